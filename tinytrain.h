@@ -470,6 +470,26 @@ tt_param *tt_param_at(const tt_context *ctx, int k);
 int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen);
 bool tt_param_frozen(const tt_param *p);
 
+/* A parameter, or the shard of it that a rank updates, for a function that is an optimizer. */
+typedef struct tt_custom_update {
+    const char *name;      /* the parameter's */
+    float *parameter;      /* n numbers, to be updated in place */
+    const float *gradient; /* n numbers, of the mean loss, after clipping */
+    float *state[2];       /* n numbers of each state, 0 at first; NULL: the optimizer has no such state */
+    int64_t n, first;      /* first: place of the first number in the whole parameter */
+    int64_t step;          /* steps done before this one */
+    float lr, weight_decay; /* of this parameter, by no_decay, lr_rules and layer_decay */
+} tt_custom_update;
+
+/* An optimizer by a function on the CPU (TT_OPTIMIZER_CUSTOM). It must exist as long as programs with it. */
+typedef struct tt_custom_optimizer {
+    /* Updates a parameter. Several ranks call it at once, each from a thread of its own. After an error the
+       run fails, and only the last state can be continued. */
+    tt_status (*update)(void *user, const tt_custom_update *u);
+    void *user;            /* argument of `update` */
+    int states;            /* 0 to 2 */
+} tt_custom_optimizer;
+
 /* ==== src/api/tape.h */
 /* --------------------------------------------------------------------------------------------------- tape */
 
@@ -747,6 +767,31 @@ tt_value tt_sigmoid_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
    micro-batches are counted. Sums of losses are made by tt_scale and tt_add. */
 void tt_loss_total(tt_tape *t, tt_value loss, tt_value total);
 
+/* An array that tt_custom gives to its functions: rows of `width` numbers, one row directly after another.
+   Floats of any precision come as TT_F32; an input of integers has its own dtype. */
+typedef struct tt_custom_array { void *data; tt_dtype dtype; int64_t rows, width; } tt_custom_array;
+
+/* An op by functions on the CPU. They are called in each run with the rows of that run, from the thread of
+   each rank, and must be pure: recompute calls forward again, with the same inputs, for the same output. A
+   function that returns an error fails the run, which then has updated nothing. */
+typedef struct tt_custom_op {
+    const char *name; /* names the op in plans and errors */
+    /* Computes out from the n inputs. */
+    tt_status (*forward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out);
+    /* Computes the gradients din of the inputs from the inputs, the output and its gradient dout. din[k].data
+       is NULL if input k needs no gradient. NULL: the op has no backward. */
+    tt_status (*backward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out,
+                          const tt_custom_array *dout, const tt_custom_array *din);
+    void *user;       /* argument of both */
+} tt_custom_op;
+enum { TT_CUSTOM_INPUTS = 6 }; /* largest number of inputs of tt_custom */
+/* Records an op of the caller: 1 to TT_CUSTOM_INPUTS inputs -> (rows, width), where rows is a number or an
+   axis (tt_value_axis). *op is not copied: it must exist as long as programs of the tape. Arrays are planned
+   as those of other ops, recompute and offload included. Other devices than "cpu" are refused when the
+   program is compiled. Tensor ranks compute the op whole. */
+tt_value tt_custom(tt_tape *t, const tt_custom_op *op, const tt_value *inputs, int n, int64_t rows,
+                   int64_t width);
+
 /* ==== src/api/program.h */
 /* --------------------------------------------------------------------------------------------- optimizers */
 
@@ -757,14 +802,21 @@ void tt_loss_total(tt_tape *t, tt_value loss, tt_value total);
 #define TT__OPTIMIZERS(X) \
     X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
     X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
-    X(TT_ADAMW, "adamw", ADAM, true, "m", "exp_avg", "v", "exp_avg_sq")
+    X(TT_ADAMW, "adamw", ADAM, true, "m", "exp_avg", "v", "exp_avg_sq") \
+    X(TT_OPTIMIZER_CUSTOM, "custom", CUSTOM_UPDATE, false, "state 1", "state_1", "state 2", "state_2")
 #define TT__KIND(kind, name, op, decoupled, state, word, second, its_word) kind,
 typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
 #undef TT__KIND
 
+/* A factor on the learning rate of the parameters whose names match a pattern, as in tt_param_freeze. */
+typedef struct tt_lr_rule { const char *pattern; float scale; } tt_lr_rule;
+
 typedef struct tt_optimizer_options {
     tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
                                        2019) */
+    /* Set it with TT_OPTIMIZER_CUSTOM to the function that updates; default NULL. The states are planned,
+       saved, divided and offloaded as those of other optimizers. For device "cpu" and fp32 weights. */
+    const tt_custom_optimizer *custom;
     float momentum;                 /* Set it for SGD with momentum; default 0 */
     bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
     float beta1, beta2, eps;        /* Set them to tune Adam and AdamW; default 0.9, 0.999, 1e-8 */
@@ -773,12 +825,34 @@ typedef struct tt_optimizer_options {
     const char *const *no_decay;    /* Set it to name patterns of parameters without decay, ended by NULL;
                                        default: 1-D parameters (biases, norms). With an empty list all
                                        parameters decay */
+    /* Set it to rules for the learning rates of parameters, ended by a NULL pattern; default NULL. The first
+       rule that matches a parameter's name gives its factor, >= 0; without a match it is 1. The factor also
+       applies to the decoupled decay, as in PyTorch's parameter groups. */
+    const tt_lr_rule *lr_rules;
+    /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1;
+       default 1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first
+       number in a parameter's name that is a part between dots or ends such a part after '_': 3 in
+       "encoder.layer.3.bias". With L layers, layer k has the factor layer_decay^(L - k); parameters made
+       before those of layers, such as embeddings, layer_decay^(L + 1); all others 1. Factors of lr_rules
+       multiply it. */
+    float layer_decay;
+    /* Set it to keep exponential moving averages of the trained parameters as a further state of the
+       optimizer; default 0: none. In [0, 1), usually 0.99 to 0.9999. The first update copies the parameters;
+       each later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
+       get_ema_avg_fn. The averages are f32, so the parameters must be: precision "32-true" or one that ends
+       with "-mixed". A saved state has them with "ema." before the names. See tt_trainer_use_ema. */
+    float ema_decay;
     float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
-/* Table of the schedules of the learning rate: X(kind, name). */
-#define TT__SCHEDULES(X) X(TT_CONSTANT, "constant") X(TT_LINEAR, "linear") X(TT_COSINE, "cosine")
+/* Table of the schedules of the learning rate: X(kind, name). WSD: warmup, stable, decay (Hu et al.,
+   "MiniCPM", 2024): the learning rate stays until the last decay_steps, in which it falls linearly or, as 1 -
+   sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations", 2024),
+   first steeply and then slowly. */
+#define TT__SCHEDULES(X) \
+    X(TT_CONSTANT, "constant") X(TT_LINEAR, "linear") X(TT_COSINE, "cosine") X(TT_WSD, "wsd") \
+    X(TT_WSD_SQRT, "wsd-sqrt")
 #define TT__KIND(kind, name) kind,
 typedef enum tt_schedule_kind { TT__SCHEDULES(TT__KIND) } tt_schedule_kind;
 #undef TT__KIND
@@ -789,6 +863,11 @@ typedef struct tt_schedule {
                               lower it to min_lr */
     int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
     int64_t total_steps;   /* steps of warm-up and decay together */
+    int64_t decay_steps;   /* of WSD: last steps, in which lr falls; 1 to total_steps - warmup_steps */
+    /* If not NULL, returns the learning rate of a step instead, called with `user`; no other field is read. A
+       resumed run must be given the same function. */
+    float (*lr_at)(void *user, int64_t step);
+    void *user;
 } tt_schedule;
 float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0 */
 
@@ -960,13 +1039,25 @@ typedef struct tt_compile_options {
     const char *tune;
     bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them; default
                         false */
+    /* Set it to read gradients after a step as well (tt_get_gradient), until the next step begins; default
+       false. The plan then keeps all gradients. It excludes update "backward", which reuses their memory, and
+       parallel.pipeline. */
+    bool keep_gradients;
+    /* Set it to read or change gradients before an update; default NULL. It is called with `user` in each
+       step (counted from 0), when the step's gradients are complete and before the update reads them. It may
+       call tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates
+       nothing and fails with that error. With several processes it is called in each. It implies
+       keep_gradients. */
+    tt_status (*before_update)(void *user, tt_program *p, int64_t step);
+    void *user; /* argument of before_update */
     /* Set it to save memory by updating parameters earlier or elsewhere; default "end": all at the end of the
        step.
        "backward": each parameter is updated as soon as its gradient is final, and the gradient's memory is
        then free, for the same bits (as Lv et al., "Full parameter fine-tuning for large language models with
        limited resources", 2023). "backward" saves the gradients' memory beyond the activations that the
-       backward has freed by then: most with small batches. "backward" excludes accumulate, clip_norm, loss
-       scaling and parallel.server, which need all gradients at once, and parallel.pipeline.
+       backward has freed by then: most with small batches. "backward" excludes accumulate,
+       keep_gradients, before_update, clip_norm, loss scaling and parallel.server, which need all gradients
+       at once, and parallel.pipeline.
        "host": at the end of the step the host's processor updates parameters in the host's memory (Ren et
        al., "ZeRO-Offload", 2021), where the optimizer's state stays. Groups of gradients and parameters are
        copied to the host, and parameters back, while other groups are updated, at most two groups ahead.
@@ -1190,9 +1281,15 @@ tt_status tt_wait(tt_program *p, tt_stats *stats);
    tt_update without stats may return before the update is done, as tt_step may. */
 tt_status tt_micro_step(tt_program *p, tt_stats *stats);
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
-/* Copies a gradient after tt_micro_step, before tt_update: tt_param_size floats, d(mean over the targets so
-   far) / d(param). Not for pipelines. */
+/* Copies a gradient: tt_param_size floats, d(mean over the targets so far) / d(param), before clipping. Call
+   it after tt_micro_step, before tt_update; in before_update; or, with keep_gradients, after a step whose
+   loss was finite. After a step it is refused with several data ranks or groups, whose gradients the step
+   sums in place. Not for pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
+/* Replaces a gradient, given as tt_get_gradient gives it and rounded to the gradient's dtype. Call it in
+   before_update, or between tt_micro_step and tt_update. Norm, clipping and update then use the new values.
+   For one data rank and one group. */
+tt_status tt_set_gradient(tt_program *p, const tt_param *param, const float *from);
 tt_status tt_run(tt_program *p, tt_stats *stats); /* runs the forward of a program with train = false */
 int64_t tt_program_steps(const tt_program *p);    /* optimizer steps done; steps that loss scaling skipped do
                                                      not count */
@@ -2299,6 +2396,14 @@ tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *predictions);
 tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, const char *pair,
                           float *predictions);
 
+/* Exchanges the parameters with their moving averages (tt_optimizer_options.ema_decay) if `use`, and back if
+   not. Meanwhile evaluations, predictions and a save of the model use the averages, and the trainer can
+   neither train nor save or load a state. Call it between steps. It takes memory for two copies of the
+   largest parameter. Before the first update the averages are the parameters. After an error load the last
+   state. tt_fit uses the averages by itself for each validation and in `keep`; when tt_fit ends, the
+   parameters are those of training. */
+tt_status tt_trainer_use_ema(tt_trainer *t, bool use);
+
 /* Progress of a run, stored with the state so that the caller can resume. */
 typedef struct tt_progress {
     int64_t epoch, step;          /* the epoch and the step to train next */
@@ -2306,6 +2411,8 @@ typedef struct tt_progress {
     double best, best_loss;       /* the best validation so far: the value that tt_fit_options.best_by
                                      compares, and the loss */
     uint64_t best_by;             /* hash of the name of the value in `best`; 0: unknown */
+    int64_t validated, worse;     /* steps of all epochs, skipped ones included, before the last validation;
+                                     validations since the best one */
     uint64_t classes, data;       /* hashes of the class names and of the examples, see tt_fit; 0: none */
 } tt_progress;
 
@@ -2326,8 +2433,10 @@ typedef struct tt_fit_event {
     double of_peak;                /* FLOP/s of matrix products and attention as a fraction of
                                       tt_measured_peak; 0: unknown */
     double seconds_left;           /* seconds left of all epochs, without validation */
-    const tt_stats *validation;    /* result of the validation after an epoch; NULL after a step */
+    const tt_stats *validation;    /* result of the validation at the end of an epoch or after validate_steps;
+                                      NULL after a step */
     bool best;                     /* this validation is the best so far, and `keep` has been called */
+    int64_t worse, patience;       /* validations since the best one; tt_fit_options.patience */
 } tt_fit_event;
 
 /* Writes an event as one line for a progress display, without a newline. If `capacity` has no room for the
@@ -2343,16 +2452,21 @@ typedef struct tt_fit_options {
                                       holds a state is refused */
     double save_seconds;           /* Set it to change how many seconds pass between saves within an epoch;
                                       the state is also saved after each epoch; default 300 */
+    int64_t validate_steps;        /* Set it to a number of steps after which the run validates and saves, in
+                                      addition to the end of each epoch; steps of all epochs count; without
+                                      validation the run only saves; default 0 */
+    int64_t patience;              /* Set it to end the run after a number of validations in a row that are no
+                                      better than the best one; needs validation; default 0: never */
     const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
                                       current step or batch of validation; a signal handler may set the
                                       variable (sig_atomic_t); default NULL */
     const char *best_by;           /* Set it to choose how validations are compared: by "loss", or by the name
                                       of the model's metric, and then by the loss; default NULL: the metric,
                                       or else the loss */
-    /* Set it to a function that saves the model; default NULL. tt_fit calls it after an epoch whose
-       validation is the best so far, or, without validation, after every epoch. The folder then holds a
+    /* Set it to a function that saves the model; default NULL. tt_fit calls it after a
+       validation that is the best so far, or, without validation, after every epoch. The folder then holds a
        state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
-       fails, and a resumed run calls `keep` a second time for this epoch. */
+       fails, and a resumed run calls `keep` a second time after this validation. */
     tt_status (*keep)(void *user);
     /* Set it to receive an event after each step and each validation; default NULL. */
     void (*report)(void *user, const tt_fit_event *event);
@@ -2361,9 +2475,9 @@ typedef struct tt_fit_options {
 tt_fit_options tt_fit_options_default(void);
 
 /* Trains for some epochs of `train`, each followed by an evaluation on `validation` (NULL: none). *finished
-   is true if all epochs are done. Otherwise the run was stopped or failed, and the state after the last whole
-   step is saved, from which a run resumes bit for bit. Saving can fail as well: tt_trainer_saved_steps says
-   from which step a resumed run would continue.
+   is true if all epochs are done or `patience` has ended the run. Otherwise the run was stopped or failed,
+   and the state after the last whole step is saved, from which a run resumes bit for bit. Saving can fail as
+   well: tt_trainer_saved_steps says from which step a resumed run would continue.
    A step that has no target, or whose loss or gradient is not finite, updates nothing: it is skipped and
    counted in tt_stats.skipped, and the logger gets one warning. tt_fit fails after 10 skipped steps in a row,
    or as many as an epoch has. tt_fit also fails at the end of an epoch whose last steps were not finite, if
@@ -2492,17 +2606,21 @@ typedef enum tt__act {
     X(bool, by_class)     /* used by CROSS_ENTROPY: weights belong to classes, not to rows */ \
     X(bool, by_total)     /* used by losses and their backward: the divisor is operand TT__LOSS_TOTAL */ \
     X(float, scale)       /* factor of SCALE and ATTENTION; value of FILL; in ROTARY, -1 turns back */ \
+    X(bool, scaled)       /* used by SGD and ADAM: `scale` multiplies the learning rate */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* used by DROPOUT and ATTENTION */ \
     X(float, eps)         /* used by LAYERNORM, RMSNORM, NORMALIZE and ADAM */ \
     X(float, smoothing)   /* CROSS_ENTROPY */ \
     X(float, weight_decay) /* used by SGD and ADAM */ \
-    X(float, beta1)       /* used by ADAM; in SGD the momentum */ \
+    X(float, beta1)       /* used by ADAM; in SGD the momentum, in EMA the decay */ \
     X(float, beta2)       /* ADAM */ \
     X(bool, decoupled)    /* used by ADAM: weight decay is decoupled, as in AdamW */ \
     X(float, clip_norm)   /* CLIP */ \
     X(tt_patch_options, image) /* PATCHES */ \
     X(tt_rotary_options, rotary) /* ROTARY */ \
+    X(uint32_t, custom_hash) /* used by CUSTOM: hash of the op's name */ \
+    X(int, out_axis) X(int, out_extra) X(int, out_width) X(int, out_rows) /* shape of CUSTOM's output; \
+                             out_rows if out_axis is 0 */ \
     X(int, offset)        /* number that EMBEDDING and EMBEDDING_BACKWARD add to ids */ \
     X(tt_dtype, narrow)   /* dtype to which LINEAR, LINEAR_DX and LINEAR_CROSS_ENTROPY round f32 weights */
 
@@ -2512,7 +2630,12 @@ typedef struct tt__attr {
 #undef TT__FIELD
     int max_length; /* used by ATTENTION: no sequence is longer, as the caller promises; 0: no promise. The
                        hash of a saved state leaves max_length out */
+    const tt_custom_optimizer *optimizer; /* the caller's optimizer of a CUSTOM_UPDATE; else NULL */
+    const tt_custom_op *custom; /* the caller's op of a CUSTOM or CUSTOM_BACKWARD; else NULL */
 } tt__attr;
+/* Returns the factor of an optimizer's instruction on the learning rate. */
+static inline float tt__lr_factor(const tt__attr *a) { return a->scaled ? a->scale : 1; }
+
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(float) ? 1 : -1];
 
@@ -2691,6 +2814,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
         /* x, [residual], [row numbers] -> y, [column sums] */ \
     X(ATTENTION, "attention", 5, 2, TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1) | TT__NUMBERS(4) | \
       TT__AGAIN_ATTENTION) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
+    X(CUSTOM, "custom", 6, 1, 0) /* 1 to TT_CUSTOM_INPUTS inputs -> y */ \
+    X(CUSTOM_BACKWARD, "custom_backward", 8, 6, 0) /* dy, y, the inputs -> [gradient of each input] */ \
     X(ATTENTION_BACKWARD, "attention_backward", 8, 6, TT__WITH_RUN | TT__COLUMN_SUMS) \
         /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv, [column sums of each] */ \
     X(GATHER_ROWS, "gather_rows", 2, 1, TT__GATHERS | TT__MOVES) /* x, index -> y */ \
@@ -2733,6 +2858,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
         /* sums of squares, totals, [loss scale] -> (norm, factor) */ \
     X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, [momentum] */ \
     X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, m, v */ \
+    X(CUSTOM_UPDATE, "custom_update", 2, 3, TT__RMW | TT__WITH_RUN) /* g, factor -> p, [state], [state] */ \
+    X(EMA, "ema", 2, 1, TT__RMW | TT__WITH_RUN) /* p, (norm, factor) -> average */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
     X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
     X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* result and operands of another stream's work */ \
@@ -4473,6 +4600,7 @@ typedef struct tt__tape_value {
     int32_t base;       /* the value whose storage this value shares; the value itself unless it is a view */
     int64_t offset;     /* elements from the start of the storage of `base` */
     int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; else -1 */
+    int state;          /* of a STATE value: number of the optimizer's state, from 1; TT__EMA: the average */
     int held;           /* 1 + the layout in which an arena holds the parameter; 0: no arena does */
     bool keep;          /* the user may read the value after the run */
     bool block_end;     /* the value ends a block (tt_block_end) and is never recomputed */
@@ -7424,6 +7552,99 @@ static size_t tt__cpu_PATCHES(int threads, const tt_tape *t, const tt__instr *i)
 static const tt__rules tt__rules_PATCHES = {tt__shape_PATCHES, NULL, {NULL}, tt__cpu_PATCHES, NULL,
     tt__check_PATCHES};
 
+/* ==== src/ops/custom/rules.h */
+/* ------------------------------------------------------------------------------------- ops of the caller
+   tt_custom: an op whose kernels are functions of the caller. */
+
+tt_value tt_custom(tt_tape *t, const tt_custom_op *op, const tt_value *inputs, int n, int64_t rows,
+                   int64_t width)
+{
+    tt__instr i = tt__new_instr(TT__OP_CUSTOM);
+    tt_value in[TT_CUSTOM_INPUTS];
+    tt__shape shape;
+    if (t->status != TT_OK) return tt__handle(t, 0);
+    const char *name = op->name ? op->name : "custom";
+    memset(in, 0, sizeof in);
+    if (n < 1 || n > TT_CUSTOM_INPUTS)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_custom: op '%.60s' has %d inputs, expected 1 to %d", name, n,
+                      (int)TT_CUSTOM_INPUTS);
+    else if (!op->forward)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_custom: op '%.60s' has no function `forward`", name);
+    else if (!tt__decode_rows(t, rows, &shape) || width < 1 || shape.rows > INT_MAX || width > INT_MAX)
+        tt__tape_fail(t, TT_ERR_SHAPE,
+                      "tt_custom: op '%.60s' has an output of %lld rows of width %lld, expected "
+                      "1 or more of both, or an axis as rows", name, (long long)rows, (long long)width);
+    if (t->status != TT_OK) return tt__handle(t, 0);
+    memcpy(in, inputs, sizeof *in * (size_t)n);
+    i.attr.custom = op;
+    i.attr.custom_hash = 2166136261u; /* FNV-1a */
+    for (const char *c = name; *c; c++)
+        i.attr.custom_hash = (i.attr.custom_hash ^ (unsigned char)*c) * 16777619u;
+    i.attr.out_axis = shape.axis;
+    i.attr.out_extra = shape.extra;
+    i.attr.out_width = (int)width;
+    if (!shape.axis) i.attr.out_rows = (int)shape.rows;
+    static const char *const kinds[] = {"vVVVVV", "vvVVVV", "vvvVVV", "vvvvVV", "vvvvvV", "vvvvvv"};
+    const tt_value y = tt__record(t, i, kinds[n - 1], in[0], in[1], in[2], in[3], in[4], in[5]);
+    if (y.id) tt_name(t, y, "%.60s.%d", name, t->n_code - 1);
+    return y;
+}
+
+static bool tt__shape_CUSTOM(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__attr *a = &i->attr;
+    tt__set_fixed(&out[0], TT_F32, a->out_rows, a->out_width);
+    if (!a->out_axis) return true;
+    out[0].axis = a->out_axis;
+    out[0].extra = a->out_extra;
+    out[0].rows = t->axes[a->out_axis].capacity + a->out_extra;
+    return true;
+}
+
+static bool tt__shape_CUSTOM_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    for (int k = 0; k < TT_CUSTOM_INPUTS; k++) if (i->out[k]) out[k] = *tt__in(t, i, 2 + k);
+    return true;
+}
+
+static void tt__backward_CUSTOM(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    const tt_custom_op *op = f->attr.custom;
+    b->ok = b->ok && op->backward;
+    if (b->ok) tt__emit_gradient(b, f, g, TT__OP_CUSTOM_BACKWARD, "gA012345", "012345");
+    else if (!op->backward)
+        tt__fail(b->t->ctx, TT_ERR_UNSUPPORTED, "op '%.60s' has no function `backward`, and '%s' needs a "
+                 "gradient", op->name ? op->name : "custom", b->t->values[f->out[0]].name);
+}
+
+/* Returns the bytes of the copy that a kernel makes of a matrix, because the functions of the caller take
+   contiguous floats; 0 if they take the matrix itself. adds: the functions' result is added to the matrix. */
+static size_t tt__custom_bytes(const tt__mat *m, bool adds)
+{
+    const size_t item = tt__is_float(m->dtype) ? sizeof(float) : tt_dtype_bytes(m->dtype);
+    const bool plain = m->dtype == TT_F32 || !tt__is_float(m->dtype);
+    if (plain && !adds && (m->ld == m->cols || m->rows == 1)) return 0;
+    return tt__align_up((size_t)m->rows * (size_t)m->cols * item);
+}
+
+/* Returns the scratch for all copies. */
+static size_t tt__cpu_custom(int threads, const tt_tape *t, const tt__instr *i)
+{
+    size_t bytes = 0;
+    (void)threads;
+    for (int j = 0; j < TT__MAX_IN + TT_CUSTOM_INPUTS; j++) {
+        const int out = j - TT__MAX_IN;
+        const int32_t v = out < 0 ? i->in[j] : i->out[out];
+        const tt__tape_value *x = &t->values[v];
+        const tt__mat m = {NULL, x->shape.dtype, x->shape.rows, x->shape.cols, x->ld};
+        if (v) bytes += tt__custom_bytes(&m, out >= 0 && ((i->add | i->add_later) >> out & 1));
+    }
+    return bytes;
+}
+
+static const tt__rules tt__rules_CUSTOM = {tt__shape_CUSTOM, NULL, {tt__backward_CUSTOM}, tt__cpu_custom};
+static const tt__rules tt__rules_CUSTOM_BACKWARD = {tt__shape_CUSTOM_BACKWARD, NULL, {NULL}, tt__cpu_custom};
+
 /* ==== src/ops/losses/rules.h */
 /* -------------------------------------------------------------------------------------------- loss_total */
 
@@ -7965,7 +8186,33 @@ static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text_buf
     return 2;
 }
 
+/* Returns the bytes of the gradient that the caller's function gets. */
+static size_t tt__cpu_CUSTOM_UPDATE(int threads, const tt_tape *t, const tt__instr *i)
+{
+    const tt__shape *g = tt__in(t, i, 0);
+    (void)threads;
+    return tt__align_up((size_t)(g->rows * g->cols) * sizeof(float));
+}
+
+static const tt__rules tt__rules_CUSTOM_UPDATE = {tt__shape_of_update, tt__layout_of_update, {NULL},
+    tt__cpu_CUSTOM_UPDATE};
+
+static int tt__use_CUSTOM_UPDATE(const tt_optimizer_options *o, tt__attr *a, tt__text_buffer *wrong)
+{
+    const tt_custom_optimizer *c = o->custom;
+    const bool known = c && c->update && c->states >= 0 && c->states <= 2;
+    if (!c || !c->update)
+        tt__print(wrong, "; kind TT_OPTIMIZER_CUSTOM needs `custom` with a function `update`");
+    else if (!known) tt__print(wrong, "; custom.states %d is not in 0 to 2", c->states);
+    a->optimizer = c;
+    return known ? c->states : 0;
+}
+
+/* The moving average of a parameter, beside the states of any optimizer. */
+static const tt__rules tt__rules_EMA = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__no_bytes};
+
 enum { TT__STATES = 2 }; /* max number of states that an op keeps for a parameter */
+enum { TT__EMA = TT__STATES + 1 }; /* number of the state that is the parameter's moving average */
 typedef struct tt__optimizer {
     const char *name;
     int op;
@@ -10583,7 +10830,8 @@ static tt_status tt__pass_gather(tt_tape *t)
 /* ==== src/passes/update.h */
 /* ------------------------------------------------------------------------------------------------- update */
 
-static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
+/* Makes state number `state` of a parameter, from 1. */
+static int32_t tt__new_state(tt__builder *b, int32_t param, int state, const char *what)
 {
     tt_tape *t = b->t;
     tt__shape shape = t->values[param].shape;
@@ -10592,6 +10840,7 @@ static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
     if (!tt__value_like(t, param, id)) { b->ok = false; return 0; }
     t->values[id].persistent = true;
     t->values[id].param = t->values[param].param;
+    t->values[id].state = state;
     return id;
 }
 
@@ -10601,6 +10850,53 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     for (int k = 0; o->no_decay[k]; k++)
         if (tt__match(o->no_decay[k], ctx->params[param]->name)) return false;
     return true;
+}
+
+/* Returns the number of the layer that a parameter's name has; -1: none. The number is the first that is a
+   part of the name between dots, or ends such a part after '_'. */
+static int tt__layer_of(const char *name)
+{
+    enum { MOST_DIGITS = 6 };
+    for (const char *c = name; *c; c++) {
+        const size_t digits = strspn(c, "0123456789");
+        const bool begins = c == name || c[-1] == '.' || c[-1] == '_';
+        const bool ends = !c[digits] || c[digits] == '.';
+        if (digits && digits <= MOST_DIGITS && begins && ends) return atoi(c);
+        if (digits) c += digits - 1;
+    }
+    return -1;
+}
+
+/* The layers of a context's parameters. */
+typedef struct tt__layers {
+    int count;      /* one more than the largest number of a layer */
+    int begin;      /* index of the first parameter of a layer; without layers 0 */
+} tt__layers;
+
+static tt__layers tt__find_layers(const tt_context *ctx)
+{
+    tt__layers layers = {0, 0};
+    for (int k = 0; k < ctx->n_params; k++) {
+        const int layer = tt__layer_of(ctx->params[k]->name);
+        if (layer >= 0 && !layers.count) layers.begin = k;
+        layers.count = (int)tt__max(layers.count, layer + 1);
+    }
+    return layers;
+}
+
+/* Returns the factor on the learning rate of a parameter, by the optimizer's options. */
+static float tt__lr_factor_of(const tt_context *ctx, const tt_optimizer_options *o, tt__layers layers,
+                              int param)
+{
+    const char *name = ctx->params[param]->name;
+    const int layer = tt__layer_of(name), above = layer >= 0 ? layers.count - layer : layers.count + 1;
+    double factor = layer >= 0 || param < layers.begin ? pow(o->layer_decay, above) : 1;
+    for (const tt_lr_rule *r = o->lr_rules; r && r->pattern; r++) {
+        if (!tt__match(r->pattern, name)) continue;
+        factor *= r->scale;
+        break;
+    }
+    return (float)factor;
 }
 
 /* Returns whether this pipeline stage or another one trains parameter v. */
@@ -10642,6 +10938,7 @@ static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 typedef struct tt__due {
     int32_t clipped;        /* value with the gradient's norm and the factor that the update reads */
     int32_t target, state[2]; /* values that this rank updates: the parameter or its shard, its states */
+    int32_t average;        /* the parameter's moving average; 0: none */
     uint32_t random;
     int32_t chunks;         /* value with the squared norm of each chunk of the gradient; 0: none yet */
     int next;               /* updates in the backward: 1 + the row of the next parameter that is due at the
@@ -10831,7 +11128,9 @@ static bool tt__prepare_updates(tt__updater *u)
         const bool shard = part.unit && !t->values[v].part.unit;
         d->target = shard ? tt__shard_view(t, v, &part) : v;
         if (!d->target) return false;
-        for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, how->state[k].name);
+        for (int k = 0; k < states; k++)
+            d->state[k] = tt__new_state(&b, d->target, k + 1, how->state[k].name);
+        if (u->o->ema_decay > 0) d->average = tt__new_state(&b, d->target, TT__EMA, "ema");
         d->clipped = t->clipped;
     }
     return b.ok;
@@ -10844,12 +11143,29 @@ static bool tt__updates_on_host(const tt_tape *t, int32_t v)
     return t->on_host && param >= 0 && t->ctx->params[param]->size >= TT__PIECES_FROM;
 }
 
+/* Appends an update for each moving average, in the order of the parameters' updates. */
+static bool tt__emit_averages(tt__updater *u)
+{
+    bool ok = true;
+    for (int m = 0; m < 2 * u->rows && ok; m++) {
+        const int32_t v = u->list[u->row[m % u->rows]];
+        const tt__due *d = &u->due[v];
+        if (!d->average || tt__updates_on_host(u->t, v) != (m >= u->rows)) continue;
+        tt__instr i = tt__instr_of(TT__OP_EMA, d->target, d->average);
+        i.in[1] = d->clipped;
+        i.attr.beta1 = u->o->ema_decay;
+        ok = tt__append_step(u->t, &i, true);
+    }
+    return ok;
+}
+
 /* Appends an update for each parameter. Updates in the host's memory come last. */
 static bool tt__emit_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
     const tt_optimizer_options *o = u->o;
     const tt__optimizer *how = &tt__optimizers[o->kind];
+    const tt__layers layers = tt__find_layers(t->ctx);
     bool ok = true;
     for (int m = 0; m < 2 * u->rows && ok; m++) {
         const int32_t v = u->list[u->row[m % u->rows]];
@@ -10861,10 +11177,13 @@ static bool tt__emit_updates(tt__updater *u)
         i.random = d->random;
         i.attr.weight_decay = tt__decays(t->ctx, o, t->values[v].param) ? o->weight_decay : 0;
         i.attr.decoupled = how->decoupled;
+        const float factor = tt__lr_factor_of(t->ctx, o, layers, t->values[v].param);
+        i.attr.scaled = factor != 1;
+        if (i.attr.scaled) i.attr.scale = factor;
         how->use(o, &i.attr, NULL);
         ok = tt__append_step(t, &i, true);
     }
-    return ok;
+    return ok && tt__emit_averages(u);
 }
 
 /* ---- in the backward */
@@ -16863,6 +17182,85 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
     return tt__for_chunks(l, l->in[0].rows, l->in[0].cols, 1, 0, TT__K(mean_pool_backward_rows));
 }
 
+/* ==== src/ops/custom/cpu.h */
+/* ------------------------------------------------------------------------------------- ops of the caller */
+
+/* Returns a matrix as the caller's functions take it: its own memory, or scratch at *used bytes of the
+   workspace, which then grows. reads: copies the numbers into the scratch. adds: see tt__custom_bytes. */
+TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__mat *m, bool reads, bool adds,
+                                                size_t *used)
+{
+    const bool floats = tt__is_float(m->dtype);
+    const tt_dtype dtype = floats ? TT_F32 : m->dtype;
+    tt_custom_array a = {m->data, dtype, m->rows, m->cols};
+    const size_t bytes = m->data ? tt__custom_bytes(m, adds) : 0;
+    const size_t row = (size_t)m->cols * tt_dtype_bytes(dtype);
+    if (!bytes) return a;
+    a.data = tt__workspace_at(l, *used);
+    *used += bytes;
+    for (int64_t r = 0; r < m->rows && reads; r++) {
+        char *to = (char *)a.data + (size_t)r * row;
+        if (floats) tt__convert(to, TT_F32, tt__at(m, r), m->dtype, (size_t)m->cols);
+        else memcpy(to, tt__at(m, r), row);
+    }
+    return a;
+}
+
+/* Moves a result of the caller's functions from scratch to its matrix, if it is in scratch. */
+TT__OUTLINE void TT__K(custom_store)(const tt__mat *m, const tt_custom_array *a, bool adds)
+{
+    float *x = (float *)a->data, before;
+    const size_t item = tt_dtype_bytes(m->dtype);
+    if (!m->data || a->data == m->data) return;
+    for (int64_t r = 0; r < m->rows; r++, x += m->cols) {
+        char *to = (char *)tt__at(m, r);
+        for (int64_t c = 0; c < m->cols && adds; c++) {
+            tt__convert(&before, TT_F32, to + (size_t)c * item, m->dtype, 1);
+            x[c] += before;
+        }
+        tt__convert(to, m->dtype, x, TT_F32, (size_t)m->cols);
+    }
+}
+
+/* Returns `status`, which a function of the caller has returned; sets an error that names the op. */
+TT__OUTLINE tt_status TT__K(custom_done)(const tt__launch *l, tt_status status, const char *function)
+{
+    const char *name = l->instr->attr.custom->name;
+    if (status == TT_OK) return TT_OK;
+    return tt__fail(l->tape->ctx, status, "the function `%s` of op '%.60s' failed (%s)", function,
+                    name ? name : "custom", tt_status_name(status));
+}
+
+TT__FN tt_status TT__K(run_CUSTOM)(const tt__launch *l)
+{
+    const tt_custom_op *op = l->instr->attr.custom;
+    tt_custom_array in[TT_CUSTOM_INPUTS];
+    size_t used = 0;
+    int n = 0;
+    for (; n < TT_CUSTOM_INPUTS && l->in[n].data; n++)
+        in[n] = TT__K(custom_array)(l, &l->in[n], true, false, &used);
+    const tt_custom_array out = TT__K(custom_array)(l, &l->out[0], false, l->add[0], &used);
+    const tt_status status = op->forward(op->user, in, n, &out);
+    TT__K(custom_store)(&l->out[0], &out, l->add[0]);
+    return TT__K(custom_done)(l, status, "forward");
+}
+
+TT__FN tt_status TT__K(run_CUSTOM_BACKWARD)(const tt__launch *l)
+{
+    const tt_custom_op *op = l->instr->attr.custom;
+    tt_custom_array in[TT_CUSTOM_INPUTS], din[TT_CUSTOM_INPUTS];
+    size_t used = 0;
+    int n = 0;
+    const tt_custom_array dout = TT__K(custom_array)(l, &l->in[0], true, false, &used);
+    const tt_custom_array out = TT__K(custom_array)(l, &l->in[1], true, false, &used);
+    for (; n < TT_CUSTOM_INPUTS && l->in[2 + n].data; n++)
+        in[n] = TT__K(custom_array)(l, &l->in[2 + n], true, false, &used);
+    for (int k = 0; k < n; k++) din[k] = TT__K(custom_array)(l, &l->out[k], false, l->add[k], &used);
+    const tt_status status = op->backward(op->user, in, n, &out, &dout, din);
+    for (int k = 0; k < n; k++) TT__K(custom_store)(&l->out[k], &din[k], l->add[k]);
+    return TT__K(custom_done)(l, status, "backward");
+}
+
 /* ==== src/ops/losses/cpu.h */
 /* ---------------------------------------------------------------------------------------------------- losses
    A loss has four counts: the sum of the rows' weighted losses, the sum of their weights, the sum of the
@@ -17398,7 +17796,8 @@ TT__ROWS_FN(adam_rows)
     float *p = TT__K(chunk_in)(&l->out[0], from, n, scratch, 1);
     float *m = TT__K(chunk_in)(&l->out[1], from, n, scratch, 2);
     float *v = TT__K(chunk_in)(&l->out[2], from, n, scratch, 3);
-    float factor = ((const float *)l->in[1].data)[1], lr = run->lr, b1 = a->beta1, b2 = a->beta2;
+    float factor = ((const float *)l->in[1].data)[1], lr = run->lr * tt__lr_factor(a);
+    float b1 = a->beta1, b2 = a->beta2;
     float step = (float)(lr / (1 - pow(b1, t))), root = (float)(1 / sqrt(1 - pow(b2, t)));
     float l2 = a->decoupled ? 0 : a->weight_decay, keep = a->decoupled ? 1 - lr * a->weight_decay : 1;
     for (; c < n; c += TT__LANES) {
@@ -17423,7 +17822,7 @@ TT__ROWS_FN(sgd_rows)
     const float *g = TT__K(chunk_in)(&l->in[0], from, n, scratch, 0);
     float *p = TT__K(chunk_in)(&l->out[0], from, n, scratch, 1);
     float *m = l->out[1].data ? TT__K(chunk_in)(&l->out[1], from, n, scratch, 2) : NULL;
-    float factor = ((const float *)l->in[1].data)[1], lr = run->lr;
+    float factor = ((const float *)l->in[1].data)[1], lr = run->lr * tt__lr_factor(a);
     for (int64_t c = 0; c < n; c += TT__LANES) {
         tt__vf P = TT__K(load_n)(p + c, n - c);
         tt__vf G = TT__K(load_n)(g + c, n - c) * factor + P * a->weight_decay;
@@ -17447,6 +17846,43 @@ TT__INLINE tt_status TT__K(update)(const tt__launch *l, tt__rows_fn rows)
 
 TT__FN tt_status TT__K(run_ADAM)(const tt__launch *l) { return TT__K(update)(l, TT__K(adam_rows)); }
 TT__FN tt_status TT__K(run_SGD)(const tt__launch *l) { return TT__K(update)(l, TT__K(sgd_rows)); }
+
+TT__ROWS_FN(ema_rows)
+{
+    const float *p = (const float *)l->in[0].data;
+    float *average = (float *)l->out[0].data;
+    const float more = TT__RUN_OF(l)->step ? 1 - l->instr->attr.beta1 : 1; /* the first update copies p */
+    (void)scratch;
+    for (int64_t c = from; c < to; c += TT__LANES) {
+        tt__vf A = TT__K(load_n)(average + c, to - c);
+        A = more < 1 ? A + (TT__K(load_n)(p + c, to - c) - A) * more : TT__K(load_n)(p + c, to - c);
+        TT__K(store_n)(average + c, A, to - c);
+    }
+}
+
+TT__FN tt_status TT__K(run_EMA)(const tt__launch *l) { return TT__K(update)(l, TT__K(ema_rows)); }
+
+/* Gives the caller's function the parameter, its states, and the gradient times the factor of the step. */
+TT__FN tt_status TT__K(run_CUSTOM_UPDATE)(const tt__launch *l)
+{
+    const tt_custom_optimizer *o = l->instr->attr.optimizer;
+    const tt__step_settings *run = TT__RUN_OF(l);
+    const tt__clipped *c = (const tt__clipped *)l->in[1].data;
+    const tt_param *param = l->tape->ctx->params[l->tape->values[l->instr->out[0]].param];
+    const int64_t n = tt__elements(&l->out[0]);
+    float *g = (float *)l->workspace, *state[2] = {(float *)l->out[1].data, (float *)l->out[2].data};
+    if (!isfinite(c->norm) || !n) return TT_OK;
+    tt__convert(g, TT_F32, l->in[0].data, l->in[0].dtype, (size_t)n);
+    for (int64_t k = 0; k < n; k++) g[k] *= c->factor;
+    const tt_custom_update u = {param->name, (float *)l->out[0].data, g, {state[0], state[1]}, n, l->first,
+                                run->step, run->lr * tt__lr_factor(&l->instr->attr),
+                                l->instr->attr.weight_decay};
+    const tt_status status = o->update(o->user, &u);
+    if (status == TT_OK) return TT_OK;
+    return tt__fail(l->tape->ctx, status, "the function `update` of the optimizer failed for parameter "
+                    "'%.200s' (%s): other parameters may have been updated; load the last state",
+                    param->name, tt_status_name(status));
+}
 
 /* ==== src/ops/collectives/cpu.h */
 /* ----------------------------------------------------------------------------------------------- collectives
@@ -20672,6 +21108,12 @@ static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
+/* Returns whether options ask for gradients that persist until the end of a step, beside `accumulate`. */
+static bool tt__keeps_gradients(const tt_compile_options *o)
+{
+    return o->train && (o->keep_gradients || o->before_update);
+}
+
 /* The options of a program, checked. Words have become values of enums. */
 typedef struct tt__settings {
     tt_compile_options options; /* in `parallel`, defaults replace fields that are 0 */
@@ -20816,6 +21258,10 @@ typedef struct tt__queued {
    been updated. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
+/* The step whose gradients tt_get_gradient can read after its end. rounds: number of the step's rounds; 0: no
+   such step. scale, targets: the loss scale and the number of targets of that step. */
+typedef struct tt__kept_gradients { int64_t rounds; double scale, targets; } tt__kept_gradients;
+
 /* A compiled program, or one stage of a pipeline, which has its own tape, plan and arena. The caller holds
    the first stage, the head. The last fields of the head apply to all stages. */
 struct tt_program {
@@ -20849,6 +21295,8 @@ struct tt_program {
     bool poison;            /* tests: storages are overwritten with NaN after their last use */
     bool micro_failed, norm_known;
     tt__outcome outcome;
+    tt__kept_gradients kept;
+    bool in_hook;           /* before_update is running */
     double flops;
     tt__unread unread;
     tt_stats done;          /* statistics of the last step whose results were read without an error */
@@ -20871,6 +21319,7 @@ tt_optimizer_options tt_optimizer_options_default(void)
     o.beta2 = 0.999f;
     o.eps = 1e-8f;
     o.weight_decay = 0.01f;
+    o.layer_decay = 1;
     return o;
 }
 
@@ -20905,6 +21354,14 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     if (!(o->weight_decay >= 0)) tt__print(&all, "; {weight_decay %g} is negative", o->weight_decay);
     if (!(o->clip_norm >= 0))
         tt__print(&all, "; {clip_norm %g} is negative (0 means no clipping)", o->clip_norm);
+    for (const tt_lr_rule *r = o->lr_rules; r && r->pattern; r++)
+        if (!(r->scale >= 0 && isfinite(r->scale)))
+            tt__print(&all, "; the scale %g of lr_rules pattern '%.60s' is not a finite number >= 0",
+                      r->scale, r->pattern);
+    if (!(o->ema_decay >= 0 && o->ema_decay < 1))
+        tt__print(&all, "; {ema_decay %g} is not in [0, 1) (0 means no average)", o->ema_decay);
+    if (!(o->layer_decay > 0 && o->layer_decay <= 1))
+        tt__print(&all, "; {layer_decay %g} is not in (0, 1] (1 means none)", o->layer_decay);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
 
@@ -21126,6 +21583,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
 {
     tt_tape *t = b->t;
     const bool train = s->options.train, accumulate = s->options.accumulate;
+    const bool persist = accumulate || tt__keeps_gradients(&s->options);
     const int tensor = s->options.parallel.tensor;
     int losses = 0, totals = 0;
     TT__PASS(t, "record", TT_OK);
@@ -21150,7 +21608,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
                           "tt_loss_total (%d of them have one)", accumulate ? "accumulate" :
                           "several data ranks", losses, totals);
     if (status != TT_OK) return status;
-    if (train) TT__PASS(t, "differentiate", tt__differentiate(t, b->root, accumulate && !t->sums_micros));
+    if (train) TT__PASS(t, "differentiate", tt__differentiate(t, b->root, persist && !t->sums_micros));
     if (train && tensor > 1) TT__PASS(t, "tensor gradients", tt__pass_tensor_gradients(t));
     if (train && !losses)
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on "
@@ -21167,7 +21625,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
 static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__choice *choice)
 {
     tt_tape *t = b->t;
-    const bool train = s->options.train, accumulate = s->options.accumulate;
+    const bool train = s->options.train, persist = s->options.accumulate || tt__keeps_gradients(&s->options);
     if (train) TT__PASS(t, "recompute", tt__pass_recompute(t, choice->recompute, choice->blocks,
                                                                 choice->drop, choice->n_drop));
     if (s->kind->host) TT__PASS(t, "fold casts", (tt__pass_fold_casts(t), TT_OK));
@@ -21176,7 +21634,7 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
     TT__PASS(t, "counts", tt__pass_counts(t));
     if (t->stages > 1) TT__PASS(t, "stages", tt__pass_stages(t));
     TT__PASS(t, "gather", tt__pass_gather(t));
-    if (train) TT__PASS(t, "sums", tt__pass_sums(t, accumulate));
+    if (train) TT__PASS(t, "sums", tt__pass_sums(t, persist));
     if (train) TT__PASS(t, "update", tt__pass_update(t, &s->options.optimizer, &s->options.loss_scale));
     if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "fp8", tt__pass_fp8(t));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, true));
@@ -21206,6 +21664,11 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
     char device[32];
     memset(&l, 0, sizeof l);
     l.tape = t;
+    for (int k = 0; k < t->n_code && !kind->host; k++)
+        if (t->code[k].attr.custom)
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run '%s': the functions of "
+                            "tt_custom run on device 'cpu' alone", tt__device_name(kind, index, device),
+                            t->values[t->code[k].out[0]].name);
     for (int k = 0; k < t->n_code && kind->backend; k++) {
         const char *why;
         const tt__instr *i = l.instr = &t->code[k];
@@ -21280,12 +21743,18 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* data ranks divide gradients, too */
     const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
     const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
+    const bool custom = o->train && o->optimizer.kind == TT_OPTIMIZER_CUSTOM;
+    const bool averages = o->train && o->optimizer.ema_decay > 0;
+    const bool narrow = s->precision.half != TT_F32 && !s->precision.mixed; /* weights have 16 bits */
     tt_status status = TT_OK;
     char text[400];
     tt__text_buffer late = {text, sizeof text, 0}; /* options that update "backward" excludes: they need all
                                                       gradients at once */
     if (o->accumulate)
         tt__print(&late, ", nor with {accumulate}, as gradients are final at the step's end only");
+    if (tt__keeps_gradients(o))
+        tt__print(&late, ", nor with %s, as the memory of gradients is reused",
+                  o->before_update ? "before_update" : "keep_gradients");
     if (o->optimizer.clip_norm > 0)
         tt__print(&late, ", nor with {clip_norm %g}, as the norm of all gradients is known at the step's end "
                   "only", o->optimizer.clip_norm);
@@ -21311,9 +21780,18 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
              p->zero == TT_ZERO_BUDGET ? "{parallel.zero 'budget'}: use {parallel.zero 0} or 1"
              : divides ? "{parallel.zero} 2 and 3: use {parallel.zero 0} or 1"
              : p->server ? "{parallel.server}" : "{parallel.reduce_micros}")
+    TT__RULE(staged && tt__keeps_gradients(o), TT_ERR_UNSUPPORTED,
+             "{parallel.pipeline %d} does not go with %s: a pipeline runs its micro-batches together with "
+             "the update", p->pipeline, o->before_update ? "before_update" : "keep_gradients")
     TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
              "{parallel.schedule 'gpipe'} needs {parallel.micros}, the most micro-batches of a step on a "
              "data rank, for which it plans memory")
+    TT__RULE(custom && !on_host, TT_ERR_UNSUPPORTED,
+             "the optimizer TT_OPTIMIZER_CUSTOM runs on {device 'cpu'} only, and the device is '%s'", kind)
+    TT__RULE((custom || averages) && narrow, TT_ERR_UNSUPPORTED,
+             "%s needs fp32 weights, and {precision '%s'} has 16-bit weights: use {precision '32-true'}, "
+             "bf16-mixed or 16-mixed", custom ? "the optimizer TT_OPTIMIZER_CUSTOM" : "{ema_decay}",
+             tt__precision_names[s->precision.kind])
     TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED,
              "{matmul 'fp8'} is for {device 'cuda'}, and the device is '%s'", kind)
     TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,
@@ -23483,6 +23961,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     kept->memory = kept->tune = NULL;
     kept->costs = NULL;
     kept->optimizer.no_decay = NULL;
+    kept->optimizer.lr_rules = NULL;
     return status == TT_OK ? tt__commit(p, job.shared) : status;
 }
 
@@ -23614,6 +24093,13 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
                   tt__shortest(u->clip_norm, n[1]), tt__shortest(u->beta1, n[2]),
                   tt__shortest(u->beta2, n[3]), tt__shortest(u->eps, n[4]),
                   tt__shortest(u->momentum, n[5]));
+    uint64_t hash = TT__HASH_BEGIN;
+    for (int k = 0; k < p->built.t->n_code; k++)
+        if (tt__is(&p->built.t->code[k], TT__WITH_RUN | TT__RMW))
+            hash = tt__attr_hash(hash, &p->built.t->code[k].attr);
+    if (o->train)
+        tt__print(&text, "no_decay, lr_rules and layer_decay with the hash %016llx\n",
+                  (unsigned long long)hash);
     if (p->settings.scales)
         tt__print(&text, "loss_scale init %s, growth %s, backoff %s, interval %d\n",
                   tt__shortest(l->init, n[0]), tt__shortest(l->growth, n[1]),
@@ -25951,7 +26437,8 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
-    const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && c->ranks > 1);
+    const bool custom = p->settings.options.optimizer.kind == TT_OPTIMIZER_CUSTOM; /* its function may fail */
+    const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && (c->ranks > 1 || custom));
     for (int s = 0; s < p->stages; s++) p->stage[s]->arena->partly_updated = may_tear;
     status = tt__run_on_ranks(p, tt__run_rank, &job);
     tt__tell_graphs(p);
@@ -26112,6 +26599,7 @@ static void tt__begin_step(tt_program *p)
     p->round = 0;
     memset(p->in_slot, 0, sizeof p->in_slot);
     p->norm_known = p->micro_failed = false;
+    p->kept.rounds = 0;
     p->outcome = TT__UPDATED;
 }
 
@@ -26370,6 +26858,9 @@ static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stat
 
 static tt_status tt__check_lr(tt_program *p, float lr)
 {
+    if (p->in_hook)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "before_update runs within a step: it cannot begin or end a "
+                        "step");
     if (lr >= 0 && isfinite(lr)) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
 }
@@ -26422,6 +26913,7 @@ static tt_status tt__norm_failed(tt_program *head)
 static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 {
     p->outcome = TT__NO_TARGET;
+    p->kept.targets = p->results.totals.targets;
     if (!(p->results.totals.targets > 0))
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight "
                         "0); nothing was updated", (long long)p->run.step);
@@ -26490,6 +26982,20 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     return status;
 }
 
+/* Calls before_update, if the program has it. */
+static tt_status tt__call_before_update(tt_program *p)
+{
+    const tt_compile_options *o = &p->settings.options;
+    if (!o->before_update) return TT_OK;
+    p->ctx->error[0] = 0;
+    p->in_hook = true;
+    const tt_status status = o->before_update(o->user, p, p->run.step);
+    p->in_hook = false;
+    if (status == TT_OK || p->ctx->error[0]) return status;
+    return tt__fail(p->ctx, status, "before_update failed in step %lld: nothing was updated",
+                    (long long)p->run.step);
+}
+
 /* Ends a step: runs the kept micro-batches of a pipeline, or sums an unfinished lap; then updates the
    parameters. The update changes nothing if a loss or gradient is not finite. If `stats` is NULL, the host
    may read the results later. */
@@ -26502,6 +27008,9 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
     tt_status status = TT_OK;
     if (p->stages > 1) status = tt__run_pipeline(p);
     else if (p->round % tt__slots(p)) status = tt__run_lap(p);
+    if (status == TT_OK) status = tt__call_before_update(p);
+    p->kept.rounds = p->round;
+    p->kept.scale = p->results.scale.scale;
     if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP, later);
     if (status != TT_OK) return status;
     if (later) return tt__leave_unread(p, one), TT_OK;
@@ -26640,30 +27149,81 @@ static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so
     return found;
 }
 
-tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
+/* Finds a parameter's gradient and the factor by which its stored numbers are multiplied to be those of the
+   mean loss. Fails if there is no gradient now. caller: the public function. */
+static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const char *caller, tt__so_far *g,
+                                  double *factor)
 {
-    const tt__results *of = &p->results;
-    tt__so_far g;
+    const tt_compile_options *o = &p->settings.options;
+    const bool within = p->round > 0 && (o->accumulate || p->in_hook);
     int bad;
     if (p->stages > 1)
-        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "tt_get_gradient: a pipeline runs the micro-batches of a "
-                        "step together with its update, and keeps no gradients before");
-    if (!p->settings.options.train || !p->settings.options.accumulate || p->round == 0)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step "
-                        "and tt_update of a program compiled with accumulate");
-    tt_status status = tt__read_counts(p, &bad);
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: a pipeline runs the micro-batches of a "
+                        "step together with its update, and keeps no gradients before", caller);
+    if (!o->train || (!within && !(tt__keeps_gradients(o) && p->kept.rounds)))
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s: gradients are kept between tt_micro_step "
+                        "and tt_update of a program compiled with accumulate, or after a step of one "
+                        "compiled with keep_gradients", caller);
+    if (!within && p->arena->data * tt__slots(p) > 1)
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: a step sums the gradients of %d data ranks and %d "
+                        "groups in place: read them in before_update", caller, p->arena->data,
+                        o->parallel.groups);
+    tt_status status = within ? tt__read_counts(p, &bad) : tt__read_unread(p);
+    const double targets = within ? p->results.totals.targets : p->kept.targets;
+    if (status != TT_OK && (within || status != TT_ERR_NUMERIC)) return status;
+    if (!(targets > 0))
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "%s: no target counted so far (all are ignored "
+                        "or have weight 0), so there is no mean", caller);
+    const int64_t round = p->round;
+    if (!within) p->round = p->kept.rounds;
+    const bool found = tt__find_gradient(p, param, g);
+    p->round = round;
+    const bool by_count = p->built.t->accumulate && !p->built.t->by_totals;
+    *factor = (by_count ? p->run.loss_norm / targets : 1) /
+              (within ? p->results.scale.scale : p->kept.scale);
+    if (found) return TT_OK;
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s: parameter '%s' has no gradient in this "
+                    "program: it is frozen or not used", caller, param->name);
+}
+
+tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
+{
+    tt__so_far g;
+    double factor;
+    tt_status status = tt__gradient_now(p, param, "tt_get_gradient", &g, &factor);
     if (status != TT_OK) return status;
-    if (!(of->totals.targets > 0))
-        return tt__fail(p->ctx, TT_ERR_NUMERIC, "tt_get_gradient: no target counted so far (all are ignored "
-                        "or have weight 0), so there is no mean");
-    if (!tt__find_gradient(p, param, &g))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this "
-                        "program: it is frozen or not used", param->name);
     const tt__stored stored = tt__stored_of(param, &g.part, p->arena);
     status = tt__sum_so_far(p, &g, &stored, to);
-    const double mean = p->built.t->by_totals ? 1 : p->run.loss_norm / of->totals.targets;
-    for (int64_t k = 0; k < param->size && status == TT_OK; k++)
-        to[k] = (float)(to[k] * (mean / of->scale.scale));
+    for (int64_t k = 0; k < param->size && status == TT_OK; k++) to[k] = (float)(to[k] * factor);
+    return status;
+}
+
+tt_status tt_set_gradient(tt_program *p, const tt_param *param, const float *from)
+{
+    tt__so_far g;
+    double factor;
+    float piece[TT__LEAF_PIECE];
+    tt_status status = tt__gradient_now(p, param, "tt_set_gradient", &g, &factor);
+    if (status != TT_OK) return status;
+    if (!p->round || p->arena->data * tt__slots(p) > 1)
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, p->round ? "tt_set_gradient: the step sums the gradients "
+                        "of %d data ranks and %d groups only in its update: use one of each"
+                        : "tt_set_gradient: the step has ended: call it in before_update", p->arena->data,
+                        p->settings.options.parallel.groups);
+    const int32_t v = g.leaves ? g.leaves : g.total;
+    const tt__tape_value *x = &p->built.t->values[v];
+    const tt__stored stored = tt__stored_of(param, &g.part, p->arena);
+    for (int r = tt__near_rank(p->arena); r < tt__near_end(p->arena); r++) {
+        int64_t first, count = tt__stored_shard(&stored, r, &first);
+        for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
+            const int64_t e = tt__stored_element(&stored, r, at, &n);
+            char *to = tt__storage_memory(p, r, x) + (size_t)at * tt_dtype_bytes(x->shape.dtype);
+            const tt__memory memory = {p->arena, r, x->space, x->shape.dtype, to};
+            n = tt__min(n, TT__LEAF_PIECE);
+            for (int64_t k = 0; k < n; k++) piece[k] = (float)(from[e + k] / factor);
+            status = tt__write_memory(&memory, piece, TT_F32, (size_t)n);
+        }
+    }
     return status;
 }
 
@@ -26705,13 +27265,21 @@ static void tt__discard_step(tt_program *p) { p->round = 0; }
 static bool tt__within_step(const tt_program *p) { return p->round > 0; }
 int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
 
+/* Returns whether an instruction updates parameter v. */
+static bool tt__updates(const tt_tape *t, const tt__instr *i, int32_t v)
+{
+    const tt__tape_value *y = &t->values[i->out[0]];
+    return tt__is(i, TT__WITH_RUN | TT__RMW) && y->param == t->values[v].param &&
+           t->values[y->base].storage == TT__PARAMETER;
+}
+
 /* Continues *hash with the attributes of the instruction that updates parameter v. Returns false if no
    instruction of the tape updates v. */
 static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
 {
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        if (!tt__is(i, TT__WITH_RUN | TT__RMW) || t->values[i->out[0]].param != t->values[v].param) continue;
+        if (!tt__updates(t, i, v)) continue;
         *hash = tt__attr_hash(*hash, &i->attr);
         return true;
     }
@@ -26738,8 +27306,7 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
         }
         for (int k = 0; k < count && !found; k++, at = (at + next) % count) {
             const tt__instr *i = &t->code[first + at];
-            const bool it = t->values[i->out[0]].param == t->values[v].param;
-            found = it && tt__is(i, TT__WITH_RUN | TT__RMW);
+            found = tt__updates(t, i, v);
             if (found) hash = tt__attr_hash(hash, &i->attr);
         }
     }
@@ -26769,10 +27336,12 @@ static uint64_t tt__program_hash(const tt_program *p)
     for (int32_t v = 1; v < p->built.t->n_values; v++)
         if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* stands for the SUM_SQUARES of
                                                                                 v's gradient */
+    const float average = p->settings.options.optimizer.ema_decay;
+    if (average > 0) hash = tt__hash_on(hash, &average, sizeof average);
     return tt__updates_hash(p, hash);
 }
 
-enum { TT__STATE_VERSION = 5 };
+enum { TT__STATE_VERSION = 6 };
 #define TT__MOST_STEPS ((int64_t)1 << 62) /* max number of steps in a state, so that later steps cannot
                                              overflow */
 
@@ -40905,6 +41474,7 @@ struct tt_trainer {
     int data;         /* number of data ranks, over which micro-batches are distributed */
     int staged;       /* number of data ranks, from 0 on, that have a micro-batch for the next round */
     tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller passes stats */
+    bool uses_ema;    /* the parameters hold their moving averages, and the averages hold the parameters */
     bool step_failed; /* a micro-batch failed: the later micro-batches of its step are refused */
     int64_t saved_steps; /* number of steps of the last state; -1: no state */
     tt_value output;
@@ -40920,11 +41490,14 @@ struct tt_trainer {
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
 {
+    if (s->lr_at) return s->lr_at(s->user, step);
     if (step < s->warmup_steps) return (float)((double)s->lr * (double)step / (double)s->warmup_steps);
     if (s->kind == TT_CONSTANT) return s->lr;
-    double left = (double)(s->total_steps - step) / (double)tt__max(1, s->total_steps - s->warmup_steps);
+    const int64_t falls = s->kind >= TT_WSD ? s->decay_steps : s->total_steps - s->warmup_steps;
+    double left = (double)(s->total_steps - step) / (double)tt__max(1, falls);
     left = left < 0 ? 0 : left > 1 ? 1 : left;
     if (s->kind == TT_COSINE) left = 0.5 * (1 - cos(3.14159265358979323846 * left));
+    if (s->kind == TT_WSD_SQRT) left = 1 - sqrt(1 - left);
     return (float)(s->min_lr + ((double)s->lr - s->min_lr) * left);
 }
 
@@ -40957,22 +41530,32 @@ static bool tt__is_column(const char *name)
     return n > 0 && n < 32 && strspn(name, letters) == n;
 }
 
+/* Appends a sentence to *all for each error of a schedule. train: the schedule is used. */
+static void tt__check_schedule(const tt_schedule *s, bool train, tt__text_buffer *all)
+{
+    const bool decays = s->kind != TT_CONSTANT, wsd = s->kind == TT_WSD || s->kind == TT_WSD_SQRT;
+    if (s->lr_at) return;
+    if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(all, "; lr %g is not a finite number >= 0", s->lr);
+    if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(all, "; min_lr %g is not in [0, lr]", s->min_lr);
+    if (!tt_option_word("schedule", (int)s->kind))
+        tt__print(all, "; schedule %d is unknown", (int)s->kind);
+    if (s->warmup_steps < 0) tt__print(all, "; warmup_steps is %lld", (long long)s->warmup_steps);
+    if (train && decays && s->total_steps < 1)
+        tt__print(all, "; total_steps must be set for a schedule that decays");
+    if (decays && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
+        tt__print(all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps,
+                  (long long)s->total_steps);
+    else if (train && wsd && (s->decay_steps < 1 || s->decay_steps > s->total_steps - s->warmup_steps))
+        tt__print(all, "; decay_steps %lld of schedule wsd is not in 1 to total_steps - warmup_steps, %lld",
+                  (long long)s->decay_steps, (long long)(s->total_steps - s->warmup_steps));
+}
+
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
 {
     char text[1024];
     tt__text_buffer all = {text, sizeof text, 0};
     tt__settings settings;
-    const tt_schedule *s = &o->schedule;
-    const bool decays = s->kind != TT_CONSTANT;
-    if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(&all, "; lr %g is not a finite number >= 0", s->lr);
-    if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(&all, "; min_lr %g is not in [0, lr]", s->min_lr);
-    if (!tt_option_word("schedule", (int)s->kind)) tt__print(&all, "; schedule %d is unknown", (int)s->kind);
-    if (s->warmup_steps < 0) tt__print(&all, "; warmup_steps is %lld", (long long)s->warmup_steps);
-    if (o->compile.train && decays && s->total_steps < 1)
-        tt__print(&all, "; total_steps must be set for a schedule that decays");
-    if (decays && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
-        tt__print(&all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps,
-                  (long long)s->total_steps);
+    tt__check_schedule(&o->schedule, o->compile.train, &all);
     if (o->max_seqs < 1)
         tt__print(&all, "; max_seqs is %d: set it, for example from tt_loader_max_seqs", o->max_seqs);
     if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
@@ -41040,14 +41623,15 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
 
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that a saved state contains. state: 0: parameter number `param`; 1 or, for Adam, 2: an optimizer
-   state of the parameter. stage: the first pipeline stage that has the value. */
+/* A value that a saved state contains. state: 0: a parameter; 1 and, for Adam, 2: the optimizer's states of
+   the parameter; TT__EMA: its moving average. stage: the first pipeline stage that has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
 static tt_status tt__check_kept(const tt_param *param)
 {
     const char *name = param->name, *taken = tt__match("tinytrain.*", name) ? "tinytrain" : NULL;
+    if (tt__match("ema.*", name)) taken = "ema";
     for (int k = 0; k < TT__COUNT(tt__optimizers) * TT__STATES; k++) {
         const char *word = tt__optimizers[k / TT__STATES].state[k % TT__STATES].word;
         const size_t n = word ? strlen(word) : 0;
@@ -41072,10 +41656,10 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
-    int state = 0;
     if (!x->state) return tt__has_kept(t, x->value, TT__PARAMETER) ? x->value : 0;
     for (int32_t v = 1; v < t->n_values; v++)
-        if (tt__has_kept(t, v, TT__STATE) && t->values[v].param == x->param && ++state == x->state) return v;
+        if (tt__has_kept(t, v, TT__STATE) && t->values[v].param == x->param && t->values[v].state == x->state)
+            return v;
     return 0;
 }
 
@@ -41101,17 +41685,17 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
-    const size_t max = (size_t)((1 + TT__STATES) * p->ctx->n_params + 1);
+    const size_t max = (size_t)((1 + TT__EMA) * p->ctx->n_params + 1);
     tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * max);
     int n = 0;
     tt_status status = kept ? tt__keep_params(p, false, kept, &n) : TT_ERR_MEMORY;
     for (int k = 0, params = n; k < params && status == TT_OK; k++)
-        for (int state = 1; state <= TT__STATES; state++) {
+        for (int state = 1; state <= TT__EMA; state++) {
             tt__kept x = kept[k];
             x.state = state;
-            if (!(x.value = tt__kept_in(p, x.stage, &x))) break;
-            snprintf(x.name, sizeof x.name, "%s.%.170s", how->state[state - 1].word,
-                     p->ctx->params[x.param]->name);
+            if (!(x.value = tt__kept_in(p, x.stage, &x))) continue;
+            snprintf(x.name, sizeof x.name, "%s.%.170s",
+                     state == TT__EMA ? "ema" : how->state[state - 1].word, p->ctx->params[x.param]->name);
             kept[n++] = x;
         }
     *count = n;
@@ -41191,10 +41775,14 @@ static tt_trainer *tt__trainer_new(tt_context *ctx, const tt_model *model, const
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: settings to compare */
-    snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
-             tt_option_word("schedule", (int)o.schedule.kind), tt__shortest(o.schedule.lr, lr),
-             tt__shortest(o.schedule.min_lr, min), (long long)o.schedule.warmup_steps,
-             (long long)o.schedule.total_steps);
+    if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
+    else
+        snprintf(lines, sizeof lines,
+                 "schedule %s with lr %s, min_lr %s, warmup_steps %lld, decay_steps %lld, "
+                 "total_steps %lld\n", tt_option_word("schedule", (int)o.schedule.kind),
+                 tt__shortest(o.schedule.lr, lr), tt__shortest(o.schedule.min_lr, min),
+                 (long long)o.schedule.warmup_steps, (long long)o.schedule.decay_steps,
+                 (long long)o.schedule.total_steps);
     uint64_t hash = 0;
     if (status == TT_OK && ctx->net) status = tt__values_hash(ctx, &hash);
     snprintf(lines + strlen(lines), sizeof lines - strlen(lines), "parameters whose values have the hash "
@@ -41273,6 +41861,9 @@ float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.sch
 
 static tt_status tt__must_train(const tt_trainer *r)
 {
+    if (r->uses_ema)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the trainer's parameters are their moving averages: call "
+                        "tt_trainer_use_ema(trainer, false) before it trains, saves or loads");
     if (r->train) return TT_OK;
     return tt__fail(r->ctx, TT_ERR_ARGUMENT,
                     "this trainer was made with train = false: it evaluates and predicts only");
@@ -42165,14 +42756,16 @@ tt_status tt_program_load(tt_program *p, const char *path)
 
 typedef struct tt__state_progress { /* the I64 tensor "tinytrain.progress"; fields have 8 bytes */
     tt_progress progress;
-    int64_t schedule, warmup_steps, total_steps;
+    int64_t schedule, warmup_steps, total_steps, decay_steps; /* schedule: a tt_schedule_kind; -1: lr_at */
     double lr, min_lr;
 } tt__state_progress;
 
 static tt__state_progress tt__state_progress_of(const tt_progress *p, const tt_schedule *s)
 {
-    tt__state_progress h = {*p, (int64_t)s->kind, s->warmup_steps, s->total_steps, s->lr, s->min_lr};
-    return h;
+    tt__state_progress h = {*p, (int64_t)s->kind, s->warmup_steps, s->total_steps, s->decay_steps, s->lr,
+                            s->min_lr};
+    const tt__state_progress by_function = {*p, -1, 0, 0, 0, 0, 0};
+    return s->lr_at ? by_function : h;
 }
 
 tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *progress)
@@ -42226,6 +42819,86 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
         tt__trainer_discard_step(r);
     }
     tt__state_close(&s);
+    return status;
+}
+
+/* ==== src/train/ema.h */
+/* ------------------------------------------------------------------------------------------------------ ema
+   Exchanges parameters and their moving averages. */
+
+/* Copies the average of a parameter to `to`, or, if `to` is NULL, from `from` to all ranks that store it. */
+static tt_status tt__move_average(const tt_program *head, const tt__kept *x, float *to, const float *from)
+{
+    tt_status status = TT_OK;
+    for (int stage = 0; stage < head->stages; stage++) {
+        const tt_program *p = head->stage[stage];
+        const int32_t v = tt__kept_in(head, stage, x);
+        const tt__tape_value *y = &p->built.t->values[v];
+        if (!v || (to && stage != x->stage)) continue;
+        const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &y->part, p->arena);
+        for (int64_t e = 0, n; e < stored.rows * stored.cols && status == TT_OK && to; e += n) {
+            int rank;
+            const int64_t at = tt__stored_at(&stored, e, &rank, &n);
+            char *memory = (char *)tt__resolve(p, rank, v).data;
+            const tt__memory m = {p->arena, rank, y->space, TT_F32, memory ? memory + at * 4 : NULL};
+            status = tt__fetch_memory(&m, to + e, TT_F32, (size_t)n);
+        }
+        for (int r = tt__near_rank(p->arena); r < tt__near_end(p->arena) && !to; r++) {
+            int64_t first, count = tt__stored_shard(&stored, r, &first);
+            for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
+                const int64_t e = tt__stored_element(&stored, r, at, &n);
+                char *memory = (char *)tt__resolve(p, r, v).data + at * 4;
+                const tt__memory m = {p->arena, r, y->space, TT_F32, memory};
+                status = tt__write_memory(&m, from + e, TT_F32, (size_t)n);
+            }
+        }
+    }
+    return status;
+}
+
+/* Exchanges all trained parameters with their averages. After an error within the exchange the program
+   refuses to run before a state is loaded. */
+static tt_status tt__swap_averages(tt_program *p)
+{
+    tt_context *ctx = p->ctx;
+    int count = 0, frozen;
+    size_t most = 0;
+    tt__kept *kept = tt__kept_of(p, &count, &frozen);
+    if (!kept) return ctx->status;
+    for (int k = 0; k < count; k++) most = (size_t)tt__max((int64_t)most, ctx->params[kept[k].param]->size);
+    float *both = (float *)tt__alloc(ctx, sizeof *both * (2 * most + 1)), *average = both + most;
+    tt_status status = both ? TT_OK : TT_ERR_MEMORY;
+    for (int k = 0; k < count && status == TT_OK; k++) {
+        tt_param *param = ctx->params[kept[k].param];
+        if (kept[k].state != TT__EMA) continue;
+        status = tt_param_get(param, both);
+        if (status == TT_OK) status = tt__move_average(p, &kept[k], average, NULL);
+        if (status == TT_OK) status = tt_param_set(param, average);
+        if (status == TT_OK) status = tt__move_average(p, &kept[k], NULL, both);
+        for (int s = 0; s < p->stages && status != TT_OK; s++) p->stage[s]->arena->partly_updated = true;
+    }
+    tt__free(ctx, both);
+    tt__free(ctx, kept);
+    return tt__agree(ctx, "the moving averages", status, NULL, 0);
+}
+
+static bool tt__has_ema(const tt_trainer *r)
+{
+    return r->train && r->train->settings.options.optimizer.ema_decay > 0;
+}
+
+tt_status tt_trainer_use_ema(tt_trainer *r, bool use)
+{
+    if (!tt__has_ema(r))
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_trainer_use_ema: the trainer has no moving averages: "
+                        "make it with train and optimizer.ema_decay above 0");
+    if (tt__trainer_within_step(r))
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_trainer_use_ema: the micro-batches of a step have not "
+                        "been updated yet: call it between steps");
+    tt_status status = tt_wait(r->train, NULL);
+    if (status != TT_OK || use == r->uses_ema) return status;
+    if (tt_trainer_steps(r) > 0) status = tt__swap_averages(r->train);
+    if (status == TT_OK) r->uses_ema = use;
     return status;
 }
 
@@ -42311,6 +42984,9 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
         tt__print(&text, "  validation: loss %.4f", e->validation->loss);
         if (e->metric_name) tt__print(&text, ", %s %.4f", e->metric_name, e->metric);
         tt__print(&text, "%s", e->best ? ", kept" : "");
+        if (e->patience && e->worse)
+            tt__print(&text, ", %lld of %lld in a row that are no better", (long long)e->worse,
+                      (long long)e->patience);
         return text.length;
     }
     const size_t whole = tt__fit_columns(e, BAR, FIELDS, to, capacity);
@@ -42325,6 +43001,15 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
 static bool tt__fit_stopped(const tt__fit_run *f)
 {
     return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
+}
+
+/* Returns the steps of all epochs so far, skipped ones included. */
+static int64_t tt__fit_total(const tt__fit_run *f) { return f->p.epoch * f->steps + f->p.step; }
+
+/* Returns whether all epochs are done, or the last validations were no better than one before. */
+static bool tt__fit_is_over(const tt__fit_run *f)
+{
+    return f->p.epoch >= f->o.epochs || (f->o.patience && f->p.worse >= f->o.patience);
 }
 
 /* Makes all processes agree: all stop if a process was asked to stop, and all save if process 0 wants to
@@ -42422,8 +43107,8 @@ static tt_status tt__fit_metrics(tt__fit_run *f, const tt_stats *s, bool validat
     return tt__fit_line(f, line, text.length);
 }
 
-/* Reads the metrics of the run to resume: all lines of completed epochs and, of the current epoch, only the
-   lines of steps that the state includes. */
+/* Reads the metrics of the run to resume, without the lines that are newer than the state: keeps all lines of
+   completed epochs and, of the current epoch, those of the steps and validations that the state includes. */
 static tt_status tt__fit_read_metrics(tt__fit_run *f)
 {
     char path[TT__PATH];
@@ -42444,8 +43129,12 @@ static tt_status tt__fit_read_metrics(tt__fit_run *f)
     for (; status == TT_OK && (end = strchr(line, '\n')) != NULL; line = end + 1) {
         size_t n = (size_t)(end + 1 - line);
         if (!tt__fit_read_line(f, line, n, &point)) continue;
-        bool over = point.epoch <= f->p.epoch, at_hand = point.epoch == f->p.epoch + 1 && !point.validation;
-        if (over || (at_hand && steps++ < f->p.step)) status = tt__fit_line(f, line, n);
+        bool keeps = point.epoch <= f->p.epoch;
+        if (point.epoch == f->p.epoch + 1) {
+            if (!point.validation) keeps = steps++ < f->p.step;
+            else keeps = steps <= f->p.step && f->p.epoch * f->steps + steps <= f->p.validated;
+        }
+        if (keeps) status = tt__fit_line(f, line, n);
     }
     tt__file_close(f->r->ctx, &file);
     return status;
@@ -42794,7 +43483,7 @@ static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, boo
     memset(&e, 0, sizeof e);
     memset(&epoch, 0, sizeof epoch);
     double seconds = tt__seconds() - f->started;
-    int64_t done = f->p.epoch * f->steps + f->p.step;
+    int64_t done = tt__fit_total(f);
     epoch.loss = f->p.targets > 0 ? f->p.loss_sum / f->p.targets : 0;
     epoch.targets = f->p.targets;
     epoch.correct = f->p.correct;
@@ -42814,6 +43503,8 @@ static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, boo
     e.seconds_left = each * (double)(f->o.epochs * f->steps - done);
     e.validation = validation;
     e.best = best;
+    e.worse = f->p.worse;
+    e.patience = f->o.patience;
     f->o.report(f->o.user, &e);
 }
 
@@ -42903,6 +43594,107 @@ static tt_status tt__fit_last_step(tt__fit_run *f)
     return status;
 }
 
+/* Returns whether a validation with this value of the metric and this loss is better than the best so far. */
+static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
+{
+    const bool lower = !f->best_by_metric || f->metric.lower_is_better;
+    if (value == f->p.best) return loss < f->p.best_loss;
+    return lower ? value < f->p.best : value > f->p.best;
+}
+
+/* Evaluates the validation source, with the moving averages if there are any. */
+static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_stats *s, double *items)
+{
+    tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
+    if (status != TT_OK) return status;
+    status = tt__evaluate_source(f->r, f->validation, stop, s, items, NULL);
+    const tt_status back = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, false) : TT_OK;
+    return status == TT_OK ? back : status;
+}
+
+/* Calls `keep`, while the parameters are their moving averages if there are any. */
+static tt_status tt__fit_keep(tt__fit_run *f)
+{
+    tt_context *ctx = f->r->ctx;
+    tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
+    if (status != TT_OK) return status;
+    ctx->error[0] = 0;
+    status = tt__returned(ctx, f->o.keep(f->o.user), "keep", f->p.epoch, f->p.step - 1);
+    status = tt__agree(ctx, "keep", status, NULL, 0);
+    const tt_status back = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, false) : TT_OK;
+    return status == TT_OK ? back : status;
+}
+
+/* Validates, keeps the best model, ends the epoch if `ends`, and saves the state. */
+static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
+{
+    tt_stats s;
+    tt_context *ctx = f->r->ctx;
+    double began = tt__seconds(), items = 0;
+    const volatile int *stop = ctx->net ? NULL : f->o.stop;
+    bool save = false;
+    tt_status status = f->validation ? tt__fit_evaluate(f, stop, &s, &items) : TT_OK;
+    if (ctx->net) status = tt__fit_agree(f, status, &save);
+    if (status != TT_OK || tt__fit_stopped(f)) return status;
+    /* If the last steps were not finite, either just these steps failed or the weights have diverged. */
+    const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
+    const bool judges = f->validation || ends;
+    if (f->not_finite && blew_up && judges) return tt__fit_stuck(f);
+    if (judges) f->not_finite = 0;
+    double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
+    if (f->validation && f->best_by_metric) value = f->metric.of(&s);
+    bool best = f->validation ? tt__fit_better(f, value, loss) : ends;
+    const bool any = best || isfinite(f->p.best) || isfinite(f->p.best_loss);
+    if (f->validation && !(isfinite(s.loss) && isfinite(value)))
+        tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld: the validation's %s is not finite%s",
+                (long long)f->p.epoch + 1, isfinite(s.loss) ? f->metric.name : "loss",
+                any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
+    if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
+    if (best && f->o.keep) {
+        /* Saves a state first: in a folder with a model but no state, a run could not be resumed, and a
+           caller who protects models from being overwritten could not start a new run either. */
+        if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
+        if (status == TT_OK) status = tt__fit_keep(f);
+    }
+    if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates again */
+    if (best && f->validation) {
+        f->p.best = value;
+        f->p.best_loss = loss;
+    }
+    f->p.validated = tt__fit_total(f);
+    f->p.worse = best ? 0 : f->p.worse + (f->validation != NULL);
+    if (f->validation) tt__fit_report(f, &s, best);
+    if (ends) {
+        f->p.epoch++;
+        f->p.step = 0;
+        f->p.loss_sum = f->p.targets = f->p.correct = 0;
+    }
+    status = tt__fit_save(f);
+    f->started += tt__seconds() - began;
+    return status;
+}
+
+/* Returns whether the run validates within the epoch, before the next step. */
+static bool tt__fit_is_due(const tt__fit_run *f)
+{
+    const int64_t pending = f->last.any, step = f->p.step + pending, total = tt__fit_total(f) + pending;
+    return f->o.validate_steps && step > 0 && step < f->steps && total % f->o.validate_steps == 0 &&
+           total != f->p.validated;
+}
+
+/* Validates within an epoch, and returns to the next step of its source. */
+static tt_status tt__fit_pause(tt__fit_run *f)
+{
+    tt_status status = tt__fit_last_step(f);
+    if (status == TT_OK) status = tt__fit_validate(f, false);
+    if (status == TT_OK && f->validation && f->validation->self == f->train->self) {
+        tt__deal(f->r, f->train, true);
+        status = tt__from_source(f->r->ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
+    }
+    f->began = tt__seconds();
+    return status;
+}
+
 /* Trains from step f->p.step to the end of the epoch, or until the run is stopped. A device may run a step
    while the host makes the next batch, so a step is counted only after the next has begun. */
 static tt_status tt__fit_epoch(tt__fit_run *f)
@@ -42916,8 +43708,12 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* ends between
-                                                                                           steps */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* whole steps */
+        if (!tt__trainer_within_step(f->r) && tt__fit_is_due(f)) {
+            status = tt__fit_pause(f);
+            if (status != TT_OK || tt__fit_is_over(f)) break;
+            continue; /* the validation may have been stopped */
+        }
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
         status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step + f->last.any, &b, &more);
@@ -42967,63 +43763,6 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
                 "tt_source.steps = %lld", epoch, steps, (long long)f->steps);
     }
     if (status != TT_OK) tt__trainer_discard_step(f->r); /* so that the complete steps can be saved */
-    return status;
-}
-
-/* Returns whether a validation with this value of the metric and this loss is better than the best so far. */
-static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
-{
-    const bool lower = !f->best_by_metric || f->metric.lower_is_better;
-    if (value == f->p.best) return loss < f->p.best_loss;
-    return lower ? value < f->p.best : value > f->p.best;
-}
-
-/* Ends an epoch: validates, keeps the best model, and saves the state. */
-static tt_status tt__fit_validate(tt__fit_run *f)
-{
-    tt_stats s;
-    tt_context *ctx = f->r->ctx;
-    double began = tt__seconds(), items = 0;
-    const volatile int *stop = ctx->net ? NULL : f->o.stop;
-    bool save = false;
-    tt_status status = f->validation ? tt__evaluate_source(f->r, f->validation, stop, &s, &items, NULL)
-        : TT_OK;
-    if (ctx->net) status = tt__fit_agree(f, status, &save);
-    if (status != TT_OK || tt__fit_stopped(f)) return status;
-    /* blew_up: the weights have diverged, not only the last steps that were not finite. */
-    const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
-    if (f->not_finite && blew_up) return tt__fit_stuck(f);
-    f->not_finite = 0;
-    double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
-    if (f->validation && f->best_by_metric) value = f->metric.of(&s);
-    bool best = !f->validation || tt__fit_better(f, value, loss);
-    const bool any = best || isfinite(f->p.best) || isfinite(f->p.best_loss);
-    if (f->validation && !(isfinite(s.loss) && isfinite(value)))
-        tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld: the validation's %s is not finite%s",
-                (long long)f->p.epoch + 1, isfinite(s.loss) ? f->metric.name : "loss",
-                any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
-    if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
-    if (best && f->o.keep) {
-        /* Saves a state first: with a model but no state in the folder, a killed run could not be resumed,
-           and a caller who protects models could not start a new run either. */
-        if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
-        if (status == TT_OK) {
-            ctx->error[0] = 0;
-            status = tt__returned(ctx, f->o.keep(f->o.user), "keep", f->p.epoch, f->p.step - 1);
-            status = tt__agree(ctx, "keep", status, NULL, 0);
-        }
-    }
-    if (status != TT_OK) return status; /* a resumed run then validates again */
-    if (best && f->validation) {
-        f->p.best = value;
-        f->p.best_loss = loss;
-    }
-    if (f->validation) tt__fit_report(f, &s, best);
-    f->p.epoch++;
-    f->p.step = 0;
-    f->p.loss_sum = f->p.targets = f->p.correct = 0;
-    status = tt__fit_save(f);
-    f->started += tt__seconds() - began;
     return status;
 }
 
@@ -43177,6 +43916,13 @@ static tt_status tt__fit_begin(tt__fit_run *f)
                         "trainer with accumulate = true");
     if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / f->steps)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
+    if (f->o.validate_steps < 0 || f->o.patience < 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "tt_fit: validate_steps is %lld and patience %lld: neither may be "
+                        "negative", (long long)f->o.validate_steps, (long long)f->o.patience);
+    if (f->o.patience && !f->validation)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience %lld counts validations, and `validation` is "
+                        "NULL", (long long)f->o.patience);
     if (f->o.best_by && strcmp(f->o.best_by, "loss") != 0 &&
         !(f->metric.name && strcmp(f->o.best_by, f->metric.name) == 0))
         return tt__fail(ctx, TT_ERR_ARGUMENT,
@@ -43216,7 +43962,7 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     }
     f->p.data = f->train->hash ? f->train->hash(f->train->self) : 0;
     if (f->o.resume) status = tt__fit_resume(f);
-    if (status == TT_OK && f->p.epoch < f->o.epochs) status = tt__fit_disk(f);
+    if (status == TT_OK && !tt__fit_is_over(f)) status = tt__fit_disk(f);
     return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails early in a read-only folder */
 }
 
@@ -43243,19 +43989,21 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     if (ctx->net && status == TT_OK) {
         tt__source_lines(train, "to train on", &text);
         tt__source_lines(validation, "to validate on", &text);
-        tt__print(&text, "epochs %lld of %lld steps\nvalidation of %lld steps\n", (long long)f->o.epochs,
-                  (long long)f->steps, (long long)(validation ? validation->steps : 0));
+        tt__print(&text, "epochs %lld of %lld steps\nvalidation of %lld steps\nvalidate_steps %lld, patience "
+                  "%lld\n", (long long)f->o.epochs, (long long)f->steps,
+                  (long long)(validation ? validation->steps : 0), (long long)f->o.validate_steps,
+                  (long long)f->o.patience);
     }
     status = tt__agree_lines(ctx, "tt_fit", status, lines);
     bool began = status == TT_OK;
     f->peak = began && strcmp(tt_program_plan(r->train).device, "cpu") == 0 ? tt_measured_peak(ctx) : 0;
-    f->first_step = began ? f->p.epoch * f->steps + f->p.step : 0;
+    f->first_step = began ? tt__fit_total(f) : 0;
     f->started = f->saved = tt__seconds();
-    while (status == TT_OK && f->p.epoch < f->o.epochs && !tt__fit_stopped(f)) {
+    while (status == TT_OK && !tt__fit_is_over(f) && !tt__fit_stopped(f)) {
         status = tt__fit_epoch(f);
-        if (status == TT_OK && !tt__fit_stopped(f)) status = tt__fit_validate(f);
+        if (status == TT_OK && !tt__fit_is_over(f) && !tt__fit_stopped(f)) status = tt__fit_validate(f, true);
     }
-    bool done = status == TT_OK && f->p.epoch == f->o.epochs;
+    bool done = status == TT_OK && tt__fit_is_over(f);
     const bool can_save = !ctx->net || !tt__net_has_failed(ctx->net), blown_up = f->not_finite > 0;
     if (began && status == TT_ERR_NUMERIC && blown_up && can_save) tt__fit_give_up(f);
     else if (began && !done && can_save && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) {

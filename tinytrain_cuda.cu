@@ -4519,7 +4519,7 @@ enum { TT__SQUARES_BLOCKS = 1024 };
 // Max number of tensors in a kernel launch that runs several instructions. Tests make the number smaller.
 #ifndef TT__TENSORS
 // The arguments of a kernel may have 32,764 bytes, or 4,096 bytes before CUDA 12.1.
-#define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60)
+#define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 56)
 #endif
 
 // Returns the number of this block's tensor. of: `count` tensors in the order of their first blocks.
@@ -4770,7 +4770,7 @@ struct param_update { // the update of one parameter, or of a rank's shard of it
     void *p, *m, *v;    // m, v: Adam's moments; SGD: m is the momentum or NULL, v is unused
     int64_t n, begin;   // p has n elements, beginning with element 8 * begin of the whole parameter
     unsigned first;
-    float weight_decay;
+    float weight_decay, lr_factor;
     uint32_t random;    // the instruction's stream of random numbers
     uint8_t types[3];   // dtype of g; dtype of p; dtype of m and v
     bool wide;
@@ -4901,7 +4901,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     const bool wide = P != ANY || t.wide;
     const int64_t from = (int64_t)(blockIdx.x - t.first) * TT__UPDATE_CHUNK, end = from + TT__UPDATE_CHUNK;
     const int64_t to = end < t.n ? end : t.n;
-    const float factor = u.clip[1], lr = run->lr, b1 = u.rule.beta1, b2 = u.rule.beta2;
+    const float factor = u.clip[1], lr = run->lr * t.lr_factor, b1 = u.rule.beta1, b2 = u.rule.beta2;
     const float decay = t.weight_decay;
     if (threadIdx.x < 3)
         expand_key(stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
@@ -4996,6 +4996,7 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
             t->first = blocks;
             blocks += blocks_for(t->n, TT__UPDATE_CHUNK);
             t->weight_decay = k->instr->attr.weight_decay;
+            t->lr_factor = tt__lr_factor(&k->instr->attr);
             t->random = k->instr->random;
             t->types[0] = (uint8_t)g->dtype; t->types[1] = (uint8_t)p->dtype; t->types[2] = (uint8_t)m->dtype;
             t->wide = ((uintptr_t)g->data | (uintptr_t)p->data | (uintptr_t)m->data
@@ -5008,6 +5009,28 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
 }
 TT__RUN_BY(SGD, run_update<false>)
 TT__RUN_BY(ADAM, run_update<true>)
+
+// Moves the average of a parameter towards the parameter, as the CPU's ema_rows does.
+__global__ void move_average(const float *p, float *average, int64_t n, float decay, const float *clip,
+                             const tt__step_settings *run)
+{
+    tt__begin_kernel();
+    if (!isfinite(clip[0])) return;
+    const float more = run->step ? 1 - decay : 1;
+    const int64_t threads = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += threads)
+        average[i] = more < 1 ? average[i] + (p[i] - average[i]) * more : p[i];
+}
+
+cudaError_t run_ema(const tt__launch *l)
+{
+    const int64_t n = l->out[0].rows * l->out[0].cols;
+    if (!n) return cudaSuccess;
+    return TT__LAUNCH(move_average, grid_for(n, 256, 4096), 256, 0, l->device->stream,
+                      (const float *)l->in[0].data, (float *)l->out[0].data, n, l->instr->attr.beta1,
+                      (const float *)l->in[1].data, TT__RUN_OF(l));
+}
+TT__RUN_BY(EMA, run_ema)
 
 } // namespace
 

@@ -486,7 +486,7 @@ static inline void show_progress(void *user, const tt_fit_event *e)
     static double shown;
     struct timespec t;
     char line[256];
-    bool terminal = isatty(STDOUT_FILENO) != 0, last = e->step == e->steps,
+    bool terminal = isatty(STDOUT_FILENO) != 0, last = e->step == e->steps || e->validation,
          rewrite = terminal && !e->validation;
     (void)user;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -570,8 +570,9 @@ typedef struct cli_training {
     const char *zero, *memory, *tune, *out;
     const char *data, *model; /* each program has its own flags for data, model, batch, epochs and lr */
     const char *best_by, *class_weights, *predict; /* of programs that train classifiers; or NULL */
+    int validate_every, patience;
     int seed, threads, batch, accumulate, epochs, train, test; /* train, test: of classifiers only */
-    double timeout, lr, warmup, decay, clip, dropout, label_smoothing;
+    double timeout, lr, warmup, decay, layer_decay, ema, cooldown, clip, dropout, label_smoothing;
     size_t budget;
     bool plan, resume, measure, gpu; /* gpu: `device` begins with "cuda" */
     bool largest, finished; /* largest: --batch max; finished: all epochs are done */
@@ -584,7 +585,7 @@ typedef struct cli_training {
 #define CLI_TRAINING_DEFAULT \
     .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", \
     .update = "end", .memory = "device", .tune = "off", .seed = 1, .timeout = 600, .accumulate = 1, \
-    .warmup = 0.1, .decay = 0.01, .clip = 1, .dropout = -1, \
+    .warmup = 0.1, .decay = 0.01, .layer_decay = 1, .cooldown = 0.2, .clip = 1, .dropout = -1, \
     .parallel = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0}
 #define CLI_TRAINING_FLAGS(run) \
     {"--accumulate", "N", CLI_INTEGER, &(run).accumulate, .help = "micro-batches in a step, for each of " \
@@ -593,10 +594,18 @@ typedef struct cli_training {
      .help = "share of the steps in which the learning rate rises, before --schedule", .max = 1}, \
     {"--schedule", "NAME", CLI_CHOICE, &(run).schedule, \
      .help = "how the learning rate goes on after the warm-up", .words_of = "schedule"}, \
+    {"--cooldown", "X", CLI_NUMBER, &(run).cooldown, \
+     .help = "with --schedule wsd and wsd-sqrt: share of the steps, the last, in which the learning rate " \
+     "falls", .max = 1}, \
     {"--optimizer", "NAME", CLI_CHOICE, &(run).optimizer, .help = "the optimizer", \
      .words_of = "optimizer"}, \
     {"--decay", "X", CLI_NUMBER, &(run).decay, \
      .help = "weight decay, of all but biases, norms and class tokens", .max = 1e9}, \
+    {"--layer-decay", "X", CLI_NUMBER, &(run).layer_decay, .help = "factor on the learning rate from each " \
+     "layer to the layer before it, down to the embeddings; 0.65 to 0.95 is usual in fine-tuning", \
+     .min = 0.01, .max = 1}, \
+    {"--ema", "X", CLI_NUMBER, &(run).ema, .help = "decay, below 1, of moving averages of the weights, " \
+     "which are then validated and saved; 0.999 is usual (0: no averages)", .max = 1}, \
     {"--clip", "X", CLI_NUMBER, &(run).clip, \
      .help = "largest norm of a step's gradient (0: any)", .max = 1e9}, \
     {"--dropout", "X", CLI_NUMBER, &(run).dropout, \
@@ -660,6 +669,10 @@ typedef struct cli_training {
      .help = "measure the device's rates first, in about a second: what says budget is chosen by them, and " \
      "the plan tells the seconds of a step"}, \
     {"--threads", "N", CLI_INTEGER, &(run).threads, .help = "threads (0: all cores)", .max = 256}, \
+    {"--validate-every", "N", CLI_INTEGER, &(run).validate_every, \
+     .help = "validate and save after each N steps as well (0: at the end of an epoch)", .max = 1e9}, \
+    {"--patience", "N", CLI_INTEGER, &(run).patience, \
+     .help = "end after N validations in a row that are no better (0: never)", .max = 1e9}, \
     {"--out", "DIR", CLI_TEXT, &(run).out, \
      .help = "new folder for the trained model, state, metrics.csv and loss.svg", .min = 1, .max = 1000}, \
     {"--plan", "", CLI_SWITCH, &(run).plan, \
@@ -681,6 +694,7 @@ static inline void check_training(cli_training *run)
     if (!run->zero) run->zero = run->budget && divides ? "budget" : "1";
     if (run->dropout != -1 && !(run->dropout >= 0 && run->dropout < 1))
         die("--dropout is 0 or more and below 1, or -1");
+    if (run->ema == 1) die("--ema is 0 or more and below 1");
     if (run->label_smoothing == 1) die("--label-smoothing is 0 or more and below 1");
 }
 
@@ -689,6 +703,8 @@ static inline tt_compile_options compile_options(const cli_training *run)
     tt_compile_options o = tt_compile_options_default();
     o.optimizer.kind = (tt_optimizer_kind)word_number("optimizer", run->optimizer);
     o.optimizer.weight_decay = (float)run->decay;
+    o.optimizer.layer_decay = (float)run->layer_decay;
+    o.optimizer.ema_decay = (float)run->ema;
     o.optimizer.clip_norm = (float)run->clip;
     o.precision = run->precision;
     o.matmul = run->matmul;
@@ -738,6 +754,9 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.schedule.lr = (float)run->lr;
     o.schedule.total_steps = total_steps;
     o.schedule.warmup_steps = (int64_t)(run->warmup * (double)total_steps);
+    o.schedule.decay_steps = (int64_t)fmax(1, run->cooldown * (double)total_steps);
+    if (o.schedule.decay_steps > total_steps - o.schedule.warmup_steps) /* no step stays at --lr */
+        o.schedule.decay_steps = total_steps - o.schedule.warmup_steps;
     if (run->budget && !run->gpu) {
         const int ranks = run->parallel.data * run->parallel.tensor * run->parallel.pipeline;
         if (!beside_the_plan) /* measures once, so that all plans use one number */
@@ -786,6 +805,8 @@ static inline int fit(tt_context *ctx, tt_trainer *t, const tt_source *train, co
     o.resume = run->resume;
     o.stop = &stop_signal;
     o.best_by = run->best_by;
+    o.validate_steps = run->validate_every;
+    o.patience = run->patience;
     o.keep = keep;
     o.report = show_progress;
     o.user = user;

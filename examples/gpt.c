@@ -56,6 +56,7 @@ static int train(void)
     if (opt.run.finished && !result && held) { /* bits per byte are comparable between tokenizers */
         const double bytes = (double)tt_token_stream_bytes(held);
         tt_stats of;
+        if (opt.run.ema > 0) must(ctx, tt_trainer_use_ema(t, true));
         must(ctx, tt_evaluate(t, other, &of));
         printf("last epoch: perplexity %.3f", exp(of.loss));
         if (bytes > 0) printf(", %.3f bits per byte", of.loss / log(2) * of.targets / bytes);

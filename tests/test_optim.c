@@ -14,6 +14,7 @@ enum { N_BIAS = 37, ROWS = 13, COLS = 331, N_WEIGHT = ROWS * COLS, STEPS = 20 };
 typedef struct reference {
     int n;
     bool decays;
+    double lr_factor;
     double p[N_WEIGHT], m[N_WEIGHT], v[N_WEIGHT], g[N_WEIGHT];
 } reference;
 
@@ -21,6 +22,7 @@ typedef struct reference {
    2. */
 static void reference_step(reference *r, const tt_optimizer_options *o, double lr, double factor, int t)
 {
+    lr *= r->lr_factor;
     double decay = r->decays ? o->weight_decay : 0, b1 = o->beta1, b2 = o->beta2;
     for (int k = 0; k < r->n; k++) {
         double g = r->g[k] * factor;
@@ -42,6 +44,8 @@ static void reference_step(reference *r, const tt_optimizer_options *o, double l
     }
 }
 
+static double lr_factors[2] = {1, 1}; /* factors on the learning rate of layer.0.bias, layer.2.weight */
+
 /* Returns the largest difference of parameters, relative to their size, over STEPS steps with changing
    targets and rates. *norm_error: the largest difference of the norm. */
 static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bool decay_weight,
@@ -54,8 +58,8 @@ static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bo
     tt_context *ctx = test_open(&a);
     int64_t dims[2][2] = {{N_BIAS, 0}, {ROWS, COLS}};
     tt_init init = {TT_INIT_NORMAL, 1.0f};
-    tt_param *p[2] = {tt_param_new(ctx, "layer.bias", 1, dims[0], init),
-                      tt_param_new(ctx, "layer.weight", 2, dims[1], init)};
+    tt_param *p[2] = {tt_param_new(ctx, "layer.0.bias", 1, dims[0], init),
+                      tt_param_new(ctx, "layer.2.weight", 2, dims[1], init)};
     tt_tape *t = tt_tape_new(ctx);
     tt_value target[2] = {tt_input(t, "bias target", TT_F32, 1, N_BIAS),
                           tt_input(t, "weight target", TT_F32, ROWS, COLS)},
@@ -70,8 +74,8 @@ static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bo
     *norm_error = 0;
     memset(&bias, 0, sizeof bias);
     memset(&weight, 0, sizeof weight);
-    bias.n = N_BIAS; bias.decays = decay_bias;
-    weight.n = N_WEIGHT; weight.decays = decay_weight;
+    bias.n = N_BIAS; bias.decays = decay_bias; bias.lr_factor = lr_factors[0];
+    weight.n = N_WEIGHT; weight.decays = decay_weight; weight.lr_factor = lr_factors[1];
     for (int k = 0; k < 2 && program; k++) {
         tt_param_get(p[k], values);
         for (int i = 0; i < both[k]->n; i++) both[k]->p[i] = values[i];
@@ -182,6 +186,37 @@ TEST(decay_rules)
     CHECK_OPTIMIZER(&o, false, true, "biases do not decay");
 }
 
+TEST(learning_rates_by_name_and_layer)
+{
+    static const tt_lr_rule first[] = {{"*.bia?", 0.25f}, {"*", 2}, {"layer.*", 9}, {NULL, 0}},
+                            none[] = {{"other", 0}, {NULL, 0}}, still[] = {{"*weight", 0}, {NULL, 0}};
+    tt_optimizer_options o = tt_optimizer_options_default();
+    CHECK(!o.lr_rules && o.layer_decay == 1);
+    o.eps = 1e-6f;
+    o.weight_decay = 0.3f;
+    for (int kind = 0; kind < 2; kind++) {
+        o.kind = kind ? TT_SGD : TT_ADAMW;
+        o.layer_decay = 1;
+        o.lr_rules = first;
+        lr_factors[0] = 0.25, lr_factors[1] = 2;
+        CHECK_OPTIMIZER(&o, false, true, "the first rule counts");
+        o.lr_rules = none;
+        lr_factors[0] = lr_factors[1] = 1;
+        CHECK_OPTIMIZER(&o, false, true, "no rule matches");
+        o.lr_rules = still;
+        lr_factors[1] = 0;
+        CHECK_OPTIMIZER(&o, false, true, "a factor of 0");
+        o.lr_rules = NULL;
+        o.layer_decay = 0.5f;
+        lr_factors[0] = 0.125, lr_factors[1] = 0.5; /* layers 0 and 2 of three */
+        CHECK_OPTIMIZER(&o, false, true, "decay from layer to layer");
+        o.lr_rules = first;
+        lr_factors[0] = 0.25 * 0.125, lr_factors[1] = 2 * 0.5;
+        CHECK_OPTIMIZER(&o, false, true, "rules and layers");
+    }
+    lr_factors[0] = lr_factors[1] = 1;
+}
+
 /* A parameter 'p' of n elements that a mean squared error pulls to the input 'target'. */
 typedef struct pulled {
     tt_tape *t;
@@ -196,6 +231,50 @@ static pulled pull(tt_context *ctx, int64_t n, tt_init_kind kind)
     x.target = tt_input(x.t, "target", TT_F32, 1, n);
     x.loss = tt_mean_squared_error(x.t, tt_param_value(x.t, x.p), x.target, tt__handle(x.t, 0));
     return x;
+}
+
+/* Factors of the names that models have, and the same bits and the same state with a factor of 1. */
+TEST(layers_of_names)
+{
+    static const struct { const char *name; int layer; } rows[] = {
+        {"bert.embeddings.word_embeddings.weight", -1}, {"bert.encoder.layer.11.output.dense.bias", 11},
+        {"h.3.ln_1.weight", 3}, {"encoder.layers.encoder_layer_7.ln_1.weight", 7}, {"7", 7}, {"w2.b", -1},
+        {"encoder.block.0.layer.1.wo", 0}, {"conv_2x.b", -1}, {"layer.12345678.w", -1}, {"a.5", 5}, {"", -1},
+        {"2d.x_4", 4}};
+    static const char *const names[] = {"wte", "h.0.w", "h.1.w", "ln_f", "1_d"};
+    static const double factors[] = {0.125, 0.25, 0.5, 1, 1};
+    for (int k = 0; k < TEST_COUNT(rows); k++) CHECK(tt__layer_of(rows[k].name) == rows[k].layer);
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    const int64_t one = 1;
+    const tt_init zeros = {TT_INIT_ZEROS, 0};
+    tt_optimizer_options o = tt_optimizer_options_default();
+    o.layer_decay = 0.5f;
+    for (int k = 0; k < TEST_COUNT(names); k++) CHECK(tt_param_new(ctx, names[k], 1, &one, zeros) != NULL);
+    const tt__layers layers = tt__find_layers(ctx);
+    for (int k = 0; k < TEST_COUNT(names); k++)
+        CHECK(tt__lr_factor_of(ctx, &o, layers, k) == (float)factors[k]);
+    TEST_CLOSE(ctx, &a);
+
+    static const tt_lr_rule unchanged[] = {{"*", 1}, {NULL, 0}}, changed[] = {{"p", 0.5f}, {NULL, 0}};
+    uint64_t hash[3];
+    float values[3][N_BIAS], targets[N_BIAS] = {1, 2, 3};
+    for (int k = 0; k < 3; k++) {
+        ctx = test_open(&a);
+        pulled x = pull(ctx, N_BIAS, TT_INIT_ONES);
+        tt_compile_options c = tt_compile_options_default();
+        if (k) c.optimizer.lr_rules = k == 1 ? unchanged : changed;
+        tt_program *program = tt_compile(x.t, x.loss, &c);
+        REQUIRE(program != NULL);
+        hash[k] = tt__program_hash(program);
+        CHECK(tt_set(program, x.target, targets, 1) == TT_OK && tt_step(program, 0.01f, NULL) == TT_OK);
+        CHECK(tt_param_get(x.p, values[k]) == TT_OK);
+        tt_program_free(program);
+        tt_tape_free(x.t);
+        TEST_CLOSE(ctx, &a);
+    }
+    CHECK(hash[0] == hash[1] && memcmp(values[0], values[1], sizeof values[0]) == 0);
+    CHECK(hash[0] != hash[2] && memcmp(values[0], values[2], sizeof values[0]) != 0);
 }
 
 /* Adam's first step moves every element by lr, whatever the size of its gradient, if the bias is
@@ -328,11 +407,15 @@ TEST(contradictory_options_are_refused_together)
     c.optimizer.eps = NAN;
     c.optimizer.weight_decay = -1;
     c.optimizer.clip_norm = -2;
+    c.optimizer.layer_decay = 0;
+    const tt_lr_rule bad[] = {{"p", 1}, {"*.bias", -1}, {NULL, 0}};
+    c.optimizer.lr_rules = bad;
     CHECK(!tt_compile(x.t, x.loss, &c));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
                 "optimizer options: beta1 1 is not in [0, 1); beta2 -0.1 is not in [0, 1); eps ");
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
-                "; weight_decay -1 is negative; clip_norm -2 is negative (0 means no clipping)");
+                "; weight_decay -1 is negative; clip_norm -2 is negative (0 means no clipping); the scale -1 "
+                "of lr_rules pattern '*.bias' is not a finite number >= 0; layer_decay 0 is not in (0, 1]");
     c.optimizer = tt_optimizer_options_default();
     c.optimizer.kind = TT_SGD;
     c.optimizer.nesterov = true;
@@ -675,6 +758,279 @@ TEST(precision_options)
     TEST_CLOSE(ctx, &a);
 }
 
+/* ------------------------------------------------------------------------------------------- gradients */
+
+/* A weight (3, SIDE) and a bias (SIDE), whose sum a mean squared error pulls to a target. */
+typedef struct biased {
+    test_allocator a;
+    tt_context *ctx;
+    tt_tape *t;
+    tt_param *p[2]; /* bias, weight */
+    tt_value target, loss;
+    tt_program *program;
+} biased;
+
+enum { SIDE = 53, AREA = 3 * SIDE };
+
+static void biased_open(biased *x, const tt_compile_options *o)
+{
+    static const char *const names[] = {"layer.bias", "layer.weight"};
+    static const int64_t dims[2][2] = {{SIDE, 0}, {3, SIDE}};
+    const tt_init init = {TT_INIT_NORMAL, 1};
+    memset(x, 0, sizeof *x);
+    x->ctx = test_open(&x->a);
+    x->t = tt_tape_new(x->ctx);
+    for (int k = 0; k < 2; k++) x->p[k] = tt_param_new(x->ctx, names[k], k + 1, dims[k], init);
+    x->target = tt_input(x->t, "target", TT_F32, 3, SIDE);
+    tt_value sum = tt_add(x->t, tt_param_value(x->t, x->p[1]), tt_param_value(x->t, x->p[0]));
+    x->loss = tt_mean_squared_error(x->t, sum, x->target, tt__handle(x->t, 0));
+    x->program = tt_compile(x->t, x->loss, o);
+}
+
+static void biased_target(int step, float target[AREA])
+{
+    uint64_t s = 100 + (uint64_t)step;
+    for (int i = 0; i < AREA; i++) target[i] = 3 * test_uniform(&s);
+}
+
+/* Computes the gradients of the mean loss over n targets, and copies the parameters to p. */
+static void biased_gradients(const biased *x, int step, int n, float p[2][AREA], double g[2][AREA])
+{
+    float target[AREA];
+    for (int k = 0; k < 2; k++) CHECK(tt_param_get(x->p[k], p[k]) == TT_OK);
+    memset(g, 0, sizeof(double) * 2 * AREA);
+    for (int m = 0; m < n; m++) {
+        biased_target(step + m, target);
+        for (int i = 0; i < AREA; i++) {
+            const double d = 2 * ((double)p[1][i] + p[0][i % SIDE] - target[i]) / AREA / n;
+            g[1][i] += d;
+            g[0][i % SIDE] += d;
+        }
+    }
+}
+
+static tt_status biased_step(biased *x, int step, float lr, tt_stats *stats)
+{
+    float target[AREA];
+    biased_target(step, target);
+    CHECK(tt_set(x->program, x->target, target, 3) == TT_OK);
+    return tt_step(x->program, lr, stats);
+}
+
+static void biased_close(biased *x)
+{
+    tt_program_free(x->program);
+    tt_tape_free(x->t);
+    TEST_CLOSE(x->ctx, &x->a);
+}
+
+static void check_gradients(const biased *x, double g[2][AREA], double tolerance)
+{
+    float got[AREA];
+    for (int k = 0; k < 2; k++) {
+        double wrong = 0;
+        if (!CHECK(tt_get_gradient(x->program, x->p[k], got) == TT_OK)) continue;
+        for (int i = 0; i < tt_param_size(x->p[k]); i++) {
+            const double difference = fabs(got[i] - g[k][i]);
+            if (!(difference <= wrong) && !isnan(wrong)) wrong = difference;
+        }
+        CHECK(wrong <= tolerance);
+    }
+}
+
+/* Returns whether SGD without momentum has moved the parameters from p by -lr * g. */
+static bool biased_moved(const biased *x, float p[2][AREA], double g[2][AREA], double lr, double tolerance)
+{
+    float now[AREA];
+    bool all = true;
+    for (int k = 0; k < 2; k++) {
+        CHECK(tt_param_get(x->p[k], now) == TT_OK);
+        for (int i = 0; i < tt_param_size(x->p[k]); i++)
+            all = all && fabs(now[i] - (p[k][i] - lr * g[k][i])) <= tolerance;
+    }
+    return all;
+}
+
+/* Gradients can be read after a step until the next step begins, but not after one whose loss is not finite.
+   The bits of the training are those without keep_gradients. */
+TEST(gradients_are_kept_after_a_step)
+{
+    static double g[2][AREA];
+    static float p[2][AREA], ends[2][AREA];
+    tt_stats stats;
+    for (int keep = 0; keep < 2; keep++) {
+        biased x;
+        tt_compile_options o = tt_compile_options_default();
+        o.optimizer.clip_norm = 0.1f;
+        o.keep_gradients = keep != 0;
+        biased_open(&x, &o);
+        REQUIRE(x.program != NULL);
+        CHECK(tt_get_gradient(x.program, x.p[0], p[0]) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(x.ctx, TT_ERR_ARGUMENT, "or after a step of one compiled with keep_gradients");
+        for (int step = 0; step < 3; step++) {
+            biased_gradients(&x, step, 1, p, g);
+            CHECK(biased_step(&x, step, 0.1f, step ? NULL : &stats) == TT_OK);
+            if (keep) check_gradients(&x, g, 1e-7);
+            else CHECK(tt_get_gradient(x.program, x.p[0], p[0]) == TT_ERR_ARGUMENT);
+        }
+        CHECK(tt_param_get(x.p[1], ends[keep]) == TT_OK);
+        p[1][0] = NAN;
+        CHECK(tt_set(x.program, x.target, p[1], 3) == TT_OK &&
+              tt_step(x.program, 0.1f, &stats) == TT_ERR_NUMERIC);
+        CHECK(tt_get_gradient(x.program, x.p[0], p[0]) == TT_ERR_ARGUMENT);
+        biased_close(&x);
+    }
+    CHECK(memcmp(ends[0], ends[1], sizeof ends[0]) == 0);
+}
+
+/* The argument of `watch`, which compares the gradients with g. If `changes`, it multiplies the weight's by 3
+   and sets the bias's to 1/8, and notes in g what the update then reads. */
+typedef struct watcher {
+    biased *x;
+    double (*g)[AREA], tolerance;
+    int64_t calls, fails_at;
+    bool changes;
+} watcher;
+
+static tt_status watch(void *user, tt_program *p, int64_t step)
+{
+    watcher *w = (watcher *)user;
+    float g[AREA];
+    CHECK(p == w->x->program && step == w->calls);
+    if (w->calls == w->fails_at) return TT_ERR_FILE;
+    w->calls++;
+    check_gradients(w->x, w->g, w->tolerance);
+    for (int k = 0; k < 2 && w->changes; k++) {
+        CHECK(tt_get_gradient(p, w->x->p[k], g) == TT_OK);
+        for (int i = 0; i < tt_param_size(w->x->p[k]); i++) {
+            g[i] = k ? 3 * g[i] : 0.125f;
+            w->g[k][i] = g[i];
+        }
+        CHECK(tt_set_gradient(p, w->x->p[k], g) == TT_OK);
+    }
+    if (w->changes) check_gradients(w->x, w->g, w->tolerance);
+    CHECK(tt_step(p, 0.1f, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(w->x->ctx, TT_ERR_ARGUMENT, "before_update runs within a step");
+    return TT_OK;
+}
+
+/* The update and the norm use the gradients that before_update writes: SGD's steps equal a float64 loop. */
+TEST(before_update_reads_and_changes_gradients)
+{
+    static double g[2][AREA];
+    static float p[2][AREA];
+    static const struct { const char *precision, *offload, *update; double tolerance; } rows[] = {
+        {"32-true", NULL, "end", 1e-6}, {"32-true", "gradients,optimizer,parameters", "end", 1e-6},
+        {"32-true", NULL, "host", 1e-6}, {"bf16-true", NULL, "end", 0.02}, {"16-mixed", NULL, "end", 1e-3}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        biased x;
+        watcher w = {&x, g, rows[k].tolerance, 0, -1, true};
+        tt_compile_options o = tt_compile_options_default();
+        o.precision = rows[k].precision;
+        o.offload = rows[k].offload;
+        o.update = rows[k].update;
+        o.loss_scale.init = 128;
+        o.optimizer.kind = TT_SGD;
+        o.optimizer.weight_decay = 0;
+        o.before_update = watch;
+        o.user = &w;
+        biased_open(&x, &o);
+        REQUIRE(x.program != NULL);
+        for (int step = 0; step < 4; step++) {
+            double squares = 0;
+            tt_stats stats;
+            biased_gradients(&x, step, 1, p, g);
+            CHECK(biased_step(&x, step, 0.25f, &stats) == TT_OK && w.calls == step + 1);
+            CHECK(biased_moved(&x, p, g, 0.25, rows[k].tolerance));
+            for (int i = 0; i < AREA; i++) squares += g[1][i] * g[1][i] + (i < SIDE ? g[0][i] * g[0][i] : 0);
+            CHECK_NEAR(stats.grad_norm, sqrt(squares), rows[k].tolerance);
+        }
+        w.fails_at = 4;
+        memset(g, 0, sizeof g);
+        for (int m = 0; m < 2; m++) CHECK(tt_param_get(x.p[m], p[m]) == TT_OK);
+        CHECK(biased_step(&x, 9, 0.25f, NULL) == TT_ERR_FILE);
+        CHECK_ERROR(x.ctx, TT_ERR_FILE, "before_update failed in step 4: nothing was updated");
+        CHECK(biased_moved(&x, p, g, 0.25, 0));
+        w.fails_at = -1;
+        biased_gradients(&x, 9, 1, p, g);
+        CHECK(biased_step(&x, 9, 0.25f, NULL) == TT_OK && tt_program_steps(x.program) == 5);
+        CHECK(tt_set_gradient(x.program, x.p[0], p[0]) == TT_ERR_UNSUPPORTED);
+        CHECK_ERROR(x.ctx, TT_ERR_UNSUPPORTED, "the step has ended: call it in before_update");
+        biased_close(&x);
+    }
+}
+
+/* Between the micro-batches and the update gradients can be replaced, too. Several ranks and groups show
+   before_update the mean over all of them. */
+TEST(gradients_of_several_micro_batches)
+{
+    static double g[2][AREA];
+    static float p[2][AREA], target[AREA];
+    static const struct { const char *device; int groups, zero; } rows[] = {
+        {"cpu", 1, 0}, {"cpu", 2, 0}, {"cpu*2", 2, 1}, {"cpu*2", 2, 3}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        biased x;
+        watcher w = {&x, g, 1e-6, 0, -1, false};
+        tt_compile_options o = tt_compile_options_default();
+        o.device = rows[k].device;
+        o.parallel.groups = rows[k].groups;
+        o.parallel.zero = rows[k].zero;
+        o.optimizer.kind = TT_SGD;
+        o.optimizer.weight_decay = 0;
+        o.accumulate = k < 2;
+        o.before_update = watch;
+        o.user = &w;
+        biased_open(&x, &o);
+        REQUIRE(x.program != NULL);
+        for (int step = 0; step < 2; step++) {
+            tt_status status = TT_OK;
+            biased_gradients(&x, step, 2, p, g);
+            for (int m = 0; m < 2; m++) {
+                biased_target(step + m, target);
+                CHECK(tt_set_rank(x.program, k < 2 ? 0 : m, x.target, target, 3) == TT_OK);
+                if (k < 2) status = tt_micro_step(x.program, NULL);
+            }
+            if (k == 0) { /* the new gradients double the step */
+                for (int m = 0; m < 2; m++) {
+                    CHECK(tt_get_gradient(x.program, x.p[m], target) == TT_OK);
+                    for (int i = 0; i < AREA; i++) target[i] *= 2, g[m][i] *= 2;
+                    CHECK(tt_set_gradient(x.program, x.p[m], target) == TT_OK);
+                }
+            }
+            if (k == 1) CHECK(tt_set_gradient(x.program, x.p[0], target) == TT_ERR_UNSUPPORTED);
+            CHECK(status == TT_OK &&
+                  (k < 2 ? tt_update : tt_step)(x.program, 0.25f, NULL) == TT_OK && w.calls == step + 1);
+            CHECK(biased_moved(&x, p, g, 0.25, 1e-6));
+            if (k == 0) check_gradients(&x, g, 1e-6);
+            else CHECK(tt_get_gradient(x.program, x.p[0], target) == TT_ERR_UNSUPPORTED);
+        }
+        biased_close(&x);
+    }
+}
+
+TEST(kept_gradients_refuse)
+{
+    static const struct { const char *device, *update, *error; int pipeline; bool hook; } rows[] = {
+        {"cpu", "backward", "does not go with before_update, as the memory of gradients is reused", 1, true},
+        {"cpu", "backward", "does not go with keep_gradients", 1, false},
+        {"cpu*2", "end", "does not go with before_update", 2, true},
+        {"cpu*2", "end", "does not go with keep_gradients", 2, false}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_compile_options o = tt_compile_options_default();
+        o.device = rows[k].device;
+        o.update = rows[k].update;
+        o.parallel.pipeline = rows[k].pipeline;
+        if (rows[k].hook) o.before_update = watch;
+        else o.keep_gradients = true;
+        CHECK(tt_check_options(ctx, &o) != TT_OK && strstr(tt_error(ctx), rows[k].error) != NULL);
+        o.train = false;
+        CHECK(tt_check_options(ctx, &o) == TT_OK);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
 /* ---------------------------------------------------------------------------------------------- schedules */
 
 TEST(schedules)
@@ -714,13 +1070,49 @@ TEST(schedules)
     CHECK(isfinite(tt_schedule_lr(&s, 4)) && tt_schedule_lr(&s, 5) == 0);
 }
 
+static float every_third(void *user, int64_t step) { return *(float *)user * (float)(step % 3); }
+
+/* The learning rate stays until the last decay_steps, and falls linearly or as 1 - sqrt; or a function gives
+   it. */
+TEST(schedules_that_stay_and_functions)
+{
+    static const int64_t steps[] = {0, 3, 9, 10, 11, 79, 80, 81, 95, 109, 110, 111, 5000};
+    tt_schedule s;
+    memset(&s, 0, sizeof s);
+    s.lr = 2e-3f;
+    s.min_lr = 1e-4f;
+    s.warmup_steps = 10;
+    s.total_steps = 110;
+    s.decay_steps = 30;
+    for (int k = 0; k < 2; k++)
+        for (int j = 0; j < TEST_COUNT(steps); j++) {
+            const double lr = 2e-3f, low = 1e-4f, step = (double)steps[j];
+            double done = (step - 80) / 30;
+            done = done < 0 ? 0 : done > 1 ? 1 : done;
+            done = k ? sqrt(done) : done;
+            const double expected = step < 10 ? lr * step / 10 : low + (lr - low) * (1 - done);
+            s.kind = k ? TT_WSD_SQRT : TT_WSD;
+            CHECK_NEAR(tt_schedule_lr(&s, steps[j]), expected, 1e-9);
+            if (step >= 10 && step <= 80) CHECK(tt_schedule_lr(&s, steps[j]) == 2e-3f);
+            if (step >= 110) CHECK(tt_schedule_lr(&s, steps[j]) == 1e-4f);
+        }
+    float each = 0.25f;
+    s.lr_at = every_third;
+    s.user = &each;
+    CHECK(tt_schedule_lr(&s, 3) == 0 && tt_schedule_lr(&s, 5) == 0.5f);
+}
+
 static const test_case tests[] = {
-    TEST_CASE(sgd), TEST_CASE(adam), TEST_CASE(decay_rules), TEST_CASE(bias_correction),
+    TEST_CASE(sgd), TEST_CASE(adam), TEST_CASE(decay_rules), TEST_CASE(learning_rates_by_name_and_layer),
+    TEST_CASE(layers_of_names), TEST_CASE(bias_correction),
     TEST_CASE(stochastic_rounding_moves_bf16_weights), TEST_CASE(micro_batches_equal_one_batch),
     TEST_CASE(contradictory_options_are_refused_together), TEST_CASE(loss_scale_falls_and_grows),
     TEST_CASE(loss_scale_grows_where_nothing_overflows), TEST_CASE(loss_scale_leaves_true_gradients),
     TEST_CASE(loss_scale_has_a_floor), TEST_CASE(optimizer_state_of_f16_weights),
-    TEST_CASE(precision_options), TEST_CASE(schedules),
+    TEST_CASE(precision_options), TEST_CASE(gradients_are_kept_after_a_step),
+    TEST_CASE(before_update_reads_and_changes_gradients),
+    TEST_CASE(gradients_of_several_micro_batches), TEST_CASE(kept_gradients_refuse),
+    TEST_CASE(schedules), TEST_CASE(schedules_that_stay_and_functions),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -15,6 +15,8 @@
 #include "program/parameters.h"
 #include "program/memory.h"
 #include "program/compile.h"
+#include "program/ema.h"
+#include "program/custom.h"
 
 static const test_case tests[] = {
     TEST_CASE(context_options), TEST_CASE(measured_peak_is_plausible), TEST_CASE(costs_of_this_machine),
@@ -39,6 +41,9 @@ static const test_case tests[] = {
     TEST_CASE(numbers_that_are_not_finite), TEST_CASE(numbers_that_are_not_finite_in_an_early_update),
     TEST_CASE(early_updates_that_are_refused), TEST_CASE(options_are_named_as_the_caller_says),
     TEST_CASE(words_of_options),
+    TEST_CASE(moving_averages),
+    TEST_CASE(ops_of_the_caller), TEST_CASE(ops_of_the_caller_refuse),
+    TEST_CASE(an_optimizer_of_the_caller),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

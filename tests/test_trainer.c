@@ -14,6 +14,7 @@
 #include "trainer/resume.h"
 #include "trainer/fit.h"
 #include "trainer/metrics.h"
+#include "trainer/steered.h"
 #include "trainer/own.h"
 #include "trainer/by_hand.h"
 #include "trainer/ranks.h"
@@ -49,6 +50,8 @@ static const test_case tests[] = {
     TEST_CASE(fit_ties_of_accuracy_go_to_the_lower_loss), TEST_CASE(fit_keeps_again_where_keep_failed),
     TEST_CASE(fit_killed_in_its_first_keep_goes_on), TEST_CASE(fit_takes_no_unreadable_file_for_absent),
     TEST_CASE(a_folder_that_breaks_off_is_not_listed), TEST_CASE(fit_says_from_where_a_resumed_run_goes_on),
+    TEST_CASE(fit_validates_within_epochs), TEST_CASE(fit_validates_on_its_own_source),
+    TEST_CASE(fit_ends_early), TEST_CASE(fit_validates_moving_averages),
     TEST_CASE(fit_writes_metrics), TEST_CASE(fit_refuses_metrics_with_other_columns),
     TEST_CASE(pictures_of_a_training), TEST_CASE(lines_of_metrics),
     TEST_CASE(fit_of_a_trainer_that_only_evaluates), TEST_CASE(names_that_a_state_cannot_have),

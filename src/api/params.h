@@ -40,3 +40,23 @@ tt_param *tt_param_at(const tt_context *ctx, int k);
    number of matching parameters. */
 int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen);
 bool tt_param_frozen(const tt_param *p);
+
+/* A parameter, or the shard of it that a rank updates, for a function that is an optimizer. */
+typedef struct tt_custom_update {
+    const char *name;      /* the parameter's */
+    float *parameter;      /* n numbers, to be updated in place */
+    const float *gradient; /* n numbers, of the mean loss, after clipping */
+    float *state[2];       /* n numbers of each state, 0 at first; NULL: the optimizer has no such state */
+    int64_t n, first;      /* first: place of the first number in the whole parameter */
+    int64_t step;          /* steps done before this one */
+    float lr, weight_decay; /* of this parameter, by no_decay, lr_rules and layer_decay */
+} tt_custom_update;
+
+/* An optimizer by a function on the CPU (TT_OPTIMIZER_CUSTOM). It must exist as long as programs with it. */
+typedef struct tt_custom_optimizer {
+    /* Updates a parameter. Several ranks call it at once, each from a thread of its own. After an error the
+       run fails, and only the last state can be continued. */
+    tt_status (*update)(void *user, const tt_custom_update *u);
+    void *user;            /* argument of `update` */
+    int states;            /* 0 to 2 */
+} tt_custom_optimizer;

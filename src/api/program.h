@@ -13,14 +13,21 @@
 #define TT__OPTIMIZERS(X) \
     X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
     X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
-    X(TT_ADAMW, "adamw", ADAM, true, "m", "exp_avg", "v", "exp_avg_sq")
+    X(TT_ADAMW, "adamw", ADAM, true, "m", "exp_avg", "v", "exp_avg_sq") \
+    X(TT_OPTIMIZER_CUSTOM, "custom", CUSTOM_UPDATE, false, "state 1", "state_1", "state 2", "state_2")
 #define TT__KIND(kind, name, op, decoupled, state, word, second, its_word) kind,
 typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
 #undef TT__KIND
 
+/* A factor on the learning rate of the parameters whose names match a pattern, as in tt_param_freeze. */
+typedef struct tt_lr_rule { const char *pattern; float scale; } tt_lr_rule;
+
 typedef struct tt_optimizer_options {
     tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
                                        2019) */
+    /* Set it with TT_OPTIMIZER_CUSTOM to the function that updates; default NULL. The states are planned,
+       saved, divided and offloaded as those of other optimizers. For device "cpu" and fp32 weights. */
+    const tt_custom_optimizer *custom;
     float momentum;                 /* Set it for SGD with momentum; default 0 */
     bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
     float beta1, beta2, eps;        /* Set them to tune Adam and AdamW; default 0.9, 0.999, 1e-8 */
@@ -29,12 +36,34 @@ typedef struct tt_optimizer_options {
     const char *const *no_decay;    /* Set it to name patterns of parameters without decay, ended by NULL;
                                        default: 1-D parameters (biases, norms). With an empty list all
                                        parameters decay */
+    /* Set it to rules for the learning rates of parameters, ended by a NULL pattern; default NULL. The first
+       rule that matches a parameter's name gives its factor, >= 0; without a match it is 1. The factor also
+       applies to the decoupled decay, as in PyTorch's parameter groups. */
+    const tt_lr_rule *lr_rules;
+    /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1;
+       default 1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first
+       number in a parameter's name that is a part between dots or ends such a part after '_': 3 in
+       "encoder.layer.3.bias". With L layers, layer k has the factor layer_decay^(L - k); parameters made
+       before those of layers, such as embeddings, layer_decay^(L + 1); all others 1. Factors of lr_rules
+       multiply it. */
+    float layer_decay;
+    /* Set it to keep exponential moving averages of the trained parameters as a further state of the
+       optimizer; default 0: none. In [0, 1), usually 0.99 to 0.9999. The first update copies the parameters;
+       each later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
+       get_ema_avg_fn. The averages are f32, so the parameters must be: precision "32-true" or one that ends
+       with "-mixed". A saved state has them with "ema." before the names. See tt_trainer_use_ema. */
+    float ema_decay;
     float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
-/* Table of the schedules of the learning rate: X(kind, name). */
-#define TT__SCHEDULES(X) X(TT_CONSTANT, "constant") X(TT_LINEAR, "linear") X(TT_COSINE, "cosine")
+/* Table of the schedules of the learning rate: X(kind, name). WSD: warmup, stable, decay (Hu et al.,
+   "MiniCPM", 2024): the learning rate stays until the last decay_steps, in which it falls linearly or, as 1 -
+   sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations", 2024),
+   first steeply and then slowly. */
+#define TT__SCHEDULES(X) \
+    X(TT_CONSTANT, "constant") X(TT_LINEAR, "linear") X(TT_COSINE, "cosine") X(TT_WSD, "wsd") \
+    X(TT_WSD_SQRT, "wsd-sqrt")
 #define TT__KIND(kind, name) kind,
 typedef enum tt_schedule_kind { TT__SCHEDULES(TT__KIND) } tt_schedule_kind;
 #undef TT__KIND
@@ -45,6 +74,11 @@ typedef struct tt_schedule {
                               lower it to min_lr */
     int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
     int64_t total_steps;   /* steps of warm-up and decay together */
+    int64_t decay_steps;   /* of WSD: last steps, in which lr falls; 1 to total_steps - warmup_steps */
+    /* If not NULL, returns the learning rate of a step instead, called with `user`; no other field is read. A
+       resumed run must be given the same function. */
+    float (*lr_at)(void *user, int64_t step);
+    void *user;
 } tt_schedule;
 float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0 */
 
@@ -216,13 +250,25 @@ typedef struct tt_compile_options {
     const char *tune;
     bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them; default
                         false */
+    /* Set it to read gradients after a step as well (tt_get_gradient), until the next step begins; default
+       false. The plan then keeps all gradients. It excludes update "backward", which reuses their memory, and
+       parallel.pipeline. */
+    bool keep_gradients;
+    /* Set it to read or change gradients before an update; default NULL. It is called with `user` in each
+       step (counted from 0), when the step's gradients are complete and before the update reads them. It may
+       call tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates
+       nothing and fails with that error. With several processes it is called in each. It implies
+       keep_gradients. */
+    tt_status (*before_update)(void *user, tt_program *p, int64_t step);
+    void *user; /* argument of before_update */
     /* Set it to save memory by updating parameters earlier or elsewhere; default "end": all at the end of the
        step.
        "backward": each parameter is updated as soon as its gradient is final, and the gradient's memory is
        then free, for the same bits (as Lv et al., "Full parameter fine-tuning for large language models with
        limited resources", 2023). "backward" saves the gradients' memory beyond the activations that the
-       backward has freed by then: most with small batches. "backward" excludes accumulate, clip_norm, loss
-       scaling and parallel.server, which need all gradients at once, and parallel.pipeline.
+       backward has freed by then: most with small batches. "backward" excludes accumulate,
+       keep_gradients, before_update, clip_norm, loss scaling and parallel.server, which need all gradients
+       at once, and parallel.pipeline.
        "host": at the end of the step the host's processor updates parameters in the host's memory (Ren et
        al., "ZeRO-Offload", 2021), where the optimizer's state stays. Groups of gradients and parameters are
        copied to the host, and parameters back, while other groups are updated, at most two groups ahead.
@@ -446,9 +492,15 @@ tt_status tt_wait(tt_program *p, tt_stats *stats);
    tt_update without stats may return before the update is done, as tt_step may. */
 tt_status tt_micro_step(tt_program *p, tt_stats *stats);
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
-/* Copies a gradient after tt_micro_step, before tt_update: tt_param_size floats, d(mean over the targets so
-   far) / d(param). Not for pipelines. */
+/* Copies a gradient: tt_param_size floats, d(mean over the targets so far) / d(param), before clipping. Call
+   it after tt_micro_step, before tt_update; in before_update; or, with keep_gradients, after a step whose
+   loss was finite. After a step it is refused with several data ranks or groups, whose gradients the step
+   sums in place. Not for pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
+/* Replaces a gradient, given as tt_get_gradient gives it and rounded to the gradient's dtype. Call it in
+   before_update, or between tt_micro_step and tt_update. Norm, clipping and update then use the new values.
+   For one data rank and one group. */
+tt_status tt_set_gradient(tt_program *p, const tt_param *param, const float *from);
 tt_status tt_run(tt_program *p, tt_stats *stats); /* runs the forward of a program with train = false */
 int64_t tt_program_steps(const tt_program *p);    /* optimizer steps done; steps that loss scaling skipped do
                                                      not count */

@@ -278,3 +278,28 @@ tt_value tt_sigmoid_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
    several data ranks, need it: the backward of the first micro-batch mixes their gradients before later
    micro-batches are counted. Sums of losses are made by tt_scale and tt_add. */
 void tt_loss_total(tt_tape *t, tt_value loss, tt_value total);
+
+/* An array that tt_custom gives to its functions: rows of `width` numbers, one row directly after another.
+   Floats of any precision come as TT_F32; an input of integers has its own dtype. */
+typedef struct tt_custom_array { void *data; tt_dtype dtype; int64_t rows, width; } tt_custom_array;
+
+/* An op by functions on the CPU. They are called in each run with the rows of that run, from the thread of
+   each rank, and must be pure: recompute calls forward again, with the same inputs, for the same output. A
+   function that returns an error fails the run, which then has updated nothing. */
+typedef struct tt_custom_op {
+    const char *name; /* names the op in plans and errors */
+    /* Computes out from the n inputs. */
+    tt_status (*forward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out);
+    /* Computes the gradients din of the inputs from the inputs, the output and its gradient dout. din[k].data
+       is NULL if input k needs no gradient. NULL: the op has no backward. */
+    tt_status (*backward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out,
+                          const tt_custom_array *dout, const tt_custom_array *din);
+    void *user;       /* argument of both */
+} tt_custom_op;
+enum { TT_CUSTOM_INPUTS = 6 }; /* largest number of inputs of tt_custom */
+/* Records an op of the caller: 1 to TT_CUSTOM_INPUTS inputs -> (rows, width), where rows is a number or an
+   axis (tt_value_axis). *op is not copied: it must exist as long as programs of the tape. Arrays are planned
+   as those of other ops, recompute and offload included. Other devices than "cpu" are refused when the
+   program is compiled. Tensor ranks compute the op whole. */
+tt_value tt_custom(tt_tape *t, const tt_custom_op *op, const tt_value *inputs, int n, int64_t rows,
+                   int64_t width);

@@ -97,6 +97,14 @@ tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *predictions);
 tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, const char *pair,
                           float *predictions);
 
+/* Exchanges the parameters with their moving averages (tt_optimizer_options.ema_decay) if `use`, and back if
+   not. Meanwhile evaluations, predictions and a save of the model use the averages, and the trainer can
+   neither train nor save or load a state. Call it between steps. It takes memory for two copies of the
+   largest parameter. Before the first update the averages are the parameters. After an error load the last
+   state. tt_fit uses the averages by itself for each validation and in `keep`; when tt_fit ends, the
+   parameters are those of training. */
+tt_status tt_trainer_use_ema(tt_trainer *t, bool use);
+
 /* Progress of a run, stored with the state so that the caller can resume. */
 typedef struct tt_progress {
     int64_t epoch, step;          /* the epoch and the step to train next */
@@ -104,6 +112,8 @@ typedef struct tt_progress {
     double best, best_loss;       /* the best validation so far: the value that tt_fit_options.best_by
                                      compares, and the loss */
     uint64_t best_by;             /* hash of the name of the value in `best`; 0: unknown */
+    int64_t validated, worse;     /* steps of all epochs, skipped ones included, before the last validation;
+                                     validations since the best one */
     uint64_t classes, data;       /* hashes of the class names and of the examples, see tt_fit; 0: none */
 } tt_progress;
 
@@ -124,8 +134,10 @@ typedef struct tt_fit_event {
     double of_peak;                /* FLOP/s of matrix products and attention as a fraction of
                                       tt_measured_peak; 0: unknown */
     double seconds_left;           /* seconds left of all epochs, without validation */
-    const tt_stats *validation;    /* result of the validation after an epoch; NULL after a step */
+    const tt_stats *validation;    /* result of the validation at the end of an epoch or after validate_steps;
+                                      NULL after a step */
     bool best;                     /* this validation is the best so far, and `keep` has been called */
+    int64_t worse, patience;       /* validations since the best one; tt_fit_options.patience */
 } tt_fit_event;
 
 /* Writes an event as one line for a progress display, without a newline. If `capacity` has no room for the
@@ -141,16 +153,21 @@ typedef struct tt_fit_options {
                                       holds a state is refused */
     double save_seconds;           /* Set it to change how many seconds pass between saves within an epoch;
                                       the state is also saved after each epoch; default 300 */
+    int64_t validate_steps;        /* Set it to a number of steps after which the run validates and saves, in
+                                      addition to the end of each epoch; steps of all epochs count; without
+                                      validation the run only saves; default 0 */
+    int64_t patience;              /* Set it to end the run after a number of validations in a row that are no
+                                      better than the best one; needs validation; default 0: never */
     const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
                                       current step or batch of validation; a signal handler may set the
                                       variable (sig_atomic_t); default NULL */
     const char *best_by;           /* Set it to choose how validations are compared: by "loss", or by the name
                                       of the model's metric, and then by the loss; default NULL: the metric,
                                       or else the loss */
-    /* Set it to a function that saves the model; default NULL. tt_fit calls it after an epoch whose
-       validation is the best so far, or, without validation, after every epoch. The folder then holds a
+    /* Set it to a function that saves the model; default NULL. tt_fit calls it after a
+       validation that is the best so far, or, without validation, after every epoch. The folder then holds a
        state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
-       fails, and a resumed run calls `keep` a second time for this epoch. */
+       fails, and a resumed run calls `keep` a second time after this validation. */
     tt_status (*keep)(void *user);
     /* Set it to receive an event after each step and each validation; default NULL. */
     void (*report)(void *user, const tt_fit_event *event);
@@ -159,9 +176,9 @@ typedef struct tt_fit_options {
 tt_fit_options tt_fit_options_default(void);
 
 /* Trains for some epochs of `train`, each followed by an evaluation on `validation` (NULL: none). *finished
-   is true if all epochs are done. Otherwise the run was stopped or failed, and the state after the last whole
-   step is saved, from which a run resumes bit for bit. Saving can fail as well: tt_trainer_saved_steps says
-   from which step a resumed run would continue.
+   is true if all epochs are done or `patience` has ended the run. Otherwise the run was stopped or failed,
+   and the state after the last whole step is saved, from which a run resumes bit for bit. Saving can fail as
+   well: tt_trainer_saved_steps says from which step a resumed run would continue.
    A step that has no target, or whose loss or gradient is not finite, updates nothing: it is skipped and
    counted in tt_stats.skipped, and the logger gets one warning. tt_fit fails after 10 skipped steps in a row,
    or as many as an epoch has. tt_fit also fails at the end of an epoch whose last steps were not finite, if

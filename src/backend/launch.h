@@ -73,17 +73,21 @@ typedef enum tt__act {
     X(bool, by_class)     /* used by CROSS_ENTROPY: weights belong to classes, not to rows */ \
     X(bool, by_total)     /* used by losses and their backward: the divisor is operand TT__LOSS_TOTAL */ \
     X(float, scale)       /* factor of SCALE and ATTENTION; value of FILL; in ROTARY, -1 turns back */ \
+    X(bool, scaled)       /* used by SGD and ADAM: `scale` multiplies the learning rate */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* used by DROPOUT and ATTENTION */ \
     X(float, eps)         /* used by LAYERNORM, RMSNORM, NORMALIZE and ADAM */ \
     X(float, smoothing)   /* CROSS_ENTROPY */ \
     X(float, weight_decay) /* used by SGD and ADAM */ \
-    X(float, beta1)       /* used by ADAM; in SGD the momentum */ \
+    X(float, beta1)       /* used by ADAM; in SGD the momentum, in EMA the decay */ \
     X(float, beta2)       /* ADAM */ \
     X(bool, decoupled)    /* used by ADAM: weight decay is decoupled, as in AdamW */ \
     X(float, clip_norm)   /* CLIP */ \
     X(tt_patch_options, image) /* PATCHES */ \
     X(tt_rotary_options, rotary) /* ROTARY */ \
+    X(uint32_t, custom_hash) /* used by CUSTOM: hash of the op's name */ \
+    X(int, out_axis) X(int, out_extra) X(int, out_width) X(int, out_rows) /* shape of CUSTOM's output; \
+                             out_rows if out_axis is 0 */ \
     X(int, offset)        /* number that EMBEDDING and EMBEDDING_BACKWARD add to ids */ \
     X(tt_dtype, narrow)   /* dtype to which LINEAR, LINEAR_DX and LINEAR_CROSS_ENTROPY round f32 weights */
 
@@ -93,7 +97,12 @@ typedef struct tt__attr {
 #undef TT__FIELD
     int max_length; /* used by ATTENTION: no sequence is longer, as the caller promises; 0: no promise. The
                        hash of a saved state leaves max_length out */
+    const tt_custom_optimizer *optimizer; /* the caller's optimizer of a CUSTOM_UPDATE; else NULL */
+    const tt_custom_op *custom; /* the caller's op of a CUSTOM or CUSTOM_BACKWARD; else NULL */
 } tt__attr;
+/* Returns the factor of an optimizer's instruction on the learning rate. */
+static inline float tt__lr_factor(const tt__attr *a) { return a->scaled ? a->scale : 1; }
+
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(float) ? 1 : -1];
 

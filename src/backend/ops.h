@@ -100,6 +100,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
         /* x, [residual], [row numbers] -> y, [column sums] */ \
     X(ATTENTION, "attention", 5, 2, TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1) | TT__NUMBERS(4) | \
       TT__AGAIN_ATTENTION) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
+    X(CUSTOM, "custom", 6, 1, 0) /* 1 to TT_CUSTOM_INPUTS inputs -> y */ \
+    X(CUSTOM_BACKWARD, "custom_backward", 8, 6, 0) /* dy, y, the inputs -> [gradient of each input] */ \
     X(ATTENTION_BACKWARD, "attention_backward", 8, 6, TT__WITH_RUN | TT__COLUMN_SUMS) \
         /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv, [column sums of each] */ \
     X(GATHER_ROWS, "gather_rows", 2, 1, TT__GATHERS | TT__MOVES) /* x, index -> y */ \
@@ -142,6 +144,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
         /* sums of squares, totals, [loss scale] -> (norm, factor) */ \
     X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, [momentum] */ \
     X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, m, v */ \
+    X(CUSTOM_UPDATE, "custom_update", 2, 3, TT__RMW | TT__WITH_RUN) /* g, factor -> p, [state], [state] */ \
+    X(EMA, "ema", 2, 1, TT__RMW | TT__WITH_RUN) /* p, (norm, factor) -> average */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
     X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
     X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* result and operands of another stream's work */ \

@@ -9,6 +9,7 @@
 #include "../ranks/processes.h"
 #include "../ranks/groups.h"
 #include "../context/memory.h"
+#include "../context/params.h"
 #include "program.h"
 #include "settings.h"
 #include "build.h"
@@ -182,6 +183,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     kept->memory = kept->tune = NULL;
     kept->costs = NULL;
     kept->optimizer.no_decay = NULL;
+    kept->optimizer.lr_rules = NULL;
     return status == TT_OK ? tt__commit(p, job.shared) : status;
 }
 
@@ -313,6 +315,13 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
                   tt__shortest(u->clip_norm, n[1]), tt__shortest(u->beta1, n[2]),
                   tt__shortest(u->beta2, n[3]), tt__shortest(u->eps, n[4]),
                   tt__shortest(u->momentum, n[5]));
+    uint64_t hash = TT__HASH_BEGIN;
+    for (int k = 0; k < p->built.t->n_code; k++)
+        if (tt__is(&p->built.t->code[k], TT__WITH_RUN | TT__RMW))
+            hash = tt__attr_hash(hash, &p->built.t->code[k].attr);
+    if (o->train)
+        tt__print(&text, "no_decay, lr_rules and layer_decay with the hash %016llx\n",
+                  (unsigned long long)hash);
     if (p->settings.scales)
         tt__print(&text, "loss_scale init %s, growth %s, backoff %s, interval %d\n",
                   tt__shortest(l->init, n[0]), tt__shortest(l->growth, n[1]),

@@ -53,6 +53,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
 {
     tt_tape *t = b->t;
     const bool train = s->options.train, accumulate = s->options.accumulate;
+    const bool persist = accumulate || tt__keeps_gradients(&s->options);
     const int tensor = s->options.parallel.tensor;
     int losses = 0, totals = 0;
     TT__PASS(t, "record", TT_OK);
@@ -77,7 +78,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
                           "tt_loss_total (%d of them have one)", accumulate ? "accumulate" :
                           "several data ranks", losses, totals);
     if (status != TT_OK) return status;
-    if (train) TT__PASS(t, "differentiate", tt__differentiate(t, b->root, accumulate && !t->sums_micros));
+    if (train) TT__PASS(t, "differentiate", tt__differentiate(t, b->root, persist && !t->sums_micros));
     if (train && tensor > 1) TT__PASS(t, "tensor gradients", tt__pass_tensor_gradients(t));
     if (train && !losses)
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on "
@@ -94,7 +95,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
 static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__choice *choice)
 {
     tt_tape *t = b->t;
-    const bool train = s->options.train, accumulate = s->options.accumulate;
+    const bool train = s->options.train, persist = s->options.accumulate || tt__keeps_gradients(&s->options);
     if (train) TT__PASS(t, "recompute", tt__pass_recompute(t, choice->recompute, choice->blocks,
                                                                 choice->drop, choice->n_drop));
     if (s->kind->host) TT__PASS(t, "fold casts", (tt__pass_fold_casts(t), TT_OK));
@@ -103,7 +104,7 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
     TT__PASS(t, "counts", tt__pass_counts(t));
     if (t->stages > 1) TT__PASS(t, "stages", tt__pass_stages(t));
     TT__PASS(t, "gather", tt__pass_gather(t));
-    if (train) TT__PASS(t, "sums", tt__pass_sums(t, accumulate));
+    if (train) TT__PASS(t, "sums", tt__pass_sums(t, persist));
     if (train) TT__PASS(t, "update", tt__pass_update(t, &s->options.optimizer, &s->options.loss_scale));
     if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "fp8", tt__pass_fp8(t));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, true));

@@ -41,6 +41,12 @@ static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
+/* Returns whether options ask for gradients that persist until the end of a step, beside `accumulate`. */
+static bool tt__keeps_gradients(const tt_compile_options *o)
+{
+    return o->train && (o->keep_gradients || o->before_update);
+}
+
 /* The options of a program, checked. Words have become values of enums. */
 typedef struct tt__settings {
     tt_compile_options options; /* in `parallel`, defaults replace fields that are 0 */
@@ -185,6 +191,10 @@ typedef struct tt__queued {
    been updated. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
+/* The step whose gradients tt_get_gradient can read after its end. rounds: number of the step's rounds; 0: no
+   such step. scale, targets: the loss scale and the number of targets of that step. */
+typedef struct tt__kept_gradients { int64_t rounds; double scale, targets; } tt__kept_gradients;
+
 /* A compiled program, or one stage of a pipeline, which has its own tape, plan and arena. The caller holds
    the first stage, the head. The last fields of the head apply to all stages. */
 struct tt_program {
@@ -218,6 +228,8 @@ struct tt_program {
     bool poison;            /* tests: storages are overwritten with NaN after their last use */
     bool micro_failed, norm_known;
     tt__outcome outcome;
+    tt__kept_gradients kept;
+    bool in_hook;           /* before_update is running */
     double flops;
     tt__unread unread;
     tt_stats done;          /* statistics of the last step whose results were read without an error */
@@ -240,6 +252,7 @@ tt_optimizer_options tt_optimizer_options_default(void)
     o.beta2 = 0.999f;
     o.eps = 1e-8f;
     o.weight_decay = 0.01f;
+    o.layer_decay = 1;
     return o;
 }
 
@@ -274,6 +287,14 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     if (!(o->weight_decay >= 0)) tt__print(&all, "; {weight_decay %g} is negative", o->weight_decay);
     if (!(o->clip_norm >= 0))
         tt__print(&all, "; {clip_norm %g} is negative (0 means no clipping)", o->clip_norm);
+    for (const tt_lr_rule *r = o->lr_rules; r && r->pattern; r++)
+        if (!(r->scale >= 0 && isfinite(r->scale)))
+            tt__print(&all, "; the scale %g of lr_rules pattern '%.60s' is not a finite number >= 0",
+                      r->scale, r->pattern);
+    if (!(o->ema_decay >= 0 && o->ema_decay < 1))
+        tt__print(&all, "; {ema_decay %g} is not in [0, 1) (0 means no average)", o->ema_decay);
+    if (!(o->layer_decay > 0 && o->layer_decay <= 1))
+        tt__print(&all, "; {layer_decay %g} is not in (0, 1] (1 means none)", o->layer_decay);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
 

@@ -25,6 +25,11 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
     char device[32];
     memset(&l, 0, sizeof l);
     l.tape = t;
+    for (int k = 0; k < t->n_code && !kind->host; k++)
+        if (t->code[k].attr.custom)
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run '%s': the functions of "
+                            "tt_custom run on device 'cpu' alone", tt__device_name(kind, index, device),
+                            t->values[t->code[k].out[0]].name);
     for (int k = 0; k < t->n_code && kind->backend; k++) {
         const char *why;
         const tt__instr *i = l.instr = &t->code[k];
@@ -99,12 +104,18 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* data ranks divide gradients, too */
     const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
     const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
+    const bool custom = o->train && o->optimizer.kind == TT_OPTIMIZER_CUSTOM;
+    const bool averages = o->train && o->optimizer.ema_decay > 0;
+    const bool narrow = s->precision.half != TT_F32 && !s->precision.mixed; /* weights have 16 bits */
     tt_status status = TT_OK;
     char text[400];
     tt__text_buffer late = {text, sizeof text, 0}; /* options that update "backward" excludes: they need all
                                                       gradients at once */
     if (o->accumulate)
         tt__print(&late, ", nor with {accumulate}, as gradients are final at the step's end only");
+    if (tt__keeps_gradients(o))
+        tt__print(&late, ", nor with %s, as the memory of gradients is reused",
+                  o->before_update ? "before_update" : "keep_gradients");
     if (o->optimizer.clip_norm > 0)
         tt__print(&late, ", nor with {clip_norm %g}, as the norm of all gradients is known at the step's end "
                   "only", o->optimizer.clip_norm);
@@ -130,9 +141,18 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
              p->zero == TT_ZERO_BUDGET ? "{parallel.zero 'budget'}: use {parallel.zero 0} or 1"
              : divides ? "{parallel.zero} 2 and 3: use {parallel.zero 0} or 1"
              : p->server ? "{parallel.server}" : "{parallel.reduce_micros}")
+    TT__RULE(staged && tt__keeps_gradients(o), TT_ERR_UNSUPPORTED,
+             "{parallel.pipeline %d} does not go with %s: a pipeline runs its micro-batches together with "
+             "the update", p->pipeline, o->before_update ? "before_update" : "keep_gradients")
     TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
              "{parallel.schedule 'gpipe'} needs {parallel.micros}, the most micro-batches of a step on a "
              "data rank, for which it plans memory")
+    TT__RULE(custom && !on_host, TT_ERR_UNSUPPORTED,
+             "the optimizer TT_OPTIMIZER_CUSTOM runs on {device 'cpu'} only, and the device is '%s'", kind)
+    TT__RULE((custom || averages) && narrow, TT_ERR_UNSUPPORTED,
+             "%s needs fp32 weights, and {precision '%s'} has 16-bit weights: use {precision '32-true'}, "
+             "bf16-mixed or 16-mixed", custom ? "the optimizer TT_OPTIMIZER_CUSTOM" : "{ema_decay}",
+             tt__precision_names[s->precision.kind])
     TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED,
              "{matmul 'fp8'} is for {device 'cuda'}, and the device is '%s'", kind)
     TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,

@@ -12,6 +12,7 @@
 #include "norm/cpu.h"
 #include "embedding/cpu.h"
 #include "rows/cpu.h"
+#include "custom/cpu.h"
 #include "losses/cpu.h"
 #include "optimizers/cpu.h"
 #include "collectives/cpu.h"

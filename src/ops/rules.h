@@ -10,6 +10,7 @@
 #include "elementwise/rules.h"
 #include "attention/rules.h"
 #include "rows/rules.h"
+#include "custom/rules.h"
 #include "losses/rules.h"
 #include "casts/rules.h"
 #include "optimizers/rules.h"

@@ -12,7 +12,8 @@
 
 /* ------------------------------------------------------------------------------------------------- update */
 
-static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
+/* Makes state number `state` of a parameter, from 1. */
+static int32_t tt__new_state(tt__builder *b, int32_t param, int state, const char *what)
 {
     tt_tape *t = b->t;
     tt__shape shape = t->values[param].shape;
@@ -21,6 +22,7 @@ static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
     if (!tt__value_like(t, param, id)) { b->ok = false; return 0; }
     t->values[id].persistent = true;
     t->values[id].param = t->values[param].param;
+    t->values[id].state = state;
     return id;
 }
 
@@ -30,6 +32,53 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     for (int k = 0; o->no_decay[k]; k++)
         if (tt__match(o->no_decay[k], ctx->params[param]->name)) return false;
     return true;
+}
+
+/* Returns the number of the layer that a parameter's name has; -1: none. The number is the first that is a
+   part of the name between dots, or ends such a part after '_'. */
+static int tt__layer_of(const char *name)
+{
+    enum { MOST_DIGITS = 6 };
+    for (const char *c = name; *c; c++) {
+        const size_t digits = strspn(c, "0123456789");
+        const bool begins = c == name || c[-1] == '.' || c[-1] == '_';
+        const bool ends = !c[digits] || c[digits] == '.';
+        if (digits && digits <= MOST_DIGITS && begins && ends) return atoi(c);
+        if (digits) c += digits - 1;
+    }
+    return -1;
+}
+
+/* The layers of a context's parameters. */
+typedef struct tt__layers {
+    int count;      /* one more than the largest number of a layer */
+    int begin;      /* index of the first parameter of a layer; without layers 0 */
+} tt__layers;
+
+static tt__layers tt__find_layers(const tt_context *ctx)
+{
+    tt__layers layers = {0, 0};
+    for (int k = 0; k < ctx->n_params; k++) {
+        const int layer = tt__layer_of(ctx->params[k]->name);
+        if (layer >= 0 && !layers.count) layers.begin = k;
+        layers.count = (int)tt__max(layers.count, layer + 1);
+    }
+    return layers;
+}
+
+/* Returns the factor on the learning rate of a parameter, by the optimizer's options. */
+static float tt__lr_factor_of(const tt_context *ctx, const tt_optimizer_options *o, tt__layers layers,
+                              int param)
+{
+    const char *name = ctx->params[param]->name;
+    const int layer = tt__layer_of(name), above = layer >= 0 ? layers.count - layer : layers.count + 1;
+    double factor = layer >= 0 || param < layers.begin ? pow(o->layer_decay, above) : 1;
+    for (const tt_lr_rule *r = o->lr_rules; r && r->pattern; r++) {
+        if (!tt__match(r->pattern, name)) continue;
+        factor *= r->scale;
+        break;
+    }
+    return (float)factor;
 }
 
 /* Returns whether this pipeline stage or another one trains parameter v. */
@@ -71,6 +120,7 @@ static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 typedef struct tt__due {
     int32_t clipped;        /* value with the gradient's norm and the factor that the update reads */
     int32_t target, state[2]; /* values that this rank updates: the parameter or its shard, its states */
+    int32_t average;        /* the parameter's moving average; 0: none */
     uint32_t random;
     int32_t chunks;         /* value with the squared norm of each chunk of the gradient; 0: none yet */
     int next;               /* updates in the backward: 1 + the row of the next parameter that is due at the
@@ -260,7 +310,9 @@ static bool tt__prepare_updates(tt__updater *u)
         const bool shard = part.unit && !t->values[v].part.unit;
         d->target = shard ? tt__shard_view(t, v, &part) : v;
         if (!d->target) return false;
-        for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, how->state[k].name);
+        for (int k = 0; k < states; k++)
+            d->state[k] = tt__new_state(&b, d->target, k + 1, how->state[k].name);
+        if (u->o->ema_decay > 0) d->average = tt__new_state(&b, d->target, TT__EMA, "ema");
         d->clipped = t->clipped;
     }
     return b.ok;
@@ -273,12 +325,29 @@ static bool tt__updates_on_host(const tt_tape *t, int32_t v)
     return t->on_host && param >= 0 && t->ctx->params[param]->size >= TT__PIECES_FROM;
 }
 
+/* Appends an update for each moving average, in the order of the parameters' updates. */
+static bool tt__emit_averages(tt__updater *u)
+{
+    bool ok = true;
+    for (int m = 0; m < 2 * u->rows && ok; m++) {
+        const int32_t v = u->list[u->row[m % u->rows]];
+        const tt__due *d = &u->due[v];
+        if (!d->average || tt__updates_on_host(u->t, v) != (m >= u->rows)) continue;
+        tt__instr i = tt__instr_of(TT__OP_EMA, d->target, d->average);
+        i.in[1] = d->clipped;
+        i.attr.beta1 = u->o->ema_decay;
+        ok = tt__append_step(u->t, &i, true);
+    }
+    return ok;
+}
+
 /* Appends an update for each parameter. Updates in the host's memory come last. */
 static bool tt__emit_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
     const tt_optimizer_options *o = u->o;
     const tt__optimizer *how = &tt__optimizers[o->kind];
+    const tt__layers layers = tt__find_layers(t->ctx);
     bool ok = true;
     for (int m = 0; m < 2 * u->rows && ok; m++) {
         const int32_t v = u->list[u->row[m % u->rows]];
@@ -290,10 +359,13 @@ static bool tt__emit_updates(tt__updater *u)
         i.random = d->random;
         i.attr.weight_decay = tt__decays(t->ctx, o, t->values[v].param) ? o->weight_decay : 0;
         i.attr.decoupled = how->decoupled;
+        const float factor = tt__lr_factor_of(t->ctx, o, layers, t->values[v].param);
+        i.attr.scaled = factor != 1;
+        if (i.attr.scaled) i.attr.scale = factor;
         how->use(o, &i.attr, NULL);
         ok = tt__append_step(t, &i, true);
     }
-    return ok;
+    return ok && tt__emit_averages(u);
 }
 
 /* ---- in the backward */

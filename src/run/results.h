@@ -34,7 +34,8 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
-    const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && c->ranks > 1);
+    const bool custom = p->settings.options.optimizer.kind == TT_OPTIMIZER_CUSTOM; /* its function may fail */
+    const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && (c->ranks > 1 || custom));
     for (int s = 0; s < p->stages; s++) p->stage[s]->arena->partly_updated = may_tear;
     status = tt__run_on_ranks(p, tt__run_rank, &job);
     tt__tell_graphs(p);
@@ -195,6 +196,7 @@ static void tt__begin_step(tt_program *p)
     p->round = 0;
     memset(p->in_slot, 0, sizeof p->in_slot);
     p->norm_known = p->micro_failed = false;
+    p->kept.rounds = 0;
     p->outcome = TT__UPDATED;
 }
 

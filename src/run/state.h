@@ -45,13 +45,21 @@ static void tt__discard_step(tt_program *p) { p->round = 0; }
 static bool tt__within_step(const tt_program *p) { return p->round > 0; }
 int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
 
+/* Returns whether an instruction updates parameter v. */
+static bool tt__updates(const tt_tape *t, const tt__instr *i, int32_t v)
+{
+    const tt__tape_value *y = &t->values[i->out[0]];
+    return tt__is(i, TT__WITH_RUN | TT__RMW) && y->param == t->values[v].param &&
+           t->values[y->base].storage == TT__PARAMETER;
+}
+
 /* Continues *hash with the attributes of the instruction that updates parameter v. Returns false if no
    instruction of the tape updates v. */
 static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
 {
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        if (!tt__is(i, TT__WITH_RUN | TT__RMW) || t->values[i->out[0]].param != t->values[v].param) continue;
+        if (!tt__updates(t, i, v)) continue;
         *hash = tt__attr_hash(*hash, &i->attr);
         return true;
     }
@@ -78,8 +86,7 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
         }
         for (int k = 0; k < count && !found; k++, at = (at + next) % count) {
             const tt__instr *i = &t->code[first + at];
-            const bool it = t->values[i->out[0]].param == t->values[v].param;
-            found = it && tt__is(i, TT__WITH_RUN | TT__RMW);
+            found = tt__updates(t, i, v);
             if (found) hash = tt__attr_hash(hash, &i->attr);
         }
     }
@@ -109,10 +116,12 @@ static uint64_t tt__program_hash(const tt_program *p)
     for (int32_t v = 1; v < p->built.t->n_values; v++)
         if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* stands for the SUM_SQUARES of
                                                                                 v's gradient */
+    const float average = p->settings.options.optimizer.ema_decay;
+    if (average > 0) hash = tt__hash_on(hash, &average, sizeof average);
     return tt__updates_hash(p, hash);
 }
 
-enum { TT__STATE_VERSION = 5 };
+enum { TT__STATE_VERSION = 6 };
 #define TT__MOST_STEPS ((int64_t)1 << 62) /* max number of steps in a state, so that later steps cannot
                                              overflow */
 

@@ -38,6 +38,9 @@ static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stat
 
 static tt_status tt__check_lr(tt_program *p, float lr)
 {
+    if (p->in_hook)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "before_update runs within a step: it cannot begin or end a "
+                        "step");
     if (lr >= 0 && isfinite(lr)) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
 }
@@ -90,6 +93,7 @@ static tt_status tt__norm_failed(tt_program *head)
 static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 {
     p->outcome = TT__NO_TARGET;
+    p->kept.targets = p->results.totals.targets;
     if (!(p->results.totals.targets > 0))
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight "
                         "0); nothing was updated", (long long)p->run.step);
@@ -158,6 +162,20 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     return status;
 }
 
+/* Calls before_update, if the program has it. */
+static tt_status tt__call_before_update(tt_program *p)
+{
+    const tt_compile_options *o = &p->settings.options;
+    if (!o->before_update) return TT_OK;
+    p->ctx->error[0] = 0;
+    p->in_hook = true;
+    const tt_status status = o->before_update(o->user, p, p->run.step);
+    p->in_hook = false;
+    if (status == TT_OK || p->ctx->error[0]) return status;
+    return tt__fail(p->ctx, status, "before_update failed in step %lld: nothing was updated",
+                    (long long)p->run.step);
+}
+
 /* Ends a step: runs the kept micro-batches of a pipeline, or sums an unfinished lap; then updates the
    parameters. The update changes nothing if a loss or gradient is not finite. If `stats` is NULL, the host
    may read the results later. */
@@ -170,6 +188,9 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
     tt_status status = TT_OK;
     if (p->stages > 1) status = tt__run_pipeline(p);
     else if (p->round % tt__slots(p)) status = tt__run_lap(p);
+    if (status == TT_OK) status = tt__call_before_update(p);
+    p->kept.rounds = p->round;
+    p->kept.scale = p->results.scale.scale;
     if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP, later);
     if (status != TT_OK) return status;
     if (later) return tt__leave_unread(p, one), TT_OK;
@@ -308,29 +329,80 @@ static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so
     return found;
 }
 
-tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
+/* Finds a parameter's gradient and the factor by which its stored numbers are multiplied to be those of the
+   mean loss. Fails if there is no gradient now. caller: the public function. */
+static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const char *caller, tt__so_far *g,
+                                  double *factor)
 {
-    const tt__results *of = &p->results;
-    tt__so_far g;
+    const tt_compile_options *o = &p->settings.options;
+    const bool within = p->round > 0 && (o->accumulate || p->in_hook);
     int bad;
     if (p->stages > 1)
-        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "tt_get_gradient: a pipeline runs the micro-batches of a "
-                        "step together with its update, and keeps no gradients before");
-    if (!p->settings.options.train || !p->settings.options.accumulate || p->round == 0)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step "
-                        "and tt_update of a program compiled with accumulate");
-    tt_status status = tt__read_counts(p, &bad);
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: a pipeline runs the micro-batches of a "
+                        "step together with its update, and keeps no gradients before", caller);
+    if (!o->train || (!within && !(tt__keeps_gradients(o) && p->kept.rounds)))
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s: gradients are kept between tt_micro_step "
+                        "and tt_update of a program compiled with accumulate, or after a step of one "
+                        "compiled with keep_gradients", caller);
+    if (!within && p->arena->data * tt__slots(p) > 1)
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: a step sums the gradients of %d data ranks and %d "
+                        "groups in place: read them in before_update", caller, p->arena->data,
+                        o->parallel.groups);
+    tt_status status = within ? tt__read_counts(p, &bad) : tt__read_unread(p);
+    const double targets = within ? p->results.totals.targets : p->kept.targets;
+    if (status != TT_OK && (within || status != TT_ERR_NUMERIC)) return status;
+    if (!(targets > 0))
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "%s: no target counted so far (all are ignored "
+                        "or have weight 0), so there is no mean", caller);
+    const int64_t round = p->round;
+    if (!within) p->round = p->kept.rounds;
+    const bool found = tt__find_gradient(p, param, g);
+    p->round = round;
+    const bool by_count = p->built.t->accumulate && !p->built.t->by_totals;
+    *factor = (by_count ? p->run.loss_norm / targets : 1) /
+              (within ? p->results.scale.scale : p->kept.scale);
+    if (found) return TT_OK;
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s: parameter '%s' has no gradient in this "
+                    "program: it is frozen or not used", caller, param->name);
+}
+
+tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
+{
+    tt__so_far g;
+    double factor;
+    tt_status status = tt__gradient_now(p, param, "tt_get_gradient", &g, &factor);
     if (status != TT_OK) return status;
-    if (!(of->totals.targets > 0))
-        return tt__fail(p->ctx, TT_ERR_NUMERIC, "tt_get_gradient: no target counted so far (all are ignored "
-                        "or have weight 0), so there is no mean");
-    if (!tt__find_gradient(p, param, &g))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this "
-                        "program: it is frozen or not used", param->name);
     const tt__stored stored = tt__stored_of(param, &g.part, p->arena);
     status = tt__sum_so_far(p, &g, &stored, to);
-    const double mean = p->built.t->by_totals ? 1 : p->run.loss_norm / of->totals.targets;
-    for (int64_t k = 0; k < param->size && status == TT_OK; k++)
-        to[k] = (float)(to[k] * (mean / of->scale.scale));
+    for (int64_t k = 0; k < param->size && status == TT_OK; k++) to[k] = (float)(to[k] * factor);
+    return status;
+}
+
+tt_status tt_set_gradient(tt_program *p, const tt_param *param, const float *from)
+{
+    tt__so_far g;
+    double factor;
+    float piece[TT__LEAF_PIECE];
+    tt_status status = tt__gradient_now(p, param, "tt_set_gradient", &g, &factor);
+    if (status != TT_OK) return status;
+    if (!p->round || p->arena->data * tt__slots(p) > 1)
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, p->round ? "tt_set_gradient: the step sums the gradients "
+                        "of %d data ranks and %d groups only in its update: use one of each"
+                        : "tt_set_gradient: the step has ended: call it in before_update", p->arena->data,
+                        p->settings.options.parallel.groups);
+    const int32_t v = g.leaves ? g.leaves : g.total;
+    const tt__tape_value *x = &p->built.t->values[v];
+    const tt__stored stored = tt__stored_of(param, &g.part, p->arena);
+    for (int r = tt__near_rank(p->arena); r < tt__near_end(p->arena); r++) {
+        int64_t first, count = tt__stored_shard(&stored, r, &first);
+        for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
+            const int64_t e = tt__stored_element(&stored, r, at, &n);
+            char *to = tt__storage_memory(p, r, x) + (size_t)at * tt_dtype_bytes(x->shape.dtype);
+            const tt__memory memory = {p->arena, r, x->space, x->shape.dtype, to};
+            n = tt__min(n, TT__LEAF_PIECE);
+            for (int64_t k = 0; k < n; k++) piece[k] = (float)(from[e + k] / factor);
+            status = tt__write_memory(&memory, piece, TT_F32, (size_t)n);
+        }
+    }
     return status;
 }

@@ -100,6 +100,7 @@ typedef struct tt__tape_value {
     int32_t base;       /* the value whose storage this value shares; the value itself unless it is a view */
     int64_t offset;     /* elements from the start of the storage of `base` */
     int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; else -1 */
+    int state;          /* of a STATE value: number of the optimizer's state, from 1; TT__EMA: the average */
     int held;           /* 1 + the layout in which an arena holds the parameter; 0: no arena does */
     bool keep;          /* the user may read the value after the run */
     bool block_end;     /* the value ends a block (tt_block_end) and is never recomputed */

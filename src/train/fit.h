@@ -12,6 +12,7 @@
 #include "trainer.h"
 #include "evaluate.h"
 #include "state.h"
+#include "ema.h"
 #include "progress.h"
 #include "picture.h"
 
@@ -126,7 +127,7 @@ static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, boo
     memset(&e, 0, sizeof e);
     memset(&epoch, 0, sizeof epoch);
     double seconds = tt__seconds() - f->started;
-    int64_t done = f->p.epoch * f->steps + f->p.step;
+    int64_t done = tt__fit_total(f);
     epoch.loss = f->p.targets > 0 ? f->p.loss_sum / f->p.targets : 0;
     epoch.targets = f->p.targets;
     epoch.correct = f->p.correct;
@@ -146,6 +147,8 @@ static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, boo
     e.seconds_left = each * (double)(f->o.epochs * f->steps - done);
     e.validation = validation;
     e.best = best;
+    e.worse = f->p.worse;
+    e.patience = f->o.patience;
     f->o.report(f->o.user, &e);
 }
 
@@ -235,6 +238,107 @@ static tt_status tt__fit_last_step(tt__fit_run *f)
     return status;
 }
 
+/* Returns whether a validation with this value of the metric and this loss is better than the best so far. */
+static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
+{
+    const bool lower = !f->best_by_metric || f->metric.lower_is_better;
+    if (value == f->p.best) return loss < f->p.best_loss;
+    return lower ? value < f->p.best : value > f->p.best;
+}
+
+/* Evaluates the validation source, with the moving averages if there are any. */
+static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_stats *s, double *items)
+{
+    tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
+    if (status != TT_OK) return status;
+    status = tt__evaluate_source(f->r, f->validation, stop, s, items, NULL);
+    const tt_status back = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, false) : TT_OK;
+    return status == TT_OK ? back : status;
+}
+
+/* Calls `keep`, while the parameters are their moving averages if there are any. */
+static tt_status tt__fit_keep(tt__fit_run *f)
+{
+    tt_context *ctx = f->r->ctx;
+    tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
+    if (status != TT_OK) return status;
+    ctx->error[0] = 0;
+    status = tt__returned(ctx, f->o.keep(f->o.user), "keep", f->p.epoch, f->p.step - 1);
+    status = tt__agree(ctx, "keep", status, NULL, 0);
+    const tt_status back = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, false) : TT_OK;
+    return status == TT_OK ? back : status;
+}
+
+/* Validates, keeps the best model, ends the epoch if `ends`, and saves the state. */
+static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
+{
+    tt_stats s;
+    tt_context *ctx = f->r->ctx;
+    double began = tt__seconds(), items = 0;
+    const volatile int *stop = ctx->net ? NULL : f->o.stop;
+    bool save = false;
+    tt_status status = f->validation ? tt__fit_evaluate(f, stop, &s, &items) : TT_OK;
+    if (ctx->net) status = tt__fit_agree(f, status, &save);
+    if (status != TT_OK || tt__fit_stopped(f)) return status;
+    /* If the last steps were not finite, either just these steps failed or the weights have diverged. */
+    const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
+    const bool judges = f->validation || ends;
+    if (f->not_finite && blew_up && judges) return tt__fit_stuck(f);
+    if (judges) f->not_finite = 0;
+    double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
+    if (f->validation && f->best_by_metric) value = f->metric.of(&s);
+    bool best = f->validation ? tt__fit_better(f, value, loss) : ends;
+    const bool any = best || isfinite(f->p.best) || isfinite(f->p.best_loss);
+    if (f->validation && !(isfinite(s.loss) && isfinite(value)))
+        tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld: the validation's %s is not finite%s",
+                (long long)f->p.epoch + 1, isfinite(s.loss) ? f->metric.name : "loss",
+                any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
+    if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
+    if (best && f->o.keep) {
+        /* Saves a state first: in a folder with a model but no state, a run could not be resumed, and a
+           caller who protects models from being overwritten could not start a new run either. */
+        if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
+        if (status == TT_OK) status = tt__fit_keep(f);
+    }
+    if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates again */
+    if (best && f->validation) {
+        f->p.best = value;
+        f->p.best_loss = loss;
+    }
+    f->p.validated = tt__fit_total(f);
+    f->p.worse = best ? 0 : f->p.worse + (f->validation != NULL);
+    if (f->validation) tt__fit_report(f, &s, best);
+    if (ends) {
+        f->p.epoch++;
+        f->p.step = 0;
+        f->p.loss_sum = f->p.targets = f->p.correct = 0;
+    }
+    status = tt__fit_save(f);
+    f->started += tt__seconds() - began;
+    return status;
+}
+
+/* Returns whether the run validates within the epoch, before the next step. */
+static bool tt__fit_is_due(const tt__fit_run *f)
+{
+    const int64_t pending = f->last.any, step = f->p.step + pending, total = tt__fit_total(f) + pending;
+    return f->o.validate_steps && step > 0 && step < f->steps && total % f->o.validate_steps == 0 &&
+           total != f->p.validated;
+}
+
+/* Validates within an epoch, and returns to the next step of its source. */
+static tt_status tt__fit_pause(tt__fit_run *f)
+{
+    tt_status status = tt__fit_last_step(f);
+    if (status == TT_OK) status = tt__fit_validate(f, false);
+    if (status == TT_OK && f->validation && f->validation->self == f->train->self) {
+        tt__deal(f->r, f->train, true);
+        status = tt__from_source(f->r->ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
+    }
+    f->began = tt__seconds();
+    return status;
+}
+
 /* Trains from step f->p.step to the end of the epoch, or until the run is stopped. A device may run a step
    while the host makes the next batch, so a step is counted only after the next has begun. */
 static tt_status tt__fit_epoch(tt__fit_run *f)
@@ -248,8 +352,12 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* ends between
-                                                                                           steps */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* whole steps */
+        if (!tt__trainer_within_step(f->r) && tt__fit_is_due(f)) {
+            status = tt__fit_pause(f);
+            if (status != TT_OK || tt__fit_is_over(f)) break;
+            continue; /* the validation may have been stopped */
+        }
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
         status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step + f->last.any, &b, &more);
@@ -299,63 +407,6 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
                 "tt_source.steps = %lld", epoch, steps, (long long)f->steps);
     }
     if (status != TT_OK) tt__trainer_discard_step(f->r); /* so that the complete steps can be saved */
-    return status;
-}
-
-/* Returns whether a validation with this value of the metric and this loss is better than the best so far. */
-static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
-{
-    const bool lower = !f->best_by_metric || f->metric.lower_is_better;
-    if (value == f->p.best) return loss < f->p.best_loss;
-    return lower ? value < f->p.best : value > f->p.best;
-}
-
-/* Ends an epoch: validates, keeps the best model, and saves the state. */
-static tt_status tt__fit_validate(tt__fit_run *f)
-{
-    tt_stats s;
-    tt_context *ctx = f->r->ctx;
-    double began = tt__seconds(), items = 0;
-    const volatile int *stop = ctx->net ? NULL : f->o.stop;
-    bool save = false;
-    tt_status status = f->validation ? tt__evaluate_source(f->r, f->validation, stop, &s, &items, NULL)
-        : TT_OK;
-    if (ctx->net) status = tt__fit_agree(f, status, &save);
-    if (status != TT_OK || tt__fit_stopped(f)) return status;
-    /* blew_up: the weights have diverged, not only the last steps that were not finite. */
-    const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
-    if (f->not_finite && blew_up) return tt__fit_stuck(f);
-    f->not_finite = 0;
-    double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
-    if (f->validation && f->best_by_metric) value = f->metric.of(&s);
-    bool best = !f->validation || tt__fit_better(f, value, loss);
-    const bool any = best || isfinite(f->p.best) || isfinite(f->p.best_loss);
-    if (f->validation && !(isfinite(s.loss) && isfinite(value)))
-        tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld: the validation's %s is not finite%s",
-                (long long)f->p.epoch + 1, isfinite(s.loss) ? f->metric.name : "loss",
-                any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
-    if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
-    if (best && f->o.keep) {
-        /* Saves a state first: with a model but no state in the folder, a killed run could not be resumed,
-           and a caller who protects models could not start a new run either. */
-        if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
-        if (status == TT_OK) {
-            ctx->error[0] = 0;
-            status = tt__returned(ctx, f->o.keep(f->o.user), "keep", f->p.epoch, f->p.step - 1);
-            status = tt__agree(ctx, "keep", status, NULL, 0);
-        }
-    }
-    if (status != TT_OK) return status; /* a resumed run then validates again */
-    if (best && f->validation) {
-        f->p.best = value;
-        f->p.best_loss = loss;
-    }
-    if (f->validation) tt__fit_report(f, &s, best);
-    f->p.epoch++;
-    f->p.step = 0;
-    f->p.loss_sum = f->p.targets = f->p.correct = 0;
-    status = tt__fit_save(f);
-    f->started += tt__seconds() - began;
     return status;
 }
 
@@ -509,6 +560,13 @@ static tt_status tt__fit_begin(tt__fit_run *f)
                         "trainer with accumulate = true");
     if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / f->steps)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
+    if (f->o.validate_steps < 0 || f->o.patience < 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "tt_fit: validate_steps is %lld and patience %lld: neither may be "
+                        "negative", (long long)f->o.validate_steps, (long long)f->o.patience);
+    if (f->o.patience && !f->validation)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience %lld counts validations, and `validation` is "
+                        "NULL", (long long)f->o.patience);
     if (f->o.best_by && strcmp(f->o.best_by, "loss") != 0 &&
         !(f->metric.name && strcmp(f->o.best_by, f->metric.name) == 0))
         return tt__fail(ctx, TT_ERR_ARGUMENT,
@@ -548,7 +606,7 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     }
     f->p.data = f->train->hash ? f->train->hash(f->train->self) : 0;
     if (f->o.resume) status = tt__fit_resume(f);
-    if (status == TT_OK && f->p.epoch < f->o.epochs) status = tt__fit_disk(f);
+    if (status == TT_OK && !tt__fit_is_over(f)) status = tt__fit_disk(f);
     return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails early in a read-only folder */
 }
 
@@ -575,19 +633,21 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     if (ctx->net && status == TT_OK) {
         tt__source_lines(train, "to train on", &text);
         tt__source_lines(validation, "to validate on", &text);
-        tt__print(&text, "epochs %lld of %lld steps\nvalidation of %lld steps\n", (long long)f->o.epochs,
-                  (long long)f->steps, (long long)(validation ? validation->steps : 0));
+        tt__print(&text, "epochs %lld of %lld steps\nvalidation of %lld steps\nvalidate_steps %lld, patience "
+                  "%lld\n", (long long)f->o.epochs, (long long)f->steps,
+                  (long long)(validation ? validation->steps : 0), (long long)f->o.validate_steps,
+                  (long long)f->o.patience);
     }
     status = tt__agree_lines(ctx, "tt_fit", status, lines);
     bool began = status == TT_OK;
     f->peak = began && strcmp(tt_program_plan(r->train).device, "cpu") == 0 ? tt_measured_peak(ctx) : 0;
-    f->first_step = began ? f->p.epoch * f->steps + f->p.step : 0;
+    f->first_step = began ? tt__fit_total(f) : 0;
     f->started = f->saved = tt__seconds();
-    while (status == TT_OK && f->p.epoch < f->o.epochs && !tt__fit_stopped(f)) {
+    while (status == TT_OK && !tt__fit_is_over(f) && !tt__fit_stopped(f)) {
         status = tt__fit_epoch(f);
-        if (status == TT_OK && !tt__fit_stopped(f)) status = tt__fit_validate(f);
+        if (status == TT_OK && !tt__fit_is_over(f) && !tt__fit_stopped(f)) status = tt__fit_validate(f, true);
     }
-    bool done = status == TT_OK && f->p.epoch == f->o.epochs;
+    bool done = status == TT_OK && tt__fit_is_over(f);
     const bool can_save = !ctx->net || !tt__net_has_failed(ctx->net), blown_up = f->not_finite > 0;
     if (began && status == TT_ERR_NUMERIC && blown_up && can_save) tt__fit_give_up(f);
     else if (began && !done && can_save && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) {

@@ -86,6 +86,9 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
         tt__print(&text, "  validation: loss %.4f", e->validation->loss);
         if (e->metric_name) tt__print(&text, ", %s %.4f", e->metric_name, e->metric);
         tt__print(&text, "%s", e->best ? ", kept" : "");
+        if (e->patience && e->worse)
+            tt__print(&text, ", %lld of %lld in a row that are no better", (long long)e->worse,
+                      (long long)e->patience);
         return text.length;
     }
     const size_t whole = tt__fit_columns(e, BAR, FIELDS, to, capacity);
@@ -100,6 +103,15 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
 static bool tt__fit_stopped(const tt__fit_run *f)
 {
     return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
+}
+
+/* Returns the steps of all epochs so far, skipped ones included. */
+static int64_t tt__fit_total(const tt__fit_run *f) { return f->p.epoch * f->steps + f->p.step; }
+
+/* Returns whether all epochs are done, or the last validations were no better than one before. */
+static bool tt__fit_is_over(const tt__fit_run *f)
+{
+    return f->p.epoch >= f->o.epochs || (f->o.patience && f->p.worse >= f->o.patience);
 }
 
 /* Makes all processes agree: all stop if a process was asked to stop, and all save if process 0 wants to
@@ -197,8 +209,8 @@ static tt_status tt__fit_metrics(tt__fit_run *f, const tt_stats *s, bool validat
     return tt__fit_line(f, line, text.length);
 }
 
-/* Reads the metrics of the run to resume: all lines of completed epochs and, of the current epoch, only the
-   lines of steps that the state includes. */
+/* Reads the metrics of the run to resume, without the lines that are newer than the state: keeps all lines of
+   completed epochs and, of the current epoch, those of the steps and validations that the state includes. */
 static tt_status tt__fit_read_metrics(tt__fit_run *f)
 {
     char path[TT__PATH];
@@ -219,8 +231,12 @@ static tt_status tt__fit_read_metrics(tt__fit_run *f)
     for (; status == TT_OK && (end = strchr(line, '\n')) != NULL; line = end + 1) {
         size_t n = (size_t)(end + 1 - line);
         if (!tt__fit_read_line(f, line, n, &point)) continue;
-        bool over = point.epoch <= f->p.epoch, at_hand = point.epoch == f->p.epoch + 1 && !point.validation;
-        if (over || (at_hand && steps++ < f->p.step)) status = tt__fit_line(f, line, n);
+        bool keeps = point.epoch <= f->p.epoch;
+        if (point.epoch == f->p.epoch + 1) {
+            if (!point.validation) keeps = steps++ < f->p.step;
+            else keeps = steps <= f->p.step && f->p.epoch * f->steps + steps <= f->p.validated;
+        }
+        if (keeps) status = tt__fit_line(f, line, n);
     }
     tt__file_close(f->r->ctx, &file);
     return status;

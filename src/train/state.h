@@ -436,14 +436,16 @@ tt_status tt_program_load(tt_program *p, const char *path)
 
 typedef struct tt__state_progress { /* the I64 tensor "tinytrain.progress"; fields have 8 bytes */
     tt_progress progress;
-    int64_t schedule, warmup_steps, total_steps;
+    int64_t schedule, warmup_steps, total_steps, decay_steps; /* schedule: a tt_schedule_kind; -1: lr_at */
     double lr, min_lr;
 } tt__state_progress;
 
 static tt__state_progress tt__state_progress_of(const tt_progress *p, const tt_schedule *s)
 {
-    tt__state_progress h = {*p, (int64_t)s->kind, s->warmup_steps, s->total_steps, s->lr, s->min_lr};
-    return h;
+    tt__state_progress h = {*p, (int64_t)s->kind, s->warmup_steps, s->total_steps, s->decay_steps, s->lr,
+                            s->min_lr};
+    const tt__state_progress by_function = {*p, -1, 0, 0, 0, 0, 0};
+    return s->lr_at ? by_function : h;
 }
 
 tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *progress)

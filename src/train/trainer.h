@@ -28,6 +28,7 @@ struct tt_trainer {
     int data;         /* number of data ranks, over which micro-batches are distributed */
     int staged;       /* number of data ranks, from 0 on, that have a micro-batch for the next round */
     tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller passes stats */
+    bool uses_ema;    /* the parameters hold their moving averages, and the averages hold the parameters */
     bool step_failed; /* a micro-batch failed: the later micro-batches of its step are refused */
     int64_t saved_steps; /* number of steps of the last state; -1: no state */
     tt_value output;
@@ -43,11 +44,14 @@ struct tt_trainer {
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
 {
+    if (s->lr_at) return s->lr_at(s->user, step);
     if (step < s->warmup_steps) return (float)((double)s->lr * (double)step / (double)s->warmup_steps);
     if (s->kind == TT_CONSTANT) return s->lr;
-    double left = (double)(s->total_steps - step) / (double)tt__max(1, s->total_steps - s->warmup_steps);
+    const int64_t falls = s->kind >= TT_WSD ? s->decay_steps : s->total_steps - s->warmup_steps;
+    double left = (double)(s->total_steps - step) / (double)tt__max(1, falls);
     left = left < 0 ? 0 : left > 1 ? 1 : left;
     if (s->kind == TT_COSINE) left = 0.5 * (1 - cos(3.14159265358979323846 * left));
+    if (s->kind == TT_WSD_SQRT) left = 1 - sqrt(1 - left);
     return (float)(s->min_lr + ((double)s->lr - s->min_lr) * left);
 }
 
@@ -80,22 +84,32 @@ static bool tt__is_column(const char *name)
     return n > 0 && n < 32 && strspn(name, letters) == n;
 }
 
+/* Appends a sentence to *all for each error of a schedule. train: the schedule is used. */
+static void tt__check_schedule(const tt_schedule *s, bool train, tt__text_buffer *all)
+{
+    const bool decays = s->kind != TT_CONSTANT, wsd = s->kind == TT_WSD || s->kind == TT_WSD_SQRT;
+    if (s->lr_at) return;
+    if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(all, "; lr %g is not a finite number >= 0", s->lr);
+    if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(all, "; min_lr %g is not in [0, lr]", s->min_lr);
+    if (!tt_option_word("schedule", (int)s->kind))
+        tt__print(all, "; schedule %d is unknown", (int)s->kind);
+    if (s->warmup_steps < 0) tt__print(all, "; warmup_steps is %lld", (long long)s->warmup_steps);
+    if (train && decays && s->total_steps < 1)
+        tt__print(all, "; total_steps must be set for a schedule that decays");
+    if (decays && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
+        tt__print(all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps,
+                  (long long)s->total_steps);
+    else if (train && wsd && (s->decay_steps < 1 || s->decay_steps > s->total_steps - s->warmup_steps))
+        tt__print(all, "; decay_steps %lld of schedule wsd is not in 1 to total_steps - warmup_steps, %lld",
+                  (long long)s->decay_steps, (long long)(s->total_steps - s->warmup_steps));
+}
+
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
 {
     char text[1024];
     tt__text_buffer all = {text, sizeof text, 0};
     tt__settings settings;
-    const tt_schedule *s = &o->schedule;
-    const bool decays = s->kind != TT_CONSTANT;
-    if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(&all, "; lr %g is not a finite number >= 0", s->lr);
-    if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(&all, "; min_lr %g is not in [0, lr]", s->min_lr);
-    if (!tt_option_word("schedule", (int)s->kind)) tt__print(&all, "; schedule %d is unknown", (int)s->kind);
-    if (s->warmup_steps < 0) tt__print(&all, "; warmup_steps is %lld", (long long)s->warmup_steps);
-    if (o->compile.train && decays && s->total_steps < 1)
-        tt__print(&all, "; total_steps must be set for a schedule that decays");
-    if (decays && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
-        tt__print(&all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps,
-                  (long long)s->total_steps);
+    tt__check_schedule(&o->schedule, o->compile.train, &all);
     if (o->max_seqs < 1)
         tt__print(&all, "; max_seqs is %d: set it, for example from tt_loader_max_seqs", o->max_seqs);
     if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
@@ -163,14 +177,15 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
 
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that a saved state contains. state: 0: parameter number `param`; 1 or, for Adam, 2: an optimizer
-   state of the parameter. stage: the first pipeline stage that has the value. */
+/* A value that a saved state contains. state: 0: a parameter; 1 and, for Adam, 2: the optimizer's states of
+   the parameter; TT__EMA: its moving average. stage: the first pipeline stage that has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
 static tt_status tt__check_kept(const tt_param *param)
 {
     const char *name = param->name, *taken = tt__match("tinytrain.*", name) ? "tinytrain" : NULL;
+    if (tt__match("ema.*", name)) taken = "ema";
     for (int k = 0; k < TT__COUNT(tt__optimizers) * TT__STATES; k++) {
         const char *word = tt__optimizers[k / TT__STATES].state[k % TT__STATES].word;
         const size_t n = word ? strlen(word) : 0;
@@ -195,10 +210,10 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
-    int state = 0;
     if (!x->state) return tt__has_kept(t, x->value, TT__PARAMETER) ? x->value : 0;
     for (int32_t v = 1; v < t->n_values; v++)
-        if (tt__has_kept(t, v, TT__STATE) && t->values[v].param == x->param && ++state == x->state) return v;
+        if (tt__has_kept(t, v, TT__STATE) && t->values[v].param == x->param && t->values[v].state == x->state)
+            return v;
     return 0;
 }
 
@@ -224,17 +239,17 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
-    const size_t max = (size_t)((1 + TT__STATES) * p->ctx->n_params + 1);
+    const size_t max = (size_t)((1 + TT__EMA) * p->ctx->n_params + 1);
     tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * max);
     int n = 0;
     tt_status status = kept ? tt__keep_params(p, false, kept, &n) : TT_ERR_MEMORY;
     for (int k = 0, params = n; k < params && status == TT_OK; k++)
-        for (int state = 1; state <= TT__STATES; state++) {
+        for (int state = 1; state <= TT__EMA; state++) {
             tt__kept x = kept[k];
             x.state = state;
-            if (!(x.value = tt__kept_in(p, x.stage, &x))) break;
-            snprintf(x.name, sizeof x.name, "%s.%.170s", how->state[state - 1].word,
-                     p->ctx->params[x.param]->name);
+            if (!(x.value = tt__kept_in(p, x.stage, &x))) continue;
+            snprintf(x.name, sizeof x.name, "%s.%.170s",
+                     state == TT__EMA ? "ema" : how->state[state - 1].word, p->ctx->params[x.param]->name);
             kept[n++] = x;
         }
     *count = n;
@@ -314,10 +329,14 @@ static tt_trainer *tt__trainer_new(tt_context *ctx, const tt_model *model, const
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: settings to compare */
-    snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
-             tt_option_word("schedule", (int)o.schedule.kind), tt__shortest(o.schedule.lr, lr),
-             tt__shortest(o.schedule.min_lr, min), (long long)o.schedule.warmup_steps,
-             (long long)o.schedule.total_steps);
+    if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
+    else
+        snprintf(lines, sizeof lines,
+                 "schedule %s with lr %s, min_lr %s, warmup_steps %lld, decay_steps %lld, "
+                 "total_steps %lld\n", tt_option_word("schedule", (int)o.schedule.kind),
+                 tt__shortest(o.schedule.lr, lr), tt__shortest(o.schedule.min_lr, min),
+                 (long long)o.schedule.warmup_steps, (long long)o.schedule.decay_steps,
+                 (long long)o.schedule.total_steps);
     uint64_t hash = 0;
     if (status == TT_OK && ctx->net) status = tt__values_hash(ctx, &hash);
     snprintf(lines + strlen(lines), sizeof lines - strlen(lines), "parameters whose values have the hash "
@@ -396,6 +415,9 @@ float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.sch
 
 static tt_status tt__must_train(const tt_trainer *r)
 {
+    if (r->uses_ema)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the trainer's parameters are their moving averages: call "
+                        "tt_trainer_use_ema(trainer, false) before it trains, saves or loads");
     if (r->train) return TT_OK;
     return tt__fail(r->ctx, TT_ERR_ARGUMENT,
                     "this trainer was made with train = false: it evaluates and predicts only");

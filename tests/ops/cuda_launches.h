@@ -269,11 +269,19 @@ TEST(cuda_kernels_of_each_dtype)
         i.attr.eps = 1e-8f;
         i.attr.weight_decay = 0.01f;
         i.attr.decoupled = true;
+        i.attr.scaled = t % 2;
+        i.attr.scale = 0.5f;
         l.in[0] = some(norm[t][0], ROWS_, 1000, -1, 1, &s);
         l.in[1] = some(TT_F32, 1, 2, 1, 1, &s);
         for (int k = 0; k < 3; k++) l.out[k] = some(norm[t][1], ROWS_, 1000, k == 2 ? 0.1f : -1, 1, &s);
         same_on_both(&l, 2, "adam");
     }
+    i = tt__new_instr(TT__OP_EMA);
+    i.attr.beta1 = 0.9f;
+    l.in[0] = some(TT_F32, ROWS_, 1000, -1, 1, &s);
+    l.in[1] = some(TT_F32, 1, 2, 1, 1, &s);
+    l.out[0] = some(TT_F32, ROWS_, 1000, -1, 1, &s);
+    same_on_both(&l, 1, "ema");
     setenv("TINYTRAIN_WGMMA", "0", 1);
     for (int h = 0; h < 2 * TT__COUNT(head); h++)
         for (int n = 0; n < (h % 2 || head[h / 2] > 64 ? 2 : 2 * TT__COUNT(sequences)); n++)

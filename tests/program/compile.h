@@ -728,7 +728,7 @@ TEST(words_of_options)
     CHECK(strcmp(tt_option_word("optimizer", TT_ADAMW), "adamw") == 0);
     CHECK(strcmp(tt_option_word("schedule", TT_COSINE), "cosine") == 0);
     CHECK(strcmp(tt_option_word("parallel.schedule", 1), "gpipe") == 0);
-    CHECK(!tt_option_word("schedule", 3) && !tt_option_word("schedule", -1) && !tt_option_word("lr", 0));
+    CHECK(!tt_option_word("schedule", 5) && !tt_option_word("schedule", -1) && !tt_option_word("lr", 0));
     TEST_CLOSE(ctx, &a);
 }
 

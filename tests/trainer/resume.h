@@ -446,11 +446,11 @@ TEST(damaged_states)
                "has no tensor 'tinytrain.run': it is no state of this model and optimizer");
         /* tinytrain.run has one element */
         copy_state(path, bad, "tinytrain.run", "tinytrain.run", NULL, -1, 0);
-        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, this build reads 5");
+        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, this build reads 6");
         copy_state(path, bad, NULL, NULL, "exp_avg.classifier.weight", -1, 0);
         refuse(&w, bad, TT_ERR_STATE, "tensor 'exp_avg.classifier.weight' is F32 of");
         copy_state(path, bad, NULL, NULL, NULL, 0, 77); /* version */
-        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, this build reads 5");
+        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, this build reads 6");
         copy_state(path, bad, NULL, NULL, NULL, 2, -5); /* steps */
         refuse(&w, bad, TT_ERR_FORMAT, "says that -5 steps were done");
         copy_state(path, bad, NULL, NULL, NULL, 2, INT64_MAX);

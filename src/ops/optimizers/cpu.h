@@ -235,7 +235,8 @@ TT__ROWS_FN(adam_rows)
     float *p = TT__K(chunk_in)(&l->out[0], from, n, scratch, 1);
     float *m = TT__K(chunk_in)(&l->out[1], from, n, scratch, 2);
     float *v = TT__K(chunk_in)(&l->out[2], from, n, scratch, 3);
-    float factor = ((const float *)l->in[1].data)[1], lr = run->lr, b1 = a->beta1, b2 = a->beta2;
+    float factor = ((const float *)l->in[1].data)[1], lr = run->lr * tt__lr_factor(a);
+    float b1 = a->beta1, b2 = a->beta2;
     float step = (float)(lr / (1 - pow(b1, t))), root = (float)(1 / sqrt(1 - pow(b2, t)));
     float l2 = a->decoupled ? 0 : a->weight_decay, keep = a->decoupled ? 1 - lr * a->weight_decay : 1;
     for (; c < n; c += TT__LANES) {
@@ -260,7 +261,7 @@ TT__ROWS_FN(sgd_rows)
     const float *g = TT__K(chunk_in)(&l->in[0], from, n, scratch, 0);
     float *p = TT__K(chunk_in)(&l->out[0], from, n, scratch, 1);
     float *m = l->out[1].data ? TT__K(chunk_in)(&l->out[1], from, n, scratch, 2) : NULL;
-    float factor = ((const float *)l->in[1].data)[1], lr = run->lr;
+    float factor = ((const float *)l->in[1].data)[1], lr = run->lr * tt__lr_factor(a);
     for (int64_t c = 0; c < n; c += TT__LANES) {
         tt__vf P = TT__K(load_n)(p + c, n - c);
         tt__vf G = TT__K(load_n)(g + c, n - c) * factor + P * a->weight_decay;
@@ -284,3 +285,40 @@ TT__INLINE tt_status TT__K(update)(const tt__launch *l, tt__rows_fn rows)
 
 TT__FN tt_status TT__K(run_ADAM)(const tt__launch *l) { return TT__K(update)(l, TT__K(adam_rows)); }
 TT__FN tt_status TT__K(run_SGD)(const tt__launch *l) { return TT__K(update)(l, TT__K(sgd_rows)); }
+
+TT__ROWS_FN(ema_rows)
+{
+    const float *p = (const float *)l->in[0].data;
+    float *average = (float *)l->out[0].data;
+    const float more = TT__RUN_OF(l)->step ? 1 - l->instr->attr.beta1 : 1; /* the first update copies p */
+    (void)scratch;
+    for (int64_t c = from; c < to; c += TT__LANES) {
+        tt__vf A = TT__K(load_n)(average + c, to - c);
+        A = more < 1 ? A + (TT__K(load_n)(p + c, to - c) - A) * more : TT__K(load_n)(p + c, to - c);
+        TT__K(store_n)(average + c, A, to - c);
+    }
+}
+
+TT__FN tt_status TT__K(run_EMA)(const tt__launch *l) { return TT__K(update)(l, TT__K(ema_rows)); }
+
+/* Gives the caller's function the parameter, its states, and the gradient times the factor of the step. */
+TT__FN tt_status TT__K(run_CUSTOM_UPDATE)(const tt__launch *l)
+{
+    const tt_custom_optimizer *o = l->instr->attr.optimizer;
+    const tt__step_settings *run = TT__RUN_OF(l);
+    const tt__clipped *c = (const tt__clipped *)l->in[1].data;
+    const tt_param *param = l->tape->ctx->params[l->tape->values[l->instr->out[0]].param];
+    const int64_t n = tt__elements(&l->out[0]);
+    float *g = (float *)l->workspace, *state[2] = {(float *)l->out[1].data, (float *)l->out[2].data};
+    if (!isfinite(c->norm) || !n) return TT_OK;
+    tt__convert(g, TT_F32, l->in[0].data, l->in[0].dtype, (size_t)n);
+    for (int64_t k = 0; k < n; k++) g[k] *= c->factor;
+    const tt_custom_update u = {param->name, (float *)l->out[0].data, g, {state[0], state[1]}, n, l->first,
+                                run->step, run->lr * tt__lr_factor(&l->instr->attr),
+                                l->instr->attr.weight_decay};
+    const tt_status status = o->update(o->user, &u);
+    if (status == TT_OK) return TT_OK;
+    return tt__fail(l->tape->ctx, status, "the function `update` of the optimizer failed for parameter "
+                    "'%.200s' (%s): other parameters may have been updated; load the last state",
+                    param->name, tt_status_name(status));
+}

@@ -124,7 +124,33 @@ static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text_buf
     return 2;
 }
 
+/* Returns the bytes of the gradient that the caller's function gets. */
+static size_t tt__cpu_CUSTOM_UPDATE(int threads, const tt_tape *t, const tt__instr *i)
+{
+    const tt__shape *g = tt__in(t, i, 0);
+    (void)threads;
+    return tt__align_up((size_t)(g->rows * g->cols) * sizeof(float));
+}
+
+static const tt__rules tt__rules_CUSTOM_UPDATE = {tt__shape_of_update, tt__layout_of_update, {NULL},
+    tt__cpu_CUSTOM_UPDATE};
+
+static int tt__use_CUSTOM_UPDATE(const tt_optimizer_options *o, tt__attr *a, tt__text_buffer *wrong)
+{
+    const tt_custom_optimizer *c = o->custom;
+    const bool known = c && c->update && c->states >= 0 && c->states <= 2;
+    if (!c || !c->update)
+        tt__print(wrong, "; kind TT_OPTIMIZER_CUSTOM needs `custom` with a function `update`");
+    else if (!known) tt__print(wrong, "; custom.states %d is not in 0 to 2", c->states);
+    a->optimizer = c;
+    return known ? c->states : 0;
+}
+
+/* The moving average of a parameter, beside the states of any optimizer. */
+static const tt__rules tt__rules_EMA = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__no_bytes};
+
 enum { TT__STATES = 2 }; /* max number of states that an op keeps for a parameter */
+enum { TT__EMA = TT__STATES + 1 }; /* number of the state that is the parameter's moving average */
 typedef struct tt__optimizer {
     const char *name;
     int op;
