@@ -48,8 +48,9 @@ TT__ROWS_FN(row_dots_rows)
     for (int64_t r = from; r < to; r++) {
         const float *a = TT__K(row_in)(&l->in[0], r, scratch, 1);
         const float *b = TT__K(row_in)(&l->in[1], r, scratch, 2);
-        const float dot = TT__K(dot_row)(a, b, l->in[0].cols);
-        TT__K(row_end)(&l->out[0], l->add[0], r, &dot, scratch, 0);
+        float dot[TT__LANES] = {0}; /* one float would do, but gcc cannot see that */
+        dot[0] = TT__K(dot_row)(a, b, l->in[0].cols);
+        TT__K(row_end)(&l->out[0], l->add[0], r, dot, scratch, 0);
     }
 }
 TT__FN tt_status TT__K(run_ROW_DOTS)(const tt__launch *l)
