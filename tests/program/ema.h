@@ -123,8 +123,8 @@ TEST(moving_averages)
     o.precision = "bf16-true";
     o.optimizer.ema_decay = 0.5f;
     CHECK(tt_check_options(ctx, &o) == TT_ERR_UNSUPPORTED);
-    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "ema_decay needs fp32 weights, and those of precision "
-                "'bf16-true' have 16 bits");
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "ema_decay needs fp32 weights, and precision "
+                "'bf16-true' has 16-bit weights");
     o.optimizer.ema_decay = 1;
     CHECK(tt_check_options(ctx, &o) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "ema_decay 1 is not in [0, 1)");
