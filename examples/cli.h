@@ -63,7 +63,8 @@ static inline void write_megabytes(void *user, size_t bytes, char *to, size_t ca
 /* The flags that set fields of the library's options, for its errors. */
 static const tt_option_name flag_names[] = {
     {"accumulate", "--accumulate"}, {"batch", "--batch"}, {"clip_norm", "--clip"}, {"device", "--device"},
-    {"ema_decay", "--ema"}, {"layer_decay", "--layer-decay"}, {"matmul", "--matmul"}, {"memory", "--memory"}, {"memory_budget", "--budget"}, {"offload", "--offload"},
+    {"ema_decay", "--ema"}, {"layer_decay", "--layer-decay"}, {"matmul", "--matmul"}, {"memory", "--memory"},
+    {"memory_budget", "--budget"}, {"offload", "--offload"},
     {"parallel.data", "--data-ranks"}, {"parallel.groups", "--groups"}, {"parallel.micros", "--micros"},
     {"parallel.pipeline", "--pipeline"}, {"parallel.reduce_micros", "--reduce-micros"},
     {"parallel.schedule", "--stages"}, {"parallel.sequence", "--sequence"}, {"parallel.server", "--server"},
