@@ -58,7 +58,8 @@ static int64_t tt__largest_size(tt_context *ctx, int64_t max, size_t budget, tt_
     int slow = 0; /* number of consecutive trials that did not halve the gap between `fits` and `fails` */
     int64_t up = 1; /* how far to go up from `fits` when no guess is better */
     if (max < 1)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)max),
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: max is %lld, but must be at least 1",
+                        (long long)max),
                0;
     void (*const log)(void *, tt_log_level, const char *, const char *) = ctx->options.logger.log;
     ctx->options.logger.log = NULL; /* trial programs are not logged */
@@ -119,8 +120,8 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
 {
     tt__batch_of b = {ctx, record, user, o ? *o : tt_compile_options_default()};
     if (b.options.share)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: `share` names a program, whose arena would "
-                        "grow with all that is tried: leave it out"), 0;
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: `share` is set, but the programs that the "
+                        "search tries would enlarge the shared arena: leave it NULL"), 0;
     ctx->unbudgeted = !b.options.memory_budget;
     tt_status status = tt__budget_on(ctx, b.options.device, &b.options.memory_budget);
     const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, max, b.options.memory_budget,

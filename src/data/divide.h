@@ -10,8 +10,9 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
 {
     tt_context *ctx = d->ctx;
     if (n < 1 || n >= d->count)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_split: %lld %s of %d; at least one must go and one "
-                        "stay", (long long)n, d->images ? "images" : "texts", d->count), (tt_dataset *)NULL;
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_split: cannot split %lld %s off %d: at least one "
+                        "must go, and one must stay", (long long)n, d->images ? "images" : "texts",
+                        d->count), (tt_dataset *)NULL;
     tt_dataset *part = tt__dataset_new(ctx, d->classes, d->n_classes);
     uint32_t *order = part ? (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)d->count) : NULL;
     uint64_t key = tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_SPLIT,
@@ -23,7 +24,7 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
         bool copies = to && from->text;
         char *text = copies ? tt__chunks_text(ctx, &part->chunks, from->text, from->bytes) : NULL;
         if (!to || (copies && !text))
-            status = tt__fail(ctx, TT_ERR_MEMORY, "tt_dataset_split: out of memory for %lld of %d",
+            status = tt__fail(ctx, TT_ERR_MEMORY, "tt_dataset_split: out of memory for %lld examples of %d",
                               (long long)n, d->count);
         else {
             *to = *from;

@@ -40,12 +40,12 @@ static tt_status tt__table_after_quote(const tt__table *t, char found)
 {
     char separator[24];
     if (tt__table_other_separator(&found, 1))
-        return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; if columns are "
-                        "separated by %s, say so (delimiter; --delimiter)", t->path, t->line,
+        return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: there is text after a closing quote; if "
+                        "columns are separated by %s, set delimiter (--delimiter)", t->path, t->line,
                         tt__table_separator(found, separator));
-    return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; a quote within a "
-                    "quoted field is written twice; if quotes are characters like others, say so (unquoted; "
-                    "--quote none)", t->path, t->line);
+    return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: there is text after a closing quote; write a "
+                    "quote within a quoted field twice, or, if quotes are ordinary characters, set unquoted "
+                    "(--quote none)", t->path, t->line);
 }
 
 /* Reads the field at t->at, unquotes it in place, and moves t->at past the separator or newline that ends the
@@ -59,8 +59,8 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         for (;;) {
             if (t->at == t->bytes)
                 return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: the quoted field that starts here "
-                                "is not closed before the end of the file; if quotes are characters like "
-                                "others, say so (unquoted; --quote none)", t->path, opened);
+                                "is not closed before the end of the file; if quotes are ordinary "
+                                "characters, set unquoted (--quote none)", t->path, opened);
             char c = text[t->at++];
             if (c == '"') {
                 if (t->at == t->bytes || text[t->at] != '"') break;
@@ -125,23 +125,26 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
         for (int i = 0; i < TT__COLUMNS; i++) {
             if (!tt__field_is(&field, t->column[i])) continue;
             if (column[i] >= 0)
-                return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: two columns are named '%.200s'",
+                return tt__fail(t->ctx, TT_ERR_FORMAT,
+                                "'%s', line %lld: two columns are named '%.200s': rename one of them",
                                 t->path, t->row_line, t->column[i]);
             column[i] = *columns;
         }
         if (*columns == INT_MAX - 1)
-            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: too many columns", t->path, t->row_line);
+            return tt__fail(t->ctx, TT_ERR_FORMAT,
+                            "'%s', line %lld: the line has 2^31 columns or more, which is too many", t->path,
+                            t->row_line);
     }
     const char other = *columns == 1 ? tt__table_other_separator(there, strlen(there)) : 0;
     for (int i = 0; i < TT__COLUMNS; i++)
         if (column[i] < 0 && i != TT__COLUMN_SPLIT)
-            return tt__fail(t->ctx, TT_ERR_FORMAT,
-                            "'%.300s', line %lld: the header's %d columns, separated by %s, have none named "
-                            "'%.100s', but %.300s%s%s%s%s", t->path, t->row_line, *columns,
-                            tt__table_separator(t->separator, separator), t->column[i], there,
-                            strlen(there) > 300 ? "..." : "", other ? "; if columns are separated by " : "",
+            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%.300s', line %lld: none of the header's %d columns, "
+                            "separated by %s, is named '%.100s'; they are %.300s%s%s%s%s", t->path,
+                            t->row_line, *columns, tt__table_separator(t->separator, separator), t->column[i],
+                            there, strlen(there) > 300 ? "..." : "",
+                            other ? "; if columns are separated by " : "",
                             other ? tt__table_separator(other, others) : "",
-                            other ? ", say so (delimiter; --delimiter)" : "");
+                            other ? ", set delimiter (--delimiter)" : "");
     return TT_OK;
 }
 
@@ -193,10 +196,9 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
         } while (status == TT_OK && !field.last);
         if (status != TT_OK) break;
         if (n != columns)
-            return tt__fail(ctx, TT_ERR_FORMAT,
-                            "'%s', line %lld: %d columns; the header has %d: put fields that hold %s or "
-                            "newlines in double quotes", t->path, t->row_line, n, columns,
-                            tt__table_separator(t->separator, separator));
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the row has %d columns, but the header has "
+                            "%d: put fields that contain %s or newlines in double quotes", t->path,
+                            t->row_line, n, columns, tt__table_separator(t->separator, separator));
         const tt__field *label = &fields[TT__COLUMN_LABEL], *part = &fields[TT__COLUMN_SPLIT];
         int is = wanted && strlen(part->text) == part->bytes ? tt__split_of(part->text) : TT__SPLIT_OTHER;
         if (wanted && !is)
@@ -206,10 +208,12 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
                             part->text);
         if (wanted ? is != wanted : split && !tt__field_is(part, split)) continue;
         if (!label->bytes)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label is empty", t->path, t->row_line);
-        if (strlen(label->text) != label->bytes)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label holds a NUL", t->path,
+            return tt__fail(ctx, TT_ERR_FORMAT,
+                            "'%s', line %lld: the label is empty: write one, or remove the row", t->path,
                             t->row_line);
+        if (strlen(label->text) != label->bytes)
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label contains a NUL byte: remove it",
+                            t->path, t->row_line);
         tt__example *e = tt__dataset_add(d, t->path);
         if (!e) return ctx->status;
         e->text = fields[TT__COLUMN_TEXT].text;
@@ -218,12 +222,12 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
         if (!order) continue;
         e->label = tt__find_class(d, order, label->text);
         if (e->label < 0)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.200s' is none of the %d "
-                            "classes given, of which the first is '%.200s'", t->path, t->row_line,
-                            label->text, d->n_classes, d->classes[0]);
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.200s' is not one of the %d "
+                            "given classes, whose first is '%.200s'", t->path, t->row_line, label->text,
+                            d->n_classes, d->classes[0]);
     }
     if (status != TT_OK || d->count || (wanted && wanted != TT__SPLIT_TRAIN)) return status;
-    if (!split) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header and no rows", t->path);
+    if (!split) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header but no rows", t->path);
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
 }
 
@@ -319,7 +323,8 @@ static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int 
     tt__strings names = {d->classes, sizeof *d->classes};
     if (!(*order = tt__sort_strings(d->ctx, names, n, &twice))) return TT_ERR_MEMORY;
     if (!twice) return TT_OK;
-    return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the class '%.200s' is given twice", twice);
+    return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the class '%.200s' is given twice: give each class once",
+                    twice);
 }
 
 tt_table_options tt_table_options_default(void)
@@ -336,13 +341,11 @@ static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char
     tt_dataset *held = NULL, *result;
     if (part == TT__SPLIT_VALIDATION) return d->count = 0, d;
     if (!part)
-        tt__fail(d->ctx, TT_ERR_ARGUMENT,
-                 "'%s' has no column '%.100s', so its rows are \"train\" or \"test\", not '%.200s'", path,
-                 column, split);
+        tt__fail(d->ctx, TT_ERR_ARGUMENT, "'%s' has no column '%.100s', so it has only the splits \"train\" "
+                 "and \"test\", not '%.200s'", path, column, split);
     else if (d->count < 2)
-        tt__fail(d->ctx, TT_ERR_FORMAT,
-                 "'%s' has one row and no column '%.100s': it cannot be divided into \"train\" and \"test\"",
-                 path, column);
+        tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has one row and no column '%.100s': one row cannot be divided "
+                 "into \"train\" and \"test\"", path, column);
     else
         held = tt_dataset_split(d, (d->count + 9) / 10);
     result = part == TT__SPLIT_TEST ? held : held ? d : NULL;
@@ -357,21 +360,21 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     uint32_t *order = NULL;
     bool splits = false; /* the table has a split column */
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to "
-                        "take them from the file", path, n_classes, classes ? "" : " as NULL"),
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given%s; give at least one, or NULL and "
+                        "0 to take the classes from the file", path, n_classes, classes ? "" : " as NULL"),
                (tt_dataset *)NULL;
     const char *text = o.text_column ? o.text_column : "NULL";
     const char *label = o.label_column ? o.label_column : "NULL";
     const char *part = o.split_column ? o.split_column : "NULL";
     bool named = o.text_column && o.label_column && o.split_column;
     if (!named || strcmp(text, label) == 0 || strcmp(text, part) == 0 || strcmp(label, part) == 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                 "table options: the columns of text, label and split are '%.100s', '%.100s' and '%.100s'; "
-                 "expected three names", text, label, part), (tt_dataset *)NULL;
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "table options: the columns of text, label and split are "
+                        "'%.100s', '%.100s' and '%.100s'; expected three different names", text, label,
+                        part), (tt_dataset *)NULL;
     if (o.delimiter && (strchr("\"\n\r", o.delimiter) || (unsigned char)o.delimiter >= 0x80))
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                 "table options: the delimiter has the code %d; a table's columns cannot be divided by "
-                 "quotes, by ends of lines, or by bytes beyond ASCII", (unsigned char)o.delimiter),
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "table options: the delimiter is the byte %d; expected an "
+                        "ASCII character that is neither a quote nor the end of a line",
+                        (unsigned char)o.delimiter),
                (tt_dataset *)NULL;
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
     if (!d) return NULL;

@@ -357,9 +357,8 @@ static tt_status tt__check_total(const tt_tape *t, size_t more)
     for (int k = 0; k < t->n_code && total <= max; k++)
         total += tt__align_to(t->code[k].workspace, t->alignment);
     if (total <= max) return TT_OK;
-    return tt__fail(t->ctx, TT_ERR_SHAPE,
-                    "the tensors of the program are together 2^62 bytes or more; the largest is %s",
-                    tt__describe(t, largest, what, sizeof what));
+    return tt__fail(t->ctx, TT_ERR_SHAPE, "the tensors of the program need 2^62 bytes or more, which is too "
+                    "many; the largest is %s", tt__describe(t, largest, what, sizeof what));
 }
 
 /* Fills in box number `at`. value: a base value; 0: the box is a workspace. */

@@ -12,8 +12,9 @@ static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int no
                                 int id)
 {
     if (id >= k->size || k->vocab.text[id].bytes == TT__NO_TOKEN)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor adds the id %d, which no "
-                        "token has", j->path, j->base + j->nodes[node].offset, id);
+        return tt__fail(j->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: the post_processor adds the id %d, but no token has this id",
+                        j->path, j->base + j->nodes[node].offset, id);
     if (to->n == TT__AROUND)
         return tt__unsupported(j, node, "post_processor", "that begins here", "at most 16 ids on each side");
     memmove(to->ids + at + 1, to->ids + at, (size_t)(to->n++ - at) * sizeof *to->ids);
@@ -68,7 +69,8 @@ static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, 
     tt_status status = TT_OK;
     if (j->nodes[pair + 2].kind != TT__JSON_NULL) status = tt__read_id(j, pair + 2, text, &id);
     else if ((id = tt__any_token(k, text, strlen(text))) < 0)
-        status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s'", j->path, text);
+        status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s', which the post_processor adds",
+                          j->path, text);
     if (status != TT_OK) return status;
     if (strcmp(key, "cls") == 0)
         return tt__add_around(k, j, node, &k->finish.before, 0, id);

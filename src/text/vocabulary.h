@@ -64,8 +64,9 @@ static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char 
     const size_t end = newline ? (size_t)(newline - text) : left;
     v->at += end + 1;
     if ((!tt__is_ascii(text, end) && tt__utf8_invalid(text, end) < end) || memchr(text, 0, end))
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has "
-                        "one token a line", v->r->path, v->place + 1);
+        return tt__fail(k->ctx, TT_ERR_FORMAT,
+                        "'%s', line %d: the token is not UTF-8 text; expected one token a line", v->r->path,
+                        v->place + 1);
     *token = text; /* `tokenizers` too drops white space at a line's end, as in "\r\r\n" */
     *bytes = tt__white_begin(k->unicode->bits, text, 0, end);
     return TT_OK;
@@ -205,8 +206,8 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
         const int32_t parent = node;
         if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
             if (t->count == (1 << 28) - 1) /* a larger node could give the edge UINT64_MAX */
-                return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
-                                t->count);
+                return tt__fail(ctx, TT_ERR_UNSUPPORTED, "the vocabulary is too large: its tokens have more "
+                                "than %d different beginnings", t->count);
             if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
                 (t->slots < 2 * ((size_t)t->count + 1) && !tt__prefixes_grow(ctx, t))) return TT_ERR_MEMORY;
             node = t->count++;
