@@ -123,9 +123,9 @@ static uint64_t tt__window_hash(void *self) { return ((const tt_token_loader *)s
 
 static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, const tt_token_loader_options *o)
 {
-    char text[400] = "";
+    char text[800] = "";
     tt__text_buffer all = {text, sizeof text, 0};
-    if (o->length < 1) tt__print(&all, "; length = %d", o->length);
+    if (o->length < 1) tt__print(&all, "; length is %d, but must be at least 1", o->length);
     if (tt__deal_check(&all, o->batch, o->accumulate, &o->parallel) && o->length > 0 &&
         tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) > INT32_MAX / 4 / o->length)
         tt__print(&all, "; batch %d of windows of length %d is too large: a micro-batch must have less than "

@@ -136,7 +136,7 @@ static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
 /* Checks a config and reports all its mistakes in one message. */
 static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, const void *config)
 {
-    char text[512];
+    char text[1024];
     tt__text_buffer all = {text, sizeof text, 0};
     const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
     const int heads = a->heads ? tt__int_field(config, a->heads) : 0;

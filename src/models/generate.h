@@ -135,7 +135,7 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
     const tt_lm_config *c = &m->config;
     if (!o) o = &defaults;
     const int context = o->context ? o->context : (int)tt__min(c->max_positions, 2048);
-    char text[400] = "";
+    char text[800] = "";
     tt__text_buffer all = {text, sizeof text, 0};
     if (o->compile.train)
         tt__print(&all, "; compile.train is true, but a generator does not train: set it to false");
@@ -250,7 +250,7 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
 
 static tt_status tt__check_sampling(tt_context *ctx, const tt_sampling *s)
 {
-    char text[400] = "";
+    char text[800] = "";
     tt__text_buffer all = {text, sizeof text, 0};
     if (s->max_new < 1) tt__print(&all, "; max_new is %d, but must be at least 1", s->max_new);
     if (!(s->temperature >= 0 && s->temperature < INFINITY))
