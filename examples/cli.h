@@ -795,8 +795,8 @@ static inline int fit(tt_context *ctx, tt_trainer *t, const tt_source *train, co
         printf("note: %lld steps were skipped; '%s/metrics.csv' says which\n", (long long)last.skipped,
                run->out);
     if (run->finished && tt_trainer_steps(t) < 100)
-        printf("note: after %lld steps, which are few, probabilities may still be close to chance: train for "
-               "more --epochs, or with a higher --lr\n", (long long)tt_trainer_steps(t));
+        printf("note: %lld steps are few, so probabilities may still be close to chance: train for more "
+               "--epochs, or with a higher --lr\n", (long long)tt_trainer_steps(t));
     if (status == TT_ERR_STATE && run->resume)
         fprintf(stderr, "%s: --resume continues the model that '%s' started with: give the same --model and "
                 "the same options that shape or adapt it\n", cli_program, run->out);

@@ -289,7 +289,7 @@ static const image_files *read_classes(const char *root, bool skip)
         else snprintf(left_out + said, sizeof left_out - said, ", '%s' (has no images)", f->class_name[c]);
     }
     const size_t said = strlen(left_out);
-    if (hidden) snprintf(left_out + said, sizeof left_out - said, ", %d hidden files or folders", hidden);
+    if (hidden) snprintf(left_out + said, sizeof left_out - said, ", %d hidden", hidden);
     if (*left_out) printf("note: left out of '%s': %s\n", root, left_out + 2);
     free((void *)paths);
     return f;

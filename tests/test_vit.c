@@ -236,15 +236,16 @@ TEST(another_head)
     CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 10) == TT_OK && m.config.classes == 10 &&
           tt_param_dims(m.classifier_w)[0] == 10);
     CHECK(log.warnings == 1 && m.new_head);
-    CHECK(strstr(log.text, "is of 3 classes, and 10 are asked for: 'classifier.weight', 'classifier.bias' "
-                           "start anew") != NULL);
+    CHECK(strstr(log.text, "has 3 classes, but 10 are requested: 'classifier.weight', 'classifier.bias' "
+                 "start with new values") != NULL);
     CHECK(m.token->read != NULL && m.classifier_w->read == NULL);
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
     ctx = test_open_logged(&a, &log);
     CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit/torchvision.safetensors"), 0, 10) == TT_OK &&
           log.warnings == 1 && m.new_head);
-    CHECK(strstr(log.text, "10 are asked for: 'heads.head.weight', 'heads.head.bias' start anew") != NULL);
+    CHECK(strstr(log.text,
+                 "10 are requested: 'heads.head.weight', 'heads.head.bias' start with new values") != NULL);
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
 }
@@ -337,7 +338,7 @@ TEST(names_and_numbers_that_are_saved)
     REQUIRE(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 0) == TT_OK);
     m.config.std[1] = INFINITY;
     CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "std inf of channel 1");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "std is inf for channel 1");
     m.config.std[1] = 1e-40f; /* no preprocessor_config.json may hold this */
     CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
     m.config.std[1] = 0.5f;
@@ -371,9 +372,8 @@ TEST(broken_checkpoints)
     refused(edited("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), 0, 0,
             TT_ERR_FORMAT, "has no tensor 'vit.encoder.layer.2.layernorm_before.weight'", "calls for");
     refused(edited("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4000"), 0, 0,
-            TT_ERR_FORMAT,
-            "has no tensor 'vit.encoder.layer.2.layernorm_before.weight': it has 2 layers, config.json calls "
-                "for 4000", "model.safetensors'");
+            TT_ERR_FORMAT, "has no tensor 'vit.encoder.layer.2.layernorm_before.weight': it has 2 layers, "
+            "but config.json says 4000", "model.safetensors'");
     refused(edited("config.json", "\"image_size\": 12", "\"image_size\": 16384"), 0, 0, TT_ERR_SHAPE,
             "position_embeddings' has shape (1, 10, 36), expected (1, 16777217, 36)", "model.safetensors'");
     refused(edited("config.json", "\"image_size\": 12", "\"image_size\": 16384"), 12, 0, TT_ERR_SHAPE,
@@ -399,21 +399,21 @@ TEST(broken_checkpoints)
             TT_ERR_FORMAT, "has no tensor 'vit.embeddings.cls_token'", "calls for");
     refused(TEST_GOLDEN("vit"), 14, 0, TT_ERR_ARGUMENT, "image_size 14 is not a multiple of patch_size 4",
             "ViT config");
-    refused(TEST_GOLDEN("vit"), 0, 100001, TT_ERR_ARGUMENT, "100001 classes, at most 100000 are supported",
-            "ViT config");
+    refused(TEST_GOLDEN("vit"), 0, 100001, TT_ERR_ARGUMENT,
+            "classes is 100001, but at most 100000 are supported", "ViT config");
     refused(TEST_GOLDEN("vit"), -4, 0, TT_ERR_ARGUMENT, "image_size is -4", "ViT config");
     refused(TEST_GOLDEN("nothing"), 0, 0, TT_ERR_FILE, "cannot list the folder '", "nothing': No such file");
     refused(TEST_GOLDEN("nothing.safetensors"), 0, 0, TT_ERR_FILE, "cannot open '",
             "nothing.safetensors': No such file");
     snprintf(path, sizeof path, "%s/model.safetensors", edited("config.json", "{", NULL));
     refused(path, 0, 0, TT_ERR_FORMAT,
-            "a width of 36 does not tell how many heads there are: put a config.json beside the file",
+            "the number of heads cannot be derived from the width 36: put a config.json beside the file",
             "model.safetensors");
     size_t n;
     char *bert = test_read(TEST_GOLDEN("bert/model.safetensors"), &n);
     test_write(path, bert, n);
     free(bert);
-    refused(path, 0, 0, TT_ERR_FORMAT, "is no ViT: 'vit.embeddings.position_embeddings'", "first layer");
+    refused(path, 0, 0, TT_ERR_FORMAT, "is not a ViT: 'vit.embeddings.position_embeddings'", "first layer");
     const char *folder = edited("config.json", "{", "{");
     snprintf(path, sizeof path, "%s/preprocessor_config.json", folder);
     test_write(path, "{\"image_mean\": [0.1, 0.2]}", 26);
@@ -439,7 +439,7 @@ TEST(broken_checkpoints)
     /* More channels than the config has room for. */
     folder = edited("config.json", "\"num_channels\": 3", "\"num_channels\": 500");
     test_write(test_path(folder, "preprocessor_config.json"), "{\"do_normalize\": false}", 23);
-    refused(folder, 0, 0, TT_ERR_ARGUMENT, "channels is 500, at most 4 are supported", "ViT config");
+    refused(folder, 0, 0, TT_ERR_ARGUMENT, "channels is 500, but must be at most 4", "ViT config");
 }
 
 /* A model's preprocessor_config.json, as read and as saved again, gives the pixels of transformers'
@@ -495,10 +495,11 @@ TEST(preprocessors_refused)
 {
     static const struct { const char *json; tt_status status; const char *error; } bad[] = {
         {"{\"image_processor_type\": \"CLIPImageProcessor\"}", TT_ERR_UNSUPPORTED,
-         "prepared by 'CLIPImageProcessor'"},
+         "the image processor is 'CLIPImageProcessor'"},
         {"{\"resample\": 4}", TT_ERR_FORMAT, "\"resample\" is 4; expected an integer from 0 to 3"},
         {"{\"do_pad\": true}", TT_ERR_UNSUPPORTED, "\"do_pad\""},
-        {"{\"size\": 13}", TT_ERR_FORMAT, "become 13 x 13 pixels, and \"image_size\" of config.json is 12"},
+        {"{\"size\": 13}", TT_ERR_FORMAT,
+         "resized to 13 x 13 pixels, but \"image_size\" of config.json is 12"},
         {"{\"size\": {\"height\": 12, \"width\": 13}}", TT_ERR_UNSUPPORTED, "\"size\" has neither"},
         {"{\"size\": {\"shortest_edge\": 12, \"longest_edge\": 20}, \"do_center_crop\": true}",
          TT_ERR_UNSUPPORTED, "\"size\" has neither"},
@@ -562,15 +563,15 @@ TEST(configs)
     c.std[0] = 0;
     c.activation = "sine";
     CHECK(tt_vit_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
-                "channels is 5, at most 4 are supported; mean 0.5 and std 0 of channel 0; dropout 1 is not "
-                "in [0, 1); activation 'sine' is unknown");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "channels is 5, but must be at most 4; mean is 0.5 and std is 0 for "
+                "channel 0, but both must be finite and std above 0; dropout is 1, but must be in [0, 1); "
+                "activation 'sine' is unknown");
     c = tiny();
     c.qkv_bias = false;
     CHECK(tt_vit_new(ctx, &m, &c) == TT_OK && m.layer[0].q_b == NULL);
     m.torchvision = true;
     CHECK(tt_vit_save(&m, test_folder()) == TT_ERR_UNSUPPORTED);
-    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "torchvision's ViT has biases of q, k and v");
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "torchvision's ViT needs them: set torchvision to false");
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
 }
@@ -757,7 +758,8 @@ TEST(misuse)
     draw(pixels, labels);
     tt_batch b = batch_of(pixels, labels, 0, 5, true);
     CHECK(tt_train_batch(r, &b, &s, NULL) == TT_ERR_SHAPE);
-    CHECK_ERROR(ctx, TT_ERR_SHAPE, "the batch has 5 images, max_seqs is 4");
+    CHECK_ERROR(ctx, TT_ERR_SHAPE,
+                "the batch has 5 images, but max_seqs is 4: make the trainer for more, or the batch smaller");
     b.seqs = 0;
     CHECK(tt_train_batch(r, &b, &s, NULL) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the batch is empty");
@@ -773,9 +775,8 @@ TEST(misuse)
     b = batch_of(pixels, labels, 1, 3, true);
     b.image_bytes = 32 * 32 * 3;
     CHECK(tt_train_batch(r, &b, &s, NULL) == TT_ERR_SHAPE);
-    CHECK_ERROR(
-        ctx, TT_ERR_SHAPE,
-        "the images of the batch have 3072 bytes (height * width * channels), those of the model 432");
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "the images of the batch have 3072 bytes (height * width * channels), but "
+                "the model reads images of 432");
     b.image_bytes = IMAGE;
     CHECK(tt_train_batch(r, &b, &s, NULL) == TT_OK && s.targets == 3); /* nothing was lost */
     tt_trainer_free(r);
@@ -813,8 +814,8 @@ TEST(misuse)
 TEST(misuse_of_patches)
 {
     static const struct { int height, width, channels, patch; const char *message; } rows[] = {
-        {8, 8, 3, 3, "images of 8 x 8 pixels and 3 channels (1 to 4) cannot be cut into patches of 3 x 3"},
-        {8, 8, 5, 4, "5 channels (1 to 4)"}, {0, 8, 3, 4, "images of 8 x 0 pixels"},
+        {8, 8, 3, 3, "images of 8 x 8 pixels and 3 channels cannot be cut into patches of 3 x 3"},
+        {8, 8, 5, 4, "5 channels cannot be cut"}, {0, 8, 3, 4, "images of 8 x 0 pixels"},
         {8, 8, 3, 0, "patches of 0 x 0"},
         {8, 12, 3, 4,
          "operand 0 is 'pixels' u8 (2, 192), expected u8 of width 288 (height * width * channels)"},};
@@ -851,7 +852,7 @@ TEST(misuse_of_patches)
     CHECK(p && tt_set(p, pixels, image, 2) == TT_OK && tt_set(p, positions, position, 10) == TT_OK &&
           tt_set(p, starts, start, 3) == TT_OK);
     CHECK(tt_run(p, NULL) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "patches: 'positions' has 5 in row 9, which is not in 0..4");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "patches: 'positions' has 5 in row 9, but must have 0 to 4");
     tt_program_free(p);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);

@@ -23,7 +23,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(linear_dtype, TT_ERR_SHAPE, "linear", "'i'", tt_linear(t, i, w, NULL)) \
     X(linear_no_weight, TT_ERR_ARGUMENT, "linear", "NULL", tt_linear(t, x, NULL, NULL)) \
     X(linear_no_value, TT_ERR_ARGUMENT, "linear", "operand 0", tt_linear(t, tt__handle(t, 999), w, NULL)) \
-    X(embedding_offset, TT_ERR_ARGUMENT, "embedding", "offset 5 is not in 0..4", \
+    X(embedding_offset, TT_ERR_ARGUMENT, "embedding", "offset is 5, but must be 0 to 4", \
         tt_embedding_offset(t, i, w, 5)) \
     X(embedding_dtype, TT_ERR_SHAPE, "embedding", "'x'", tt_embedding(t, x, w)) \
     X(embedding_width, TT_ERR_SHAPE, "embedding", "'pairs'", tt_embedding(t, pairs, w)) \
@@ -72,7 +72,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(attention_starts, TT_ERR_SHAPE, "attention", "'y'", tt_attention(t, x, x, x, y, &two)) \
     X(attention_heads, TT_ERR_SHAPE, "attention", "4 heads", tt_attention(t, x, x, x, s, &four)) \
     X(attention_no_heads, TT_ERR_SHAPE, "attention", "0 heads", tt_attention(t, x, x, x, s, &none)) \
-    X(attention_dropout, TT_ERR_ARGUMENT, "attention", "dropout 0.997 must be in 0..255/256", \
+    X(attention_dropout, TT_ERR_ARGUMENT, "attention", "dropout is 0.997, but must be 0 to 255/256", \
         tt_attention(t, x, x, x, s, &dropped)) \
     X(attention_window, TT_ERR_ARGUMENT, "attention", "window -1 must be at least 1", \
         tt_attention(t, x, x, x, s, &windowed)) \
@@ -80,7 +80,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
         tt_attention(t, x, x, x, s, &below)) \
     X(attention_alibi, TT_ERR_ARGUMENT, "attention", "must be finite", \
         tt_attention(t, x, x, x, s, &steep)) \
-    X(attention_alibi_rounded, TT_ERR_ARGUMENT, "attention", "alibi_rounded needs causal rows", \
+    X(attention_alibi_rounded, TT_ERR_ARGUMENT, "attention", "alibi_rounded needs causal = true", \
         tt_attention(t, x, x, x, s, &rounded)) \
     X(attention_blocks, TT_ERR_ARGUMENT, "attention", "cannot be combined with causal rows", \
         tt_attention(t, x, x, x, s, &blocked)) \

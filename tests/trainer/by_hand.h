@@ -145,7 +145,7 @@ TEST(states_that_a_program_refuses)
     free(bytes);
     for (int k = 0; k < 5; k++) {
         static const char *const errors[] = {
-            "tensor 'up' is F32 of 112 bytes, this run has F32 of 96", "was made with another optimizer",
+            "tensor 'up' is F32 of 112 bytes, but this run has F32 of 96", "was made with another optimizer",
             "was made with another precision than '32-true'", "has no tensor 'up'", NULL};
         other = o;
         if (k == 1) other.optimizer.kind = TT_SGD;
