@@ -19,8 +19,8 @@ typedef struct cli_table {
     {"--delimiter", "C", CLI_TEXT, &(table).delimiter, \
      .help = "what separates a table's columns, such as ';' or \\t (a comma in .csv, else a tab)", .min = 1, \
      .max = 2}, \
-    {"--quote", "Q", CLI_CHOICE, &(table).quote,
-     .help = "double: double quotes enclose a table's fields; none: they are ordinary characters",
+    {"--quote", "Q", CLI_CHOICE, &(table).quote, \
+     .help = "double: double quotes enclose a table's fields; none: they are ordinary characters", \
      .choices = "double none"}
 
 /* Checks the options, and finds out whether the data are a table. */

@@ -539,7 +539,7 @@ TEST(wordpiece_of_a_tokenizer_json)
 #define MODEL(rest) "\"model\":{\"type\":\"WordPiece\"," rest "}}"
     static const struct { const char *json, *error; } bad[] = {
         {"{" MODEL("\"unk_token\":\"<unk>\",\"vocab\":{\"a\":0}"),
-         "the \"unk_token\" '<unk>' is not in the vocabulary""},
+         "the \"unk_token\" '<unk>' is not in the vocabulary"},
         {"{" MODEL("\"max_input_chars_per_word\":-1,\"vocab\":{\"[UNK]\":0}"),
          "\"max_input_chars_per_word\""},
         {"{\"pre_tokenizer\":{\"type\":\"ByteLevel\"}," MODEL("\"vocab\":{\"[UNK]\":0}"),
