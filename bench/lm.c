@@ -11,14 +11,14 @@ static tt_token_stream *random_tokens(tt_context *ctx, int count, int vocab)
     char path[] = "/tmp/tinytrain_lm_XXXXXX";
     const int file = mkstemp(path);
     FILE *f = file < 0 ? NULL : fdopen(file, "wb");
-    if (!f) bench_die("no temporary file: %s", strerror(errno));
+    if (!f) bench_die("cannot make a temporary file: %s", strerror(errno));
     uint32_t state = 1;
     for (int k = 0; k < count; k++) {
         state = state * 1664525u + 1013904223u;
         const uint16_t id = (uint16_t)((state >> 8) % (uint32_t)vocab);
-        if (fwrite(&id, 2, 1, f) != 1) bench_die("'%s': %s", path, strerror(errno));
+        if (fwrite(&id, 2, 1, f) != 1) bench_die("cannot write '%s': %s", path, strerror(errno));
     }
-    if (fclose(f) != 0) bench_die("'%s': %s", path, strerror(errno));
+    if (fclose(f) != 0) bench_die("cannot write '%s': %s", path, strerror(errno));
     tt_token_stream *s = tt_token_stream_open(ctx, path, 2, vocab, -1);
     remove(path); /* the stream keeps the file open */
     return s;

@@ -606,7 +606,7 @@ typedef struct cli_training {
      "a GPU) and sharding over ranks are chosen to fit, unless --recompute, --offload or --zero say " \
      "otherwise; a run that cannot fit is refused (no limit)"}, \
     {"--memory", "M", CLI_CHOICE, &(run).memory, \
-     .help = "on a GPU: its own memory, or CUDA's managed memory, which only managed-oversubscribed lets " \
+     .help = "on a GPU: its own memory, or CUDA's unified memory, which only managed-oversubscribed lets " \
      "exceed the GPU's free memory", .choices = "device managed managed-oversubscribed"}, \
     {"--tune", "T", CLI_TEXT, &(run).tune, \
      .help = "on a GPU: off, so that two runs give equal bits; on, to find the fastest matrix products " \
