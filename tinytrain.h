@@ -12275,12 +12275,12 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
         if (b->space != space) continue;
         if (b->place % t->alignment || b->place > height || b->bytes > height - b->place) {
             status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its "
-                              "region of %zu", k, b->bytes, b->place, height);
+                              "region of %zu; please report this program", k, b->bytes, b->place, height);
         } else if (b->merged == k && b->bytes && tt__overlaps(&taken, b)) {
             int other = 0;
             while (!tt__collide(box, other, k)) other++;
-            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d are alive together and "
-                              "overlap", k, other);
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d overlap while both are "
+                              "in use; please report this program", k, other);
         } else if (b->merged == k && b->bytes && !tt__take(&taken, b, 1, 0, taken.leaves)) {
             status = TT_ERR_MEMORY;
         }
@@ -18519,7 +18519,8 @@ static tt_status tt__net_reduce(const tt__collective *c)
         b->begin = (size_t)(turn % flights) * tt__net_part(c);
         b->mail = tt__mail_of(c, b->r);
         if (!b->jobs && k < c->n)
-            return tt__fail(c->group->ctx, TT_ERR_INTERNAL, "%s: its list of messages is full",
+            return tt__fail(c->group->ctx, TT_ERR_INTERNAL,
+                            "%s: its list of messages is full; please report this program",
                             tt__instr_name(i));
         tt__net_place(c, b);
         if (c->no_peer) status = tt__net_lay_out(c, b);
@@ -24134,7 +24135,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
                         "tt_set: data is NULL for input '%s': pass a pointer to its rows", x->name);
     const bool all = x->shape.axis || rows == x->shape.rows;
     if (rows < 1 + x->shape.extra || rows > x->shape.rows || !all)
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld%s",
+        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: got %lld rows for input '%s', which takes %s%lld%s",
                         (long long)rows, x->name, !x->shape.axis ? "" : x->shape.extra ? "2 to " : "1 to ",
                         (long long)x->shape.rows,
                         x->shape.extra ? ": one more than there are sequences" : "");
@@ -26882,7 +26883,8 @@ static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text_
     if (s->offload_fits) tt__print(text, "%soffload %s", before, plan->offload);
     if (s->offload_fits && plan->offload_blocks) tt__print(text, " of %d blocks", plan->offload_blocks);
     if (s->zero_fits) tt__print(text, "%szero %d", s->offload_fits ? "; " : before, plan->zero);
-    if (plan->ahead) tt__print(text, "; at most %d block%s ahead", plan->ahead, plan->ahead > 1 ? "s" : "");
+    if (plan->ahead)
+        tt__print(text, "; copies run at most %d block%s ahead", plan->ahead, plan->ahead > 1 ? "s" : "");
     tt__print(text, "\n");
 }
 
@@ -39710,7 +39712,7 @@ static tt_status tt__confusion_set(tt_trainer *r, tt__confusion_run *c, int rank
             labels = (const int32_t *)b->arrays[k].data, n = b->arrays[k].rows;
     if (!labels || n > r->options.max_seqs)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion: the batch has %s",
-                        labels ? "more labels than max_seqs" : "no labels");
+                        labels ? "more labels than the trainer's max_seqs" : "no labels");
     memcpy(c->labels + (size_t)rank * (size_t)r->options.max_seqs, labels, sizeof *labels * (size_t)n);
     c->seqs[rank] = (int)n;
     return TT_OK;
@@ -39819,7 +39821,7 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
     int classes = r->model.classes;
     if (!classes)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
-                        "tt_predict needs a model with classes; tt_forward gives any output");
+                        "tt_predict needs a model with classes: use tt_forward for other models");
     tt_status status = tt_forward(r, b, probabilities, (size_t)b->seqs * (size_t)classes);
     for (int s = 0; s < b->seqs && status == TT_OK; s++) {
         float *x = probabilities + (size_t)s * (size_t)classes, max = x[0];
@@ -39931,8 +39933,8 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     s->p = p;
     s->path = path;
     if (!p->settings.options.train)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "this program does not train, so it has no state to save or load");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "this program does not train, so it has no state to save or "
+                        "load: compile it with train = true");
     if (!(s->kept = tt__kept_of(p, &s->count, &s->frozen))) return ctx->status;
     s->info = (tt_tensor_info *)tt__calloc(ctx, sizeof *s->info * (size_t)(s->count + 4));
     s->room = ctx->net ? (size_t)1 << 20 : 16384;
@@ -40101,8 +40103,8 @@ static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
 
 static tt_status tt__not_between_steps(tt_context *ctx)
 {
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "the state can be saved between steps, not between the micro-"
-                    "batches of one");
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "a state can be saved between steps, but not between the "
+                    "micro-batches of a step: save it after the update");
 }
 
 /* Writes a program's state to a file, with `more` bytes of a trainer's progress. */
@@ -41086,7 +41088,7 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
     const bool ended = status == TT_OK && !more;
     if (ended && tt__trainer_within_step(f->r))
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source ends within a step, after %lld "
-                          "whole ones: the last micro-batch of a step must set last_of_step", epoch, steps);
+                          "whole steps: the last micro-batch of a step must set last_of_step", epoch, steps);
     else if (ended && !steps)
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source has no step: give it at least one",
                           epoch);
@@ -41342,7 +41344,7 @@ static tt_status tt__fit_begin(tt__fit_run *f)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' holds a run: resume it, or name another folder",
                         f->o.folder);
     if (!f->has_state && f->o.resume)
-        return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' is not there", f->state);
+        return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' does not exist", f->state);
     f->p.classes = f->train->classes ? TT__HASH_BEGIN : 0; /* a hash of the names; 0: no classes */
     for (int c = 0; c < f->train->classes; c++) {
         const char *name = f->train->class_names[c];

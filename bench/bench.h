@@ -318,9 +318,9 @@ typedef struct bench_flag {
 static inline void bench__usage(const bench_flag *flags, int n)
 {
     printf("usage: %s [options]\n", bench.program);
-    printf("  --json         an object a line\n  --precision P  32-true, 16-mixed, 16-true, bf16-mixed or "
-           "bf16-true (32-true)\n  --threads N    0: all (0)\n");
-    printf("  --seconds X    that each kernel is measured for, at least (0.5)\n");
+    printf("  --json         print results as JSON, an object a line\n  --precision P  32-true, 16-mixed, "
+           "16-true, bf16-mixed or bf16-true (32-true)\n  --threads N    0: all (0)\n");
+    printf("  --seconds X    time for which each kernel is measured, at least (0.5)\n");
     for (int k = 0; k < n; k++) {
         printf("  %-14s %s", flags[k].name, flags[k].help);
         if (flags[k].number) printf(" (%d)", *flags[k].number);

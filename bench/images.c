@@ -105,10 +105,10 @@ int main(int argc, char **argv)
     const char *size = NULL;
     const bench_flag flags[] = {
         {"--from", &from, NULL, NULL, "height and width of the images that are read"},
-        {"--pixels", &side, NULL, NULL, "height and width of what the model sees"},
+        {"--pixels", &side, NULL, NULL, "height and width of the model's images"},
         {"--seqs", &batch, NULL, NULL, "images in a step"},
         {"--vit", NULL, &size, NULL, "SIZE of a vision transformer, instead of Ti/16 and S/16"},
-        {"--steps", &steps, NULL, NULL, "steps measured, after one that is not"},
+        {"--steps", &steps, NULL, NULL, "measured steps, after one that is not measured"},
     };
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
     if (from > TT__IMAGE_SIDE || side > TT__IMAGE_SIDE)

@@ -50,12 +50,12 @@ int main(int argc, char **argv)
 {
     const bench_flag flags[] = {
         {"--vit", NULL, &opt.size, NULL, "SIZE: Ti/16, S/16, B/16, L/16 or H/14"},
-        {"--ranks", &opt.ranks, NULL, NULL, "of each process"},
-        {"--batch", &opt.batch, NULL, NULL, "images of a rank"},
-        {"--zero", &opt.zero, NULL, NULL, "1 to 3"},
-        {"--steps", &opt.steps, NULL, NULL, "measured, after one that is not"},
-        {"--mbit", &opt.mbit, NULL, NULL, "million bits a second of each machine's link, in each direction"},
-        {"--delay", &opt.delay, NULL, NULL, "microseconds from one machine to another"},
+        {"--ranks", &opt.ranks, NULL, NULL, "number of ranks of each process"},
+        {"--batch", &opt.batch, NULL, NULL, "images on each rank"},
+        {"--zero", &opt.zero, NULL, NULL, "ZeRO, 1 to 3"},
+        {"--steps", &opt.steps, NULL, NULL, "measured steps, after one that is not measured"},
+        {"--mbit", &opt.mbit, NULL, NULL, "speed of each machine's link in each direction, in Mbit/s"},
+        {"--delay", &opt.delay, NULL, NULL, "delay between two machines, in microseconds"},
     };
     char device[32], name[64];
     tt_vit m;

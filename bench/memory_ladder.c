@@ -529,11 +529,12 @@ int main(int argc, char **argv)
     const bench_flag flags[] = {
         {"--vit", NULL, &opt.size, NULL, "SIZE: Ti/16, S/16, B/16, L/16 or H/14"},
         {"--pixels", &opt.pixels, NULL, NULL, "height and width of the images"},
-        {"--batch", &opt.batch, NULL, NULL, "images of the first rung, up to 64; the others in proportion"},
+        {"--batch", &opt.batch, NULL, NULL, "images of the first rung, up to 64; other rungs in proportion"},
         {"--device", NULL, &opt.device, NULL, "KIND for which to plan: cpu or cuda (cuda)"},
-        {"--measure", NULL, NULL, &run, "a step of each rung (with --device cpu)"},
-        {"--fits", NULL, NULL, &fits, "the largest micro-batch on cards of 8, 12, 24 and 80 GB instead"},
-        {"--ranks", &opt.ranks, NULL, NULL, "N: instead, what each of N ranks needs"},
+        {"--measure", NULL, NULL, &run, "measure a step of each rung (with --device cpu)"},
+        {"--fits", NULL, NULL, &fits,
+         "instead, print the largest micro-batch on cards of 8, 12, 24 and 80 GB"},
+        {"--ranks", &opt.ranks, NULL, NULL, "N: instead, print what each of N ranks needs"},
     };
     bench_open(argc, argv, flags, TT__COUNT(flags));
     if (opt.batch > 64) bench_die("--batch is %d, but must be at most 64", opt.batch);

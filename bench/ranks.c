@@ -670,17 +670,18 @@ int main(int argc, char **argv)
 {
     const bench_flag flags[] = {
         {"--only", NULL, &opt.only, NULL, "PART: " PARTS " (all)"},
-        {"--ranks", &opt.ranks, NULL, NULL, "devices of the plans whose bytes are counted"},
-        {"--cpu-ranks", &opt.cpu_ranks, NULL, NULL, "ranks on the CPU, with one thread each"},
-        {"--elements", &opt.elements, NULL, NULL, "of the largest all-reduce; others have 1/16 and 1/256"},
+        {"--ranks", &opt.ranks, NULL, NULL, "number of devices in the plans of part moved"},
+        {"--cpu-ranks", &opt.cpu_ranks, NULL, NULL, "number of ranks on the CPU, with one thread each"},
+        {"--elements", &opt.elements, NULL, NULL,
+         "elements of the largest all-reduce; the others have 1/16 and 1/256"},
         {"--seqs", &opt.seqs, NULL, NULL, "sequences in a step"},
-        {"--length", &opt.length, NULL, NULL, "tokens of each, up to 512"},
-        {"--layers", &opt.layers, NULL, NULL, "layers of the model, if not its own number"},
-        {"--steps", &opt.steps, NULL, NULL, "steps measured of each side, after one that is not"},
-        {"--latency", &opt.latency, NULL, NULL, "microseconds of each group of collectives"},
-        {"--flops", &opt.flops, NULL, NULL, "TFLOP/s of the replay, instead of the presets'"},
-        {"--memory", &opt.memory, NULL, NULL, "GB/s of the replay's memory"},
-        {"--link", &opt.link, NULL, NULL, "GB/s of the replay's links"},
+        {"--length", &opt.length, NULL, NULL, "tokens of a sequence, up to 512"},
+        {"--layers", &opt.layers, NULL, NULL, "number of layers, if not the model's own"},
+        {"--steps", &opt.steps, NULL, NULL, "measured steps of each side, after one that is not measured"},
+        {"--latency", &opt.latency, NULL, NULL, "latency of each group of collectives, in microseconds"},
+        {"--flops", &opt.flops, NULL, NULL, "TFLOP/s of the devices in part replay, instead of the presets"},
+        {"--memory", &opt.memory, NULL, NULL, "GB/s of the memory in part replay"},
+        {"--link", &opt.link, NULL, NULL, "GB/s of the links in part replay"},
     };
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"moved", moved}, {"reduce", reduce}, {"step", steps}, {"replay", replays},

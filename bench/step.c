@@ -316,28 +316,32 @@ int main(int argc, char **argv)
     const char *matmul = NULL;
     const bench_flag flags[] = {
         {"--seqs", &seqs, NULL, NULL, "sequences or images in a step"},
-        {"--length", &length, NULL, NULL, "tokens of each, up to 512; of GPT-2 1024, of BigBird 4096"},
-        {"--layers", &layers, NULL, NULL, "layers of the model, if not its own number"},
+        {"--length", &length, NULL, NULL,
+         "tokens of a sequence, up to 512; for GPT-2 up to 1024, for BigBird up to 4096"},
+        {"--layers", &layers, NULL, NULL, "number of layers, if not the model's own"},
         {"--vit", NULL, &size, NULL, "SIZE of a vision transformer, such as L/16, instead of DistilBERT"},
         {"--big-bird", NULL, &big_bird, NULL,
          "ATTENTION of BigBird-base, block_sparse or original_full, without dropout, instead of DistilBERT"},
         {"--gpt2", NULL, NULL, &gpt2, "GPT-2 of 124 million parameters, instead of DistilBERT"},
-        {"--pixels", &side, NULL, NULL, "height and width of its images"},
-        {"--steps", &steps, NULL, NULL, "steps measured; of --batches at least once each"},
-        {"--warm", &warm, NULL, NULL, "steps before them"},
-        {"--device", NULL, &device, NULL, "KIND, cpu or cuda (TINYTRAIN_DEVICE, else cpu)"},
-        {"--recompute", NULL, &recompute, NULL, "R, none, cheap (the default), attention or blocks"},
-        {"--tune", NULL, &tune, NULL, "T, off (the default), on or a FILE: how products are made"},
-        {"--matmul", NULL, &matmul, NULL, "M, fp32 (the default), tf32 or, on a GPU, fp8"},
-        {"--ops", NULL, NULL, &ops, "then, on a GPU, the time of each op: events around each launch"},
+        {"--pixels", &side, NULL, NULL, "height and width of the images for --vit"},
+        {"--steps", &steps, NULL, NULL,
+         "number of measured steps; with --batches at least one for each batch"},
+        {"--warm", &warm, NULL, NULL, "steps before the measured ones"},
+        {"--device", NULL, &device, NULL, "KIND: cpu or cuda (TINYTRAIN_DEVICE, else cpu)"},
+        {"--recompute", NULL, &recompute, NULL, "R: none, cheap (the default), attention or blocks"},
+        {"--tune", NULL, &tune, NULL,
+         "T: off (the default), on or a FILE with the choices of matrix products"},
+        {"--matmul", NULL, &matmul, NULL, "M: fp32 (the default), tf32 or, on a GPU, fp8"},
+        {"--ops", NULL, NULL, &ops,
+         "on a GPU: also measure the time of each op, with events around each launch"},
         {"--product", &product, NULL, NULL,
-         "rows, columns and depth of the matrix products that are a GPU's peak"},
-        {"--peaks", NULL, NULL, &only_peaks, "what the device can do at most, and no step"},
-        {"--estimate", NULL, NULL, &estimate, "the time of a step as its plan says, by measured costs"},
+         "rows, columns and depth of the matrix products that measure a GPU's peak"},
+        {"--peaks", NULL, NULL, &only_peaks, "measure the device's peaks only, without steps"},
+        {"--estimate", NULL, NULL, &estimate, "forecast the time of a step from measured costs"},
         {"--batches", NULL, &path, NULL,
          "FILE.safetensors of token ids to train on, instead of --seqs and --length"},
-        {"--no-dropout", NULL, NULL, &no_dropout, "the model trains without dropout"},
-        {"--turns", NULL, NULL, &turns, "a step for each line of standard input, which is then reported"},};
+        {"--no-dropout", NULL, NULL, &no_dropout, "train without dropout"},
+        {"--turns", NULL, NULL, &turns, "run and report a step for each line of standard input"},};
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
     tt_bert_config c = tt_bert_config_default(big_bird ? TT_BIG_BIRD : TT_DISTILBERT);
     tt_vit_config v = tt_vit_config_default(size);
@@ -466,8 +470,8 @@ int main(int argc, char **argv)
         if (size) bench_row("images a second, mean", tokens / model.max_length / seconds, "images/s", 0);
         bench_row("matmuls and attention, whole step, mean", step_flops / seconds / 1e12, "TFLOP/s",
                   fmax(peak, after));
-        bench_row("matrix products of the peak, before", peak, "TFLOP/s", 0);
-        bench_row("matrix products of the peak, after", after, "TFLOP/s", 0);
+        bench_row("matrix products of the peak, before the steps", peak, "TFLOP/s", 0);
+        bench_row("matrix products of the peak, after the steps", after, "TFLOP/s", 0);
     }
     bench_row("planned memory", plan / 1e6, "MB", 0);
     bench_row(gpu ? "device memory grew by" : "resident memory grew by", grown / 1e6, "MB", 0);

@@ -86,10 +86,10 @@ int main(int argc, char **argv)
     int batch = 4, length = 64, steps = 5;
     const char *peer = NULL;
     const bench_flag flags[] = {
-        {"--batch", &batch, NULL, NULL, "sequences"},
-        {"--length", &length, NULL, NULL, "tokens of each, up to 1024"},
-        {"--steps", &steps, NULL, NULL, "steps measured, after one that is not"},
-        {"--peer", NULL, &peer, NULL, "PROGRAM, build/llmc: its steps in turn with these"}};
+        {"--batch", &batch, NULL, NULL, "sequences in a step"},
+        {"--length", &length, NULL, NULL, "tokens of a sequence, up to 1024"},
+        {"--steps", &steps, NULL, NULL, "measured steps, after one that is not measured"},
+        {"--peer", NULL, &peer, NULL, "PROGRAM, such as build/llmc, whose steps run in turn with these"}};
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
     if (length > POSITIONS)
         bench_die("--length is %d, but the model has only %d positions", length, POSITIONS);

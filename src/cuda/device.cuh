@@ -223,7 +223,7 @@ tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capac
         status = check(d, cudaStreamCreateWithFlags(&d->stream.it, cudaStreamNonBlocking),
                        "cudaStreamCreate");
     if (status == TT_OK && cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS)
-        status = fail(d, TT_ERR_DEVICE, "cublasLtCreate failed");
+        status = fail(d, TT_ERR_DEVICE, "cublasLtCreate failed: check that the device has free memory");
     const char *waits = getenv("TINYTRAIN_CUDA_SYNC");
     d->waits = waits && *waits && strcmp(waits, "0") != 0;
     if (status == TT_OK) status = choose_wgmma(d);

@@ -475,12 +475,12 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
         if (b->space != space) continue;
         if (b->place % t->alignment || b->place > height || b->bytes > height - b->place) {
             status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its "
-                              "region of %zu", k, b->bytes, b->place, height);
+                              "region of %zu; please report this program", k, b->bytes, b->place, height);
         } else if (b->merged == k && b->bytes && tt__overlaps(&taken, b)) {
             int other = 0;
             while (!tt__collide(box, other, k)) other++;
-            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d are alive together and "
-                              "overlap", k, other);
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d overlap while both are "
+                              "in use; please report this program", k, other);
         } else if (b->merged == k && b->bytes && !tt__take(&taken, b, 1, 0, taken.leaves)) {
             status = TT_ERR_MEMORY;
         }

@@ -127,7 +127,8 @@ static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text_
     if (s->offload_fits) tt__print(text, "%soffload %s", before, plan->offload);
     if (s->offload_fits && plan->offload_blocks) tt__print(text, " of %d blocks", plan->offload_blocks);
     if (s->zero_fits) tt__print(text, "%szero %d", s->offload_fits ? "; " : before, plan->zero);
-    if (plan->ahead) tt__print(text, "; at most %d block%s ahead", plan->ahead, plan->ahead > 1 ? "s" : "");
+    if (plan->ahead)
+        tt__print(text, "; copies run at most %d block%s ahead", plan->ahead, plan->ahead > 1 ? "s" : "");
     tt__print(text, "\n");
 }
 

@@ -229,7 +229,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
                         "tt_set: data is NULL for input '%s': pass a pointer to its rows", x->name);
     const bool all = x->shape.axis || rows == x->shape.rows;
     if (rows < 1 + x->shape.extra || rows > x->shape.rows || !all)
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld%s",
+        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: got %lld rows for input '%s', which takes %s%lld%s",
                         (long long)rows, x->name, !x->shape.axis ? "" : x->shape.extra ? "2 to " : "1 to ",
                         (long long)x->shape.rows,
                         x->shape.extra ? ": one more than there are sequences" : "");

@@ -135,7 +135,7 @@ static tt_status tt__confusion_set(tt_trainer *r, tt__confusion_run *c, int rank
             labels = (const int32_t *)b->arrays[k].data, n = b->arrays[k].rows;
     if (!labels || n > r->options.max_seqs)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion: the batch has %s",
-                        labels ? "more labels than max_seqs" : "no labels");
+                        labels ? "more labels than the trainer's max_seqs" : "no labels");
     memcpy(c->labels + (size_t)rank * (size_t)r->options.max_seqs, labels, sizeof *labels * (size_t)n);
     c->seqs[rank] = (int)n;
     return TT_OK;
@@ -244,7 +244,7 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
     int classes = r->model.classes;
     if (!classes)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
-                        "tt_predict needs a model with classes; tt_forward gives any output");
+                        "tt_predict needs a model with classes: use tt_forward for other models");
     tt_status status = tt_forward(r, b, probabilities, (size_t)b->seqs * (size_t)classes);
     for (int s = 0; s < b->seqs && status == TT_OK; s++) {
         float *x = probabilities + (size_t)s * (size_t)classes, max = x[0];

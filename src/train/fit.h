@@ -291,7 +291,7 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
     const bool ended = status == TT_OK && !more;
     if (ended && tt__trainer_within_step(f->r))
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source ends within a step, after %lld "
-                          "whole ones: the last micro-batch of a step must set last_of_step", epoch, steps);
+                          "whole steps: the last micro-batch of a step must set last_of_step", epoch, steps);
     else if (ended && !steps)
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source has no step: give it at least one",
                           epoch);
@@ -547,7 +547,7 @@ static tt_status tt__fit_begin(tt__fit_run *f)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' holds a run: resume it, or name another folder",
                         f->o.folder);
     if (!f->has_state && f->o.resume)
-        return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' is not there", f->state);
+        return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' does not exist", f->state);
     f->p.classes = f->train->classes ? TT__HASH_BEGIN : 0; /* a hash of the names; 0: no classes */
     for (int c = 0; c < f->train->classes; c++) {
         const char *name = f->train->class_names[c];

@@ -88,8 +88,8 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     s->p = p;
     s->path = path;
     if (!p->settings.options.train)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "this program does not train, so it has no state to save or load");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "this program does not train, so it has no state to save or "
+                        "load: compile it with train = true");
     if (!(s->kept = tt__kept_of(p, &s->count, &s->frozen))) return ctx->status;
     s->info = (tt_tensor_info *)tt__calloc(ctx, sizeof *s->info * (size_t)(s->count + 4));
     s->room = ctx->net ? (size_t)1 << 20 : 16384;
@@ -258,8 +258,8 @@ static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
 
 static tt_status tt__not_between_steps(tt_context *ctx)
 {
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "the state can be saved between steps, not between the micro-"
-                    "batches of one");
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "a state can be saved between steps, but not between the "
+                    "micro-batches of a step: save it after the update");
 }
 
 /* Writes a program's state to a file, with `more` bytes of a trainer's progress. */

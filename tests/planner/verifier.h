@@ -146,7 +146,7 @@ TEST(verifier_finds_bad_places)
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 1024) == TT_ERR_INTERNAL);
     box[2].place = 128;
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_ERR_INTERNAL);
-    CHECK_ERROR(d.ctx, TT_ERR_INTERNAL, "storages 2 and 1 are alive together and overlap");
+    CHECK_ERROR(d.ctx, TT_ERR_INTERNAL, "storages 2 and 1 overlap while both are in use");
     box[2].place = 64; /* overlaps box 0, which is dead by then */
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_OK);
     box[2].first = 3;

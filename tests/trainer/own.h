@@ -370,7 +370,7 @@ TEST(fit_of_sources_that_break_their_promise)
         const char *error;
     } rows[] = {
         {TT_ERR_ARGUMENT, OWN_STEPS, -1, true, false, 0, "epoch 1 of the source ends within a step, after 0 "
-         "whole ones: the last micro-batch of a step must set last_of_step"},
+         "whole steps: the last micro-batch of a step must set last_of_step"},
         {TT_ERR_ARGUMENT, INT64_MAX, -1, false, false, 5,
          "epoch 1: the source gives a step 6, but tt_source.steps is 5: count the steps of an epoch"},
         {TT_OK, OWN_STEPS - 1, -1, false, false, 12, "fit: epoch 1 of the source ends after 4 steps, but "
