@@ -6362,7 +6362,8 @@ static bool tt__shape_ROTARY(tt_tape *t, const tt__instr *i, tt__shape *out)
         return tt__tape_fail(t, TT_ERR_ARGUMENT,
                              "rotary: `positions` is no value: pass the position of each row");
     if (heads < 1 || x->cols % heads)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: width %lld is not a multiple of %d heads",
+        return tt__tape_fail(t, TT_ERR_SHAPE,
+                             "rotary: the width is %lld, but must be a multiple of heads, %d",
                              (long long)x->cols, heads);
     if (o->size < 1 || 2 * tt__rotary_pairs_of(o) > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
         return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: size is %d in heads of %lld columns; rounded up to an "
@@ -6531,7 +6532,8 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     const tt__shape *q = tt__in(t, i, 0), *keys = i->in[4] ? tt__in(t, i, 1) : q;
     const int heads = i->attr.heads;
     if (heads < 1 || q->cols % heads)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads",
+        return tt__tape_fail(t, TT_ERR_SHAPE,
+                             "attention: the width is %lld, but must be a multiple of heads, %d",
                              (long long)q->cols, heads);
     if (!tt__float_in(t, i, 0)) return false;
     for (int k = 1; k < 3; k++)
@@ -19112,7 +19114,7 @@ static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
                             tt__device_name(c->kind, c->index[r], name), why,
                             c->moved ? "; each process of a host takes the next device, unless the option "
-                            "names one, as cuda:0" : "");
+                            "names one, such as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
     const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* send and receive buffers */
@@ -19669,7 +19671,7 @@ static int64_t tt__new_param_size(tt_context *ctx, const char *name, int ndim, c
                               (long long)dims[k]);
         else if (dims[k] > TT__MOST_ELEMENTS / size)
             status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d, %lld, makes 2^47 elements or "
-                              "more, which is too many", name, k, (long long)dims[k]);
+                              "more, which is too many: make it smaller", name, k, (long long)dims[k]);
         else size *= dims[k];
     }
     return status == TT_OK ? size : 0;
@@ -28172,7 +28174,7 @@ static bool tt__json_number(tt__json *j)
     uint64_t magnitude = 0, limit = (uint64_t)INT64_MAX + (negative ? 1 : 0);
     if (!tt__json_digit(j)) return tt__json_expected(j, j->at, "expected a digit");
     if (tt__json_take(j, '0') && tt__json_digit(j))
-        return tt__json_fail(j, from, "a number begins with a superfluous zero");
+        return tt__json_fail(j, from, "a number begins with a superfluous zero: remove it");
     for (; tt__json_digit(j); j->at++) {
         uint64_t digit = (uint64_t)(j->text[j->at] - '0');
         if (magnitude > (limit - digit) / 10) fits = false;
@@ -28231,9 +28233,8 @@ static bool tt__json_index(tt__json *j, int object)
     for (int i = from + 1; i < j->n_sorted; i++) {
         const tt__json_node *node = &j->nodes[j->sorted[i]];
         if (tt__json_compare_keys(j, j->sorted[i - 1], j->sorted[i]) == 0)
-            return tt__json_fail(j, node->offset,
-                                 "the key \"%.200s\" is twice in one object; this is its second value",
-                                 j->pool + node->key);
+            return tt__json_fail(j, node->offset, "the key \"%.200s\" is twice in one object, and this is "
+                                 "its second value: remove one", j->pool + node->key);
     }
     return true;
 }
@@ -28263,7 +28264,9 @@ static bool tt__json_value(tt__json *j, int depth)
     }
     if (c != '{' && c != '[') return tt__json_expected(j, j->at, "expected a value");
     if (depth == TT__JSON_DEPTH)
-        return tt__json_fail(j, j->at, "arrays and objects are nested more than %d deep", TT__JSON_DEPTH);
+        return tt__json_fail(j, j->at,
+                             "arrays and objects are nested more than %d deep, which is not supported",
+                             TT__JSON_DEPTH);
 
     int self = tt__json_push(j, object ? TT__JSON_OBJECT : TT__JSON_ARRAY, j->at++);
     if (self < 0) return false;
@@ -28602,7 +28605,7 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
     int offsets = tt__json_get(j, node, "data_offsets");
 
     if (strlen(name) != j->nodes[node].key_bytes)
-        return tt__safetensors_fail(s, name, node, "has a NUL byte in its name");
+        return tt__safetensors_fail(s, name, node, "has a NUL byte in its name, which is not allowed");
     if (j->nodes[node].kind != TT__JSON_OBJECT)
         return tt__safetensors_fail(s, name, node, "is %s; expected an object", tt__json_kind_name(j, node));
     const char *missing = dtype < 0 ? "dtype" : shape < 0 ? "shape" : offsets < 0 ? "data_offsets" : NULL;
@@ -29013,8 +29016,8 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
     if (w->file.status == TT_OK && w->written < total) {
         int i = 0;
         while (w->ends[i] <= w->written) i++;
-        w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s' is %zu bytes short: tensor '%.200s' (%d of "
-                                  "%d) lacks %zu of its bytes; the file was not written", w->file.path,
+        w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s' is %zu bytes short, because tensor '%.200s' "
+                                  "(%d of %d) lacks %zu of its bytes: the file was not written", w->file.path,
                                   total - w->written, w->names[i], i + 1, w->count, w->ends[i] - w->written);
     }
     tt_status status = tt__writer_end(&w->file);
@@ -31269,8 +31272,9 @@ static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, 
     const char *text = pair >= 0 && j->nodes[pair].kind == TT__JSON_ARRAY && j->nodes[pair].count == 2
                      ? tt__json_text(j, pair + 1) : NULL;
     if (!text)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor needs \"%s\", a token and "
-                        "its id", j->path, j->base + j->nodes[node].offset, key);
+        return tt__fail(j->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: the post_processor has no \"%s\"; expected a token and its id",
+                        j->path, j->base + j->nodes[node].offset, key);
     tt_status status = TT_OK;
     if (j->nodes[pair + 2].kind != TT__JSON_NULL) status = tt__read_id(j, pair + 2, text, &id);
     else if ((id = tt__any_token(k, text, strlen(text))) < 0)
@@ -31457,8 +31461,8 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     for (; (status = tt__read_token(k, &reader, &key, &n, &id)) == TT_OK && key; v->used += n + 1) {
         const tt__text_slice slice = {(uint32_t)v->used, (uint32_t)n};
         if (v->text[id].bytes != TT__NO_TOKEN)
-            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the "
-                            "id %d", j->path, reader.offset, id);
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the id "
+                            "%d: give each token an id of its own", j->path, reader.offset, id);
         memcpy(v->texts + v->used, key, n);
         v->texts[v->used + n] = 0;
         v->text[id] = slice; /* the last of equal tokens counts */
@@ -33084,12 +33088,14 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
         e->label = tt__find_class(d, order, label->text);
         if (e->label < 0)
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.200s' is not one of the %d "
-                            "given classes, whose first is '%.200s'", t->path, t->row_line, label->text,
-                            d->n_classes, d->classes[0]);
+                            "given classes, whose first is '%.200s': give this class too, or correct the "
+                            "label", t->path, t->row_line, label->text, d->n_classes, d->classes[0]);
     }
     if (status != TT_OK || d->count || (wanted && wanted != TT__SPLIT_TRAIN)) return status;
-    if (!split) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header but no rows", t->path);
-    return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
+    if (!split) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header but no rows: add rows", t->path);
+    return tt__fail(ctx, TT_ERR_FORMAT,
+                    "'%s' has no row whose split is '%.200s': add one, or choose another split", t->path,
+                    split);
 }
 
 /* Returns whether a class name is a number such as -1 or 2.5, and sets *value to it. */
@@ -33820,7 +33826,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     tt__text_buffer all = {text, sizeof text, 0};
     const bool deals = tt__deal_check(&all, o->batch, o->accumulate, &o->parallel), texts = !d->images;
     const int64_t max = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
-    if (!d->count) tt__print(&all, "; the dataset is empty");
+    if (!d->count) tt__print(&all, "; the dataset is empty: give it at least one example");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
         tt__print(&all, "; threads is %d, but must be 0 to %d", o->threads, TT__LOADER_THREADS);
     if (o->drop_last && d->count < o->batch)
@@ -34480,9 +34486,8 @@ static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
                     tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->finish.before.ids[0]),
                     at ? "after" : "before");
     if (status == TT_OK && s->count < 2)
-        status = tt__fail(s->ctx, TT_ERR_FORMAT,
-                          "token stream of '%s': the stream has fewer than 2 tokens, too few to train on",
-                          s->store->path);
+        status = tt__fail(s->ctx, TT_ERR_FORMAT, "token stream of '%s': the stream has fewer than 2 tokens, "
+                          "which is too few to train on: name a longer text", s->store->path);
     if (status == TT_OK) return s;
     tt_token_stream_free(s);
     return NULL;
@@ -34632,8 +34637,8 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
     const size_t width = (size_t)store->width;
     if (first < 0 || n < 0 || first > s->count - n)
         return tt__fail(s->ctx, TT_ERR_ARGUMENT,
-                        "tokens %lld to %lld are not all in the stream, which has %lld", (long long)first,
-                        (long long)(first + n), (long long)s->count);
+                        "tokens %lld to %lld are not all in the stream, which has %lld tokens",
+                        (long long)first, (long long)(first + n), (long long)s->count);
     const uint64_t at = (uint64_t)(s->first + first) * width;
     const char *from = store->ids ? (const char *)store->ids + at : NULL;
     if (!store->ids) { /* 2-byte ids go to the second half of `to`, and are widened in place */
@@ -34649,8 +34654,8 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
         if (width == 2) memcpy(&half, from + 2 * k, 2), whole = half;
         else memcpy(&whole, from + 4 * k, 4);
         if (whole >= (uint32_t)s->vocab)
-            return tt__fail(s->ctx, TT_ERR_FORMAT,
-                            "'%s', token %lld: the id is %u, but must be below vocab, %d", store->path,
+            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s', token %lld: the id is %u, but must be below vocab, "
+                            "%d: set vocab to that of the tokenizer that made the file", store->path,
                             (long long)(s->first + first + k), (unsigned)whole, s->vocab);
         to[k] = (int32_t)whole;
     }
@@ -35696,7 +35701,7 @@ static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int
         name[k] = names[k];
         if (!memchr(name[k], 0, sizeof names[k]) || !tt__is_utf8(name[k]))
             status = tt__fail(ctx, TT_ERR_ARGUMENT,
-                              "class_names[%d] is not a string of at most 63 bytes of UTF-8", k);
+                              "class_names[%d] must be a string of at most 63 bytes of UTF-8", k);
     }
     tt__strings all = {name, sizeof *name};
     *last = status == TT_OK ? (bool *)tt__calloc(ctx, sizeof **last * (size_t)classes) : NULL;
@@ -36360,7 +36365,8 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
     if (flags & TT__BERT_OFFSET && c->max_positions <= c->pad_token + 1)
-        tt__print(all, "; pad_token is %d, but positions start after it and must be below max_positions, %d",
+        tt__print(all,
+                  "; max_positions must be above pad_token + 1, but pad_token is %d and max_positions is %d",
                   c->pad_token, c->max_positions);
     if (flags & TT__BERT_OFFSET && c->type_vocab_size > 1)
         tt__print(all, "; type_vocab_size is %d, but at most 1 is supported", c->type_vocab_size);
@@ -37046,10 +37052,11 @@ static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size
     if (status != TT_OK) return status;
     const bool square = n[0] && n[0] == n[1] && !n[2], short_side = shortest && n[2] && !n[0] && !n[1];
     if (n[3] || n[4] || n[5] || (!square && !short_side))
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s', byte %zu: \"%s\" has neither a \"height\" and "
-                        "\"width\" that are equal%s", j->path, j->base + j->nodes[node].offset, key,
-                        shortest ? " nor a \"shortest_edge\" alone: other sizes are not supported"
-                                 : ": other sizes are not supported");
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                        "'%s', byte %zu: \"%s\" has neither a \"height\" and \"width\" that are equal%s",
+                        j->path, j->base + j->nodes[node].offset, key,
+                        shortest ? " nor a \"shortest_edge\" alone: other sizes are not supported" :
+                        ": other sizes are not supported");
     *size = (int)(square ? n[0] : n[2]);
     if (shortest) *shortest = short_side;
     return TT_OK;
@@ -38278,7 +38285,8 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, con
         const tt__json_node *n = at >= 0 ? &j->nodes[at] : NULL;
         const bool list = n && (n->kind == TT__JSON_ARRAY || n->kind == TT__JSON_OBJECT);
         if (n && (list ? n->count > 0 : n->kind > TT__JSON_FALSE))
-            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s is set, but not supported", j->path,
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                            "'%s': %s is set, but not supported: train the adapter without it", j->path,
                             empty[k]);
     }
     o->rank = (int)rank;
@@ -38675,8 +38683,8 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
     if (o->max_tokens < o->max_seqs)
         tt__print(&all, "; max_tokens is %d, but must be at least max_seqs, %d", o->max_tokens, o->max_seqs);
     if ((int64_t)o->max_seqs * context > INT32_MAX)
-        tt__print(&all, "; max_seqs, %d, of %d tokens each are 2^31 tokens or more, which is too many",
-                  o->max_seqs, context);
+        tt__print(&all, "; max_seqs, %d, of %d tokens each are 2^31 tokens or more, which is too many: set "
+                  "max_seqs lower", o->max_seqs, context);
     if (all.length) {
         tt__fail(m->ctx, TT_ERR_ARGUMENT, "tt_generator_new: %s", text + 2);
         return NULL;
@@ -39396,9 +39404,8 @@ static tt_status tt__try_micro_batch(void *arg, int64_t n, size_t *bytes)
     const tt__micro_batch_of *b = (const tt__micro_batch_of *)arg;
     tt_train_options o = b->options;
     if (tt__tokens_of(&o, n) > INT_MAX)
-        return tt__fail(b->ctx, TT_ERR_SHAPE,
-                        "%lld sequences of %d / %d tokens are 2^31 tokens or more, which is too many",
-                        (long long)n, o.max_tokens, o.max_seqs);
+        return tt__fail(b->ctx, TT_ERR_SHAPE, "%lld sequences of %d / %d tokens are 2^31 tokens or more, "
+                        "which is too many: ask for fewer", (long long)n, o.max_tokens, o.max_seqs);
     o.max_tokens = (int)tt__tokens_of(&o, n);
     o.max_seqs = (int)n;
     tt_trainer *t = tt_trainer_new(b->ctx, b->model, &o);
@@ -39425,8 +39432,8 @@ float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.sch
 static tt_status tt__must_train(const tt_trainer *r)
 {
     if (r->train) return TT_OK;
-    return tt__fail(r->ctx, TT_ERR_ARGUMENT,
-                    "this trainer was made with train = false: it evaluates and predicts only");
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "this trainer was made with train = false, so it only evaluates "
+                    "and predicts: make one with train = true");
 }
 
 /* Returns the index of the input `name`, or -1 if the model has no such input. */
@@ -39450,8 +39457,8 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
                         "for more, or the batch smaller", b->seqs, r->options.max_seqs);
     if (images != (b->pixels != NULL) && (b->pixels || b->ids))
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
-                        images ? "the model reads images, but the batch has text"
-                               : "the model reads text, but the batch has images");
+                        images ? "the model reads images, but the batch has text: use a loader of images" :
+                        "the model reads text, but the batch has images: use a loader of texts");
     if (images && b->pixels && b->image_bytes != r->inputs[pixels].width)
         return tt__fail(r->ctx, TT_ERR_SHAPE, "the images of the batch have %lld bytes (height * width * "
                         "channels), but the model reads images of %lld", (long long)b->image_bytes,

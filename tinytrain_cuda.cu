@@ -628,7 +628,7 @@ tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capac
         cudaGetLastError();
         if (e != cudaSuccess) explain(e, error, capacity);
         else
-            snprintf(error, capacity, "device number %d was requested, but there are %d, numbered from 0",
+            snprintf(error, capacity, "device number %d was requested, but CUDA finds %d, numbered from 0",
                      index, devices);
         return NULL;
     }

@@ -56,7 +56,7 @@ static inline void choose_batch(tt_context *ctx, const classifier *x, int tokens
     const int n = tt_largest_micro_batch(ctx, &x->model, &o, max);
     if (!n) die("--batch max: %s%s", tt_error(ctx), run->budget ? "" : " (--budget)");
     printf("--batch max: %d in a step, in micro-batches of %d%s\n", n * micros, n,
-           n == max ? ", since there are no more" : "");
+           n == max ? ", because there are no more examples" : "");
     run->batch = n * micros;
 }
 

@@ -41,7 +41,8 @@ static int train(void)
     const classifier c = classifier_of(&x);
     /* Read the test data before training, so that an error in them does not show up after training. */
     tt_dataset *later = opt.run.plan ? NULL : read_test(ctx, &opt.run, &opt.table, c.names, c.model.classes);
-    if (later && !tt_dataset_count(later)) printf("note: '%s' has no rows to test on\n", opt.run.data);
+    if (later && !tt_dataset_count(later))
+        printf("note: '%s' has no rows to test on, so the test is left out\n", opt.run.data);
     const int result = train_classifier(ctx, &c, d, held);
     tt_dataset_free(later), tt_dataset_free(d), tt_dataset_free(held), unload(ctx, &x);
     if (opt.run.finished && !result) test();

@@ -1379,7 +1379,7 @@ TEST(what_no_config_can_hold_is_not_saved)
         tt_context *ctx = test_open(&a);
         REQUIRE(tt_bert_load(ctx, &m, TEST_GOLDEN("bert"), 0) == TT_OK);
         static const char *const errors[] = {
-            "class_names[1] is not UTF-8", "class_names[0] is not a string of at most 63 bytes of UTF-8",
+            "class_names[1] must be a string", "class_names[0] must be a string of at most 63 bytes of UTF-8",
             "dropout ",
             "initializer_range is inf", "layer_norm_eps is inf", "activation '\"' is unknown",
             "initializer_range is -1"};
@@ -1629,7 +1629,7 @@ TEST(broken_configs)
         {"roberta", "\"type_vocab_size\": 1", "\"type_vocab_size\": 2", TT_ERR_ARGUMENT,
          "type_vocab_size is 2, but at most 1 is supported"},
         {"roberta", "\"pad_token_id\": 1", "\"pad_token_id\": 20", TT_ERR_ARGUMENT,
-         "pad_token is 20, but positions start after it and must be below max_positions, 21"},
+         "max_positions must be above pad_token + 1, but pad_token is 20 and max_positions is 21"},
         {"big_bird", "\"attention_type\": \"block_sparse\"", "\"attention_type\": \"etc\"",
          TT_ERR_UNSUPPORTED,
          "attention_type is 'etc'; only 'block_sparse' and 'original_full' are supported"},

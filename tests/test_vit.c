@@ -344,7 +344,7 @@ TEST(names_and_numbers_that_are_saved)
     m.config.std[1] = 0.5f;
     strcpy(m.class_names[2], "\xFF");
     CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "class_names[2] is not UTF-8");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "class_names[2] must be a string");
     strcpy(m.class_names[2], "crane");
     strcpy(m.class_names[0], "crane");
     CHECK(tt_vit_save(&m, folder) == TT_OK);

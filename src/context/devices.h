@@ -52,7 +52,7 @@ static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
                             tt__device_name(c->kind, c->index[r], name), why,
                             c->moved ? "; each process of a host takes the next device, unless the option "
-                            "names one, as cuda:0" : "");
+                            "names one, such as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
     const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* send and receive buffers */

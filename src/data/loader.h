@@ -38,7 +38,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     tt__text_buffer all = {text, sizeof text, 0};
     const bool deals = tt__deal_check(&all, o->batch, o->accumulate, &o->parallel), texts = !d->images;
     const int64_t max = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
-    if (!d->count) tt__print(&all, "; the dataset is empty");
+    if (!d->count) tt__print(&all, "; the dataset is empty: give it at least one example");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
         tt__print(&all, "; threads is %d, but must be 0 to %d", o->threads, TT__LOADER_THREADS);
     if (o->drop_last && d->count < o->batch)

@@ -239,9 +239,8 @@ static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
                     tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->finish.before.ids[0]),
                     at ? "after" : "before");
     if (status == TT_OK && s->count < 2)
-        status = tt__fail(s->ctx, TT_ERR_FORMAT,
-                          "token stream of '%s': the stream has fewer than 2 tokens, too few to train on",
-                          s->store->path);
+        status = tt__fail(s->ctx, TT_ERR_FORMAT, "token stream of '%s': the stream has fewer than 2 tokens, "
+                          "which is too few to train on: name a longer text", s->store->path);
     if (status == TT_OK) return s;
     tt_token_stream_free(s);
     return NULL;
@@ -391,8 +390,8 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
     const size_t width = (size_t)store->width;
     if (first < 0 || n < 0 || first > s->count - n)
         return tt__fail(s->ctx, TT_ERR_ARGUMENT,
-                        "tokens %lld to %lld are not all in the stream, which has %lld", (long long)first,
-                        (long long)(first + n), (long long)s->count);
+                        "tokens %lld to %lld are not all in the stream, which has %lld tokens",
+                        (long long)first, (long long)(first + n), (long long)s->count);
     const uint64_t at = (uint64_t)(s->first + first) * width;
     const char *from = store->ids ? (const char *)store->ids + at : NULL;
     if (!store->ids) { /* 2-byte ids go to the second half of `to`, and are widened in place */
@@ -408,8 +407,8 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
         if (width == 2) memcpy(&half, from + 2 * k, 2), whole = half;
         else memcpy(&whole, from + 4 * k, 4);
         if (whole >= (uint32_t)s->vocab)
-            return tt__fail(s->ctx, TT_ERR_FORMAT,
-                            "'%s', token %lld: the id is %u, but must be below vocab, %d", store->path,
+            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s', token %lld: the id is %u, but must be below vocab, "
+                            "%d: set vocab to that of the tokenizer that made the file", store->path,
                             (long long)(s->first + first + k), (unsigned)whole, s->vocab);
         to[k] = (int32_t)whole;
     }

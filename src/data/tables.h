@@ -223,12 +223,14 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
         e->label = tt__find_class(d, order, label->text);
         if (e->label < 0)
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.200s' is not one of the %d "
-                            "given classes, whose first is '%.200s'", t->path, t->row_line, label->text,
-                            d->n_classes, d->classes[0]);
+                            "given classes, whose first is '%.200s': give this class too, or correct the "
+                            "label", t->path, t->row_line, label->text, d->n_classes, d->classes[0]);
     }
     if (status != TT_OK || d->count || (wanted && wanted != TT__SPLIT_TRAIN)) return status;
-    if (!split) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header but no rows", t->path);
-    return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
+    if (!split) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header but no rows: add rows", t->path);
+    return tt__fail(ctx, TT_ERR_FORMAT,
+                    "'%s' has no row whose split is '%.200s': add one, or choose another split", t->path,
+                    split);
 }
 
 /* Returns whether a class name is a number such as -1 or 2.5, and sets *value to it. */

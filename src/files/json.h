@@ -208,7 +208,7 @@ static bool tt__json_number(tt__json *j)
     uint64_t magnitude = 0, limit = (uint64_t)INT64_MAX + (negative ? 1 : 0);
     if (!tt__json_digit(j)) return tt__json_expected(j, j->at, "expected a digit");
     if (tt__json_take(j, '0') && tt__json_digit(j))
-        return tt__json_fail(j, from, "a number begins with a superfluous zero");
+        return tt__json_fail(j, from, "a number begins with a superfluous zero: remove it");
     for (; tt__json_digit(j); j->at++) {
         uint64_t digit = (uint64_t)(j->text[j->at] - '0');
         if (magnitude > (limit - digit) / 10) fits = false;
@@ -267,9 +267,8 @@ static bool tt__json_index(tt__json *j, int object)
     for (int i = from + 1; i < j->n_sorted; i++) {
         const tt__json_node *node = &j->nodes[j->sorted[i]];
         if (tt__json_compare_keys(j, j->sorted[i - 1], j->sorted[i]) == 0)
-            return tt__json_fail(j, node->offset,
-                                 "the key \"%.200s\" is twice in one object; this is its second value",
-                                 j->pool + node->key);
+            return tt__json_fail(j, node->offset, "the key \"%.200s\" is twice in one object, and this is "
+                                 "its second value: remove one", j->pool + node->key);
     }
     return true;
 }
@@ -299,7 +298,9 @@ static bool tt__json_value(tt__json *j, int depth)
     }
     if (c != '{' && c != '[') return tt__json_expected(j, j->at, "expected a value");
     if (depth == TT__JSON_DEPTH)
-        return tt__json_fail(j, j->at, "arrays and objects are nested more than %d deep", TT__JSON_DEPTH);
+        return tt__json_fail(j, j->at,
+                             "arrays and objects are nested more than %d deep, which is not supported",
+                             TT__JSON_DEPTH);
 
     int self = tt__json_push(j, object ? TT__JSON_OBJECT : TT__JSON_ARRAY, j->at++);
     if (self < 0) return false;

@@ -100,7 +100,7 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
     int offsets = tt__json_get(j, node, "data_offsets");
 
     if (strlen(name) != j->nodes[node].key_bytes)
-        return tt__safetensors_fail(s, name, node, "has a NUL byte in its name");
+        return tt__safetensors_fail(s, name, node, "has a NUL byte in its name, which is not allowed");
     if (j->nodes[node].kind != TT__JSON_OBJECT)
         return tt__safetensors_fail(s, name, node, "is %s; expected an object", tt__json_kind_name(j, node));
     const char *missing = dtype < 0 ? "dtype" : shape < 0 ? "shape" : offsets < 0 ? "data_offsets" : NULL;
@@ -511,8 +511,8 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
     if (w->file.status == TT_OK && w->written < total) {
         int i = 0;
         while (w->ends[i] <= w->written) i++;
-        w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s' is %zu bytes short: tensor '%.200s' (%d of "
-                                  "%d) lacks %zu of its bytes; the file was not written", w->file.path,
+        w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s' is %zu bytes short, because tensor '%.200s' "
+                                  "(%d of %d) lacks %zu of its bytes: the file was not written", w->file.path,
                                   total - w->written, w->names[i], i + 1, w->count, w->ends[i] - w->written);
     }
     tt_status status = tt__writer_end(&w->file);

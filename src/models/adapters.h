@@ -305,7 +305,8 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, con
         const tt__json_node *n = at >= 0 ? &j->nodes[at] : NULL;
         const bool list = n && (n->kind == TT__JSON_ARRAY || n->kind == TT__JSON_OBJECT);
         if (n && (list ? n->count > 0 : n->kind > TT__JSON_FALSE))
-            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s is set, but not supported", j->path,
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                            "'%s': %s is set, but not supported: train the adapter without it", j->path,
                             empty[k]);
     }
     o->rank = (int)rank;

@@ -173,7 +173,8 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
     if (flags & TT__BERT_OFFSET && c->max_positions <= c->pad_token + 1)
-        tt__print(all, "; pad_token is %d, but positions start after it and must be below max_positions, %d",
+        tt__print(all,
+                  "; max_positions must be above pad_token + 1, but pad_token is %d and max_positions is %d",
                   c->pad_token, c->max_positions);
     if (flags & TT__BERT_OFFSET && c->type_vocab_size > 1)
         tt__print(all, "; type_vocab_size is %d, but at most 1 is supported", c->type_vocab_size);

@@ -20,7 +20,7 @@ static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int
         name[k] = names[k];
         if (!memchr(name[k], 0, sizeof names[k]) || !tt__is_utf8(name[k]))
             status = tt__fail(ctx, TT_ERR_ARGUMENT,
-                              "class_names[%d] is not a string of at most 63 bytes of UTF-8", k);
+                              "class_names[%d] must be a string of at most 63 bytes of UTF-8", k);
     }
     tt__strings all = {name, sizeof *name};
     *last = status == TT_OK ? (bool *)tt__calloc(ctx, sizeof **last * (size_t)classes) : NULL;

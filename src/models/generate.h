@@ -147,8 +147,8 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
     if (o->max_tokens < o->max_seqs)
         tt__print(&all, "; max_tokens is %d, but must be at least max_seqs, %d", o->max_tokens, o->max_seqs);
     if ((int64_t)o->max_seqs * context > INT32_MAX)
-        tt__print(&all, "; max_seqs, %d, of %d tokens each are 2^31 tokens or more, which is too many",
-                  o->max_seqs, context);
+        tt__print(&all, "; max_seqs, %d, of %d tokens each are 2^31 tokens or more, which is too many: set "
+                  "max_seqs lower", o->max_seqs, context);
     if (all.length) {
         tt__fail(m->ctx, TT_ERR_ARGUMENT, "tt_generator_new: %s", text + 2);
         return NULL;

@@ -385,10 +385,11 @@ static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size
     if (status != TT_OK) return status;
     const bool square = n[0] && n[0] == n[1] && !n[2], short_side = shortest && n[2] && !n[0] && !n[1];
     if (n[3] || n[4] || n[5] || (!square && !short_side))
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s', byte %zu: \"%s\" has neither a \"height\" and "
-                        "\"width\" that are equal%s", j->path, j->base + j->nodes[node].offset, key,
-                        shortest ? " nor a \"shortest_edge\" alone: other sizes are not supported"
-                                 : ": other sizes are not supported");
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                        "'%s', byte %zu: \"%s\" has neither a \"height\" and \"width\" that are equal%s",
+                        j->path, j->base + j->nodes[node].offset, key,
+                        shortest ? " nor a \"shortest_edge\" alone: other sizes are not supported" :
+                        ": other sizes are not supported");
     *size = (int)(square ? n[0] : n[2]);
     if (shortest) *shortest = short_side;
     return TT_OK;

@@ -64,8 +64,9 @@ static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, 
     const char *text = pair >= 0 && j->nodes[pair].kind == TT__JSON_ARRAY && j->nodes[pair].count == 2
                      ? tt__json_text(j, pair + 1) : NULL;
     if (!text)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor needs \"%s\", a token and "
-                        "its id", j->path, j->base + j->nodes[node].offset, key);
+        return tt__fail(j->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: the post_processor has no \"%s\"; expected a token and its id",
+                        j->path, j->base + j->nodes[node].offset, key);
     tt_status status = TT_OK;
     if (j->nodes[pair + 2].kind != TT__JSON_NULL) status = tt__read_id(j, pair + 2, text, &id);
     else if ((id = tt__any_token(k, text, strlen(text))) < 0)

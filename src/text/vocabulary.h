@@ -166,8 +166,8 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     for (; (status = tt__read_token(k, &reader, &key, &n, &id)) == TT_OK && key; v->used += n + 1) {
         const tt__text_slice slice = {(uint32_t)v->used, (uint32_t)n};
         if (v->text[id].bytes != TT__NO_TOKEN)
-            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the "
-                            "id %d", j->path, reader.offset, id);
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the id "
+                            "%d: give each token an id of its own", j->path, reader.offset, id);
         memcpy(v->texts + v->used, key, n);
         v->texts[v->used + n] = 0;
         v->text[id] = slice; /* the last of equal tokens counts */

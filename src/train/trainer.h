@@ -383,9 +383,8 @@ static tt_status tt__try_micro_batch(void *arg, int64_t n, size_t *bytes)
     const tt__micro_batch_of *b = (const tt__micro_batch_of *)arg;
     tt_train_options o = b->options;
     if (tt__tokens_of(&o, n) > INT_MAX)
-        return tt__fail(b->ctx, TT_ERR_SHAPE,
-                        "%lld sequences of %d / %d tokens are 2^31 tokens or more, which is too many",
-                        (long long)n, o.max_tokens, o.max_seqs);
+        return tt__fail(b->ctx, TT_ERR_SHAPE, "%lld sequences of %d / %d tokens are 2^31 tokens or more, "
+                        "which is too many: ask for fewer", (long long)n, o.max_tokens, o.max_seqs);
     o.max_tokens = (int)tt__tokens_of(&o, n);
     o.max_seqs = (int)n;
     tt_trainer *t = tt_trainer_new(b->ctx, b->model, &o);
@@ -412,8 +411,8 @@ float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.sch
 static tt_status tt__must_train(const tt_trainer *r)
 {
     if (r->train) return TT_OK;
-    return tt__fail(r->ctx, TT_ERR_ARGUMENT,
-                    "this trainer was made with train = false: it evaluates and predicts only");
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "this trainer was made with train = false, so it only evaluates "
+                    "and predicts: make one with train = true");
 }
 
 /* Returns the index of the input `name`, or -1 if the model has no such input. */
@@ -437,8 +436,8 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
                         "for more, or the batch smaller", b->seqs, r->options.max_seqs);
     if (images != (b->pixels != NULL) && (b->pixels || b->ids))
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
-                        images ? "the model reads images, but the batch has text"
-                               : "the model reads text, but the batch has images");
+                        images ? "the model reads images, but the batch has text: use a loader of images" :
+                        "the model reads text, but the batch has images: use a loader of texts");
     if (images && b->pixels && b->image_bytes != r->inputs[pixels].width)
         return tt__fail(r->ctx, TT_ERR_SHAPE, "the images of the batch have %lld bytes (height * width * "
                         "channels), but the model reads images of %lld", (long long)b->image_bytes,

@@ -391,7 +391,7 @@ TEST(safetensors_writer_errors)
     w = tt_safetensors_begin(ctx, path, t, 2, NULL);
     REQUIRE(w);
     CHECK(tt_safetensors_write(w, data, 9) == TT_OK && tt_safetensors_end(w) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "is 7 bytes short: tensor 'b' (2 of 2) lacks 7 of its bytes");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "is 7 bytes short, because tensor 'b' (2 of 2) lacks 7 of its bytes");
     w = tt_safetensors_begin(ctx, path, t, 2, NULL);
     REQUIRE(w);
     CHECK(tt_safetensors_write(w, data, 17) == TT_ERR_ARGUMENT);

@@ -42,7 +42,8 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     const tt__shape *q = tt__in(t, i, 0), *keys = i->in[4] ? tt__in(t, i, 1) : q;
     const int heads = i->attr.heads;
     if (heads < 1 || q->cols % heads)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads",
+        return tt__tape_fail(t, TT_ERR_SHAPE,
+                             "attention: the width is %lld, but must be a multiple of heads, %d",
                              (long long)q->cols, heads);
     if (!tt__float_in(t, i, 0)) return false;
     for (int k = 1; k < 3; k++)

@@ -205,7 +205,8 @@ static bool tt__shape_ROTARY(tt_tape *t, const tt__instr *i, tt__shape *out)
         return tt__tape_fail(t, TT_ERR_ARGUMENT,
                              "rotary: `positions` is no value: pass the position of each row");
     if (heads < 1 || x->cols % heads)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: width %lld is not a multiple of %d heads",
+        return tt__tape_fail(t, TT_ERR_SHAPE,
+                             "rotary: the width is %lld, but must be a multiple of heads, %d",
                              (long long)x->cols, heads);
     if (o->size < 1 || 2 * tt__rotary_pairs_of(o) > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
         return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: size is %d in heads of %lld columns; rounded up to an "
