@@ -24056,8 +24056,8 @@ static tt_status tt__set_input_rows(tt_program *p, tt__rank *r, int32_t v, int64
         if (r->input[k] != TT__SET || k == v || values[k].shape.axis != x->shape.axis) continue;
         if (!recomputed)
             return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' is set with %lld rows, but '%s' was "
-                            "set with %lld on the same axis '%s': all inputs of an axis need the same number "
-                            "of rows", x->name, (long long)rows, values[k].name,
+                            "set with %lld on the same axis '%s': all inputs of an axis need equally many "
+                            "rows, and sequence starts one more", x->name, (long long)rows, values[k].name,
                             (long long)(*axis + values[k].shape.extra), p->built.t->axes[x->shape.axis].name);
         tt__mark_input(r, k, TT__UNSET);
     }

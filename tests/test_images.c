@@ -99,7 +99,7 @@ TEST(resize_limits)
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         tt_image wrong = {line, bad[i].height, bad[i].width, bad[i].channels};
         CHECK(tt_image_resize(ctx, &wrong, bad[i].to_height, bad[i].to_width, to) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "expected sides of 1 to 65535 and 1 to 4 channels");
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "expected sides of 1 to 65535 pixels and 1 to 4 channels");
     }
     image.pixels = NULL;
     CHECK(tt_image_resize(ctx, &image, 1, 1, to) == TT_ERR_ARGUMENT);
@@ -202,9 +202,9 @@ TEST(cifar_files)
     tt_dataset_free(test);
     cifar_free(&images);
     test_write(path, names, 5);
-    CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why), "batches.meta.txt' holds 1 names");
+    CHECK_WHY(!cifar_open(ctx, &images, folder, "test" , why), "batches.meta.txt' has 1 names");
     test_write(path, "a\nb\nc\nd\ne\nf\ng\nh\ni\nj\nk", 21);
-    CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why), "holds 11 names");
+    CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why), "has 11 names");
     remove(path);
 
     CHECK_WHY(!cifar_open(ctx, &images, folder, "dev", why), "no split 'dev'");
@@ -281,7 +281,7 @@ TEST(cifar_split) /* each class gets its share, chosen by the seed */
         tt_dataset_free(d);
         CHECK(place >= 0 && cifar_is(ctx, part, 0, place < 40 ? 2 : 5, place < 40 ? place : place - 40));
         CHECK(!tt_dataset_split(part, 5));
-        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "5 images of 5");
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "cannot split 5 images off 5");
         tt_dataset_free(part);
         cifar_free(&images);
         TEST_CLOSE(ctx, &a);
@@ -728,8 +728,8 @@ TEST(image_loader_option_errors)
     static const struct {
         int height, width, channels, resize_height, resize_width, pad;
         const char *error;
-    } bad[] = {{0, 8, 3, 0, 0, 0, "results of 0 x 8"},
-               {8, 65536, 3, 0, 0, 0, "results of 8 x 65536"},
+    } bad[] = {{0, 8, 3, 0, 0, 0, "the height is 0, the width 8"},
+               {8, 65536, 3, 0, 0, 0, "the height is 8, the width 65536"},
                {8, 8, 0, 0, 0, 0, "of 0 channels"},
                {8, 8, 5, 0, 0, 0, "of 5 channels"},
                {8, 8, 3, 9, 0, 0, "resize_height is 9 and resize_width 0"},
@@ -813,7 +813,7 @@ TEST(image_loader_failing_source)
         {{NULL, 0, 0, 0}, true, TT_ERR_FILE, "loader: image 'drawing-23.png': not a picture"},
         {{NULL, 0, 0, 0}, false, TT_ERR_FILE, "loader: image 23: not a picture"},
         {{NULL, 9, 9, 3}, true, TT_ERR_ARGUMENT,
-         "'drawing-23.png': there are 9 x 9 pixels (NULL) of 3 channels"},
+         "'drawing-23.png': the image has 9 x 9 pixels (NULL) and 3 channels"},
         {{pixels, 0, 1, 3}, true, TT_ERR_ARGUMENT,
          "'drawing-23.png': the image has 0 x 1 pixels and 3 channels"},
         {{pixels, 1, 1, 7}, true, TT_ERR_ARGUMENT,

@@ -673,7 +673,7 @@ TEST(configs)
         {"gpt2", "\"scale_attn_weights\": true", "\"scale_attn_weights\": false", TT_ERR_UNSUPPORTED,
          "scale_attn_weights is false; only true is supported"},
         {"gpt2", "\"n_head\": 3", "\"n_head\": 5", TT_ERR_ARGUMENT,
-         "hidden_size 24 is not a multiple of 5 heads"},
+         "hidden_size is 24, but must be a multiple of heads, 5"},
         {"gpt2", "\"vocab_size\": 37", "\"vocab_size\": 38", TT_ERR_SHAPE,
          "'transformer.wte.weight' has shape (37, 24), expected (38, 24)"},
         {"gpt2", "\"n_inner\": 28", "\"n_inner\": 29", TT_ERR_SHAPE,
@@ -685,7 +685,7 @@ TEST(configs)
          "rope_type is 'dynamic'; only default, linear, llama3 and yarn are supported"},
         {"llama", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", TT_ERR_ARGUMENT,
          "heads is 4, but must be a multiple of key_heads, 3"},
-        {"llama", "\"head_dim\": 6", "\"head_dim\": 7", TT_ERR_ARGUMENT, "rotary positions of 7 columns"},
+        {"llama", "\"head_dim\": 6", "\"head_dim\": 7", TT_ERR_ARGUMENT, "rotary.size is 7, but"},
         {"llama", "\"rope_type\"", "\"partial_rotary_factor\": 0.5, \"rope_type\"", TT_ERR_UNSUPPORTED,
          "rotary positions would turn a share of 0.5 of the 6 columns of a head; only gpt_neox may have a "
          "share other than 1"},
@@ -719,7 +719,7 @@ TEST(configs)
          "\"sliding_window\" is -5"},
         {"neox", "\"use_parallel_residual\": true", "\"use_parallel_residual\": \"yes\"", TT_ERR_FORMAT,
          "\"use_parallel_residual\" is a string"},
-        {"falcon_groups", "\"num_kv_heads\": 2", "\"num_kv_heads\": 4", TT_ERR_ARGUMENT, "4 key heads"},
+        {"falcon_groups", "\"num_kv_heads\": 2", "\"num_kv_heads\": 4", TT_ERR_ARGUMENT, "key_heads, 4"},
         {"falcon_groups", "\"parallel_attn\": true", "\"parallel_attn\": false", TT_ERR_UNSUPPORTED,
          "parallel_attn is false; only true"},
     };
@@ -1515,8 +1515,8 @@ TEST(generation_errors)
     golden g;
     if (!golden_open(&g, "gpt2", 1)) return;
     static const struct { int seqs, context, tokens; const char *error; } sizes[] = {
-        {0, 9, 9, "max_seqs is 0"}, {1, 1, 9, "a context of 1 tokens"},
-        {1, 20, 9, "a context of 20 tokens, and the model has 19 positions"},
+        {0, 9, 9, "max_seqs is 0"}, {1, 1, 9, "the context is 1 tokens"},
+        {1, 20, 9, "the context is 20 tokens, but the model has only 19 positions"},
         {5, 9, 4, "max_tokens is 4, but must be at least max_seqs, 5"},
         {200000000, 19, 300000000, "2^31 tokens or more"}};
     for (int k = 0; k < TEST_COUNT(sizes); k++) {
@@ -1834,7 +1834,7 @@ TEST(adapters_that_are_refused)
         {"\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa\"", TT_ERR_UNSUPPORTED,
          "init_lora_weights is 'pissa'"},
         {"\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 2}", TT_ERR_UNSUPPORTED,
-         "rank_pattern is not"},
+         "rank_pattern is set, but not"},
         {"\"r\": 4", "\"r\": 0", TT_ERR_FORMAT, "\"r\" is 0"},
         {"\"r\": 4", "\"r\": 3", TT_ERR_SHAPE, "r of adapter_config.json need (3, 20)"},
         {"{", "", TT_ERR_FORMAT, "not valid JSON"}};

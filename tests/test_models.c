@@ -1424,10 +1424,10 @@ TEST(broken_checkpoints)
             "model.safetensors'");
     e.drop = "embeddings.word_embeddings.weight";
     refused(edited("minilm", &e, NULL, NULL), TT_ERR_FORMAT,
-            "has no tensor 'bert.embeddings.word_embeddings.weight'", "calls for");
+            "has no tensor 'bert.embeddings.word_embeddings.weight'", "config.json");
     e.drop = "bert.embeddings.LayerNorm.bias";
     refused(edited("bert", &e, NULL, NULL), TT_ERR_FORMAT, "has no tensor 'bert.embeddings.LayerNorm.bias'",
-            "calls for");
+            "config.json");
     e = unchanged;
     e.longer = "bert.encoder.layer.0.output.dense.weight";
     refused(edited("bert", &e, NULL, NULL), TT_ERR_SHAPE,
@@ -1646,7 +1646,7 @@ TEST(broken_configs)
          "not valid JSON: expected ',' or '}', found '\"'"},
         {"bert", "{", "", TT_ERR_FORMAT, "not valid JSON"},
         {"bert", "\"hidden_size\": 32", "\"hidden_size\": 33", TT_ERR_ARGUMENT,
-         "hidden_size 33 is not a multiple of 2 heads"},
+         "hidden_size is 33, but must be a multiple of heads, 2"},
         {"bert", "\"hidden_size\": 32", "\"hidden_size\": 0", TT_ERR_FORMAT,
          "\"hidden_size\" is 0; expected an integer from 1 to"},
         {"bert", "\"hidden_size\": 32", "\"hidden_size\": \"32\"", TT_ERR_FORMAT,
@@ -1687,7 +1687,7 @@ TEST(broken_configs)
          "\"num_labels\" is 100001; expected an integer from 1 to 100000"},
         {"distilbert", "\"dim\": 36,", "", TT_ERR_FORMAT, "has no \"dim\", which is required"},
         {"distilbert", "\"n_heads\": 3", "\"n_heads\": 5", TT_ERR_ARGUMENT,
-         "hidden_size 36 is not a multiple of 5 heads"},
+         "hidden_size is 36, but must be a multiple of heads, 5"},
         {"distilbert", "\"activation\": \"gelu\"", "\"activation\": \"a long name of no activation\"",
          TT_ERR_ARGUMENT, "' is unknown: use gelu, gelu_new, relu or silu"},};
     for (int k = 0; k < TEST_COUNT(rows); k++)

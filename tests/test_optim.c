@@ -346,7 +346,7 @@ TEST(contradictory_options_are_refused_together)
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "momentum is 1.5, but must be in [0, 1); weight_decay ");
     c.optimizer.kind = (tt_optimizer_kind)9;
     CHECK(!tt_compile(x.t, x.loss, &c));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "kind 9 is unknown");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "kind is 9, but");
     c.train = false; /* an evaluation has no optimizer */
     tt_program *p = tt_compile(x.t, x.loss, &c);
     CHECK(p != NULL);

@@ -1025,8 +1025,8 @@ TEST(programs_of_other_layouts_are_refused)
     o.device = "cpu*2";
     o.parallel.groups = 0;
     CHECK(!tt_compile(n.t, n.loss, &o));
-    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "`share` is a program for device 'cpu*4', and this one is for "
-                "'cpu*2'");
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT,
+                "`share` is a program for device 'cpu*4', but this one is for 'cpu*2'");
     o.device = "cpu*4";
     o.parallel.tensor = 2;
     CHECK(!tt_compile(n.t, n.loss, &o));

@@ -48,8 +48,8 @@ TEST(texts)
     static const char *const none[] = {"", " \n\t\r\n", "\n"};
     for (int k = 0; k < TEST_COUNT(none); k++) {
         CHECK(of_text(ctx, none[k], "") == NULL);
-        CHECK_ERROR(ctx, TT_ERR_FORMAT,
-                    "token stream of 'a text': the stream has fewer than 2 tokens, too few to train on");
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, "token stream of 'a text': the stream has fewer than 2 tokens, which "
+                    "is too few to train on");
     }
     TEST_CLOSE(ctx, &a);
 }
@@ -69,7 +69,9 @@ TEST(ids_of_larger_models_are_refused)
     o.vocab = id;
     CHECK(tt_token_stream_text(ctx, "o", 1, &o) == NULL);
     char expected[80];
-    snprintf(expected, sizeof expected, "'a text' has the token %d ('o'), and the model %d tokens", id, id);
+    snprintf(expected, sizeof expected, "'a text' has the token %d ('o'), but the model has only %d tokens",
+             id,
+             id);
     CHECK_ERROR(ctx, TT_ERR_FORMAT, expected);
     o.vocab = id + 1;
     tt_token_stream *s = tt_token_stream_text(ctx, "o", 1, &o);
@@ -290,7 +292,7 @@ TEST(files_and_folders)
     CHECK(tt_token_stream_get(s, 4, 3, ids) == TT_ERR_ARGUMENT);
     tt_token_stream_free(s);
     static const struct { int width, vocab, end; const char *error; } bad[] = {
-        {3, 9, -1, "ids of 3 bytes"}, {2, 0, -1, "expected 2 or 4 bytes"}, {2, 9, 9, "end 9"},
+        {3, 9, -1, "ids have 3 bytes"}, {2, 0, -1, "expected 2 or 4 bytes"}, {2, 9, 9, "end 9"},
         {2, 9, -2, "end -2"}};
     for (int k = 0; k < TEST_COUNT(bad); k++) {
         CHECK(tt_token_stream_open(ctx, path, bad[k].width, bad[k].vocab, bad[k].end) == NULL);
@@ -302,7 +304,7 @@ TEST(files_and_folders)
                 "may be cut off, or its ids have another size");
     test_write(path, "12", 2);
     CHECK(tt_token_stream_open(ctx, path, 2, 9, -1) == NULL);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "no tokens to train on");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "too few to train on");
 
     test_write(path, "\xEF\xBB\xBFx\xC3\xA9", 6); /* a byte order mark is no text */
     s = tt_token_stream_read(ctx, path, NULL);
@@ -521,7 +523,7 @@ TEST(windows_of_bad_options)
     tt_token_stream *s = of_text(ctx, "some text", NULL);
     static const struct { int batch, accumulate, length, groups, data; const char *error; } rows[] = {
         {0, 1, 4, 0, 1, "batch = 0 and accumulate = 1"}, {4, 5, 4, 0, 1, "expected 1 <= accumulate <= batch"},
-        {4, 1, 0, 0, 1, "length = 0"}, {4, 1, 4, 3, 2, "parallel.groups = 3 and parallel.data = 2"},
+        {4, 1, 0, 0, 1, "length is 0"}, {4, 1, 4, 3, 2, "parallel.groups = 3 and parallel.data = 2"},
         {4, 2, 4, 4, 1, "batch = 4 has fewer sequences than micro-batches, accumulate = 2 for each of 4 "
          "groups"},
         {2000000000, 1, 1000, 0, 1, "a micro-batch must have less than 2^29 tokens"}};

@@ -368,9 +368,10 @@ TEST(broken_checkpoints)
     refused(edited("config.json", "\"hidden_size\": 36", "\"hidden_size\": 39"), 0, 0, TT_ERR_SHAPE,
             "cls_token' has shape (1, 1, 36), expected (1, 1, 39)", "model.safetensors");
     refused(edited("config.json", "\"num_attention_heads\": 3", "\"num_attention_heads\": 5"), 0, 0,
-            TT_ERR_ARGUMENT, "hidden_size 36 is not a multiple of 5 heads", "ViT config");
+            TT_ERR_ARGUMENT, "hidden_size is 36, but must be a multiple of heads, 5", "ViT config");
     refused(edited("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), 0, 0,
-            TT_ERR_FORMAT, "has no tensor 'vit.encoder.layer.2.layernorm_before.weight'", "calls for");
+            TT_ERR_FORMAT, "has no tensor 'vit.encoder.layer.2.layernorm_before.weight'",
+            "config.json says 3");
     refused(edited("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4000"), 0, 0,
             TT_ERR_FORMAT, "has no tensor 'vit.encoder.layer.2.layernorm_before.weight': it has 2 layers, "
             "but config.json says 4000", "model.safetensors'");
@@ -379,7 +380,7 @@ TEST(broken_checkpoints)
     refused(edited("config.json", "\"image_size\": 12", "\"image_size\": 16384"), 12, 0, TT_ERR_SHAPE,
             "expected (1, 16777217, 36)", "for parameter '");
     refused(edited("config.json", "\"patch_size\": 4", "\"patch_size\": 5"), 0, 0, TT_ERR_ARGUMENT,
-            "image_size 12 is not a multiple of patch_size 5", "ViT config");
+            "image_size is 12, but must be a multiple of patch_size, 5", "ViT config");
     refused(edited("config.json", "\"layer_norm_eps\": 1e-12", "\"layer_norm_eps\": 1e300"), 0, 0,
             TT_ERR_FORMAT,
             "\"layer_norm_eps\" is 1e+300; expected a number that a float holds, of at least 0",
@@ -396,8 +397,9 @@ TEST(broken_checkpoints)
     refused(edited("config.json", "\"image_size\": 12", "\"image_size\": \"12\""), 0, 0, TT_ERR_FORMAT,
             "\"image_size\" is a string; expected an integer", "config.json");
     refused(edited("model.safetensors", "vit.embeddings.cls_token", "vit.embeddings.cls_tokem"), 0, 0,
-            TT_ERR_FORMAT, "has no tensor 'vit.embeddings.cls_token'", "calls for");
-    refused(TEST_GOLDEN("vit"), 14, 0, TT_ERR_ARGUMENT, "image_size 14 is not a multiple of patch_size 4",
+            TT_ERR_FORMAT, "has no tensor 'vit.embeddings.cls_token'", "config.json");
+    refused(TEST_GOLDEN("vit"), 14, 0, TT_ERR_ARGUMENT,
+            "image_size is 14, but must be a multiple of patch_size, 4",
             "ViT config");
     refused(TEST_GOLDEN("vit"), 0, 100001, TT_ERR_ARGUMENT,
             "classes is 100001, but at most 100000 are supported", "ViT config");
@@ -507,7 +509,7 @@ TEST(preprocessors_refused)
         {"{\"size\": {\"shortest_edge\": 12}}", TT_ERR_UNSUPPORTED, "without \"do_center_crop\""},
         {"{\"size\": 16, \"do_center_crop\": true, \"crop_size\": {\"shortest_edge\": 12}}",
          TT_ERR_UNSUPPORTED, "\"crop_size\" has neither"},
-        {"{\"size\": 16, \"do_center_crop\": true, \"crop_size\": 14}", TT_ERR_FORMAT, "become 14 x 14"},
+        {"{\"size\": 16, \"do_center_crop\": true, \"crop_size\": 14}", TT_ERR_FORMAT, "resized to 14 x 14"},
         {"{\"size\": 0}", TT_ERR_FORMAT, "\"size\" is 0"},
         {"{\"do_resize\": 1}", TT_ERR_FORMAT, "\"do_resize\" is a number"},
     };
@@ -526,7 +528,7 @@ TEST(preprocessor_of_another_image_size) /* an equal share of an image is croppe
     CHECK(m.config.image_size == 20 && m.config.resize == 25 && m.config.resample == TT_BICUBIC);
     m.config.resize = 65536;
     CHECK(tt_vit_save(&m, test_folder()) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "resize is 65536, expected -1 to 65535");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "resize is 65536, but must be -1 to 65535");
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
 }
@@ -555,8 +557,8 @@ TEST(configs)
     tt_context *ctx = test_open(&a);
     tt_vit_config c = tt_vit_config_default("XL/16");
     CHECK(tt_vit_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
-                "patch_size is 0; hidden_size is 0; layers is 0; heads is 0; intermediate_size is 0");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "patch_size is 0, but must be at least 1; hidden_size is 0, but must "
+                "be at least 1; layers is 0, but must be at least 1");
     c = tiny();
     c.channels = 5;
     c.dropout = 1;

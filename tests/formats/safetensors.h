@@ -75,7 +75,7 @@ TEST(safetensors_round_trip)
     char none[8];
     CHECK(tt_safetensors_read(s, 0, 59, 2, none) == TT_ERR_ARGUMENT &&
           tt_safetensors_read(s, 0, 61, 0, none) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tensor 'w' has 60 bytes, not 0 from 61 on");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tensor 'w' has 60 bytes, but the call asks for 0 from 61 on");
     CHECK(tt_safetensors_read(s, 0, 60, 0, NULL) == TT_OK &&
           tt_safetensors_read(s, 7, 0, 0, none) == TT_ERR_ARGUMENT);
     CHECK(tt_safetensors_find(s, "x") == -1 && tt_safetensors_find(s, "__metadata__") == -1);
@@ -148,7 +148,7 @@ TEST(safetensors_numbers)
     CHECK(tt_safetensors_read_f32(s, 1, 0, 2, f) == TT_OK && f[0] == 1.5f && f[1] == -2.25f);
     CHECK(tt_safetensors_read_f32(s, 1, 3, 1, f) == TT_OK && isinf(f[0]));
     CHECK(tt_safetensors_read_f32(s, 1, 0, 4, f) == TT_ERR_FORMAT);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "tensor 'f64' holds 1e+300 at element 2");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "tensor 'f64' has 1e+300 at element 2");
     CHECK(tt_safetensors_read_f32(s, 2, 0, 2, f) == TT_OK && f[0] == 1.25f && f[1] == 0 && signbit(f[1]));
     CHECK(tt_safetensors_read_f32(s, 2, 1, 1, f) == TT_OK && signbit(f[0]));
     CHECK(tt_safetensors_read_f32(s, 3, 0, 2, f) == TT_OK && f[0] == 1 && isinf(f[1]) && f[1] < 0);
@@ -157,9 +157,9 @@ TEST(safetensors_numbers)
     CHECK(tt_safetensors_read_i32(s, 5, 0, 2, v) == TT_OK && v[0] == -5 && v[1] == INT32_MAX);
     CHECK(tt_safetensors_read_i32(s, 5, 4, 1, v) == TT_OK && v[0] == INT32_MIN);
     CHECK(tt_safetensors_read_i32(s, 5, 2, 1, v) == TT_ERR_FORMAT);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "'i64' holds 2147483648 at element 2");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "'i64' has 2147483648 at element 2");
     CHECK(tt_safetensors_read_i32(s, 5, 3, 1, v) == TT_ERR_FORMAT);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "holds -9223372036854775808");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "has -9223372036854775808");
     CHECK(tt_safetensors_read_i32(s, 6, 0, 2, v) == TT_OK && v[0] == INT32_MIN && v[1] == INT32_MAX);
     CHECK(tt_safetensors_read_i32(s, 7, 0, 2, v) == TT_OK && v[0] == -32768 && v[1] == 32767);
     CHECK(tt_safetensors_read_i32(s, 8, 0, 2, v) == TT_OK && v[0] == -128 && v[1] == 127);

@@ -62,7 +62,7 @@ TEST(dataset_table)
         {"text,label\na,b\n", 0, NULL, "is named 'text'; they are"},
         {"text\tlabel\ttext\na\tb\tc\n", 0, NULL, "two columns are named 'text'"},
         {"text\tlabel\na\tb\na\n", 0, NULL, "line 3: the row has 1 columns, but the header has 2"},
-        {"text\tlabel\na\tb\tc\n", 0, NULL, "line 2: 3 columns"},
+        {"text\tlabel\na\tb\tc\n", 0, NULL, "line 2: the row has 3 columns"},
         {"text\tlabel\n\"a\n\nb\"\tx\n\"c\nd\te\n", 0, NULL,
          "line 5: the quoted field that starts here is not closed"},
         {"text\tlabel\n\"a\nb\"x\tc\n", 0, NULL, "line 3: there is text after a closing quote"},
@@ -153,7 +153,7 @@ TEST(tables_of_other_programs)
     static const struct { const char *name, *text, *error; } bad[] = {
         {"a.csv", "text;label\na;b\n", "is named 'text'; they are 'text;label'; if columns are separated by "
          "the character ';', set delimiter (--delimiter)"},
-        {"a.tsv", "text,label\na,b\n", "but 'text,label'; if columns are separated by commas, say so"},
+        {"a.tsv", "text,label\na,b\n", "'text,label'; if columns are separated by commas, set delimiter"},
         {"b.csv", "\"text\";\"label\"\na;b\n", "line 1: there is text after a closing quote; if columns are "
          "separated by the character ';', set delimiter"},
         {"b.tsv", "text\tlabel\n\"Good\" is the word\tpos\n", "line 2: there is text after a closing quote; "
@@ -407,7 +407,7 @@ TEST(dataset_imdb)
     tt_dataset_free(d);
     CHECK_WHY(!imdb_open(ctx, folder, "train", 7, why), "use an even number");
     CHECK(!imdb_open(ctx, folder, "train", -2, why));
-    CHECK_WHY(!imdb_open(ctx, folder, "train", 26, why), "it holds 12: use a limit of at most 24");
+    CHECK_WHY(!imdb_open(ctx, folder, "train" , 26, why), "it holds only 12: use a limit of at most 24");
     CHECK_WHY(!imdb_open(ctx, folder, "unsup", 0, why), "no split 'unsup'");
     CHECK_WHY(!imdb_open(ctx, "/nonexistent", "train", 0, why),
               "cannot list the folder '/nonexistent/train/neg'");
@@ -515,7 +515,7 @@ TEST(dataset_texts)
     tt_dataset_free(d);
     CHECK(!tt_dataset_texts(ctx, texts, 0, names, 2) &&
           !tt_dataset_texts(ctx, texts, (int64_t)INT_MAX + 1, names, 2));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: 2147483648 texts of 2 classes");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are 2147483648 texts of 2 classes");
     CHECK(!tt_dataset_texts(ctx, NULL, 4, NULL, 2));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "4 texts (NULL) of 2 classes (NULL)");
     CHECK(!tt_dataset_texts(ctx, texts, 4, names, 1));

@@ -394,7 +394,7 @@ TEST(tokenizer_unigram_refused)
         {WITH("pre_tokenizer", "{\"type\":\"Sequence\",\"pretokenizers\":["
               "{\"type\":\"Metaspace\",\"replacement\":\"_\"},{\"type\":\"Digits\"},"
               "{\"type\":\"Metaspace\",\"replacement\":\"_\"}]}"),
-         "the pre_tokenizer Metaspace after Metaspace is not supported; expected one of them"},
+         "the pre_tokenizer Metaspace after Metaspace is not supported; expected only one Metaspace"},
     };
 #undef WITH
 #undef MODEL

@@ -217,7 +217,7 @@ TEST(misuse_of_runs)
     CHECK(tt_set(train, m.starts, ids, 3) == TT_OK && tt_set(train, m.labels, ids, 3) == TT_ERR_SHAPE);
     /* Input 'starts' has one more row than its axis. */
     CHECK_ERROR(ctx, TT_ERR_SHAPE,
-                "input 'labels' has 3 rows, but 'starts' was set with 3 on the same axis 'seqs'");
+                "input 'labels' is set with 3 rows, but 'starts' was set with 3 on the same axis 'seqs'");
     CHECK(tt_set(train, m.labels, ids, 2) == TT_OK && tt_set(train, m.starts, ids, 1) == TT_ERR_SHAPE);
     /* An input that is set again may have other rows; the other inputs on its axis must follow. */
     CHECK(tt_set(train, m.starts, ids, 4) == TT_OK);
@@ -226,7 +226,7 @@ TEST(misuse_of_runs)
     CHECK(tt_set(train, m.loss, ids, 1) == TT_ERR_ARGUMENT &&
           tt_set(train, tt__handle(m.t, 0), ids, 1) == TT_ERR_ARGUMENT &&
           tt_set(train, tt__handle(m.t, 99999), ids, 1) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "is no input of this program");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_set: the value is not a value of this tape");
 
     CHECK(tt_get(train, m.logits, got, 64) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
@@ -367,8 +367,8 @@ TEST(first_reasons_are_kept)
     tt_set(p, x, data, 6);
     tt_set(p, y, NULL, 5);
     CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'x' was not set before this run: tt_set: 6 rows for input 'x', "
-                                      "which takes 1 to 5");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'x' was not set before this run: tt_set: got 6 rows for input "
+                "'x', which takes 1 to 5");
     tt_set(p, x, data, 4);
     tt_set(p, y, data, 3);
     CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT);

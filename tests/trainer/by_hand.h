@@ -177,7 +177,7 @@ TEST(states_that_a_program_refuses)
     CHECK(tt_set(a.p, a.x, x, 8) == TT_OK && tt_set(a.p, a.y, y, 8) == TT_OK &&
           tt_micro_step(a.p, NULL) == TT_OK);
     CHECK(tt_program_save(a.p, after) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "between steps, not between the micro-batches");
+    CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "between steps, but not between the micro-batches");
     CHECK(tt_program_load(a.p, path) == TT_OK); /* loading drops that micro-batch */
     CHECK(tt_program_save(a.p, after) == TT_OK && same_files(path, after));
     close_byhand(&a);

@@ -610,8 +610,8 @@ TEST(names_that_a_state_cannot_have)
         CHECK((r != NULL) == (k == 0));
         if (!r) {
             char part[300];
-            snprintf(part, sizeof part, "cannot be saved with the parameter '%s' of %zu bytes", names[k],
-                     strlen(names[k]));
+            snprintf(part, sizeof part, "cannot be saved with the parameter '%s', whose name has %zu bytes",
+                     names[k], strlen(names[k]));
             CHECK_ERROR(ctx, TT_ERR_ARGUMENT, part);
         } else {
             const char *path = test_path(test_folder(), "state.safetensors");

@@ -345,7 +345,7 @@ TEST(fit_of_ones_own_refuses)
         if (k == 5) model.unit = NULL, model.classes = 3;
         CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
         CHECK_ERROR(w.ctx, k < 5 ? TT_ERR_ARGUMENT : TT_ERR_SHAPE,
-                    k < 3 ? "the model's metric '" : k < 5 ? "the model's unit '" : "the model has 3 "
+                    k < 3 ? "the model's metric '" : k < 5 ? "the model's unit is '" : "the model has 3 "
                     "classes, but its output has a width of 1: make them equal");
     }
     close_own(&w);
@@ -515,7 +515,8 @@ TEST(fit_keeps_the_state_from_before_the_loss_diverged)
         CHECK(in_folder(folder, "state.safetensors"));
         CHECK(in_folder(folder, "state.diverged.safetensors") == (k < 2));
         if (k != 3)
-            CHECK(strstr(warned, "the loss has diverged by step 10: its state is '") && warnings == 1);
+            CHECK(strstr(warned,
+                         "the loss has diverged by step 10: its state is saved in '") && warnings == 1);
         if (k == 0) snprintf(whole, sizeof whole, "%s", test_path(folder, "state.diverged.safetensors"));
         if (k == 1) {
             CHECK(own_fit(&v, folder, true, NULL, &finished) == TT_OK && finished && v.steps == 3);

@@ -146,7 +146,7 @@ TEST(micro_batches_wait_for_their_round)
         before = stats;
         if (micro == 3) break;
         CHECK(tt_trainer_save(a.r, "/no/such/file", NULL) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "the state can be saved between steps");
+        CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "a state can be saved between steps");
         if (micro % 2) continue;
         CHECK(tt_evaluate(a.r, tt_loader_source(a.all), &stats) == TT_ERR_ARGUMENT);
         CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "only 1 of the 2 data ranks have a micro-batch");

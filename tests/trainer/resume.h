@@ -205,7 +205,7 @@ TEST(states_of_other_runs)
                                        "hidden",   "layers",    "fewer layers",  "classes",
                                        "f16"};
     static const char *const errors[] = {
-        "was made with seed 8, this run has 7: open the context with the same seed",
+        "was made with seed 8, but this run has 7: open the context with the same seed",
         "was made with another optimizer",
         "was made with another optimizer",
         "tensors, but this run has",
@@ -446,11 +446,11 @@ TEST(damaged_states)
         refuse(&w, bad, TT_ERR_STATE,
                "has no tensor 'tinytrain.run': it is the state of another model or optimizer");
         copy_state(path, bad, "tinytrain.run", "tinytrain.run", NULL, -1, 0); /* with one element */
-        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, this build reads 5");
+        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, but this build reads version 5");
         copy_state(path, bad, NULL, NULL, "exp_avg.classifier.weight", -1, 0);
         refuse(&w, bad, TT_ERR_STATE, "tensor 'exp_avg.classifier.weight' is F32 of");
         copy_state(path, bad, NULL, NULL, NULL, 0, 77); /* version */
-        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, this build reads 5");
+        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, but this build reads version 5");
         copy_state(path, bad, NULL, NULL, NULL, 2, -5); /* steps */
         refuse(&w, bad, TT_ERR_FORMAT, "says that -5 steps were done");
         copy_state(path, bad, NULL, NULL, NULL, 2, INT64_MAX);

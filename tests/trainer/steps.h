@@ -46,9 +46,8 @@ TEST(options_refused_together)
     tt_train_options o = tt_train_options_default();
     size_t held = tt_allocated_bytes(w.ctx);
     CHECK(tt_trainer_new(w.ctx, &model, NULL) == NULL);
-    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
-                "train options: total_steps must be set for a schedule that decays; max_seqs is 0: set it, "
-                "for example from tt_loader_max_seqs");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: total_steps must be set for a schedule that decays; "
+                "max_seqs is 0, but must be at least 1: set it, for example from tt_loader_max_seqs");
     o.schedule.kind = TT_COSINE;
     o.schedule.lr = -1;
     o.schedule.min_lr = 2;
@@ -172,7 +171,7 @@ TEST(max_tokens_splits_steps)
             CHECK(stats.grad_norm == 0);
             CHECK(tt_trainer_save(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT);
             CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
-                        "the state can be saved between steps, not between the micro-batches of one");
+                        "a state can be saved between steps, but not between the micro-batches");
         }
     }
     CHECK(updates == 4 && seqs == TEXTS && micro > 12);
