@@ -225,7 +225,7 @@ TEST(cifar_files)
     record[2 * 3073] = 10;
     test_write(path, record, 3 * 3073);
     CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why),
-              "test_batch.bin', byte 6146: label 10; CIFAR-10 has labels 0 to 9");
+              "test_batch.bin', byte 6146: the label is 10, but CIFAR-10 has labels 0 to 9");
     free(record);
     TEST_CLOSE(ctx, &a);
 }
@@ -730,15 +730,15 @@ TEST(image_loader_option_errors)
         const char *error;
     } bad[] = {{0, 8, 3, 0, 0, 0, "the height is 0, the width 8"},
                {8, 65536, 3, 0, 0, 0, "the height is 8, the width 65536"},
-               {8, 8, 0, 0, 0, 0, "of 0 channels"},
-               {8, 8, 5, 0, 0, 0, "of 5 channels"},
+               {8, 8, 0, 0, 0, 0, "channels 0"},
+               {8, 8, 5, 0, 0, 0, "channels 5"},
                {8, 8, 3, 9, 0, 0, "resize_height is 9 and resize_width 0"},
                {8, 8, 3, 0, 9, 0, "resize_height is 0 and resize_width 9"},
                {8, 8, 3, -1, -1, 0, "resize_height is -1"},
-               {8, 8, 3, 0, 0, -1, "pad = -1"},
-               {8, 8, 3, 0, 0, 65536, "pad = 65536"},
-               {12, 8, 3, 9, 9, 1, "12 x 8 pixels cannot be cropped out of 9 x 9 with 1 zeros"},
-               {8, 10, 3, 9, 9, 0, "8 x 10 pixels cannot be cropped out of 9 x 9 with 0 zeros"}};
+               {8, 8, 3, 0, 0, -1, "pad is -1"},
+               {8, 8, 3, 0, 0, 65536, "pad is 65536"},
+               {12, 8, 3, 9, 9, 1, "12 x 8 pixels cannot be cropped out of 9 x 9 pixels with a pad of 1"},
+               {8, 10, 3, 9, 9, 0, "8 x 10 pixels cannot be cropped out of 9 x 9 pixels with a pad of 0"}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         tt_image_options o = tt_image_options_default(bad[i].height, bad[i].width);
         o.channels = bad[i].channels;

@@ -83,7 +83,7 @@ TEST(ids_of_larger_models_are_refused)
     o.vocab = 'o';
     o.end = 0;
     CHECK(tt_token_stream_text(ctx, "o", 1, &o) == NULL);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "'a text' has the token 111, and the model 111 tokens");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "'a text' has the token 111, but the model has only 111 tokens");
     o.end = -1;
     CHECK(tt_token_stream_text(ctx, "o", 1, &o) == NULL);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "end is 256, but must be below the vocabulary's size, 111");
@@ -316,7 +316,7 @@ TEST(files_and_folders)
     for (int vocab = 1000; vocab < 100000; vocab += 90000) {
         test_write(path, eights, sizeof eights);
         CHECK(tt_token_stream_open(ctx, path, 0, vocab, -1) == NULL);
-        CHECK_ERROR(ctx, TT_ERR_FORMAT, "ids.bin': seems to have ids of 8 bytes (int64)");
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, "ids.bin' seems to have ids of 8 bytes (int64)");
         s = tt_token_stream_open(ctx, path, 4, vocab, -1); /* allowed if the caller says so */
         CHECK(s && tt_token_stream_count(s) == 64);
         tt_token_stream_free(s);

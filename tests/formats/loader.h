@@ -218,7 +218,7 @@ TEST(loader_micro_batches)
                {4, 1, 1, 0, 1, 1, "max_length is 1"},
                {4, 1, 9, 8, 1, 1, "max_tokens is 8"},
                {4, 1, 9, -1, 1, 1, "max_tokens is -1"},
-               {4, 1, 9, 0, -1, 1, "window = -1"},
+               {4, 1, 9, 0, -1, 1, "window is -1"},
                {4, 1, 9, 0, 1, -1, "threads is -1"},
                {4, 1, 9, 0, 1, 65, "threads is 65"},
                {1 << 30, 1, 512, 0, 1, 1, "set max_tokens"}};

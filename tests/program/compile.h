@@ -372,8 +372,8 @@ TEST(first_reasons_are_kept)
     tt_set(p, x, data, 4);
     tt_set(p, y, data, 3);
     CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'y' was not set before this run: tt_set: input 'y' has 3 rows, "
-                                      "but 'x' was set with 4 on the same axis 'rows'");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'y' was not set before this run: tt_set: input 'y' is set "
+                "with 3 rows, but 'x' was set with 4 on the same axis 'rows'");
     CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT); /* a reason counts for one run */
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
                 "input 'x' was not set before this run: call tt_set for each input before each run");
