@@ -34,7 +34,7 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
         for (int j = 0; j < TT__MAX_OUT; j++) l.out[j] = tt__at_capacity(t, i->out[j]);
         if (!(why = kind->backend->refuses(index, &l))) continue;
         int32_t named = i->out[0] ? i->out[0] : i->out[1] ? i->out[1] : i->in[0];
-        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run %s, for '%s': %s",
+        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run %s, which computes '%s': %s",
                         tt__device_name(kind, index, device), tt__instr_name(i), t->values[named].name, why);
     }
     return TT_OK;

@@ -344,7 +344,7 @@ static tt_status tt__cut_stage(tt__cutter *c)
     tt_tape *t = c->t;
     int32_t other = 0, more = 0;
     for (int k = 0; k < c->n; k++)
-        if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "is of no stage", t->code[k].out[0]);
+        if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "has no stage", t->code[k].out[0]);
     tt__note_reading(c);
     for (int k = c->n - 1; k >= 0; k--) { /* each stage casts the weights that it reads */
         const tt__instr *i = &t->code[k];

@@ -437,14 +437,14 @@ tt_status tt_allocate(tt_program *p)
 {
     if (p->ready) return TT_OK;
     if (!p->settings.kind->backend)
-        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot "
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s', but cannot "
                         "run them: define TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does, or "
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__device_group *c = p->settings.group;
     tt_status status = tt__params_ready(p);
     if (!p->arena->allocated && p->head == p) { /* all processes check before any allocates */
         if (status == TT_OK) status = tt__memory_suffices(p);
-        status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
+        status = tt__agree(p->ctx, "allocating the memory of a plan", status, NULL, 0);
     }
     if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
     if (status == TT_OK && p->built.t->on_host)

@@ -216,12 +216,12 @@ TEST(loader_micro_batches)
     } bad[] = {{0, 1, 9, 0, 1, 1, "batch = 0"},
                {4, 0, 9, 0, 1, 1, "accumulate = 0"},
                {4, 5, 9, 0, 1, 1, "1 <= accumulate <= batch"},
-               {4, 1, 1, 0, 1, 1, "max_length = 1"},
-               {4, 1, 9, 8, 1, 1, "max_tokens = 8"},
-               {4, 1, 9, -1, 1, 1, "max_tokens = -1"},
-               {4, 1, 9, 0, -1, 1, "window = -1"},
-               {4, 1, 9, 0, 1, -1, "threads = -1"},
-               {4, 1, 9, 0, 1, 65, "threads = 65"},
+               {4, 1, 1, 0, 1, 1, "max_length is 1"},
+               {4, 1, 9, 8, 1, 1, "max_tokens is 8"},
+               {4, 1, 9, -1, 1, 1, "max_tokens is -1"},
+               {4, 1, 9, 0, -1, 1, "window is -1"},
+               {4, 1, 9, 0, 1, -1, "threads is -1"},
+               {4, 1, 9, 0, 1, 65, "threads is 65"},
                {1 << 30, 1, 512, 0, 1, 1, "set max_tokens"}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         o.batch = bad[i].batch;
@@ -237,7 +237,7 @@ TEST(loader_micro_batches)
     o.batch = 201;
     o.drop_last = true;
     CHECK(!tt_loader_new(ctx, d, k, &o));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "200 texts make no whole step");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "200 texts are fewer than batch");
     l = tt_loader_new(ctx, d, k, NULL);
     REQUIRE(l);
     CHECK(tt_loader_seek(l, 0, 14) == TT_ERR_ARGUMENT && tt_loader_seek(l, -1, 0) == TT_ERR_ARGUMENT &&

@@ -27,7 +27,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(matmul_untransposed, TT_ERR_SHAPE, "matmul", "(6, cols)", tt_matmul(t, x, z, &plain)) \
     X(matmul_dtype, TT_ERR_SHAPE, "matmul", "'pairs'", tt_matmul(t, x, pairs, NULL)) \
     X(matmul_beyond, TT_ERR_ARGUMENT, "matmul", "beyond -inf", tt_matmul(t, x, x, &endless)) \
-    X(embedding_offset, TT_ERR_ARGUMENT, "embedding", "offset 5 is not in 0..4", \
+    X(embedding_offset, TT_ERR_ARGUMENT, "embedding", "offset is 5, but must be 0 to 4", \
         tt_embedding_offset(t, i, w, 5)) \
     X(embedding_dtype, TT_ERR_SHAPE, "embedding", "'x'", tt_embedding(t, x, w)) \
     X(embedding_width, TT_ERR_SHAPE, "embedding", "'pairs'", tt_embedding(t, pairs, w)) \
@@ -93,7 +93,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(attention_starts, TT_ERR_SHAPE, "attention", "'y'", tt_attention(t, x, x, x, y, &two)) \
     X(attention_heads, TT_ERR_SHAPE, "attention", "4 heads", tt_attention(t, x, x, x, s, &four)) \
     X(attention_no_heads, TT_ERR_SHAPE, "attention", "0 heads", tt_attention(t, x, x, x, s, &none)) \
-    X(attention_dropout, TT_ERR_ARGUMENT, "attention", "dropout 0.997 must be in 0..255/256", \
+    X(attention_dropout, TT_ERR_ARGUMENT, "attention", "dropout is 0.997, but must be 0 to 255/256", \
         tt_attention(t, x, x, x, s, &dropped)) \
     X(attention_window, TT_ERR_ARGUMENT, "attention", "window -1 must be at least 1", \
         tt_attention(t, x, x, x, s, &windowed)) \
@@ -101,7 +101,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
         tt_attention(t, x, x, x, s, &below)) \
     X(attention_alibi, TT_ERR_ARGUMENT, "attention", "must be finite", \
         tt_attention(t, x, x, x, s, &steep)) \
-    X(attention_alibi_rounded, TT_ERR_ARGUMENT, "attention", "alibi_rounded needs causal rows", \
+    X(attention_alibi_rounded, TT_ERR_ARGUMENT, "attention", "alibi_rounded needs causal = true", \
         tt_attention(t, x, x, x, s, &rounded)) \
     X(attention_blocks, TT_ERR_ARGUMENT, "attention", "cannot be combined with causal rows", \
         tt_attention(t, x, x, x, s, &blocked)) \

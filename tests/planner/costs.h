@@ -125,8 +125,8 @@ TEST(seconds_of_a_plan_by_costs)
             rates[k] = wrong[bad];
             memcpy(&costs[2], rates, sizeof rates);
             CHECK(tt_compile(n.t, n.loss, &c) == NULL);
-            snprintf(text, sizeof text, "costs: %s is %g and not a finite number %s", names[k], wrong[bad],
-                     k < RATES ? "above 0" : "of seconds");
+            snprintf(text, sizeof text, "costs: %s is %g, but must be a finite number %s", names[k],
+                     wrong[bad], k < RATES ? "above 0" : "of seconds");
             CHECK_ERROR(ctx, TT_ERR_ARGUMENT, text);
         }
     tt_tape_free(n.t);
@@ -235,7 +235,7 @@ TEST(largest_batch_against_brute_force)
     o.device = "cpu";
     o.memory_budget = 1 << 20;
     CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 0) == 0);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "most 0 is less than 1");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "max is 0, but must be at least 1");
     /* errors other than the budget's end the search */
     for (b.fails_at = 1; b.fails_at <= 7; b.fails_at += 6) {
         CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 0);
@@ -246,7 +246,7 @@ TEST(largest_batch_against_brute_force)
     tt_program *shared = tt_compile(t, record_batch(&b, t, 4), &o);
     o.share = shared;
     CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 0);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "`share` names a program");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "`share` is set");
     tt_program_free(shared);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);

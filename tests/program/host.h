@@ -17,7 +17,7 @@ TEST(context_options)
         memset(&c, 0, sizeof c);
         o.threads = bad[k];
         CHECK(tt_open(&o) == NULL);
-        snprintf(text, sizeof text, "threads = %d is not in 0..256", bad[k]);
+        snprintf(text, sizeof text, "threads is %d, but must be 0 (all) to 256", bad[k]);
         CHECK(c.count == 1 && c.level == TT_LOG_ERROR && strcmp(c.id, "open") == 0 &&
               strcmp(c.message, text) == 0);
     }
@@ -27,7 +27,7 @@ TEST(context_options)
         memset(&c, 0, sizeof c);
         o.timeout = no_time[k];
         CHECK(tt_open(&o) == NULL);
-        CHECK(c.count == 1 && strstr(c.message, "seconds is not above 0"));
+        CHECK(c.count == 1 && strstr(c.message, "seconds, but must be above 0"));
     }
     o.timeout = 1;
     o.isa = "sse9";
@@ -311,7 +311,7 @@ TEST(the_cpu_described)
     REQUIRE(ctx != NULL);
     setenv("TINYTRAIN_ISA", "portable", 1);
     CHECK(tt_device_text(ctx, "cpu", text, sizeof text) == TT_OK &&
-          strstr(text, "instruction set: portable, which was asked for, of portable"));
+          strstr(text, "instruction set: portable, as requested, of portable"));
     unsetenv("TINYTRAIN_ISA");
     TEST_CLOSE(ctx, &a);
 }

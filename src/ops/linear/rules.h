@@ -136,7 +136,8 @@ static const tt__rules tt__rules_LINEAR = {tt__shape_LINEAR, tt__layout_LINEAR, 
 static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *dy = tt__in(t, i, 0), *w = tt__in(t, i, 1);
-    if (!tt__factor_in(t, i, 0) || w->axis || w->rows != dy->cols) return tt__bad(t, i, 1, "a weight of dy");
+    if (!tt__factor_in(t, i, 0) || w->axis || w->rows != dy->cols)
+        return tt__bad(t, i, 1, "a weight whose rows are the columns of dy");
     tt__set_shape(&out[0], tt__product_dtype(t, i), dy, w->cols);
     return !i->in[2] || tt__shape_in(t, i, 2, dy, w->cols);
 }
