@@ -6223,7 +6223,7 @@ tt_value tt_matmul(tt_tape *t, tt_value a, tt_value b, const tt_matmul_options *
     i.attr.untransposed = o.untransposed;
     i.attr.beyond = o.untransposed ? 0 : o.beyond;
     if (!(o.beyond >= -FLT_MAX && o.beyond <= FLT_MAX))
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "matmul: beyond %g must be a finite number", o.beyond);
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "matmul: beyond is %g, but must be a finite number", o.beyond);
     if (o.scale != 1) a = tt_scale(t, a, o.scale);
     return tt__record(t, i, "vv", a, b);
 }
@@ -6557,7 +6557,8 @@ static bool tt__shape_NORMALIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const float eps = i->attr.eps;
     tt__set_shape(&out[1], TT_F32, tt__in(t, i, 0), 1);
-    if (!(eps > 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "normalize: eps %g must be above 0", eps);
+    if (!(eps > 0))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "normalize: eps is %g, but must be above 0", eps);
     return tt__shape_elementwise(t, i, out);
 }
 
@@ -9471,11 +9472,11 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
     out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
     if (residual)
         status = tt__parse(ctx, "residual", residual, residuals, 2,
-                           ", or NULL for what suits the precision", &wide);
+                           ", or NULL to choose by precision", &wide);
     if (status != TT_OK) return status;
     out->residual_f32 = residual ? wide : k == TT__16_MIXED;
     if (!residual || out->mixed) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "{residual '%s'}: {precision '%s'} has one dtype for all values; "
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "{residual '%s'}: {precision '%s'} has one dtype for all values: "
                     "leave {residual} NULL, or use 16-mixed or bf16-mixed", residual, tt__precision_names[k]);
 }
 
@@ -9999,9 +10000,9 @@ static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, doubl
             }
         }
     if (status == TT_OK && best[size - 1] == INFINITY)
-        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d}: no cut leaves every parameter "
-                          "on the stage that holds it since an earlier program was compiled: record both "
-                          "with the same ends of blocks, or free that program first", stages);
+        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d}: every cut moves some "
+                          "parameter away from the stage on which an earlier program keeps it: record both "
+                          "programs with the same ends of blocks, or free the earlier program first", stages);
     for (int s = stages - 1, c = cuts; s > 0 && status == TT_OK; s--) {
         c = from[s * row + c];
         t->values[cut[c].value].ends = s;
@@ -10032,10 +10033,10 @@ static tt_status tt__pass_ends(tt_tape *t)
     tt__free(t->ctx, first);
     for (int32_t v = 1; v < t->n_values; v++) marks += t->values[v].block_end && t->values[v].base == v;
     if (status != TT_OK || cuts >= stages - 1) return status;
-    return tt__fail(t->ctx, TT_ERR_ARGUMENT, "{parallel.pipeline %d} needs %d places to cut, and of the %d "
-                    "values that tt_block_end marks, all that follows depends on the marked value alone at %d"
-                    "%s: mark more ends of blocks, or use fewer stages", stages, stages - 1, marks, cuts,
-                    names);
+    return tt__fail(t->ctx, TT_ERR_ARGUMENT, "{parallel.pipeline %d} needs %d places to cut, but only %d of "
+                    "the %d values that tt_block_end marks are places to cut, where all that follows depends "
+                    "on the marked value alone%s: mark more ends of blocks, or use fewer stages", stages,
+                    stages - 1, cuts, marks, names);
 }
 
 /* Sets the stage of each instruction of the forward. Autodiff gives the backward of an instruction the same
@@ -10104,8 +10105,8 @@ static tt_status tt__check_forward(const tt__cutter *c)
             const int at = x->producer - 1;
             if (!base || x->storage != TT__TRANSIENT || at < 0 || at >= c->forward || c->kept[at]) continue;
             if (x->ends == c->me - 1 || t->code[at].stage > c->me) continue;
-            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline}: stage %d would need '%s' "
-                            "of stage %d, beside what that ends with: use fewer stages, or mark other ends "
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline}: stage %d would need '%s' of "
+                            "stage %d, besides that stage's last value: use fewer stages, or mark other ends "
                             "of blocks with tt_block_end", c->me - 1, x->name, t->code[at].stage - 1);
         }
     return TT_OK;
@@ -10138,8 +10139,8 @@ static tt_status tt__share_parameters(const tt__cutter *c)
             if (!(stages >> s & 1)) continue;
             x->tied[1] = s;
             if (++n < 3) continue;
-            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d}: parameter '%s' is read by "
-                            "more than two of the stages: use fewer stages", t->stages, x->name);
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d}: more than two stages read "
+                            "parameter '%s': use fewer stages", t->stages, x->name);
         }
         if (stages >> (c->me - 1) & 1) continue;
         x->elsewhere = true;
@@ -10245,10 +10246,10 @@ static tt_status tt__cut_stage(tt__cutter *c)
     const int32_t from_next = c->me < t->stages ? tt__gradient_between(c, c->me, &other) : 0;
     const int32_t to_before = c->me > 1 ? tt__gradient_between(c, c->me - 1, &more) : 0;
     if (other || more)
-        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline}: beside the gradient '%s', '%s' too "
-                        "would have to go from a stage of the pipeline to the one before: use fewer stages, "
-                        "or mark other ends of blocks with tt_block_end",
-                        t->values[other ? from_next : to_before].name, t->values[other ? other : more].name);
+        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline}: a stage would have to pass '%s' to "
+                        "the stage before it, besides the gradient '%s': use fewer stages, or mark other "
+                        "ends of blocks with tt_block_end", t->values[other ? other : more].name,
+                        t->values[other ? from_next : to_before].name);
     tt_status status = tt__check_forward(c);
     if (status == TT_OK) status = tt__share_parameters(c);
     if (status != TT_OK) return status;
@@ -11221,9 +11222,8 @@ static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *
                (strlen(tt__out_names[k]) != n || strncmp(tt__out_names[k], at, n) != 0)) k++;
         if (k == TT__COUNT(tt__out_names))
             return tt__fail(ctx, TT_ERR_UNSUPPORTED, "{offload '%.*s'} is unknown: use none or budget "
-                            "alone, or optimizer, gradients, parameters and activations with commas "
-                            "between them",
-                            (int)n, at);
+                            "alone, or a list of optimizer, gradients, parameters and activations, "
+                            "separated by commas", (int)n, at);
         *out |= 1u << k;
         if (!at[n]) return TT_OK;
         at += n + 1;
@@ -20039,12 +20039,12 @@ static tt__device_group *tt__find_devices(tt_context *ctx, const char *name)
         if (strncmp(name, kind->name, length) != 0 || (name[length] && !strchr(":*", name[length]))) continue;
         const int ranks = tt__device_numbers(name + length, index);
         if (!ranks)
-            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'}: after '%s' comes nothing, ':' and numbers from 0 "
-                     "to %d with commas between them, or '*' and how many, at most %d", name, kind->name,
+            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'}: expected nothing after '%s', or ':' and numbers "
+                     "from 0 to %d separated by commas, or '*' and a number of at most %d", name, kind->name,
                      TT__DEVICES - 1, TT__RANKS);
         else if (kind->host && name[length] == ':' && (ranks > 1 || index[0]))
-            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'} is not there: the CPU is one device, %s; %s*2 is "
-                     "two ranks that share its threads", name, kind->name, kind->name);
+            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'} does not exist: the CPU is one device, %s; %s*2 "
+                     "is two ranks that share its threads", name, kind->name, kind->name);
         else {
             const bool in_turn = !kind->host && name[length] != ':'; /* processes of a host take devices in
                                                                         turn */
@@ -21290,16 +21290,16 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt
     if (p->pipeline != 1) snprintf(stages, sizeof stages, " x {parallel.pipeline %d}", p->pipeline);
     const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
     if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
-        tt__print(&all, "; {device '%s'} has %d rank%s, and {parallel.data %d} x {parallel.tensor %d}%s want "
+        tt__print(&all, "; {device '%s'} has %d rank%s, but {parallel.data %d} x {parallel.tensor %d}%s need "
                   "%lld", c->name, c->ranks, c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
                   (long long)p->data * p->tensor * p->pipeline);
     else if (p->groups < 0 || p->groups % p->data)
         tt__print(&all, "; {parallel.groups %d} is not a multiple of the %d data ranks", p->groups, p->data);
     else if (p->groups > p->data && !power)
-        tt__print(&all, "; {parallel.groups %d} is more than the data ranks, which are then a power of two, "
-                  "not %d", p->groups, p->data);
+        tt__print(&all, "; {parallel.groups %d} is more than the data ranks, whose number must then be a "
+                  "power of two, not %d", p->groups, p->data);
     if (p->groups > TT__RANKS)
-        tt__print(&all, "; {parallel.groups %d} is more than %d", p->groups, TT__RANKS);
+        tt__print(&all, "; {parallel.groups %d} is too large: at most %d are possible", p->groups, TT__RANKS);
     if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
         tt__print(&all, "; {parallel.zero %d} is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
     if (!gpipe && strcmp(schedule, tt__stage_names[0]) != 0)
@@ -21308,11 +21308,11 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt
     p->schedule = tt__stage_names[gpipe]; /* a string that outlives the options */
     const int of_stage = ranks ? p->data * p->tensor : 1;
     if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
-        tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
-                  "them", of_stage, c->local);
+        tt__print(&all, "; the %d ranks of a stage must divide the %d ranks of a process, or be a multiple "
+                  "of them", of_stage, c->local);
     if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
-        tt__print(&all, "; {parallel.tensor %d} neither divides the %d ranks of a process, nor is a multiple "
-                  "of them", p->tensor, c->local);
+        tt__print(&all, "; {parallel.tensor %d} must divide the %d ranks of a process, or be a multiple of "
+                  "them", p->tensor, c->local);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s", text + 2) : TT_OK;
 }
 
@@ -21362,16 +21362,16 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
              : divides ? "{parallel.zero} 2 and 3: use {parallel.zero 0} or 1"
              : p->server ? "{parallel.server}" : "{parallel.reduce_micros}")
     TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
-             "{parallel.schedule 'gpipe'} needs {parallel.micros}, the most micro-batches of a step on a "
-             "data rank, for which it plans memory")
+             "{parallel.schedule 'gpipe'} needs {parallel.micros}, the largest number of micro-batches "
+             "of a step on a data rank, for which the plan has memory")
     TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED,
-             "{matmul 'fp8'} is for {device 'cuda'}, and the device is '%s'", kind)
+             "{matmul 'fp8'} needs {device 'cuda'}, but the device is '%s'", kind)
     TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,
              "{matmul 'fp8'} rounds 16-bit operands, of which {precision '32-true'} has none")
     TT__RULE(managed && on_host, TT_ERR_UNSUPPORTED,
-             "{memory '%s'} is for {device 'cuda'}, and the device is '%s'", memory, kind)
+             "{memory '%s'} needs {device 'cuda'}, but the device is '%s'", memory, kind)
     TT__RULE(managed && ranks > 1, TT_ERR_UNSUPPORTED,
-             "{memory '%s'} is for one rank, and {device '%s'} has %d: use {memory 'device'}", memory,
+             "{memory '%s'} needs one rank, but {device '%s'} has %d: use {memory 'device'}", memory,
              s->group->name, ranks)
 #undef TT__RULE
     return status;
@@ -21430,7 +21430,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->zero_fits = o->parallel.zero == TT_ZERO_BUDGET;
     if (o->tune && !*o->tune)
         tt__note_error(ctx, &all, &status,
-                       tt__fail(ctx, TT_ERR_ARGUMENT, "{tune} '' is neither off nor on, nor a file's name"));
+                       tt__fail(ctx, TT_ERR_ARGUMENT, "{tune} is '', but must be off, on or a file's name"));
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
@@ -23160,8 +23160,8 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         tt__print(&text, "; without %s, which saves nothing on {device \"cpu\"}, it is less",
                   tt__say_option(p->ctx, "offload", NULL, name));
     const bool plain = p->ctx->options.wording.bytes == tt__default_bytes; /* numbers without a unit */
-    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, {memory_budget} is %s%s%s. A micro-"
-                    "batch of fewer {rows} needs less", of_stage, tt__say_bytes(p->ctx, s->bytes, said),
+    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, but {memory_budget} is %s%s%s. A "
+                    "micro-batch of fewer {rows} needs less", of_stage, tt__say_bytes(p->ctx, s->bytes, said),
                     plain ? " bytes" : "", p->settings.group->ranks > 1 ? " a rank" : "",
                     tt__say_bytes(p->ctx, e->budget, limit),
                     e->by_them ? " for a program that this one shares an arena with" : "", rows);
@@ -23827,7 +23827,7 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
     if (c->kind->host || !c->kind->backend)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch for {device '%s'} depends on "
                         "{memory_budget}, which is not set%s", c->name,
-                        c->kind->host ? "" : ", and this build cannot ask the device what it has free");
+                        c->kind->host ? "" : ", and this build cannot ask the device for its free memory");
     tt_status status = tt__device_group_open(ctx, c);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
         size_t bytes = 0, sharers = 0;
@@ -24510,7 +24510,7 @@ static tt_status tt__check_neighbours(const tt_program *p)
     for (int r = c->first; r + each < c->first + c->local; r++)
         if (c->no_peer[r][r + each] || c->no_peer[r + each][r])
             return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d} needs devices that load from "
-                            "each other's memory, and '%s' and '%s' do not: use data or tensor ranks",
+                            "each other's memory, but '%s' and '%s' do not: use data or tensor ranks",
                             p->arena->stages, tt__device_name(c->kind, c->index[r], a),
                             tt__device_name(c->kind, c->index[r + each], b));
     return TT_OK;
@@ -26287,7 +26287,8 @@ static tt_status tt__feed(tt_program *p)
     if (status == TT_OK && p->settings.options.train && max && p->round >= max) {
         tt__forget_inputs(p);
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "a step has more than {parallel.micros = %d} micro-batches "
-                        "on a data rank, for which the pipeline was planned", max);
+                        "on a data rank, but the pipeline was planned for at most %d: set {parallel.micros} "
+                        "higher", max, max);
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
@@ -33882,29 +33883,31 @@ static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
     const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
     const size_t first = 0, *end = &first; /* end of the word before */
     if ((!text->text && text->bytes) || (!text->words && text->n_words))
-        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %s %d is NULL",
-                        text->words || !text->n_words ? "text" : "the list of words of text", d->count);
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %s %d is NULL: pass a pointer, or the "
+                        "size 0", text->words || !text->n_words ? "text" : "the list of words of text",
+                        d->count);
     if (values && !text->values)
         return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: the values of text %d are NULL; expected "
-                        "%d", d->count, d->n_classes);
+                        "%d values", d->count, d->n_classes);
     for (int c = 0; c < d->n_classes && values; c++) {
         const float x = text->values[c];
         if (d->task == TT_TASK_SCORES ? !isfinite(x) : !(x >= 0 && x <= 1))
             return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: value %d of text %d is %g; expected "
                             "%s", c, d->count, x,
-                            d->task == TT_TASK_SCORES ? "a finite number" : "0 or 1, or a number between");
+                            d->task == TT_TASK_SCORES ? "a finite number" : "a number from 0 to 1");
     }
     if (d->task != TT_TASK_TAGS) return TT_OK;
     if (text->pair)
-        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has a second text; texts whose "
-                        "words have tags have none", d->count);
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has a second text, but "
+                        "TT_TASK_TAGS reads one text: leave `pair` NULL", d->count);
     for (const tt_word *w = text->words; w < text->words + text->n_words; end = &w->end, w++)
         if (w->begin < *end || w->end <= w->begin || w->end > text->bytes || w->tag < -1 ||
             w->tag >= d->n_classes)
-            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: word %d of text %d is bytes %zu to "
-                            "%zu with tag %d; expected bytes from %zu on within %zu, in order, and a tag up "
-                            "to %d, or -1", (int)(w - text->words), d->count, w->begin, w->end, w->tag, *end,
-                            text->bytes, d->n_classes - 1);
+            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: word %d of text %d begins at byte "
+                            "%zu and ends at %zu, with tag %d; expected a begin of at least %zu, an end "
+                            "after it and at most %zu, and a tag from -1 (none) to %d",
+                            (int)(w - text->words), d->count, w->begin, w->end, w->tag, *end, text->bytes,
+                            d->n_classes - 1);
     return TT_OK;
 }
 
@@ -33937,10 +33940,10 @@ tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts
                              const char *const *class_names, int classes)
 {
     if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names || !tt__is_task(task))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are %lld texts%s of %d classes%s, task "
-                        "%d; expected at least one text and one class, and one of tt_task", (long long)count,
-                        texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)", (int)task),
-               (tt_dataset *)NULL;
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are %lld texts%s of %d classes%s, "
+                        "task %d; expected at least one text and one class, and one of tt_task",
+                        (long long)count, texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)",
+                        (int)task), (tt_dataset *)NULL;
     tt_dataset *d = tt__dataset_new(ctx, task, class_names, classes);
     tt_status status = d ? TT_OK : ctx->status;
     for (int64_t i = 0; i < count && status == TT_OK; i++)
@@ -34063,9 +34066,9 @@ static tt_status tt__table_name(const tt_dataset *d, tt__table *t, tt__example *
 {
     const int number = t->order && *name ? tt__find_class(d, t->order, name) : -1;
     if (t->order && *name && number < 0)
-        return tt__row_fail(t, "the %s '%.200s' is none of the %d classes given, of which the first is "
-                            "'%.200s'", t->task == TT_TASK_TAGS ? "tag" : "label", name, d->n_classes,
-                            d->classes[0]);
+        return tt__row_fail(t, "the %s '%.200s' is not one of the %d given classes, whose first is '%.200s': "
+                            "give this class too, or correct the row", t->task == TT_TASK_TAGS ? "tag" :
+                            "label", name, d->n_classes, d->classes[0]);
     if (!TT__GROW(t->ctx, t->names, t->n_names, t->cap_names)) return t->ctx->status;
     t->names[t->n_names].name = name;
     t->names[t->n_names++].number = number;
@@ -34087,13 +34090,13 @@ static tt_status tt__table_row_end(const tt_dataset *d, tt__table *t, int first)
     const int n = t->n_values - first, width = t->width ? t->width : t->order ? d->n_classes : n;
     if (!n && !t->width && t->task == TT_TASK_LABELS) return TT_OK; /* labels are names in this file */
     if (n && t->task == TT_TASK_LABELS && (t->n_names || (d->count > 1 && !t->width)))
-        return tt__row_fail(t, "the label has %d numbers, but labels of this file are names: write names "
-                            "in all rows, or 0 or 1 for each class in all rows", n);
+        return tt__row_fail(t, "the label has %d numbers, but other labels of this file are names: write "
+                            "names in all rows, or 0 or 1 for each class in all rows", n);
     if (!n && !t->width)
-        return tt__row_fail(t, "the label is an empty list; expected a score");
+        return tt__row_fail(t, "the label is an empty list; expected a score or scores");
     if (n != width)
-        return tt__row_fail(t, "the label has %d number%s; expected %d, as %s", n, n == 1 ? "" : "s", width,
-                            t->order ? "there are classes" : "in the rows before");
+        return tt__row_fail(t, "the label has %d number%s; expected %d, as many as %s", n, n == 1 ? "" : "s",
+                            width, t->order ? "classes are given" : "the rows before have");
     t->width = width;
     return TT_OK;
 }
@@ -34114,8 +34117,9 @@ static tt_status tt__table_classes(tt_dataset *d, tt__table *t)
     tt__free(d->ctx, order);
     if (!order) return TT_ERR_MEMORY;
     if (!d->n_classes)
-        return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s': no %s; add labels, or give the names of the classes",
-                        t->path, t->task == TT_TASK_TAGS ? "word has a tag" : "row has a label");
+        return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s': no %s: add %s, or give the names of the classes",
+                        t->path, t->task == TT_TASK_TAGS ? "word has a tag" : "row has a label",
+                        t->task == TT_TASK_TAGS ? "tags" : "labels");
     if (!(d->classes = (const char **)tt__alloc(d->ctx, (size_t)d->n_classes * sizeof *d->classes)))
         return TT_ERR_MEMORY;
     for (int i = 0; i < t->n_names; i++)
@@ -34139,7 +34143,8 @@ static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int 
     tt__strings names = {d->classes, sizeof *d->classes};
     if (!(*order = tt__sort_strings(d->ctx, names, n, &twice))) return TT_ERR_MEMORY;
     if (!twice) return TT_OK;
-    return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the class '%.200s' is given twice", twice);
+    return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the class '%.200s' is given twice: give each class once",
+                    twice);
 }
 
 /* Names the classes of a file that has values and no names: LABEL_0, LABEL_1, ..., as transformers does. */
@@ -34368,7 +34373,8 @@ static tt_status tt__table_label(const tt_dataset *d, tt__table *t, tt__example 
 {
     float score = 0;
     if (!*label)
-        return tt__row_fail(t, "%s is empty", t->task == TT_TASK_CLASS ? "the label" : "a label");
+        return tt__row_fail(t, "%s is empty: write one, or remove the row", t->task == TT_TASK_CLASS ?
+                            "the label" : "a label");
     if (t->task != TT_TASK_SCORES) return tt__table_name(d, t, e, label);
     if (tt__is_score(label, &score)) return tt__table_value(t, score);
     return tt__row_fail(t, "the score '%.200s' is not a number that a float holds, such as 2.5", label);
@@ -34383,7 +34389,7 @@ static tt_status tt__table_field_labels(const tt_dataset *d, tt__table *t, tt__e
     bool more = t->task != TT_TASK_LABELS || field->bytes;
     tt_status status = TT_OK;
     if (strlen(at) != field->bytes)
-        return tt__row_fail(t, "the label holds a NUL");
+        return tt__row_fail(t, "the label contains a NUL byte: remove it");
     if (t->task == TT_TASK_CLASS) return tt__table_label(d, t, e, at);
     while (more && status == TT_OK) {
         char *stop = strchr(at, t->between), *last = stop ? stop : end;
@@ -34452,8 +34458,9 @@ static tt_status tt__row_wrong(const tt__table *t, const tt__json *j, int node, 
     for (int child = 1; child < j->nodes[0].after; child = j->nodes[child].after)
         tt__print(&list, "%s\"%.100s\"", child > 1 ? ", " : "", j->pool + j->nodes[child].key);
     const char *more = list.length >= sizeof there ? "..." : "";
-    return tt__row_fail(t, "the object has no \"%.100s\", but %s%s; expected %s: name the column in the "
-                        "table options", t->column[column], *there ? there : "no members", more, expected);
+    return tt__row_fail(t, "the object has no \"%.100s\", but %s%s; expected %s: set the column's name in "
+                        "the table options", t->column[column], *there ? there : "no members", more,
+                        expected);
 }
 
 /* Copies the text of a string of a line of JSON, into *text and *bytes. Returns false if memory runs out. */
@@ -34479,7 +34486,8 @@ static const char *tt__row_name(tt_dataset *d, const tt__table *t, const tt__jso
     else if (t->task == TT_TASK_TAGS && at->exact && at->integer == -100) bytes = 0;
     else if (!bytes) return NULL;
     if (at->kind == TT__JSON_STRING && !bytes)
-        return tt__row_fail(t, "%s is empty", t->task == TT_TASK_CLASS ? "the label" : "a label"),
+        return tt__row_fail(t, "%s is empty: write one, or remove the row", t->task == TT_TASK_CLASS ?
+                            "the label" : "a label"),
                (const char *)NULL;
     name = tt__chunks_text(d->ctx, &d->chunks, text, bytes);
     if (!name) tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the labels of '%s'", t->path);
@@ -34490,20 +34498,21 @@ static const char *tt__row_name(tt_dataset *d, const tt__table *t, const tt__jso
 static tt_status tt__row_words(tt_dataset *d, tt__table *t, const tt__json *j, const char *line, int words,
                                int tags, tt__example *e)
 {
-    static const char list[] = "a list, as the words and tags of TT_TASK_TAGS are";
+    static const char list[] = "a list: TT_TASK_TAGS reads a list of words and a list of tags";
     if (words < 0 || j->nodes[words].kind != TT__JSON_ARRAY)
         return tt__row_wrong(t, j, words, TT__COLUMN_TEXT, list);
     if (tags < 0 || j->nodes[tags].kind != TT__JSON_ARRAY)
         return tt__row_wrong(t, j, tags, TT__COLUMN_LABEL, list);
     const int n = j->nodes[words].count;
     if (n != j->nodes[tags].count)
-        return tt__row_fail(t, "%d words and %d tags; expected a tag for each word", n, j->nodes[tags].count);
+        return tt__row_fail(t, "the row has %d words, but %d tags; expected a tag for each word", n,
+                            j->nodes[tags].count);
     size_t bytes = 0, at = 0;
     for (int w = words + 1; w < j->nodes[words].after; w = j->nodes[w].after) {
         if (j->nodes[w].kind != TT__JSON_STRING)
             return tt__row_wrong(t, j, w, TT__COLUMN_TEXT, "a list of strings");
         if (!j->nodes[w].count)
-            return tt__row_fail(t, "a word is empty: leave it out, and its tag");
+            return tt__row_fail(t, "a word is empty: remove the word and its tag");
         bytes += (size_t)j->nodes[w].count + 1;
     }
     char *text = (char *)tt__chunks_take(d->ctx, &d->chunks, bytes ? bytes : 1);
@@ -34535,12 +34544,12 @@ static tt_status tt__row_label(tt_dataset *d, tt__table *t, const tt__json *j, c
     const double x = truth ? at->kind == TT__JSON_TRUE : at->number;
     const bool number = at->kind == TT__JSON_NUMBER_KIND;
     if (t->task == TT_TASK_SCORES && (!number || !(fabs(x) <= FLT_MAX)))
-        return tt__row_wrong(t, j, node, TT__COLUMN_LABEL, "a score, a number that a float holds, or a list "
-                             "of scores");
+        return tt__row_wrong(t, j, node, TT__COLUMN_LABEL, "a score (a number that a float holds), or a "
+                             "list of scores");
     if (t->task == TT_TASK_SCORES) return tt__table_value(t, (float)x);
     if (number && x != 0 && x != 1)
-        return tt__row_fail(t, "the label has the number %g; expected 0 or 1 for each class, or the names "
-                            "of labels in quotes", x);
+        return tt__row_fail(t, "the label contains the number %g; expected 0 or 1 for each class, or the "
+                            "names of labels in quotes", x);
     if (number || truth) return tt__table_value(t, (float)x);
     if (at->kind != TT__JSON_STRING)
         return tt__row_wrong(t, j, node, TT__COLUMN_LABEL, "a list of names, or of 0 and 1 for each class");
@@ -34588,7 +34597,7 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
     const int part = at[TT__COLUMN_SPLIT];
     if (!t->first_line) t->first_line = t->row_line, t->splits = part >= 0;
     if (split && t->splits != (part >= 0))
-        return tt__row_fail(t, "%s \"%.100s\", unlike line %lld: write it in all rows or in none",
+        return tt__row_fail(t, "the row has %s \"%.100s\", unlike line %lld: write it in all rows or in none",
                             part < 0 ? "no" : "a", t->column[TT__COLUMN_SPLIT], t->first_line);
     if (part >= 0)
         status = tt__table_part(t, j->pool + j->nodes[part].integer, (size_t)j->nodes[part].count, split,
@@ -34662,7 +34671,7 @@ static tt_status tt__conll_line(tt_dataset *d, tt__table *t, tt__sentence *s, ch
     if (!name || !TT__GROW(d->ctx, s->words, s->n, s->capacity))
         return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the tags of '%s'", t->path);
     if (strlen(name) != (size_t)(end - tag))
-        return tt__row_fail(t, "the tag holds a NUL");
+        return tt__row_fail(t, "the tag contains a NUL byte: remove it");
     if (!s->n && !tt__dataset_add(d, t->path)) return t->ctx->status;
     if (!s->n) s->text = line, s->bytes = 0;
     else s->text[s->bytes++] = ' ';
@@ -34712,13 +34721,11 @@ static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char
     tt_dataset *held = NULL, *result;
     if (part == TT__SPLIT_VALIDATION) return d->count = 0, d;
     if (!part)
-        tt__fail(d->ctx, TT_ERR_ARGUMENT,
-                 "'%s' has no column '%.100s', so its rows are \"train\" or \"test\", not '%.200s'", path,
-                 column, split);
+        tt__fail(d->ctx, TT_ERR_ARGUMENT, "'%s' has no column '%.100s', so it has only the splits \"train\" "
+                 "and \"test\", not '%.200s'", path, column, split);
     else if (d->count < 2)
-        tt__fail(d->ctx, TT_ERR_FORMAT,
-                 "'%s' has one row and no column '%.100s': it cannot be divided into \"train\" and \"test\"",
-                 path, column);
+        tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has one row and no column '%.100s': one row cannot be divided "
+                 "into \"train\" and \"test\"", path, column);
     else
         held = tt_dataset_split(d, (d->count + 9) / 10);
     result = part == TT__SPLIT_TEST ? held : held ? d : NULL;
@@ -34739,18 +34746,17 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
         for (int k = 0; k <= i; k++) good &= names[i] && (k == i || strcmp(t->column[i], t->column[k]) != 0);
     if (!good)
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: the columns of text, label, split and pair "
-                        "are '%.100s', '%.100s', '%.100s' and '%.100s'; expected four names", t->column[0],
-                        t->column[1], t->column[2], t->column[3]);
+                        "are '%.100s', '%.100s', '%.100s' and '%.100s'; expected four different names",
+                        t->column[0], t->column[1], t->column[2], t->column[3]);
     if (o->delimiter && (strchr("\"\n\r", o->delimiter) || (unsigned char)o->delimiter >= 0x80))
         return tt__fail(t->ctx, TT_ERR_ARGUMENT,
-                        "table options: the delimiter has the code %d; a table's columns cannot be divided "
-                        "by quotes, by ends of lines, or by bytes beyond ASCII", (unsigned char)o->delimiter);
+                        "table options: the delimiter is the byte %d; expected an ASCII character that is "
+                        "neither a quote nor the end of a line", (unsigned char)o->delimiter);
     if (!o->label_delimiter || (unsigned char)o->label_delimiter >= 0x80)
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: the label_delimiter has the code %d; labels "
-                        "are divided by a character of ASCII, such as a comma",
-                        (unsigned char)o->label_delimiter);
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: the label_delimiter is the byte %d; "
+                        "expected an ASCII character, such as a comma", (unsigned char)o->label_delimiter);
     if (!tt__is_task(o->task))
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: task = %d; expected one of tt_task, %d to "
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: task is %d; expected one of tt_task, %d to "
                         "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_TAGS);
     return TT_OK;
 }
@@ -34787,9 +34793,10 @@ static tt_status tt__table_file(tt_dataset *d, tt__table *t, const tt_table_opti
                : o->task == TT_TASK_TAGS ? tt__read_conll(d, t) : tt__table_read(d, t, split);
     const int part = split && t->splits ? tt__split_of(split) : TT__SPLIT_OTHER;
     if (status != TT_OK || d->count || (part && part != TT__SPLIT_TRAIN)) return status;
-    if (!split || !t->splits) return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows", t->path, lines ||
-                                              o->task == TT_TASK_TAGS ? "" : "a header and ");
-    return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
+    if (!split || !t->splits) return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows: add rows", t->path,
+                                              lines || o->task == TT_TASK_TAGS ? "" : "a header but ");
+    return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s': add one, or choose "
+                    "another split", t->path, split);
 }
 
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
@@ -34804,8 +34811,8 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     t.task = o.task;
     t.line = 1;
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to "
-                        "take them from the file", path, n_classes, classes ? "" : " as NULL"),
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given%s; give at least one, or NULL and "
+                        "0 to take the classes from the file", path, n_classes, classes ? "" : " as NULL"),
                (tt_dataset *)NULL;
     if (tt__table_check(&t, &o) != TT_OK) return NULL;
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
@@ -34866,7 +34873,7 @@ static bool tt__deal_check(tt__text_buffer *all, int batch, int accumulate, cons
                   "tt_parallel after tt_check_options", p->groups, data);
     else if (groups > batch / accumulate)
         tt__print(all, "; a step of {batch = %d} has fewer sequences than micro-batches, {accumulate = %d} "
-                  "for each of %d groups: set {batch} to %lld at least", batch, accumulate, groups,
+                  "for each of %d groups: set {batch} to at least %lld", batch, accumulate, groups,
                   (long long)groups * accumulate);
     return all->length == before;
 }
@@ -37657,9 +37664,9 @@ static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[6
 {
     static const char *const tasks[] = {"CLASS", "LABELS", "SCORES", "TAGS", "EMBED"};
     if (d->task != task)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_%s, the model's TT_TASK_%s: "
-                        "load the model for the dataset's task (tt_bert_load_head)", tasks[d->task],
-                        tasks[task]);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_%s, but the model's is "
+                        "TT_TASK_%s: load the model for the dataset's task (tt_bert_load_head)",
+                        tasks[d->task], tasks[task]);
     if (d->n_classes != classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, but the model has %d: load the "
                         "model for the dataset's number of classes", d->n_classes, classes);
@@ -37872,8 +37879,8 @@ static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const t
     if (task == TT_TASK_CLASS) return tt__classify(t, logits, in->labels, o);
     if (task == TT_TASK_TAGS) return tt__classify(t, logits, tt_input(t, "tags", TT_I32, rows, 1), o);
     if (o->label_smoothing > 0)
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "label_smoothing is %g, and the task has no classes to smooth: set "
-                      "it to 0", o->label_smoothing);
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "label_smoothing is %g, but the task has no classes to smooth: "
+                      "set label_smoothing to 0", o->label_smoothing);
     tt_value values = tt_input(t, "label_values", TT_F32, rows, n);
     if (task == TT_TASK_LABELS) {
         tt_sigmoid_cross_entropy_options c = tt_sigmoid_cross_entropy_options_default();
@@ -38117,9 +38124,11 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
     const int flags = tt__bert_of(c)->flags;
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
-    if ((unsigned)c->task > TT_TASK_EMBED) tt__print(all, "; task %d is unknown", (int)c->task);
-    if ((unsigned)c->pooling > TT_POOL_CLS) tt__print(all, "; pooling %d is unknown", (int)c->pooling);
-    if (c->max_length < 0) tt__print(all, "; max_length is %d", c->max_length);
+    if ((unsigned)c->task > TT_TASK_EMBED)
+        tt__print(all, "; task is %d, but must be one of tt_task", (int)c->task);
+    if ((unsigned)c->pooling > TT_POOL_CLS)
+        tt__print(all, "; pooling is %d, but must be one of tt_pooling", (int)c->pooling);
+    if (c->max_length < 0) tt__print(all, "; max_length is %d, but must be at least 0", c->max_length);
     if (flags & TT__BERT_OFFSET && c->max_positions <= c->pad_token + 1)
         tt__print(all,
                   "; max_positions must be above pad_token + 1, but pad_token is %d and max_positions is %d",
@@ -38297,15 +38306,16 @@ static tt_status tt__pooling_read(const tt__json *j, tt_pooling *pooling)
         if (!mode) status = tt__json_read_bool(j, 0, tt__poolings[k].key, &set);
         if (mode ? strcmp(mode, tt__poolings[k].mode) != 0 : !set) continue;
         if (number >= 0)
-            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s' has the poolings '%s' and '%s'; one of 'mean' "
-                            "and 'cls' is supported", j->path, tt__poolings[number].mode,
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s' has the poolings '%s' and '%s', but only one "
+                            "of 'mean' and 'cls' is supported", j->path, tt__poolings[number].mode,
                             tt__poolings[k].mode);
         number = k;
     }
     if (status != TT_OK) return status;
     if (number > TT_POOL_CLS || number < 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the pooling is '%s'; 'mean' and 'cls' are "
-                        "supported", j->path, number < 0 ? mode ? mode : "none" : tt__poolings[number].mode);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the pooling is '%s', but only 'mean' and 'cls' "
+                        "are supported", j->path, number < 0 ? mode ? mode : "none"
+                                                : tt__poolings[number].mode);
     *pooling = (tt_pooling)number;
     return TT_OK;
 }
@@ -38322,14 +38332,14 @@ static tt_status tt__module_read(const tt__json *j, int module, const char *fold
     if (status != TT_OK) return status;
     const char *dot = strrchr(type, '.'), *name = dot ? dot + 1 : type;
     if (strcmp(name, "Transformer") == 0 && *path)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the encoder is in the folder '%s'; move its files "
-                        "to '%s' and set this module's path to \"\"", j->path, path, folder);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the encoder is in the folder '%s': move its files "
+                        "to '%s', and set this module's path to \"\"", j->path, path, folder);
     if (strcmp(name, "Transformer") == 0 || strcmp(name, "Dropout") == 0) return TT_OK;
     if (strcmp(name, "Normalize") == 0) c->normalize = true;
     if (strcmp(name, "Normalize") == 0) return TT_OK;
     if (strcmp(name, "Pooling") != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the module '%s' is not supported; Transformer, "
-                        "Pooling, Dropout and Normalize are", j->path, type);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the module is '%s', but only Transformer, "
+                        "Pooling, Dropout and Normalize are supported", j->path, type);
     status = tt__path_join(j->ctx, of_module, folder, path);
     if (status == TT_OK) status = tt__path_join(j->ctx, file, of_module, "config.json");
     if (status == TT_OK) status = tt__json_open(&own, j->ctx, file);
@@ -38354,7 +38364,7 @@ static tt_status tt__embedder_read(tt_context *ctx, const char *folder, tt_bert_
     if (status == TT_OK) status = tt__json_open(&j, ctx, path);
     const bool list = status == TT_OK && j.count && j.nodes[0].kind == TT__JSON_ARRAY;
     if (status == TT_OK && !list)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not a list of modules", path);
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not a JSON array of modules", path);
     for (int k = 0, at = 1; list && k < j.nodes[0].count && status == TT_OK; k++, at = j.nodes[at].after)
         status = tt__module_read(&j, at, folder, c);
     tt__json_free(&j);
@@ -38603,8 +38613,9 @@ static tt_status tt__bert_read_task(const tt__json *j, tt_bert_config *c)
             c->task = (tt_task)k;
             return TT_OK;
         }
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; 'single_label_classification', "
-                    "'multi_label_classification' and 'regression' are supported", j->path, type);
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; only "
+                    "'single_label_classification', 'multi_label_classification' and 'regression' are "
+                    "supported", j->path, type);
 }
 
 static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
@@ -41876,7 +41887,7 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 {
     if (r->model.task == TT_TASK_TAGS)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict_text: the model predicts a tag of each token: "
-                        "give tt_predict a batch, whose `rows` tells the size of the result");
+                        "call tt_predict with a batch, whose `rows` gives the size of the result");
     int max = (int)tt__min(r->model.max_length, r->options.max_tokens);
     int32_t *ids = (int32_t *)tt__calloc(r->ctx, sizeof *ids * 3 * (size_t)max), start[2] = {0, 0};
     tt_encoding e;
@@ -41898,7 +41909,7 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
         tt__free(r->ctx, ids);
         if (!pair || tt_tokenizer_pairs(k)) return TT_ERR_MEMORY;
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict_text: the tokenizer has no template for pairs "
-                        "of texts (\"post_processor\" of tokenizer.json): give it one text, or take the "
+                        "of texts (\"post_processor\" of tokenizer.json): pass one text, or use the "
                         "tokenizer of a model for pairs");
     }
     b.seqs = 1;

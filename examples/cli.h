@@ -72,10 +72,10 @@ static const tt_option_name flag_names[] = {
     {"rows", "rows (a smaller --batch or a larger --accumulate)"}, {NULL, NULL}};
 static const tt_wording as_flags = {flag_names, write_megabytes, NULL};
 
-/* Returns p. If p is NULL, ends the program with the library's error or, if ctx is NULL, with "no memory". */
+/* Returns p. If p is NULL, ends the program with the library's error or, if ctx is NULL, with "out of memory". */
 static inline void *made(tt_context *ctx, void *p)
 {
-    if (!p) die("%s", ctx ? tt_error(ctx) : "no memory");
+    if (!p) die("%s", ctx ? tt_error(ctx) : "out of memory");
     return p;
 }
 
@@ -648,8 +648,8 @@ typedef struct cli_training {
     {"--stages", "NAME", CLI_CHOICE, &(run).parallel.schedule, \
      .help = "order of micro-batches in the pipeline; gpipe needs --micros and more memory", \
      .words_of = "parallel.schedule", .also = "--schedule"}, \
-    {"--micros", "N", CLI_INTEGER, &(run).parallel.micros, .help = "with --pipeline: most micro-batches of " \
-     "a step on a data rank, for which memory is planned (0: any)", .max = 65536}, \
+    {"--micros", "N", CLI_INTEGER, &(run).parallel.micros, .help = "with --pipeline: max micro-batches of " \
+     "a step on a data rank, for which memory is reserved (0: any)", .max = 65536}, \
     {"--zero", "N", CLI_CHOICE, &(run).zero, \
      .help = "what --data-ranks shard: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters " \
      "too; budget: as much as --budget needs (1; with --budget, budget):", .choices = "0 1 2 3 budget"}, \

@@ -124,15 +124,15 @@ def ranks_that_cannot_share_the_work_are_refused(folder):
         wrong("--device=gpu*2", saying="--device gpu*2 is unknown")
         wrong("--device=cpu*0", saying="--device cpu*0")
         wrong("--device=cpu", "--tensor=2",
-              saying="--device cpu has 1 rank, and --data-ranks 1 x --tensor 2 want 2")
-        wrong("--device=cpu*4", "--data-ranks=3", saying="--data-ranks 3 x --tensor 1 want 3")
+              saying="--device cpu has 1 rank, but --data-ranks 1 x --tensor 2 need 2")
+        wrong("--device=cpu*4", "--data-ranks=3", saying="--data-ranks 3 x --tensor 1 need 3")
         wrong("--device=cpu*3", "--groups=4", saying="--groups 4 is not a multiple of the 3 data ranks")
         wrong("--device=cpu*2", "--server", "--zero=2",
               saying="--server keeps whole gradients and parameters: use --zero 0 or 1")
         wrong("--device=cpu*2", "--sequence", saying="--sequence needs --tensor 2 or more")
-        wrong("--device=cpu*8", "--batch=4", saying="set --batch to 8 at least")
+        wrong("--device=cpu*8", "--batch=4", saying="set --batch to at least 8")
         wrong("--device=cpu*2", "--pipeline=3",
-              saying="--data-ranks 1 x --tensor 1 x --pipeline 3 want 3")
+              saying="--data-ranks 1 x --tensor 1 x --pipeline 3 need 3")
         wrong("--device=cpu*2", "--pipeline=2", "--zero=3",
               saying="--pipeline 2 does not go with --zero 2 and 3: use --zero 0 or 1")
         for name in "--stages=gpipe", "--schedule=gpipe":

@@ -617,7 +617,7 @@ TEST(precision_options)
 {
     static const struct { const char *precision, *residual, *error; tt_status status; } rows[] = {
         {"16-mixed", "f16", "residual 'f16' is unknown: use 16-bit or f32", TT_ERR_UNSUPPORTED},
-        {"32-true", "f32", "residual 'f32': precision '32-true' has one dtype for all values; leave residual "
+        {"32-true", "f32", "residual 'f32': precision '32-true' has one dtype for all values: leave residual "
                            "NULL, or use 16-mixed or bf16-mixed", TT_ERR_ARGUMENT},
         {"bf16-true", "16-bit", "residual '16-bit': precision 'bf16-true' has one dtype", TT_ERR_ARGUMENT},
         {"16-true", "f32", "residual 'f32': precision '16-true' has one dtype", TT_ERR_ARGUMENT},

@@ -966,24 +966,24 @@ TEST(ranks_that_contradict_are_refused)
 {
     static const struct { const char *device; tt_parallel p; const char *say; } rows[] = {
         {"cpu*4", {3, 1, 1, false, false, 0, false, 1, NULL, 0},
-         "device 'cpu*4' has 4 ranks, and parallel.data 3 x parallel.tensor 1 want 3"},
+         "device 'cpu*4' has 4 ranks, but parallel.data 3 x parallel.tensor 1 need 3"},
         {"cpu*4", {2, 1, 1, false, false, 0, false, 1, NULL, 0},
-         "has 4 ranks, and parallel.data 2 x parallel.tensor 1 want 2"},
+         "has 4 ranks, but parallel.data 2 x parallel.tensor 1 need 2"},
         {"cpu*4", {4, 2, 1, false, false, 0, false, 1, NULL, 0},
-         "has 4 ranks, and parallel.data 4 x parallel.tensor 2 want 8"},
+         "has 4 ranks, but parallel.data 4 x parallel.tensor 2 need 8"},
         {"cpu*4", {0, 3, 1, false, false, 0, false, 1, NULL, 0},
-         "has 4 ranks, and parallel.data 1 x parallel.tensor 3 want 3"},
+         "has 4 ranks, but parallel.data 1 x parallel.tensor 3 need 3"},
         {"cpu*4", {-1, 1, 1, false, false, 0, false, 1, NULL, 0},
-         "has 4 ranks, and parallel.data -1 x parallel.tensor 1 want -1"},
+         "has 4 ranks, but parallel.data -1 x parallel.tensor 1 need -1"},
         {"cpu", {2, 1, 1, false, false, 0, false, 1, NULL, 0},
-         "device 'cpu' has 1 rank, and parallel.data 2 x parallel.tensor 1 want 2"},
+         "device 'cpu' has 1 rank, but parallel.data 2 x parallel.tensor 1 need 2"},
         {"cpu*4", {0, 1, 1, false, false, 6, false, 1, NULL, 0},
          "groups 6 is not a multiple of the 4 data ranks"},
         {"cpu*4", {0, 1, 1, false, false, -4, false, 1, NULL, 0},
          "groups -4 is not a multiple of the 4 data ranks"},
         {"cpu*3", {0, 1, 1, false, false, 6, false, 1, NULL, 0},
-         "groups 6 is more than the data ranks, which are then a power of two, not 3"},
-        {"cpu*4", {0, 1, 1, false, false, 128, false, 1, NULL, 0}, "groups 128 is more than 64"},
+         "groups 6 is more than the data ranks, whose number must then be a power of two, not 3"},
+        {"cpu*4", {0, 1, 1, false, false, 128, false, 1, NULL, 0}, "groups 128 is too large: at most 64"},
         {"cpu*4", {0, 1, 4, false, false, 0, false, 1, NULL, 0}, "zero 4 is not 0, 1, 2, 3 or TT_ZERO_BU"},
         {"cpu", {0, 1, -2, false, false, 0, false, 1, NULL, 0}, "zero -2 is not 0, 1, 2, 3 or TT_ZERO_BU"},
         {"cpu*4", {0, 1, 2, true, false, 0, false, 1, NULL, 0},
@@ -991,7 +991,7 @@ TEST(ranks_that_contradict_are_refused)
         {"cpu*4", {0, 1, 1, false, true, 0, false, 1, NULL, 0},
          "parallel.sequence needs parallel.tensor 2 or more"},
         {"cpu*2", {3, 1, 7, true, true, 100, false, 1, NULL, 0},
-         "device 'cpu*2' has 2 ranks, and parallel.data 3 x parallel.tensor 1 want 3; parallel.groups 100 is "
+         "device 'cpu*2' has 2 ranks, but parallel.data 3 x parallel.tensor 1 need 3; parallel.groups 100 is "
          "more than 64; parallel.zero 7 is not 0, 1, 2, 3 or TT_ZERO_BUDGET; parallel.server keeps whole "
          "gradients and parameters: use parallel.zero 0 or 1; parallel.sequence needs parallel.tensor 2 or "
          "more"}};

@@ -313,12 +313,12 @@ static tt__device_group *tt__find_devices(tt_context *ctx, const char *name)
         if (strncmp(name, kind->name, length) != 0 || (name[length] && !strchr(":*", name[length]))) continue;
         const int ranks = tt__device_numbers(name + length, index);
         if (!ranks)
-            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'}: after '%s' comes nothing, ':' and numbers from 0 "
-                     "to %d with commas between them, or '*' and how many, at most %d", name, kind->name,
+            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'}: expected nothing after '%s', or ':' and numbers "
+                     "from 0 to %d separated by commas, or '*' and a number of at most %d", name, kind->name,
                      TT__DEVICES - 1, TT__RANKS);
         else if (kind->host && name[length] == ':' && (ranks > 1 || index[0]))
-            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'} is not there: the CPU is one device, %s; %s*2 is "
-                     "two ranks that share its threads", name, kind->name, kind->name);
+            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'} does not exist: the CPU is one device, %s; %s*2 "
+                     "is two ranks that share its threads", name, kind->name, kind->name);
         else {
             const bool in_turn = !kind->host && name[length] != ':'; /* processes of a host take devices in
                                                                         turn */

@@ -267,29 +267,31 @@ static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
     const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
     const size_t first = 0, *end = &first; /* end of the word before */
     if ((!text->text && text->bytes) || (!text->words && text->n_words))
-        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %s %d is NULL",
-                        text->words || !text->n_words ? "text" : "the list of words of text", d->count);
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %s %d is NULL: pass a pointer, or the "
+                        "size 0", text->words || !text->n_words ? "text" : "the list of words of text",
+                        d->count);
     if (values && !text->values)
         return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: the values of text %d are NULL; expected "
-                        "%d", d->count, d->n_classes);
+                        "%d values", d->count, d->n_classes);
     for (int c = 0; c < d->n_classes && values; c++) {
         const float x = text->values[c];
         if (d->task == TT_TASK_SCORES ? !isfinite(x) : !(x >= 0 && x <= 1))
             return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: value %d of text %d is %g; expected "
                             "%s", c, d->count, x,
-                            d->task == TT_TASK_SCORES ? "a finite number" : "0 or 1, or a number between");
+                            d->task == TT_TASK_SCORES ? "a finite number" : "a number from 0 to 1");
     }
     if (d->task != TT_TASK_TAGS) return TT_OK;
     if (text->pair)
-        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has a second text; texts whose "
-                        "words have tags have none", d->count);
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has a second text, but "
+                        "TT_TASK_TAGS reads one text: leave `pair` NULL", d->count);
     for (const tt_word *w = text->words; w < text->words + text->n_words; end = &w->end, w++)
         if (w->begin < *end || w->end <= w->begin || w->end > text->bytes || w->tag < -1 ||
             w->tag >= d->n_classes)
-            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: word %d of text %d is bytes %zu to "
-                            "%zu with tag %d; expected bytes from %zu on within %zu, in order, and a tag up "
-                            "to %d, or -1", (int)(w - text->words), d->count, w->begin, w->end, w->tag, *end,
-                            text->bytes, d->n_classes - 1);
+            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: word %d of text %d begins at byte "
+                            "%zu and ends at %zu, with tag %d; expected a begin of at least %zu, an end "
+                            "after it and at most %zu, and a tag from -1 (none) to %d",
+                            (int)(w - text->words), d->count, w->begin, w->end, w->tag, *end, text->bytes,
+                            d->n_classes - 1);
     return TT_OK;
 }
 
@@ -322,10 +324,10 @@ tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts
                              const char *const *class_names, int classes)
 {
     if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names || !tt__is_task(task))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are %lld texts%s of %d classes%s, task "
-                        "%d; expected at least one text and one class, and one of tt_task", (long long)count,
-                        texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)", (int)task),
-               (tt_dataset *)NULL;
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are %lld texts%s of %d classes%s, "
+                        "task %d; expected at least one text and one class, and one of tt_task",
+                        (long long)count, texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)",
+                        (int)task), (tt_dataset *)NULL;
     tt_dataset *d = tt__dataset_new(ctx, task, class_names, classes);
     tt_status status = d ? TT_OK : ctx->status;
     for (int64_t i = 0; i < count && status == TT_OK; i++)

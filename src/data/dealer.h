@@ -48,7 +48,7 @@ static bool tt__deal_check(tt__text_buffer *all, int batch, int accumulate, cons
                   "tt_parallel after tt_check_options", p->groups, data);
     else if (groups > batch / accumulate)
         tt__print(all, "; a step of {batch = %d} has fewer sequences than micro-batches, {accumulate = %d} "
-                  "for each of %d groups: set {batch} to %lld at least", batch, accumulate, groups,
+                  "for each of %d groups: set {batch} to at least %lld", batch, accumulate, groups,
                   (long long)groups * accumulate);
     return all->length == before;
 }

@@ -178,7 +178,8 @@ static tt_status tt__table_label(const tt_dataset *d, tt__table *t, tt__example 
 {
     float score = 0;
     if (!*label)
-        return tt__row_fail(t, "%s is empty", t->task == TT_TASK_CLASS ? "the label" : "a label");
+        return tt__row_fail(t, "%s is empty: write one, or remove the row", t->task == TT_TASK_CLASS ?
+                            "the label" : "a label");
     if (t->task != TT_TASK_SCORES) return tt__table_name(d, t, e, label);
     if (tt__is_score(label, &score)) return tt__table_value(t, score);
     return tt__row_fail(t, "the score '%.200s' is not a number that a float holds, such as 2.5", label);
@@ -193,7 +194,7 @@ static tt_status tt__table_field_labels(const tt_dataset *d, tt__table *t, tt__e
     bool more = t->task != TT_TASK_LABELS || field->bytes;
     tt_status status = TT_OK;
     if (strlen(at) != field->bytes)
-        return tt__row_fail(t, "the label holds a NUL");
+        return tt__row_fail(t, "the label contains a NUL byte: remove it");
     if (t->task == TT_TASK_CLASS) return tt__table_label(d, t, e, at);
     while (more && status == TT_OK) {
         char *stop = strchr(at, t->between), *last = stop ? stop : end;

@@ -186,8 +186,9 @@ static tt_status tt__bert_read_task(const tt__json *j, tt_bert_config *c)
             c->task = (tt_task)k;
             return TT_OK;
         }
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; 'single_label_classification', "
-                    "'multi_label_classification' and 'regression' are supported", j->path, type);
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; only "
+                    "'single_label_classification', 'multi_label_classification' and 'regression' are "
+                    "supported", j->path, type);
 }
 
 static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)

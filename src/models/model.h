@@ -155,9 +155,9 @@ static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[6
 {
     static const char *const tasks[] = {"CLASS", "LABELS", "SCORES", "TAGS", "EMBED"};
     if (d->task != task)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_%s, the model's TT_TASK_%s: "
-                        "load the model for the dataset's task (tt_bert_load_head)", tasks[d->task],
-                        tasks[task]);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_%s, but the model's is "
+                        "TT_TASK_%s: load the model for the dataset's task (tt_bert_load_head)",
+                        tasks[d->task], tasks[task]);
     if (d->n_classes != classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, but the model has %d: load the "
                         "model for the dataset's number of classes", d->n_classes, classes);

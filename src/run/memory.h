@@ -393,7 +393,7 @@ static tt_status tt__check_neighbours(const tt_program *p)
     for (int r = c->first; r + each < c->first + c->local; r++)
         if (c->no_peer[r][r + each] || c->no_peer[r + each][r])
             return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d} needs devices that load from "
-                            "each other's memory, and '%s' and '%s' do not: use data or tensor ranks",
+                            "each other's memory, but '%s' and '%s' do not: use data or tensor ranks",
                             p->arena->stages, tt__device_name(c->kind, c->index[r], a),
                             tt__device_name(c->kind, c->index[r + each], b));
     return TT_OK;

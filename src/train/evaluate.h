@@ -278,7 +278,7 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 {
     if (r->model.task == TT_TASK_TAGS)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict_text: the model predicts a tag of each token: "
-                        "give tt_predict a batch, whose `rows` tells the size of the result");
+                        "call tt_predict with a batch, whose `rows` gives the size of the result");
     int max = (int)tt__min(r->model.max_length, r->options.max_tokens);
     int32_t *ids = (int32_t *)tt__calloc(r->ctx, sizeof *ids * 3 * (size_t)max), start[2] = {0, 0};
     tt_encoding e;
@@ -300,7 +300,7 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
         tt__free(r->ctx, ids);
         if (!pair || tt_tokenizer_pairs(k)) return TT_ERR_MEMORY;
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict_text: the tokenizer has no template for pairs "
-                        "of texts (\"post_processor\" of tokenizer.json): give it one text, or take the "
+                        "of texts (\"post_processor\" of tokenizer.json): pass one text, or use the "
                         "tokenizer of a model for pairs");
     }
     b.seqs = 1;

@@ -496,7 +496,7 @@ TEST(a_file_that_is_damaged_is_refused)
     run_tuned(&bad);
     bad.tune = "";
     bad.status = TT_ERR_ARGUMENT;
-    bad.error = "tune '' is neither off nor on";
+    bad.error = "tune is '', but must be off, on";
     run_tuned(&bad);
     remove(path);
     free(whole);

@@ -26,7 +26,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(matmul_width, TT_ERR_SHAPE, "matmul", "'y'", tt_matmul(t, x, y, NULL)) \
     X(matmul_untransposed, TT_ERR_SHAPE, "matmul", "(6, cols)", tt_matmul(t, x, z, &plain)) \
     X(matmul_dtype, TT_ERR_SHAPE, "matmul", "'pairs'", tt_matmul(t, x, pairs, NULL)) \
-    X(matmul_beyond, TT_ERR_ARGUMENT, "matmul", "beyond -inf", tt_matmul(t, x, x, &endless)) \
+    X(matmul_beyond, TT_ERR_ARGUMENT, "matmul", "beyond is -inf", tt_matmul(t, x, x, &endless)) \
     X(embedding_offset, TT_ERR_ARGUMENT, "embedding", "offset is 5, but must be 0 to 4", \
         tt_embedding_offset(t, i, w, 5)) \
     X(embedding_dtype, TT_ERR_SHAPE, "embedding", "'x'", tt_embedding(t, x, w)) \

@@ -131,15 +131,15 @@ TEST(names_of_devices)
         {"cpu", NULL, TT_OK, 0}, {"cpu:0", NULL, TT_OK, 0}, {"cuda", NULL, TT_OK, 0},
         {"cuda:0", NULL, TT_OK, 0},
         {"cuda:1", NULL, TT_OK, 1}, {"cuda:63", NULL, TT_OK, 63}, {"cuda*1", NULL, TT_OK, 0},
-        {"cuda:64", "device 'cuda:64': after 'cuda' comes nothing, ':' and numbers from 0 to 63 with commas "
-         "between them, or '*' and how many, at most 64", TT_ERR_ARGUMENT, 0},
+        {"cuda:64", "device 'cuda:64': expected nothing after 'cuda', or ':' and numbers from 0 to 63 "
+         "separated by commas, or '*' and a number of at most 64", TT_ERR_ARGUMENT, 0},
         {"cuda:", "numbers from 0 to 63", TT_ERR_ARGUMENT, 0}, {"cuda:x", "numbers", TT_ERR_ARGUMENT, 0},
         {"cuda:1x", "numbers", TT_ERR_ARGUMENT, 0}, {"cuda:-1", "numbers", TT_ERR_ARGUMENT, 0},
         {"cuda:1,", "numbers", TT_ERR_ARGUMENT, 0}, {"cuda:,1", "numbers", TT_ERR_ARGUMENT, 0},
         {"cuda*", "at most 64", TT_ERR_ARGUMENT, 0}, {"cuda*0", "at most 64", TT_ERR_ARGUMENT, 0},
         {"cuda*65", "at most 64", TT_ERR_ARGUMENT, 0}, {"cuda*2x", "at most 64", TT_ERR_ARGUMENT, 0},
         {"cuda:99999999999999999999", "numbers", TT_ERR_ARGUMENT, 0},
-        {"cpu:1", "device 'cpu:1' is not there: the CPU is one device, cpu", TT_ERR_ARGUMENT, 0},
+        {"cpu:1", "device 'cpu:1' does not exist: the CPU is one device, cpu", TT_ERR_ARGUMENT, 0},
         {"cpu:0,0", "cpu*2 is two ranks", TT_ERR_ARGUMENT, 0}, {"cpu*4", NULL, TT_OK, 0},
         {"cuda*8", NULL, TT_OK, 0}, {"cuda:3,2", NULL, TT_OK, 3}, {"cuda:0,0", NULL, TT_OK, 0},
         {"cpux", "device 'cpux' is unknown: use cpu or cuda", TT_ERR_UNSUPPORTED, 0},

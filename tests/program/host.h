@@ -110,7 +110,7 @@ TEST(costs_of_this_machine)
     CHECK(tt_measure_costs(ctx, "tpu", &costs) == TT_ERR_UNSUPPORTED);
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "device 'tpu' is unknown");
     CHECK(tt_measure_costs(ctx, "cpu:1", &costs) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "device 'cpu:1' is not there");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "device 'cpu:1' does not exist");
     CHECK(tt_measure_costs(ctx, "cuda:15", &costs) != TT_OK);
     CHECK(strstr(tt_error(ctx), "device 'cuda"));
     for (long n = 1; n < 1200; n = 4 * n + 1) { /* allocations fail */

@@ -304,7 +304,7 @@ tt_value tt_matmul(tt_tape *t, tt_value a, tt_value b, const tt_matmul_options *
     i.attr.untransposed = o.untransposed;
     i.attr.beyond = o.untransposed ? 0 : o.beyond;
     if (!(o.beyond >= -FLT_MAX && o.beyond <= FLT_MAX))
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "matmul: beyond %g must be a finite number", o.beyond);
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "matmul: beyond is %g, but must be a finite number", o.beyond);
     if (o.scale != 1) a = tt_scale(t, a, o.scale);
     return tt__record(t, i, "vv", a, b);
 }

@@ -101,7 +101,8 @@ static bool tt__shape_NORMALIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const float eps = i->attr.eps;
     tt__set_shape(&out[1], TT_F32, tt__in(t, i, 0), 1);
-    if (!(eps > 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "normalize: eps %g must be above 0", eps);
+    if (!(eps > 0))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "normalize: eps is %g, but must be above 0", eps);
     return tt__shape_elementwise(t, i, out);
 }
 
