@@ -921,7 +921,8 @@ def language_models(folder):
     refused(GPT, "--kind=gpt3", saying="--kind must be gpt2, llama")
     for shape in "--kind=llama", "--layers=1", "--hidden=16", "--heads=2":
         refused(GPT, "--model", path("run"), shape, saying="--kind, --layers, --hidden and --heads shape a")
-    refused(GPT, "--generate", "a" * 50, "--out", path("run"), saying="50 tokens, and the model 32 positions")
+    refused(GPT, "--generate", "a" * 50, "--out", path("run"),
+            saying="50 tokens, but must have fewer than the model's 32 positions")
     refused(*lora, "--lora-targets=q", "--out", path("x"),
             saying="no module that can have an adapter has a name that matches 'q'")
     refused(GPT, "--model", path("text.txt"), "--data", path("text.txt"), "--out", path("x"),
