@@ -17756,8 +17756,8 @@ static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
         tt__net_rest(waited);
     }
     if (code != MPI_SUCCESS)
-        return tt__fail(n->ctx, TT_ERR_DEVICE,
-                        "MPI_Comm_idup failed: MPI has no communicator left for another context");
+        return tt__fail(n->ctx, TT_ERR_DEVICE, "MPI_Comm_idup failed, because MPI has no communicator left "
+                        "for another context: close contexts that are not used");
     MPI_Comm_set_errhandler(*to, MPI_ERRORS_RETURN);
     return TT_OK;
 }
@@ -31248,7 +31248,8 @@ static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
             int ids = tt__json_get(j, token, "ids"), id;
             if (ids < 0 || j->nodes[ids].kind != TT__JSON_ARRAY)
                 return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"special_tokens\" has no \"ids\" of "
-                                "'%.200s'", j->path, j->base + j->nodes[child].offset, name);
+                                "'%.200s'; expected a list of ids", j->path, j->base + j->nodes[child].offset,
+                                name);
             for (int at = ids + 1; at < j->nodes[ids].after && status == TT_OK; at = j->nodes[at].after) {
                 status = tt__read_id(j, at, name, &id);
                 if (status == TT_OK)
