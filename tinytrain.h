@@ -18419,8 +18419,8 @@ static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
         tt__net_rest(waited);
     }
     if (code != MPI_SUCCESS)
-        return tt__fail(n->ctx, TT_ERR_DEVICE,
-                        "MPI_Comm_idup failed: MPI has no communicator left for another context");
+        return tt__fail(n->ctx, TT_ERR_DEVICE, "MPI_Comm_idup failed, because MPI has no communicator left "
+                        "for another context: close contexts that are not used");
     MPI_Comm_set_errhandler(*to, MPI_ERRORS_RETURN);
     return TT_OK;
 }
@@ -24539,8 +24539,8 @@ static tt_status tt__memory_suffices(const tt_program *p)
     const char *check = getenv("TINYTRAIN_MEMORY_CHECK");
     const tt__room room = tt__memory_room("");
     if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, and %.1f MB can "
-                    "be had (%s %.1f MB): use smaller micro-batches, {recompute}, or {precision bf16-true} "
+    return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, but only %.1f "
+                    "MB are available (%s %.1f MB): use smaller micro-batches, {recompute}, or {precision bf16-true} "
                     "(TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the same)",
                     1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
                     1e-6 * room.bytes, room.of, 1e-6 * room.limit);
@@ -32177,7 +32177,8 @@ static tt_status tt__read_pieces(const tt_tokenizer *k, const tt__json *j, int n
         const int ids = tt__json_get(j, tokens, "ids");
         if (ids < 0 || j->nodes[ids].kind != TT__JSON_ARRAY)
             return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"special_tokens\" has no \"ids\" of "
-                            "'%.200s'", j->path, j->base + j->nodes[child].offset, name);
+                            "'%.200s'; expected a list of ids", j->path,
+                            j->base + j->nodes[child].offset, name);
         tt__around *around = &to->around[tt__min(texts, 2)];
         for (int at = ids + 1, id; at < j->nodes[ids].after && status == TT_OK; at = j->nodes[at].after) {
             status = tt__read_id(j, at, name, &id);

@@ -82,13 +82,13 @@ def planned(*options, program=TEXT):
 
 @check
 def wrong_options_are_named(folder):
-    refused(TEXT, "--lrr=3", saying="there is no option '--lrr=3'; is --lr meant?")
-    refused(TEXT, "--optimiser", "adam", saying="is --optimizer meant?")
+    refused(TEXT, "--lrr=3", saying="there is no option '--lrr=3'; did you mean --lr?")
+    refused(TEXT, "--optimiser", "adam", saying="did you mean --optimizer?")
     refused(TEXT, "stop", saying="there is no option 'stop'")
-    refused(TEXT, "--learning-rate", "1e-4", saying="is --lr meant?")
-    refused(IMAGES, "--per_device_train_batch_size=8", saying="is --batch meant?")
+    refused(TEXT, "--learning-rate", "1e-4", saying="did you mean --lr?")
+    refused(IMAGES, "--per_device_train_batch_size=8", saying="did you mean --batch?")
     refused(IMAGES, "--max-seq-length=8", saying="there is no option '--max-seq-length=8'; --help lists all")
-    refused(TEXT, "--optimizer=adagrad", saying="--optimizer is sgd, adam or adamw, not 'adagrad'")
+    refused(TEXT, "--optimizer=adagrad", saying="--optimizer must be sgd, adam or adamw, not 'adagrad'")
     refused(TEXT, "--lr=fast", saying="--lr must be a number, not 'fast'")
     refused(TEXT, "--lr=nan", saying="--lr must be a number from 0 to")
     refused(TEXT, "--epochs", "1.5", saying="--epochs must be a whole number, not '1.5'")
@@ -115,11 +115,11 @@ def ranks_that_cannot_share_the_work_are_refused(folder):
     for program in TEXT, IMAGES:
         def wrong(*options, saying):
             refused(program, "--plan", "--out", os.path.join(folder, "plan"), *options, saying=saying)
-        wrong("--zero=4", saying="--zero is 0, 1, 2, 3 or budget, not '4'")
+        wrong("--zero=4", saying="--zero must be 0, 1, 2, 3 or budget, not '4'")
         wrong("--tensor=0", saying="--tensor must be a number from 1 to 64, not 0")
         wrong("--groups=-1", saying="--groups must be a number from 0 to 64, not -1")
         wrong("--data-ranks=65", saying="--data-ranks must be a number from 0 to 64, not 65")
-        wrong("--tensr=2", saying="is --tensor meant?")
+        wrong("--tensr=2", saying="did you mean --tensor?")
         wrong("--device=", saying="--device has 0 characters")
         wrong("--device=gpu*2", saying="--device gpu*2 is unknown")
         wrong("--device=cpu*0", saying="--device cpu*0")
@@ -137,8 +137,8 @@ def ranks_that_cannot_share_the_work_are_refused(folder):
               saying="--pipeline 2 does not go with --zero 2 and 3: use --zero 0 or 1")
         for name in "--stages=gpipe", "--schedule=gpipe":
             wrong("--device=cpu*2", "--pipeline=2", name, saying="--stages gpipe needs --micros")
-        wrong("--stages=linear", saying="--stages is 1f1b or gpipe, not 'linear'")
-        wrong("--schedule", "step", saying="--schedule is constant, linear or cosine, not 'step'")
+        wrong("--stages=linear", saying="--stages must be 1f1b or gpipe, not 'linear'")
+        wrong("--schedule", "step", saying="--schedule must be constant, linear or cosine, not 'step'")
 
 
 @check
@@ -289,7 +289,7 @@ def the_largest_batch_of_a_budget(folder):
                                  f"--budget={most + 20:.1f}MB", "--device=cpu", "--threads=1")
         expect(status == 0 and "best epoch: accuracy" in said, said, err)
         _, said = planned(plan, *data, "--batch=max", "--budget=1TB", program=program)
-        expect(", since there are no more" in said, said)
+        expect(", because there are no more examples" in said, said)
     refused(TEXT, "--plan", "--batch=max", "--max-tokens=1000", "--budget=1GB",
             saying="--max-tokens cannot be combined with --batch max")
 
@@ -410,7 +410,8 @@ def a_model_without_a_classifier_does_not_predict(folder):
             expect(status == 0 and "note: " in out and " steps are few" in out, out, err)
         without = changed_model(run, f"{run}_{of[0]}", lacks(*of))
         status, out, err = call(program, "--out", without, "--predict", "good")
-        expect(status == 1 and "a model whose classifier is not trained, so it cannot --predict" in err, out, err)
+        refused_to = "holds a model whose classifier is not trained, so it cannot --predict"
+        expect(status == 1 and refused_to in err, out, err)
         expect("has no " + ", ".join(f"'{name}'" for name in of) + ": these start with new values" in err,
                err)
         status, out, err = call(program, *data, "--epochs=1", "--model", without, "--out", without + "_more")
@@ -455,7 +456,7 @@ def classes_are_shown_and_odd_ones_told_of(folder):
         for k in range(6):
             picture(os.path.join(photos, name, f"{k}.ppm"), k)
     options = [IMAGES, "--data", photos, *plan[2:], "--size=16"]
-    refused(*options, saying=f"'{photos}' has 3 classes to test on, those to train on 2")
+    refused(*options, saying=f"'{photos}' has 3 classes to test on, but those to train on are 2")
     shutil.rmtree(os.path.join(photos, "test/9"))
     refused(*options, saying=f"'{photos}' has a class '11' to test on, which is not one of those to train on")
     os.rename(os.path.join(photos, "test/11"), os.path.join(photos, "test/9"))
@@ -478,7 +479,7 @@ def losses_of_classifiers(folder):
         return contents(path(name), "model.safetensors")
     refused(TEXT, "--data", table, "--label-smoothing=1", saying="--label-smoothing is 1, but must be 0 or "
             "more and below 1")
-    refused(TEXT, "--data", table, "--best-by=f1", saying="--best-by is accuracy or loss, not 'f1'")
+    refused(TEXT, "--data", table, "--best-by=f1", saying="--best-by must be accuracy or loss, not 'f1'")
     models = [trained("plain"), trained("weighted", "--class-weights=balanced"),
               trained("smooth", "--label-smoothing=0.1"),
               trained("both", "--class-weights=balanced", "--label-smoothing=0.1")]
@@ -517,7 +518,7 @@ def from_scratch_in_any_folder(folder):
     os.makedirs(elsewhere)
     program = shutil.copy(TEXT, programs)
     refused(program, "--plan", folder=elsewhere,
-            saying="nor examples/data/reviews.tsv in a folder above '" + program)
+            saying="and no examples/data/reviews.tsv in a folder above '" + program)
     shutil.copytree("examples/data", os.path.join(folder, "tree", "examples", "data"))
     status, out, err = call(program, "--plan", folder=elsewhere)
     expect(status == 0, out, err)
@@ -861,7 +862,7 @@ def language_models(folder):
     bits = float(re.search(r"([0-9.]+) bits per byte", out)[1])
     expect(bits < 3, bits)
     loads = (GPT, "--generate", "the ", "--tokens=20", "--temperature=0")
-    for other, what in ("--layers=1", "and --generate uses a trained one"), ("--resume",
+    for other, what in ("--layers=1", "but --generate uses a trained one"), ("--resume",
                                                                              "--generate trains nothing"):
         refused(*loads, "--out", path("run"), other, saying=what)
     status, made, err = call(*loads, "--out", path("run"))
@@ -923,10 +924,11 @@ def language_models(folder):
     refused(GPT, "--top-p=0", saying="--top-p is 0, but must be above 0")
     refused(GPT, "--hidden=6", "--heads=2", saying="size is 3 in heads of 3 columns")
     refused(GPT, "--held-out=1", "--out", path("held"), saying="leaves 0 of 684769 tokens")
-    refused(GPT, "--kind=gpt3", saying="--kind is gpt2, llama")
+    refused(GPT, "--kind=gpt3", saying="--kind must be gpt2, llama")
     for shape in "--kind=llama", "--layers=1", "--hidden=16", "--heads=2":
         refused(GPT, "--model", path("run"), shape, saying="--kind, --layers, --hidden and --heads shape a")
-    refused(GPT, "--generate", "a" * 50, "--out", path("run"), saying="50 tokens, and the model 32 positions")
+    refused(GPT, "--generate", "a" * 50, "--out", path("run"),
+            saying="50 tokens, but must have fewer than the model's 32 positions")
     refused(*lora, "--lora-targets=q", "--out", path("x"),
             saying="no module that can have an adapter has a name that matches 'q'")
     refused(GPT, "--model", path("text.txt"), "--data", path("text.txt"), "--out", path("x"),
@@ -981,7 +983,7 @@ def answers(model, loads):
     with open(os.path.join(model, "zebras.txt"), "w") as f:
         f.write("one zebra\n")
     refused(GPT, "--model", model, "--data", os.path.join(model, "zebras.txt"), "--out", model + "_tuned",
-            saying="has the token 300 ('zebra'), and the model 257 tokens")
+            saying="has the token 300 ('zebra'), but the model has only 257 tokens")
 
 
 def picture(path, number, height=9, width=12):
@@ -1025,7 +1027,7 @@ def folders_of_images(folder):
         else:
             f.write(b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\4\0\0\0\4\x08\2\0\0\0crc.\0\0\1\0IDATcut off")
     status, out, err = call(*plan, "--skip-unreadable")
-    expect(status == 0 and "nor can 2 more" in out and out.endswith(clean), out, err)
+    expect(status == 0 and "and 2 more cannot be read" in out and out.endswith(clean), out, err)
     shutil.rmtree(photos)
     for split in "train", "test":
         for k in range(8):

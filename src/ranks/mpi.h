@@ -177,8 +177,8 @@ static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
         tt__net_rest(waited);
     }
     if (code != MPI_SUCCESS)
-        return tt__fail(n->ctx, TT_ERR_DEVICE,
-                        "MPI_Comm_idup failed: MPI has no communicator left for another context");
+        return tt__fail(n->ctx, TT_ERR_DEVICE, "MPI_Comm_idup failed, because MPI has no communicator left "
+                        "for another context: close contexts that are not used");
     MPI_Comm_set_errhandler(*to, MPI_ERRORS_RETURN);
     return TT_OK;
 }

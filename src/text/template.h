@@ -50,7 +50,8 @@ static tt_status tt__read_pieces(const tt_tokenizer *k, const tt__json *j, int n
         const int ids = tt__json_get(j, tokens, "ids");
         if (ids < 0 || j->nodes[ids].kind != TT__JSON_ARRAY)
             return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"special_tokens\" has no \"ids\" of "
-                            "'%.200s'", j->path, j->base + j->nodes[child].offset, name);
+                            "'%.200s'; expected a list of ids", j->path,
+                            j->base + j->nodes[child].offset, name);
         tt__around *around = &to->around[tt__min(texts, 2)];
         for (int at = ids + 1, id; at < j->nodes[ids].after && status == TT_OK; at = j->nodes[at].after) {
             status = tt__read_id(j, at, name, &id);

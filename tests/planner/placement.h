@@ -403,7 +403,7 @@ TEST(sizes_beyond_64_bits)
     }
     tt_tape *t = tt_tape_new(ctx);
     CHECK(tt_seq_start(t, "starts", INT64_MAX).id == 0);
-    CHECK_ERROR(ctx, TT_ERR_SHAPE, "sequence starts 'starts': 9223372036854775807");
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "sequence starts 'starts': seqs is 9223372036854775807");
     tt_tape_free(t);
 
     /* Products: operands of 2^32 rows and 2^32 columns have 2^64 elements, whose bytes would wrap to 0. */

@@ -447,7 +447,7 @@ static bool large_plan_is_refused(void)
     limit.rlim_cur = limit.rlim_max = (rlim_t)(pages * (double)sysconf(_SC_PAGESIZE)) + 100000000;
     if (!p || setrlimit(RLIMIT_AS, &limit) != 0) return false;
     return tt_allocate(p) == TT_ERR_MEMORY && strncmp(tt_error(ctx), "the plan needs 10", 16) == 0 &&
-           strstr(tt_error(ctx), " MB of this machine's memory, and ") &&
+           strstr(tt_error(ctx), " MB of this machine's memory, but only ") &&
            strstr(tt_error(ctx), "(ulimit -v allows ");
 }
 #endif
