@@ -413,7 +413,7 @@ TEST(tasks_of_a_config)
          NULL},
         {"bert_labels", "\"multi_label_classification\"", "null", TT_TASK_CLASS, NULL},
         {"bert_labels", "\"multi_label_classification\"", "\"ranking\"", TT_TASK_CLASS,
-         "problem_type is 'ranking'; 'single_label_classification', 'multi_label_classification' and "
+         "problem_type is 'ranking'; only 'single_label_classification', 'multi_label_classification' and "
          "'regression' are supported"},
         {"distilbert_scores", "\"regression\"", "null", TT_TASK_SCORES, NULL}, /* of one class */
         {"albert_scores", "\"regression\"", "null", TT_TASK_CLASS, NULL},      /* of three classes */
@@ -469,7 +469,7 @@ TEST(weights_and_smoothing_of_tasks)
     o.class_weights = weights;
     model = tt_bert_model(&g.m);
     CHECK(tt_trainer_new(g.ctx, &model, &o) == NULL);
-    CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "class_weights are given, and the model has no input of that name");
+    CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "class_weights are set, but the model has no input");
     golden_close(&g);
 }
 

@@ -342,7 +342,7 @@ TEST(loader_deals_out_to_groups)
     static const struct { int batch, accumulate, groups, data; const char *error; } bad[] = {
         {16, 1, -1, 0, "parallel.groups = -1"}, {16, 1, 4, 3, "parallel.groups = 4 and parallel.data = 3"},
         {16, 1, 0, -2, "parallel.data = -2"}, {16, 3, 8, 8, "accumulate = 3 for each of 8 groups: set batch "
-        "to 24 at least"}, {4, 1, 0, 8, "batch = 4 has fewer sequences than micro-batches"}};
+        "to at least 24"}, {4, 1, 0, 8, "batch = 4 has fewer sequences than micro-batches"}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         tt_loader_options o = tt_loader_options_default();
         o.batch = bad[i].batch, o.accumulate = bad[i].accumulate;

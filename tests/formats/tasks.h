@@ -360,7 +360,7 @@ TEST(tables_of_tasks_refused)
          "has no \"tokens\", but \"text\", \"tags\""},
         {{"a.jsonl", ROW("\"tokens\":\"a\",\"tags\":[]"), TT_TASK_TAGS, 0},
          "\"tokens\" is a string; expected a list"},
-        {{"a.jsonl", ROW("\"tokens\":[\"a\"],\"tags\":[]"), TT_TASK_TAGS, 0}, "line 1: 1 words and 0 tags"},
+        {{"a.jsonl", ROW("\"tokens\":[\"a\"],\"tags\":[]"), TT_TASK_TAGS, 0}, "line 1: the row has 1 words, but 0 tags"},
         {{"a.jsonl", ROW("\"tokens\":[\"\"],\"tags\":[1]"), TT_TASK_TAGS, 0}, "a word is empty"},
         {{"a.jsonl", ROW("\"tokens\":[\"a\"],\"tags\":[[]]"), TT_TASK_TAGS, 0},
          "\"tags\" is an array; expected a string"},
@@ -451,7 +451,7 @@ TEST(datasets_of_tasks)
     for (int k = 0; k < TEST_COUNT(wrong); k++) {
         texts[1].words = wrong[k], texts[1].n_words = k ? 1 : 2;
         CHECK(!tt_dataset_texts(ctx, TT_TASK_TAGS, texts, 4, names, 3));
-        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, k ? "word 0 of text 1 is" : "word 1 of text 1 is");
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, k ? "word 0 of text 1 begins at" : "word 1 of text 1 begins at");
     }
     texts[1].words = NULL;
     CHECK(!tt_dataset_texts(ctx, TT_TASK_TAGS, texts, 4, names, 3));

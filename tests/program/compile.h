@@ -692,7 +692,7 @@ TEST(options_are_named_as_the_caller_says)
     c.parallel.server = c.parallel.sequence = true;
     c.tune = "";
     CHECK(tt_check_options(ctx, &c) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "--tune '' is neither");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "--tune is ''");
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "; --update backward does not go with --100% 0.5, as the norm of all "
                 "gradients is known at the step's end only, nor with --server: use --update end; "
                 "parallel.sequence needs parallel.tensor 2 or more");
