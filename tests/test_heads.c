@@ -355,7 +355,7 @@ TEST(folders_for_other_tasks)
         {"bert_labels", {TT_TASK_CLASS, 4}, 4, NULL},
         {"bert_labels", {TT_TASK_CLASS, 3}, 3, "has 4 classes, but 3 are requested: 'classifier.weight', "},
         {"bert_labels", {TT_TASK_TAGS, 0}, 4,
-         "has a classifier for another task: 'classifier.weight', 'classifier.bias' start with random"},
+         "has a classifier for another task: 'classifier.weight', 'classifier.bias' start with new"},
         {"bert_tags", {TT_TASK_CLASS, 5}, 5, "has no 'bert.pooler.dense.weight', 'bert.pooler.dense.bias'"},
         {"roberta_labels", {TT_TASK_TAGS, 3}, 3, "has no 'classifier.weight', 'classifier.bias'"},
         {"roberta_tags", {TT_TASK_LABELS, 5}, 5, "has no 'classifier.dense.weight', 'classifier.dense.bias', "

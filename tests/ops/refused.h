@@ -44,7 +44,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(sigmoid_dtype, TT_ERR_SHAPE, "sigmoid", "'i'", tt_sigmoid(t, i)) \
     X(softmax_dtype, TT_ERR_SHAPE, "softmax", "'i'", tt_softmax(t, i)) \
     X(normalize_dtype, TT_ERR_SHAPE, "normalize", "'i'", tt_normalize(t, i, 1e-12f)) \
-    X(normalize_eps, TT_ERR_ARGUMENT, "normalize", "eps 0 must be above 0", tt_normalize(t, x, 0)) \
+    X(normalize_eps, TT_ERR_ARGUMENT, "normalize", "eps is 0, but must be above 0", tt_normalize(t, x, 0)) \
     X(normalize_eps_nan, TT_ERR_ARGUMENT, "normalize", "must be above 0", tt_normalize(t, x, NAN)) \
     X(sigmoid_targets_shape, TT_ERR_SHAPE, "sigmoid_cross_entropy", "'y'", \
       tt_sigmoid_cross_entropy(t, x, y, NULL)) \
