@@ -993,8 +993,8 @@ TEST(ranks_that_contradict_are_refused)
         {"cpu*2", {3, 1, 7, true, true, 100, false, 1, NULL, 0},
          "device 'cpu*2' has 2 ranks, but parallel.data 3 x parallel.tensor 1 need 3; parallel.groups 100 is "
          "too large: at most 64 are possible; parallel.zero 7 is not 0, 1, 2, 3 or TT_ZERO_BUDGET; "
-         "parallel.server keeps whole gradients and parameters: use parallel.zero 0 or 1; parallel.sequence needs parallel.tensor 2 or "
-         "more"}};
+         "parallel.server keeps whole gradients and parameters: use parallel.zero 0 or 1; "
+         "parallel.sequence needs parallel.tensor 2 or more"}};
     setup s = setup_of((layout){"cpu*2", 1, 0}, "32-true", 2, 1);
     net n;
     if (!open_net(&n, &s, false)) return;
