@@ -423,8 +423,8 @@ static tt_status tt__memory_suffices(const tt_program *p)
     const tt__room room = tt__memory_room("");
     if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
     return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, but only %.1f "
-                    "MB are available (%s %.1f MB): use smaller micro-batches, {recompute}, or {precision bf16-true} "
-                    "(TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the same)",
+                    "MB are available (%s %.1f MB): use smaller micro-batches, {recompute}, or {precision "
+                    "bf16-true} (TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the same)",
                     1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
                     1e-6 * room.bytes, room.of, 1e-6 * room.limit);
 #else
