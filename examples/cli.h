@@ -72,7 +72,8 @@ static const tt_option_name flag_names[] = {
     {"rows", "rows (a smaller --batch or a larger --accumulate)"}, {NULL, NULL}};
 static const tt_wording as_flags = {flag_names, write_megabytes, NULL};
 
-/* Returns p. If p is NULL, ends the program with the library's error or, if ctx is NULL, with "out of memory". */
+/* Returns p. If p is NULL, ends the program with the library's error or, if ctx is NULL, with "out of
+   memory". */
 static inline void *made(tt_context *ctx, void *p)
 {
     if (!p) die("%s", ctx ? tt_error(ctx) : "out of memory");

@@ -358,7 +358,8 @@ TEST(managed_memory_that_is_not_there)
     static const struct { const char *memory, *device, *error; } cases[] = {
         {"managed", "cpu", "memory 'managed' needs device 'cuda', but the device is 'cpu'"},
         {"managed-oversubscribed", "cpu*2", "memory 'managed-oversubscribed' needs device 'cuda', but"},
-        {"managed", "cuda*2", "memory 'managed' needs one rank, but device 'cuda*2' has 2: use memory 'device'"},
+        {"managed", "cuda*2", "memory 'managed' needs one rank, but device 'cuda*2' has 2: use memory "
+         "'device'"},
         {"unified", "cuda", "memory 'unified' is unknown: use device, managed or managed-oversubscribed"}};
     deep_net n;
     emu_configure(2, AMPLE, 1, 1);

@@ -306,7 +306,8 @@ TEST(table_options)
     o = tt_table_options_default();
     o.label_column = "text";
     CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'text', 'split' and 'text_pair'; expected four different names");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'text', 'split' and 'text_pair'; expected four different "
+                "names");
     o.label_column = NULL, o.split_column = NULL;
     CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'label', 'NULL' and 'text_pair'");
