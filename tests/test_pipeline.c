@@ -655,7 +655,7 @@ TEST(pipelines_that_contradict_are_refused)
     static const struct { const char *device; tt_parallel p; const char *update, *part; } cases[] = {
         {"cpu*4", {0, 1, 1, false, false, 0, false, 3, NULL, 0}, NULL,
          "device 'cpu*4' has 4 ranks, but parallel.data 1 x parallel.tensor 1 x parallel.pipeline 3 need 3"},
-        {"cpu*4", {0, 1, 1, false, false, 0, false, -2, NULL, 0}, NULL, "x parallel.pipeline -2 want"},
+        {"cpu*4", {0, 1, 1, false, false, 0, false, -2, NULL, 0}, NULL, "x parallel.pipeline -2 need"},
         {"cpu*2", {0, 1, 2, false, false, 0, false, 2, NULL, 0}, NULL,
          "does not go with parallel.zero 2 and 3"},
         {"cpu*2", {0, 1, 1, true, false, 0, false, 2, NULL, 0}, NULL,
