@@ -3516,7 +3516,7 @@ const char *tt_status_name(tt_status status)
 
 const char *tt_error(const tt_context *ctx)
 {
-    if (!ctx) return "no context: tt_open failed";
+    if (!ctx) return "there is no context: tt_open failed, and the log says why";
     ((tt_context *)(uintptr_t)ctx)->unmade[0] = 0;
     return ctx->error;
 }
@@ -3594,7 +3594,8 @@ static bool tt__grow(tt_context *ctx, void **array, size_t item, int *capacity)
     size_t bytes;
     int larger = *capacity ? *capacity * 2 : 16;
     if (larger < *capacity || !tt__mul_size(item, (size_t)larger, &bytes)) {
-        tt__fail(ctx, TT_ERR_MEMORY, "a list of %d entries of %zu bytes cannot grow", *capacity, item);
+        tt__fail(ctx, TT_ERR_MEMORY, "out of memory: a list of %d entries of %zu bytes cannot be doubled",
+                 *capacity, item);
         return false;
     }
     void *p = tt__realloc(ctx, *array, bytes);
@@ -3975,7 +3976,8 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
         worker->pool = pool;
         worker->thread = pool->started + 1;
         if (!tt__thread_start(&pool->handles[pool->started], tt__pool_main, worker)) {
-            tt__fail(ctx, TT_ERR_MEMORY, "could not start thread %d of %d", pool->started + 2, threads);
+            tt__fail(ctx, TT_ERR_MEMORY, "cannot start thread %d of %d: set `threads` lower, or raise the "
+                     "system's limit of threads", pool->started + 2, threads);
             tt__pool_free(ctx, pool);
             return NULL;
         }
@@ -4334,7 +4336,7 @@ static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, 
     int64_t bytes = files->size(files->user, *file);
     *size = (size_t)bytes;
     if (bytes >= 0) return TT_OK;
-    tt__fail(ctx, TT_ERR_FILE, "cannot tell the size of '%s': %s", path, files->reason(files->user));
+    tt__fail(ctx, TT_ERR_FILE, "cannot get the size of '%s': %s", path, files->reason(files->user));
     files->close(files->user, *file);
     *file = NULL;
     return TT_ERR_FILE;
@@ -4351,8 +4353,8 @@ static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, ui
     snprintf(reason, sizeof reason, "%s", files->reason(files->user));
     int64_t size = files->size(files->user, file);
     if (size >= 0 && (uint64_t)size < offset + n)
-        return tt__fail(ctx, TT_ERR_FILE, "'%s', byte %lld: the file was cut off while it was read", path,
-                        (long long)size);
+        return tt__fail(ctx, TT_ERR_FILE, "'%s', byte %lld: the file ends here, but was longer when it was "
+                        "opened: do not change files that a run reads", path, (long long)size);
     return tt__fail(ctx, TT_ERR_FILE, "cannot read %zu bytes of '%s': %s", n, path, reason);
 }
 
@@ -4428,7 +4430,9 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
     memset(w, 0, offsetof(tt__writer, path));
     w->ctx = ctx;
     if (strlen(path) >= sizeof w->path)
-        return w->status = tt__fail(ctx, TT_ERR_ARGUMENT, "path of %zu bytes is too long", strlen(path));
+        return w->status = tt__fail(ctx, TT_ERR_ARGUMENT, "the path '%.60s...' has %zu bytes, but at most "
+                                    "%zu are possible: use a shorter path", path, strlen(path),
+                                    sizeof w->path - 1);
     snprintf(w->path, sizeof w->path, "%s", path);
     snprintf(w->temporary, sizeof w->temporary, "%s.tmp", path);
     if (ctx->writes_nothing) return TT_OK;
@@ -4769,8 +4773,9 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     }
     va_end(args);
     if (shape->rows > TT__MOST_ELEMENTS / shape->cols)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "'%s': %lld rows of width %lld are 2^47 elements or more, "
-                             "which no memory holds", v.name, (long long)shape->rows, (long long)shape->cols);
+        return tt__tape_fail(t, TT_ERR_SHAPE,
+                             "'%s': %lld rows of width %lld are 2^47 elements or more, which is too many",
+                             v.name, (long long)shape->rows, (long long)shape->cols);
     if (!TT__GROW(t->ctx, t->values, t->n_values, t->cap_values)) return tt__out_of_memory(t);
     t->values[t->n_values] = v;
     return t->n_values++;
@@ -4869,8 +4874,8 @@ static bool tt__decode_rows(tt_tape *t, int64_t rows, tt__shape *shape)
     if (rows > 0) return true;
     const int64_t tape = -(rows + 1) >> 32, code = -(rows + 1) & 0xffffffff;
     if (rows < 0 && tape && tape != t->number >> 2)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "the rows are an axis of another tape: make one on this "
-                             "tape (tt_axis)");
+        return tt__tape_fail(t, TT_ERR_ARGUMENT,
+                             "the rows are an axis of another tape: make an axis on this tape (tt_axis)");
     if (rows == 0 || !tape || code / 4 < 1 || code / 4 >= t->n_axes) return false;
     shape->axis = (int32_t)(code / 4);
     shape->extra = (int32_t)(code % 4);
@@ -4882,12 +4887,12 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
 {
     if (t->status != TT_OK) return 0;
     if (capacity < 1 || capacity > INT32_MAX)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity %lld is not in 1..2^31-1", name,
-                             (long long)capacity);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity is %lld, but must be 1 to 2^31 - 1",
+                             name, (long long)capacity);
     for (int32_t k = 1; k < t->n_axes && name[0]; k++) {
         if (strncmp(t->axes[k].name, name, sizeof t->axes[k].name - 1) != 0) continue;
         if (t->axes[k].capacity == capacity) return tt__axis_code(t, k, 0);
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity %lld, and this tape has an axis of "
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s' has capacity %lld, but this tape has an axis of "
                              "that name with capacity %lld: give one of them another name", name,
                              (long long)capacity, (long long)t->axes[k].capacity);
     }
@@ -4946,8 +4951,10 @@ static bool tt__has_value(const tt_tape *t, tt_value v)
 /* Returns why v is not a value of the tape: the predicate of a sentence in an error message. */
 static const char *tt__why_no_value(const tt_tape *t, tt_value v)
 {
-    return v.id > 0 && v.tape != t->number ? "is a value of another tape: record what computes it on this one"
-           : v.id ? "is not a value of this tape" : "is no value (id 0)";
+    if (v.id > 0 && v.tape != t->number)
+        return "is a value of another tape: record on this tape the ops that compute it";
+    return v.id ? "is not a value of this tape: pass a value that a call with this tape returned"
+                : "is no value (id 0): pass a value that a call with this tape returned";
 }
 
 /* Stores the error of a function whose only operand v is not a value of the tape. Returns false. */
@@ -4977,8 +4984,9 @@ tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, in
     if (t->status != TT_OK) return tt__handle(t, 0);
     if (tt__decode_rows(t, rows, &shape) && width >= 1 && (unsigned)dtype < TT_DTYPE_COUNT)
         return tt__handle(t, tt__new_value(t, &shape, TT__INPUT, "%s", name));
-    tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld, dtype %d, is no tensor; rows and "
-                  "width must be at least 1", name, (long long)rows, (long long)width, (int)dtype);
+    tt__tape_fail(t, TT_ERR_SHAPE, "input '%s' has %lld rows, width %lld and dtype %d; rows and width must "
+                  "be at least 1, and the dtype one of tt_dtype", name, (long long)rows, (long long)width,
+                  (int)dtype);
     return tt__handle(t, 0);
 }
 
@@ -4988,8 +4996,9 @@ tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs)
     if (t->status == TT_OK && seqs < 0 && tt__decode_rows(t, seqs, &shape) && shape.extra == 0)
         return tt_input(t, name, TT_I32, tt__axis_code(t, shape.axis, 1), 1);
     if (seqs > 0 && seqs < INT64_MAX) return tt_input(t, name, TT_I32, seqs + 1, 1);
-    tt__tape_fail(t, TT_ERR_SHAPE, "sequence starts '%s': %lld is neither a positive number nor an axis",
-                  name, (long long)seqs);
+    tt__tape_fail(t, TT_ERR_SHAPE,
+                  "sequence starts '%s': seqs is %lld, but must be above 0 or an axis (tt_axis)", name,
+                  (long long)seqs);
     return tt__handle(t, 0);
 }
 
@@ -5061,7 +5070,9 @@ static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_p
     if (!p) tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter operand %d is NULL%s%s", what, number,
                           t->ctx->unmade[0] ? ": " : "", t->ctx->unmade);
     else if (p->ctx != t->ctx)
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter '%s' belongs to another context", what, p->name);
+        tt__tape_fail(t, TT_ERR_ARGUMENT,
+                      "%s: parameter '%s' belongs to another context: use a parameter of the tape's context",
+                      what, p->name);
     if (t->status != TT_OK) return 0;
     while (t->n_params <= p->index) {
         if (!TT__GROW(t->ctx, t->params, t->n_params, t->cap_params)) return tt__out_of_memory(t);
@@ -5090,9 +5101,10 @@ tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width)
     if (!tt__on_tape(t, "slice", 0, x)) return tt__handle(t, 0);
     tt__shape shape = t->values[x.id].shape;
     if (from < 0 || width < 1 || from > shape.cols - width)
-        return tt__handle(t, tt__tape_fail(t, TT_ERR_SHAPE, "slice: %lld columns from column %lld of %s",
-                                        (long long)width, (long long)from,
-                                        tt__describe(t, x.id, what, sizeof what)));
+        return tt__handle(t, tt__tape_fail(t, TT_ERR_SHAPE,
+                                           "slice: %lld columns from column %lld on are not all within %s",
+                                           (long long)width, (long long)from,
+                                           tt__describe(t, x.id, what, sizeof what)));
     shape.cols = width;
     return tt__handle(t, tt__new_view(t, x.id, &shape, from, t->values[x.id].ld, t->values[x.id].name));
 }
@@ -5110,8 +5122,8 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
     to.dtype = v->shape.dtype;
     to.cols = width;
     if (ok) return tt__handle(t, tt__new_view(t, x.id, &to, 0, width, v->name));
-    tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of "
-                  "an axis cannot be split, and a slice cannot be reshaped",
+    tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld) is not possible: the number of elements must "
+                  "stay the same, rows of an axis cannot be split, and a slice cannot be reshaped",
                   tt__describe(t, x.id, what, sizeof what), (long long)rows, (long long)width);
     return tt__handle(t, 0);
 }
@@ -5502,8 +5514,9 @@ static bool tt__rate_in(tt_tape *t, const tt__instr *i)
 {
     const float p = i->attr.dropout; /* p, rounded to a multiple of 2^-16, must be below 1 */
     if (p >= 0 && p < 65535.0f / 65536) return true;
-    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: dropout %g must be at least 0 and below 65535/65536",
-                         tt__instr_name(i), p);
+    return tt__tape_fail(t, TT_ERR_ARGUMENT,
+                         "%s: dropout is %g, but must be at least 0 and below 65535/65536", tt__instr_name(i),
+                         p);
 }
 
 static void tt__set_shape(tt__shape *to, tt_dtype dtype, const tt__shape *rows_of, int64_t cols)
@@ -5618,7 +5631,7 @@ static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t lim
     const int64_t first = tt__is_own_rows(l->tape, l->instr->in[operand]) ? l->first_row : 0;
     for (int64_t r = 0; index && r < l->in[operand].rows; r++)
         if ((index[r] < 0 || index[r] >= limit) && !(ignored && index[r] == *ignored))
-            return tt__launch_fail(l, operand, "has %d in row %lld, which is not in 0..%lld (%s)", index[r],
+            return tt__launch_fail(l, operand, "has %d in row %lld, but must have 0 to %lld (%s)", index[r],
                                    (long long)(first + r), (long long)(limit - 1), of_what);
     return TT_OK;
 }
@@ -5630,13 +5643,16 @@ static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows
     const int32_t *start = (const int32_t *)l->in[operand].data;
     int64_t seqs = l->in[operand].rows - 1;
     if (start[0] != 0)
-        return tt__launch_fail(l, operand, "begins with %d; the first sequence starts at row 0", start[0]);
+        return tt__launch_fail(l, operand,
+                               "begins with %d, but must begin with 0, the first row of the first sequence",
+                               start[0]);
     for (int64_t s = 0; s < seqs; s++)
         if (start[s + 1] <= start[s])
-            return tt__launch_fail(l, operand, "has %d after %d at %lld: sequences must have at least one "
-                                   "row", start[s + 1], start[s], (long long)(s + 1));
+            return tt__launch_fail(l, operand, "has %d after %d at entry %lld, but each sequence must have "
+                                   "at least one row", start[s + 1], start[s], (long long)(s + 1));
     if (start[seqs] == rows) return TT_OK;
-    return tt__launch_fail(l, operand, "ends with %d, but there are %lld rows", start[seqs], (long long)rows);
+    return tt__launch_fail(l, operand, "ends with %d, but must end with the number of rows, %lld",
+                           start[seqs], (long long)rows);
 }
 
 /* Returns the number of the sequence that contains a row. */
@@ -6167,7 +6183,8 @@ static const tt__rules tt__rules_LINEAR = {tt__shape_LINEAR, tt__layout_LINEAR, 
 static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *dy = tt__in(t, i, 0), *w = tt__in(t, i, 1);
-    if (!tt__factor_in(t, i, 0) || w->axis || w->rows != dy->cols) return tt__bad(t, i, 1, "a weight of dy");
+    if (!tt__factor_in(t, i, 0) || w->axis || w->rows != dy->cols)
+        return tt__bad(t, i, 1, "a weight whose rows are the columns of dy");
     tt__set_shape(&out[0], tt__product_dtype(t, i), dy, w->cols);
     return !i->in[2] || tt__shape_in(t, i, 2, dy, w->cols);
 }
@@ -6334,7 +6351,7 @@ tt_value tt_matmul(tt_tape *t, tt_value a, tt_value b, const tt_matmul_options *
     i.attr.untransposed = o.untransposed;
     i.attr.beyond = o.untransposed ? 0 : o.beyond;
     if (!(o.beyond >= -FLT_MAX && o.beyond <= FLT_MAX))
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "matmul: beyond %g must be a finite number", o.beyond);
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "matmul: beyond is %g, but must be a finite number", o.beyond);
     if (o.scale != 1) a = tt_scale(t, a, o.scale);
     return tt__record(t, i, "vv", a, b);
 }
@@ -6512,8 +6529,9 @@ static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
     tt__set_shape(&out[0], table->dtype, tt__in(t, i, 0), table->cols);
     if (!tt__index_in(t, i, 0) || !tt__float_in(t, i, 1)) return false;
     if (i->attr.offset < 0 || i->attr.offset >= table->rows)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "embedding: offset %d is not in 0..%lld, the rows of the "
-                             "table", i->attr.offset, (long long)table->rows - 1);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT,
+                             "embedding: offset is %d, but must be 0 to %lld, the table's last row",
+                             i->attr.offset, (long long)table->rows - 1);
     return !table->axis || tt__bad(t, i, 1, "a table with a fixed number of rows");
 }
 
@@ -6585,7 +6603,8 @@ static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (!tt__fixed_in(t, i, 1, 1, x->cols) || !tt__fixed_in(t, i, 2, 1, x->cols)) return false;
     out[0] = *x;
     tt__set_shape(&out[1], TT_F32, x, tt__ops[i->op].inputs - 1);
-    return eps >= 0 || tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: eps %g is negative", tt__instr_name(i), eps);
+    return eps >= 0 || tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: eps is %g, but must be at least 0",
+                                     tt__instr_name(i), eps);
 }
 
 static bool tt__layout_of_norm(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
@@ -6666,7 +6685,8 @@ static bool tt__shape_NORMALIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const float eps = i->attr.eps;
     tt__set_shape(&out[1], TT_F32, tt__in(t, i, 0), 1);
-    if (!(eps > 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "normalize: eps %g must be above 0", eps);
+    if (!(eps > 0))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "normalize: eps is %g, but must be above 0", eps);
     return tt__shape_elementwise(t, i, out);
 }
 
@@ -6933,21 +6953,24 @@ static bool tt__shape_ROTARY(tt_tape *t, const tt__instr *i, tt__shape *out)
     const tt__shape *x = tt__in(t, i, 0);
     const int heads = i->attr.heads;
     if (!tt__shape_elementwise(t, i, out) || !tt__numbers_in(t, i, 1, 0)) return false;
-    if (!i->in[1]) return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: there are no positions");
+    if (!i->in[1])
+        return tt__tape_fail(t, TT_ERR_ARGUMENT,
+                             "rotary: `positions` is no value: pass the position of each row");
     if (heads < 1 || x->cols % heads)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: width %lld is not a multiple of %d heads",
+        return tt__tape_fail(t, TT_ERR_SHAPE,
+                             "rotary: the width is %lld, but must be a multiple of heads, %d",
                              (long long)x->cols, heads);
     if (o->size < 1 || 2 * tt__rotary_pairs_of(o) > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: %d columns of heads of %lld cannot turn: their number "
-                             "(and one if odd) must be 2 to %d, and not above that of a head", o->size,
+        return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: size is %d in heads of %lld columns; rounded up to an "
+                             "even number, it must be 2 to %d, and at most the columns of a head", o->size,
                              (long long)(x->cols / heads), 2 * TT__MOST_PAIRS);
     const unsigned scaling = (unsigned)o->scaling, pairs = (unsigned)o->pairs;
     if (scaling > TT_ROTARY_YARN || pairs > TT_ROTARY_NEIGHBOURS)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: there is no scaling %u, or no pairs %u", scaling,
-                             pairs);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: scaling is %u and pairs is %u, but they must be of "
+                             "tt_rotary_scaling and tt_rotary_pairs", scaling, pairs);
     if (!(o->base > 1 && o->base <= FLT_MAX && o->factor >= 1 && o->factor <= FLT_MAX))
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: base %g must be above 1, factor %g at least 1",
-                             o->base, o->factor);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: base is %g and factor is %g, but base must be "
+                             "above 1, and factor at least 1", o->base, o->factor);
     if (!(o->original >= 1 && o->low > 0 && o->low < o->high && o->high <= FLT_MAX && o->magnitude > 0 &&
           o->magnitude <= FLT_MAX))
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: original %d and magnitude %g must be above 0, and "
@@ -6995,7 +7018,7 @@ static size_t tt__cpu_ROTARY(int threads, const tt_tape *t, const tt__instr *i)
 
 static tt_status tt__check_ROTARY(const tt__launch *l)
 {
-    return tt__check_indices(l, 1, 1 << 24, NULL, "floats hold these exactly");
+    return tt__check_indices(l, 1, 1 << 24, NULL, "positions that a float holds exactly");
 }
 
 static const tt__rules tt__rules_ROTARY = {tt__shape_ROTARY, tt__layout_by_columns, {tt__backward_ROTARY},
@@ -7090,11 +7113,13 @@ static bool tt__blocks_in(tt_tape *t, const tt__attr *a)
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: block %d, dense %d, listed %d and list_rows %d "
                              "must be at least 0", a->block, a->dense, a->listed, a->list_rows);
     if (!a->block && a->listed)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: lists of %d blocks need the rows of a block",
+        return tt__tape_fail(t, TT_ERR_ARGUMENT,
+                             "attention: listed is %d, but block is 0: set block, the rows of a block",
                              a->listed);
     if (a->block && (a->causal || a->window || a->alibi_heads))
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: blocks of %d rows cannot be combined with %s",
-                             a->block, a->causal ? "causal rows" : a->window ? "a window" : "alibi");
+        return tt__tape_fail(t, TT_ERR_ARGUMENT,
+                             "attention: block %d cannot be combined with %s: leave one out", a->block,
+                             a->causal ? "causal rows" : a->window ? "a window" : "alibi");
     return true;
 }
 
@@ -7103,15 +7128,16 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     const tt__shape *q = tt__in(t, i, 0), *keys = i->in[4] ? tt__in(t, i, 1) : q;
     const int heads = i->attr.heads;
     if (heads < 1 || q->cols % heads)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads",
+        return tt__tape_fail(t, TT_ERR_SHAPE,
+                             "attention: the width is %lld, but must be a multiple of heads, %d",
                              (long long)q->cols, heads);
     if (!tt__float_in(t, i, 0)) return false;
     for (int k = 1; k < 3; k++)
         if (!tt__shape_in(t, i, k, keys, q->cols / heads * i->attr.key_heads)) return false;
     if (!tt__index_in(t, i, 3) || !tt__numbers_in(t, i, 4, 0)) return false;
     if (q->cols / heads > TT__MOST_HEAD)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads of %lld columns; at most %d are supported",
-                             (long long)(q->cols / heads), TT__MOST_HEAD);
+        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads have %lld columns, but at most %d are "
+                             "supported: use more heads", (long long)(q->cols / heads), TT__MOST_HEAD);
     for (int k = 1; k < 3; k++)
         /* Heads are computed in parallel, so two heads must not add to the same column of a gradient. */
         for (int j = 0; j < k; j++) {
@@ -7119,8 +7145,8 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
             const int64_t apart = b->offset - a->offset;
             const bool overlap = apart < a->shape.cols && -apart < b->shape.cols;
             if (a->base == b->base && overlap && (apart || a->shape.cols != b->shape.cols))
-                return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: "
-                                     "take the same columns, or columns apart", a->name, b->name);
+                return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: use "
+                                     "the same columns, or columns that do not overlap", a->name, b->name);
         }
     if (i->attr.window < 0)
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: window %d must be at least 1, or 0 for none",
@@ -7131,12 +7157,12 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (!isfinite(i->attr.alibi))
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: alibi %g must be finite", i->attr.alibi);
     if (i->attr.alibi_rounded && !i->attr.causal)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: alibi_rounded needs causal rows");
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: alibi_rounded needs causal = true");
     if (!tt__blocks_in(t, &i->attr)) return false;
     out[0] = *q;
     tt__set_shape(&out[1], TT_F32, q, heads);
     if (!(i->attr.dropout >= 0 && i->attr.dropout <= 255.0f / 256))
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: dropout %g must be in 0..255/256",
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: dropout is %g, but must be 0 to 255/256",
                              i->attr.dropout);
     return true;
 }
@@ -7153,19 +7179,20 @@ static bool tt__take_lists(tt_tape *t, const tt_attention_options *o, tt__attr *
     attr->lists_for_training = o->lists_for_training;
     if (t->status != TT_OK || o->heads < 1 || o->listed < 1 || o->list_rows < 1) return true;
     if ((double)o->heads * o->list_rows * o->listed > INT32_MAX / 2 - t->n_lists)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: lists of %d blocks for %d blocks and %d heads "
-                             "are too long", o->listed, o->list_rows, o->heads);
-    if (!o->lists) return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: `lists` is NULL");
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: lists of %d blocks for each of %d blocks and %d "
+                             "heads are too long: list fewer blocks", o->listed, o->list_rows, o->heads);
+    if (!o->lists)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: `lists` is NULL: pass the lists of blocks");
     for (int64_t k = 0; k < n; k++)
         if (o->lists[k] < 0 || o->lists[k] > UINT16_MAX)
-            return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: lists have block %d at %lld, which is not "
-                                 "in 0..65535", (int)o->lists[k], (long long)k);
+            return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: lists have block %d at entry %lld, but "
+                                 "blocks must be 0 to 65535", (int)o->lists[k], (long long)k);
     attr->lists = t->n_lists + 1;
     attr->list_heads = o->heads;
     for (int64_t k = 0; k < n; k++) {
         const uint16_t block = (uint16_t)o->lists[k];
         if (!TT__GROW(t->ctx, t->lists, t->n_lists, t->cap_lists))
-            return tt__tape_fail(t, TT_ERR_MEMORY, "attention: no memory for the lists of blocks");
+            return tt__tape_fail(t, TT_ERR_MEMORY, "attention: out of memory for the lists of blocks");
         t->lists[t->n_lists++] = block;
         hash = (hash ^ block) * 16777619u;
     }
@@ -7231,7 +7258,8 @@ static tt_status tt__check_ATTENTION(const tt__launch *l)
     const int max = l->instr->attr.max_length;
     for (int64_t s = 0; s < l->in[3].rows - 1 && max && status == TT_OK; s++)
         if (start[s + 1] - start[s] > max)
-            return tt__launch_fail(l, 3, "has a sequence of %d rows at %lld; attention's max_length is %d",
+            return tt__launch_fail(l, 3, "has a sequence of %d rows at entry %lld, but attention's "
+                                   "max_length is %d: cut the sequence, or record a larger max_length",
                                    start[s + 1] - start[s], (long long)s, max);
     return status == TT_OK ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
 }
@@ -7428,8 +7456,8 @@ tt_value tt_cache(tt_tape *t, const char *name, int64_t rows, int64_t width)
 {
     if (t->status != TT_OK) return tt__handle(t, 0);
     if (rows < 1 || width < 1) {
-        tt__tape_fail(t, TT_ERR_SHAPE, "cache '%s': %lld rows of width %lld; both must be at least 1", name,
-                      (long long)rows, (long long)width);
+        tt__tape_fail(t, TT_ERR_SHAPE, "cache '%s' has %lld rows of width %lld, but both must be at least 1",
+                      name, (long long)rows, (long long)width);
         return tt__handle(t, 0);
     }
     const tt__shape shape = {TT_F32, rows, width, 0, 0};
@@ -7452,7 +7480,8 @@ tt_value tt_store_rows(tt_tape *t, tt_value cache, tt_value x, tt_value index)
         !tt__on_tape(t, "store_rows", 2, index)) return tt__handle(t, 0);
     const tt__tape_value *c = &t->values[cache.id];
     if (c->storage != TT__CACHE || c->base != cache.id) {
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "store_rows: '%s' is not a cache (tt_cache)", c->name);
+        tt__tape_fail(t, TT_ERR_ARGUMENT,
+                      "store_rows: '%s' is not a cache: store rows in a value of tt_cache", c->name);
         return tt__handle(t, 0);
     }
     i.in[0] = x.id;
@@ -7510,13 +7539,13 @@ static bool tt__shape_PATCHES(tt_tape *t, const tt__instr *i, tt__shape *out)
     const tt_patch_options *o = &i->attr.image;
     bool image = o->height >= 1 && o->width >= 1 && o->channels >= 1 && o->channels <= 4;
     if (!image || o->patch < 1 || o->height % o->patch || o->width % o->patch)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: images of %d x %d pixels and %d channels (1 to 4) "
-                             "cannot be cut into patches of %d x %d", o->width, o->height, o->channels,
-                             o->patch, o->patch);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: images of %d x %d pixels and %d channels cannot "
+                             "be cut into patches of %d x %d: use 1 to 4 channels, and sides that are "
+                             "multiples of a patch's", o->width, o->height, o->channels, o->patch, o->patch);
     for (int c = 0; c < o->channels; c++)
         if (!isfinite(o->mean[c]) || !(o->std[c] > 0))
-            return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: mean %g and std %g of channel %d", o->mean[c],
-                                 o->std[c], c);
+            return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: mean is %g and std is %g for channel %d, but "
+                                 "mean must be finite, and std above 0", o->mean[c], o->std[c], c);
     int64_t size = (int64_t)o->height * o->width * o->channels;
     if (pixels->dtype != TT_U8 || pixels->cols != size)
         return tt__bad(t, i, 0, "u8 of width %lld (height * width * channels)", (long long)size);
@@ -7685,8 +7714,8 @@ static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *o
     const bool by_class = i->attr.by_class;
     if (!tt__weights_in(t, i, 2, by_class ? &one_row : logits, by_class ? logits->cols : 1)) return false;
     if (!(smoothing >= 0 && smoothing < 1))
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: label smoothing %g is not in [0, 1)",
-                             smoothing);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT,
+                             "cross_entropy: label_smoothing is %g, but must be in [0, 1)", smoothing);
     tt__set_loss(out);
     tt__set_shape(&out[1], TT_F32, logits, 1);
     return true;
@@ -7714,7 +7743,8 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
     i.attr.smoothing = o.label_smoothing;
     i.attr.by_class = o.class_weights.id != 0;
     if (o.weights.id && i.attr.by_class)
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: weights of rows and of classes are both given");
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: weights of rows and weights of classes are both "
+                      "given: give one of them");
     return tt__record(t, i, "vvV", logits, targets, i.attr.by_class ? o.class_weights : o.weights);
 }
 
@@ -8167,7 +8197,7 @@ static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_updat
 static int tt__use_SGD(const tt_optimizer_options *o, tt__attr *a, tt__text_buffer *wrong)
 {
     if (!(o->momentum >= 0 && o->momentum < 1))
-        tt__print(wrong, "; momentum %g is not in [0, 1)", o->momentum);
+        tt__print(wrong, "; momentum is %g, but must be in [0, 1)", o->momentum);
     if (o->nesterov && !(o->momentum > 0)) tt__print(wrong, "; nesterov needs a momentum above 0");
     a->beta1 = o->momentum;
     a->nesterov = o->nesterov;
@@ -8177,9 +8207,9 @@ static int tt__use_SGD(const tt_optimizer_options *o, tt__attr *a, tt__text_buff
 static const tt__rules tt__rules_ADAM = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
 static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text_buffer *wrong)
 {
-    if (!(o->beta1 >= 0 && o->beta1 < 1)) tt__print(wrong, "; beta1 %g is not in [0, 1)", o->beta1);
-    if (!(o->beta2 >= 0 && o->beta2 < 1)) tt__print(wrong, "; beta2 %g is not in [0, 1)", o->beta2);
-    if (!(o->eps >= 0)) tt__print(wrong, "; eps %g is negative", o->eps);
+    if (!(o->beta1 >= 0 && o->beta1 < 1)) tt__print(wrong, "; beta1 is %g, but must be in [0, 1)", o->beta1);
+    if (!(o->beta2 >= 0 && o->beta2 < 1)) tt__print(wrong, "; beta2 is %g, but must be in [0, 1)", o->beta2);
+    if (!(o->eps >= 0)) tt__print(wrong, "; eps is %g, but must be at least 0", o->eps);
     a->beta1 = o->beta1;
     a->beta2 = o->beta2;
     a->eps = o->eps;
@@ -8261,12 +8291,12 @@ static bool tt__moved(tt_tape *t, const tt__instr *i, bool sums)
     if (!tt__contiguous(y)) return tt__bad_result(t, i, "a contiguous matrix");
     if (y->shape.dtype != x->shape.dtype) return tt__bad_result(t, i, "the dtype of the operand");
     return i->move.reduce == TT__SUM || !(i->add | i->add_later) ||
-           tt__bad_result(t, i, "no sum with the largest or smallest");
+           tt__bad_result(t, i, "a result that is written, not added to, for a maximum or minimum");
 }
 
 static bool tt__in_units(tt_tape *t, const tt__instr *i)
 {
-    return i->move.unit > 0 || tt__tape_fail(t, TT_ERR_SHAPE, "%s: its pieces have no unit",
+    return i->move.unit > 0 || tt__tape_fail(t, TT_ERR_SHAPE, "%s: the unit of its shards is not set",
                                              tt__instr_name(i));
 }
 
@@ -8307,14 +8337,14 @@ static bool tt__shape_REDUCE_SCATTER(tt_tape *t, const tt__instr *i, tt__shape *
 {
     out[0] = t->values[i->out[0]].shape;
     if (!tt__moved(t, i, true) || !tt__in_units(t, i)) return false;
-    return tt__is_shard(t, i, i->out[0], i->in[0]) || tt__bad_result(t, i, "a piece of the operand");
+    return tt__is_shard(t, i, i->out[0], i->in[0]) || tt__bad_result(t, i, "a shard of the operand");
 }
 
 static bool tt__shape_ALL_GATHER(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     out[0] = t->values[i->out[0]].shape;
     if (!tt__moved(t, i, false) || !tt__in_units(t, i)) return false;
-    return tt__is_shard(t, i, i->in[0], i->out[0]) || tt__bad(t, i, 0, "a piece of the result");
+    return tt__is_shard(t, i, i->in[0], i->out[0]) || tt__bad(t, i, 0, "a shard of the result");
 }
 
 static bool tt__shape_BROADCAST(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -8505,7 +8535,8 @@ static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const cha
 {
     char text[256];
     if (value < 0 || value >= t->n_values) value = 0;
-    return tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d (%s): %s: %s", pass, at,
+    return tt__fail(t->ctx, TT_ERR_INTERNAL,
+                    "after pass '%s': instruction %d (%s): %s: %s; please report this program", pass, at,
                     tt__instr_name(&t->code[at]), what, tt__describe(t, value, text, sizeof text));
 }
 
@@ -8546,8 +8577,8 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     if (!k->defined && !left) return "reads a value that nothing has written";
     if (!tt__reaches(t, i, id)) return i->on_host ? "cannot read the device's memory"
                                                   : "cannot read the host's memory";
-    if (j == TT__RUN_IN && id != t->run) return "operand is not the step's settings";
-    if (k->group == group) return "reads what an instruction that it runs together with writes";
+    if (j == TT__RUN_IN && id != t->run) return "operand is not the value of the step's settings";
+    if (k->group == group) return "reads a value that an instruction of its group writes";
     return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
 }
 
@@ -8566,8 +8597,8 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
     bool same_shape = tt__same_rows(rule, &v->shape) && rule->cols == v->shape.cols;
     bool other_kind = tt__is_float(rule->dtype) != tt__is_float(v->shape.dtype);
     bool given = v->storage == TT__INPUT || v->storage == TT__PARAMETER || i->out[j] == t->run;
-    if (j >= tt__ops[i->op].outputs || !rule->rows) return "writes an output that it has not";
-    if (!same_shape) return "result has another shape than its rule says";
+    if (j >= tt__ops[i->op].outputs || !rule->rows) return "writes an output that the op does not have";
+    if (!same_shape) return "result has another shape than the op's rule gives";
     if (other_kind || (v->pinned_f32 && v->shape.dtype != TT_F32)) return "result has the wrong dtype";
     if (!tt__reaches(t, i, i->out[j])) return i->on_host ? "cannot write the device's memory"
                                                          : "cannot write the host's memory";
@@ -8584,13 +8615,13 @@ static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__kno
 {
     int at = known[t->values[i->in[0]].base].writer - 1;
     const tt__instr *work = &t->code[tt__max(0, at)];
-    if (at < 0 || i->in[0] != work->out[0]) return "waits for nothing that is under way";
+    if (at < 0 || i->in[0] != work->out[0]) return "waits for a value that is not in flight";
     if (i->stream || i->segment != work->segment) return "waits in another segment or stream";
     for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
         int32_t id = j < TT__MAX_IN ? work->in[j] : work->out[j - TT__MAX_IN];
         bool kept = !id;
         for (int m = 0; m < TT__MAX_IN; m++) kept |= i->in[m] == id;
-        if (!kept) return "does not keep all operands of what it waits for";
+        if (!kept) return "does not keep all operands of the instruction that it waits for";
         if (!id) continue;
         if (j < TT__MAX_IN) known[t->values[id].base].readers--;
         else known[t->values[id].base].writer = 0;
@@ -8616,13 +8647,13 @@ static const char *tt__lay_out(const tt_tape *t, const tt__instr *i, int j, tt__
     const bool adds = i->add >> j & 1, joins = adds || y->base != i->out[j];
     if (tt__is_own_rows(t, i->out[j])) { /* a shard of the rows is added to a sum, whose other rows stay 0 */
         const bool sums = adds && now == y->part.split && (before == TT__ZEROS || before == TT__PARTIAL);
-        if (!sums) return "writes a rank's own rows of what is no sum over ranks";
+        if (!sums) return "writes a rank's own rows of a value that is no sum over ranks";
         now = TT__PARTIAL;
     } else if (now != TT__ZEROS && (now == TT__PARTIAL ? TT__WHOLE : now) != y->part.split) {
-        return "result is split over ranks in another way than its rule says";
+        return "result is split over ranks in another way than the op's rule gives";
     }
     if (joins && before != TT__ZEROS && now != TT__ZEROS && now != before)
-        return "is put together of parts that are split over ranks in different ways";
+        return "joins parts that are split over ranks in different ways";
     if (now != TT__ZEROS || !joins) *to = now;
     return NULL;
 }
@@ -8646,8 +8677,8 @@ static const char *tt__derive(const tt_tape *t, const tt__instr *i, tt__split *l
     for (int o = 0; o < tt__summed(i); o++)
         if (tt__column_sums(i, o)) out[tt__column_sums(i, o)] = out[o] == TT__ROWS ? TT__PARTIAL : out[o];
     if (!fits)
-        return partial ? "reads what is yet to be summed over ranks"
-                       : "has operands that are split over ranks in ways that do not fit";
+        return partial ? "reads a value that must first be summed over ranks"
+                       : "has operands that are split over ranks in ways that do not fit together";
     for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
         if (i->out[j] && (wrong = tt__lay_out(t, i, j, out[j], layout)) != NULL) *value = i->out[j];
     return wrong;
@@ -8688,16 +8719,17 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
         tt__shape shape[TT__MAX_OUT];
         const char *wrong = NULL;
         int32_t which = 0;
-        if (k && i->segment < i[-1].segment) wrong = "stands behind those of a later segment";
+        if (k && i->segment < i[-1].segment) wrong = "follows an instruction of a later segment";
         bool alike = k + 1 < t->n_code && i[1].op == i->op && i[1].segment == i->segment;
         if (i->with_next && (!alike || i->stream || i[1].stream))
-            wrong = "runs together with one of another op";
+            wrong = "runs together with an instruction of another op";
         for (int j = 0; j < TT__MAX_IN && !wrong; j++)
             if ((which = i->in[j]) != 0) wrong = tt__verify_operand(t, i, j, known, group);
         for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
             if ((which = i->out[j]) < 0 || which >= t->n_values) wrong = "result is no value";
         if (!wrong && !tt__shape_of(t, i, shape)) {
-            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d: %s", pass, k,
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL,
+                              "after pass '%s': instruction %d: %s; please report this program", pass, k,
                               t->error);
             break;
         }
@@ -8706,7 +8738,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
                 /* A later result of the instruction may add to this one. */
                 known[t->values[which].base].defined = true;
         if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(t, i)) {
-            wrong = "lacks the step's settings";
+            wrong = "has no operand with the step's settings";
             which = t->run;
         }
         if (!wrong && tt__is(i, TT__WAITS)) {
@@ -8714,7 +8746,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
             wrong = tt__verify_wait(t, i, known);
             in_flight--;
         }
-        if (!wrong && i->stream && !i->out[0]) wrong = "is of another stream and writes nothing";
+        if (!wrong && i->stream && !i->out[0]) wrong = "runs on another stream and writes nothing";
         if (!wrong && layout) wrong = tt__derive(t, i, layout, &which);
         if (wrong) status = tt__verify_fail(t, pass, k, wrong, which);
         for (int j = 0; j < TT__MAX_IN && i->stream && !wrong; j++)
@@ -8757,8 +8789,9 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
     int forward = tt__index(t);
     char what[256];
     if (!t->values[root].needs_grad)
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "nothing to train: no trainable parameter lies behind the "
-                        "loss %s", tt__describe(t, root, what, sizeof what));
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT,
+                        "nothing to train: the loss depends on no trainable parameter: %s",
+                        tt__describe(t, root, what, sizeof what));
     const tt__shape *shape = &t->values[root].shape;
     if (shape->rows != 1 || shape->cols != 1 || shape->axis || t->values[root].base != root)
         return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s",
@@ -8774,7 +8807,8 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
         const tt__gradient *how = &tt__rules_of(&f)->backward;
         if (!g || !t->values[f.out[0]].needs_grad) continue;
         if (!how->emit && !how->reads)
-            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "op '%s' has no backward, and '%s' needs a gradient",
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "op '%s' has no backward, but its result '%s' needs "
+                            "a gradient: use other ops, or freeze the parameters before it",
                             tt__instr_name(&f), t->values[f.out[0]].name);
         if (how->emit) how->emit(&b, &f, g);
         else tt__emit_gradient(&b, &f, g, how->op, how->reads, how->into);
@@ -9422,16 +9456,16 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
 static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
 {
     const tt__tape_value *p = &s->t->values[v];
-    char why[160] = "the ops around it are others";
+    char why[160] = "the ops around it cannot be split";
     if (p->uses == 1) tt__find_region(s, p->reader);
     const tt__tape_value *x = &s->t->values[p->uses == 1 ? s->unsplit : 0];
     const bool output = x->keep || s->unsplit == s->root;
     if (p->uses > 1) snprintf(why, sizeof why, "%d ops read it", (int)p->uses);
     else if (s->unsplit)
         snprintf(why, sizeof why, output ? "'%s' is an output" : "'%s' is needed whole", x->name);
-    return tt__fail(s->t->ctx, TT_ERR_ARGUMENT, "parameter '%s' is split over the tensor ranks by an earlier "
-                    "program, and this one needs it whole, because here %s: compile this one before that, "
-                    "so that both have it whole", p->name, why);
+    return tt__fail(s->t->ctx, TT_ERR_ARGUMENT, "an earlier program shards parameter '%s' over the tensor "
+                    "ranks, but this program needs it whole, because here %s: compile this program first, so "
+                    "that both have it whole", p->name, why);
 }
 
 /* Returns whether an arena holds shards of parameter v in layout `split`, but this program needs v whole. */
@@ -9685,11 +9719,11 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
     out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
     if (residual)
         status = tt__parse(ctx, "residual", residual, residuals, 2,
-                           ", or NULL for what suits the precision", &wide);
+                           ", or NULL to choose by precision", &wide);
     if (status != TT_OK) return status;
     out->residual_f32 = residual ? wide : k == TT__16_MIXED;
     if (!residual || out->mixed) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "{residual '%s'}: {precision '%s'} has one dtype for all values; "
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "{residual '%s'}: {precision '%s'} has one dtype for all values: "
                     "leave {residual} NULL, or use 16-mixed or bf16-mixed", residual, tt__precision_names[k]);
 }
 
@@ -10213,9 +10247,9 @@ static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, doubl
             }
         }
     if (status == TT_OK && best[size - 1] == INFINITY)
-        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d}: no cut leaves every parameter "
-                          "on the stage that holds it since an earlier program was compiled: record both "
-                          "with the same ends of blocks, or free that program first", stages);
+        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d}: every cut moves some "
+                          "parameter away from the stage on which an earlier program keeps it: record both "
+                          "programs with the same ends of blocks, or free the earlier program first", stages);
     for (int s = stages - 1, c = cuts; s > 0 && status == TT_OK; s--) {
         c = from[s * row + c];
         t->values[cut[c].value].ends = s;
@@ -10246,10 +10280,10 @@ static tt_status tt__pass_ends(tt_tape *t)
     tt__free(t->ctx, first);
     for (int32_t v = 1; v < t->n_values; v++) marks += t->values[v].block_end && t->values[v].base == v;
     if (status != TT_OK || cuts >= stages - 1) return status;
-    return tt__fail(t->ctx, TT_ERR_ARGUMENT, "{parallel.pipeline %d} needs %d places to cut, and of the %d "
-                    "values that tt_block_end marks, all that follows depends on the marked value alone at %d"
-                    "%s: mark more ends of blocks, or use fewer stages", stages, stages - 1, marks, cuts,
-                    names);
+    return tt__fail(t->ctx, TT_ERR_ARGUMENT, "{parallel.pipeline %d} needs %d places to cut, but only %d of "
+                    "the %d values that tt_block_end marks are places to cut, where all that follows depends "
+                    "on the marked value alone%s: mark more ends of blocks, or use fewer stages", stages,
+                    stages - 1, cuts, marks, names);
 }
 
 /* Sets the stage of each instruction of the forward. Autodiff gives the backward of an instruction the same
@@ -10318,8 +10352,8 @@ static tt_status tt__check_forward(const tt__cutter *c)
             const int at = x->producer - 1;
             if (!base || x->storage != TT__TRANSIENT || at < 0 || at >= c->forward || c->kept[at]) continue;
             if (x->ends == c->me - 1 || t->code[at].stage > c->me) continue;
-            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline}: stage %d would need '%s' "
-                            "of stage %d, beside what that ends with: use fewer stages, or mark other ends "
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline}: stage %d would need '%s' of "
+                            "stage %d, besides that stage's last value: use fewer stages, or mark other ends "
                             "of blocks with tt_block_end", c->me - 1, x->name, t->code[at].stage - 1);
         }
     return TT_OK;
@@ -10352,8 +10386,8 @@ static tt_status tt__share_parameters(const tt__cutter *c)
             if (!(stages >> s & 1)) continue;
             x->tied[1] = s;
             if (++n < 3) continue;
-            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d}: parameter '%s' is read by "
-                            "more than two of the stages: use fewer stages", t->stages, x->name);
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d}: more than two stages read "
+                            "parameter '%s': use fewer stages", t->stages, x->name);
         }
         if (stages >> (c->me - 1) & 1) continue;
         x->elsewhere = true;
@@ -10448,7 +10482,7 @@ static tt_status tt__cut_stage(tt__cutter *c)
     tt_tape *t = c->t;
     int32_t other = 0, more = 0;
     for (int k = 0; k < c->n; k++)
-        if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "is of no stage", t->code[k].out[0]);
+        if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "has no stage", t->code[k].out[0]);
     tt__note_reading(c);
     for (int k = c->n - 1; k >= 0; k--) { /* each stage casts the weights that it reads */
         const tt__instr *i = &t->code[k];
@@ -10459,10 +10493,10 @@ static tt_status tt__cut_stage(tt__cutter *c)
     const int32_t from_next = c->me < t->stages ? tt__gradient_between(c, c->me, &other) : 0;
     const int32_t to_before = c->me > 1 ? tt__gradient_between(c, c->me - 1, &more) : 0;
     if (other || more)
-        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline}: beside the gradient '%s', '%s' too "
-                        "would have to go from a stage of the pipeline to the one before: use fewer stages, "
-                        "or mark other ends of blocks with tt_block_end",
-                        t->values[other ? from_next : to_before].name, t->values[other ? other : more].name);
+        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline}: a stage would have to pass '%s' to "
+                        "the stage before it, besides the gradient '%s': use fewer stages, or mark other "
+                        "ends of blocks with tt_block_end", t->values[other ? other : more].name,
+                        t->values[other ? from_next : to_before].name);
     tt_status status = tt__check_forward(c);
     if (status == TT_OK) status = tt__share_parameters(c);
     if (status != TT_OK) return status;
@@ -11507,9 +11541,8 @@ static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *
                (strlen(tt__out_names[k]) != n || strncmp(tt__out_names[k], at, n) != 0)) k++;
         if (k == TT__COUNT(tt__out_names))
             return tt__fail(ctx, TT_ERR_UNSUPPORTED, "{offload '%.*s'} is unknown: use none or budget "
-                            "alone, or optimizer, gradients, parameters and activations with commas "
-                            "between them",
-                            (int)n, at);
+                            "alone, or a list of optimizer, gradients, parameters and activations, "
+                            "separated by commas", (int)n, at);
         *out |= 1u << k;
         if (!at[n]) return TT_OK;
         at += n + 1;
@@ -11929,7 +11962,7 @@ static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
         const double value = costs[k].value;
         const bool seconds = k >= TT__COUNT(costs) - 2;
         if ((seconds ? value >= 0 : value > 0) && isfinite(value)) continue;
-        tt__print(&all, "; %s is %g and not a finite number %s", costs[k].name, value,
+        tt__print(&all, "; %s is %g, but must be a finite number %s", costs[k].name, value,
                   seconds ? "of seconds" : "above 0");
     }
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "costs: %s", text + 2) : TT_OK;
@@ -12948,9 +12981,8 @@ static tt_status tt__check_total(const tt_tape *t, size_t more)
     for (int k = 0; k < t->n_code && total <= max; k++)
         total += tt__align_to(t->code[k].workspace, t->alignment);
     if (total <= max) return TT_OK;
-    return tt__fail(t->ctx, TT_ERR_SHAPE,
-                    "the tensors of the program are together 2^62 bytes or more; the largest is %s",
-                    tt__describe(t, largest, what, sizeof what));
+    return tt__fail(t->ctx, TT_ERR_SHAPE, "the tensors of the program need 2^62 bytes or more, which is too "
+                    "many; the largest is %s", tt__describe(t, largest, what, sizeof what));
 }
 
 /* Fills in box[at]. value: a storage; 0: the box is a workspace. */
@@ -13066,12 +13098,12 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
         if (b->space != space) continue;
         if (b->place % t->alignment || b->place > height || b->bytes > height - b->place) {
             status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its "
-                              "region of %zu", k, b->bytes, b->place, height);
+                              "region of %zu; please report this program", k, b->bytes, b->place, height);
         } else if (b->merged == k && b->bytes && tt__overlaps(&taken, b)) {
             int other = 0;
             while (!tt__collide(box, other, k)) other++;
-            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d are alive together and "
-                              "overlap", k, other);
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d overlap while both are "
+                              "in use; please report this program", k, other);
         } else if (b->merged == k && b->bytes && !tt__take(&taken, b, 1, 0, taken.leaves)) {
             status = TT_ERR_MEMORY;
         }
@@ -18232,9 +18264,9 @@ static bool tt__wait_for(tt__rank_group *w, int me, int rank, const uint64_t *co
             const char *op = __atomic_load_n(&w->op[k ? rank : me], __ATOMIC_RELAXED);
             const char *on = __atomic_load_n(&w->on[k ? rank : me], __ATOMIC_RELAXED);
             if (!op || !on) continue;
-            snprintf(where[k], sizeof where[k], "%s%s '%.96s'", k ? "; it is at " : " to ", op, on);
+            snprintf(where[k], sizeof where[k], "%s%s '%.96s'", k ? "; that rank is at " : " at ", op, on);
         }
-        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not come%s%s", me,
+        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not arrived%s%s", me,
                  w->timeout, rank, where[0], where[1]);
         tt__rank_group_wake(w);
     }
@@ -18451,7 +18483,7 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
 {
     char name[160], last_message[128];
     tt_context *ctx = n->ctx;
-    if (why) return tt__fail(ctx, TT_ERR_DEVICE, "%s: MPI has failed: %s", where, why);
+    if (why) return tt__fail(ctx, TT_ERR_DEVICE, "%s: MPI failed: %s", where, why);
     if (late < 0) return tt__net_status(ctx);
     tt__ranks_name(n, late, name);
     pthread_mutex_lock(&n->mutex);
@@ -18462,8 +18494,8 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
     if (closed)
         return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has closed its context%s%s", where, name,
                         end.why[0] ? ", after: " : "", end.why);
-    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not come for %g s%s%s", where, name, ctx->options.timeout,
-                    last_message[0] ? "; its last message came in " : "", last_message);
+    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not arrived within %g s%s%s", where, name,
+                    ctx->options.timeout, last_message[0] ? "; its last message came in " : "", last_message);
 }
 
 /* Sends this process's end message to all others, and waits for at most `seconds`. Returns false if the
@@ -18559,8 +18591,8 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
                           text);
     } else if (elsewhere) {
         tt__process_name(n, (int)(elsewhere - n->note), name);
-        status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s has come to %s, and process %d to %s: all must call the "
-                          "same functions, in the same order", name, elsewhere->where, n->me, where);
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s is at %s, but process %d is at %s: all processes must "
+                          "call the same functions in the same order", name, elsewhere->where, n->me, where);
     }
     return elsewhere ? tt__net_fail(ctx, status) : status;
 }
@@ -18615,7 +18647,7 @@ static void tt__net_close(tt_context *ctx)
         } while (all && late < n->processes && tt__seconds() - begin < ctx->options.timeout);
         if (late < n->processes) {
             all = false;
-            tt__log(ctx, TT_LOG_ERROR, "close", "tt_close: %s has not come for %g s",
+            tt__log(ctx, TT_LOG_ERROR, "close", "tt_close: %s has not arrived within %g s",
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }
@@ -18780,8 +18812,8 @@ static tt_status tt__mpi_late(tt_context *ctx, const char *what)
     for (int k = 0; k < TT__COUNT(ranks) && !rank; k++) rank = getenv(ranks[k]);
     if (gethostname(host, sizeof host - 1) != 0) snprintf(host, sizeof host, "unnamed");
     return tt__fail(ctx, TT_ERR_DEVICE, "process %s (%s) has waited %g s in tt_open for another process, "
-                    "which has not come there: it is stopped or busy, or opens no context (%s has not ended)",
-                    rank ? rank : "of unknown number", host, ctx->options.timeout, what);
+                    "which has not arrived there: that process is stopped or busy, or opens no context (%s "
+                    "has not ended)", rank ? rank : "of unknown number", host, ctx->options.timeout, what);
 }
 
 /* Starts MPI, unless another context has begun to, and waits until MPI runs. */
@@ -18800,9 +18832,13 @@ static tt_status tt__mpi_start(tt_context *ctx)
     const bool runs = tt__mpi.state == TT__MPI_RUNS;
     const int code = tt__mpi.code;
     pthread_mutex_unlock(&tt__mpi.mutex);
-    if (!thread) return tt__fail(ctx, TT_ERR_DEVICE, "the thread that starts MPI cannot be started");
+    if (!thread)
+        return tt__fail(ctx, TT_ERR_DEVICE,
+                        "cannot start the thread that calls MPI_Init: raise the system's limit of threads");
     if (!runs) return tt__mpi_late(ctx, "MPI_Init");
-    if (code != MPI_SUCCESS) return tt__fail(ctx, TT_ERR_DEVICE, "MPI cannot be initialised (%d)", code);
+    if (code != MPI_SUCCESS)
+        return tt__fail(ctx, TT_ERR_DEVICE, "MPI_Init failed with error %d: start the program with the "
+                        "mpirun of the MPI library that it was built with", code);
     return TT_OK;
 }
 
@@ -18819,7 +18855,9 @@ static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
         if (waited > n->ctx->options.timeout) return tt__mpi_late(n->ctx, "MPI_Comm_idup");
         tt__net_rest(waited);
     }
-    if (code != MPI_SUCCESS) return tt__fail(n->ctx, TT_ERR_DEVICE, "MPI_Comm_idup has failed");
+    if (code != MPI_SUCCESS)
+        return tt__fail(n->ctx, TT_ERR_DEVICE, "MPI_Comm_idup failed, because MPI has no communicator left "
+                        "for another context: close contexts that are not used");
     MPI_Comm_set_errhandler(*to, MPI_ERRORS_RETURN);
     return TT_OK;
 }
@@ -18846,8 +18884,8 @@ static tt_status tt__mpi_open(tt__net *n)
     tt_status status = TT_OK;
     MPI_Finalized(&has);
     if (has)
-        return tt__fail(ctx, TT_ERR_DEVICE, "MPI has been finalised: close contexts before that, and open "
-                        "none after it");
+        return tt__fail(ctx, TT_ERR_DEVICE,
+                        "MPI has been finalised: close contexts before MPI_Finalize, and open none after it");
     MPI_Initialized(&has);
     pthread_mutex_lock(&tt__mpi.mutex);
     const bool by_caller = has && tt__mpi.state == TT__MPI_NONE;
@@ -18860,11 +18898,12 @@ static tt_status tt__mpi_open(tt__net *n)
     tt__mpi.in_use++;
     pthread_mutex_unlock(&tt__mpi.mutex);
     if (level < MPI_THREAD_SERIALIZED)
-        return tt__fail(ctx, TT_ERR_DEVICE, "MPI was initialised for one thread, and the ranks of a process "
-                        "take turns: call MPI_Init_thread with MPI_THREAD_SERIALIZED or more");
+        return tt__fail(ctx, TT_ERR_DEVICE, "MPI was initialised for one thread, but several threads of a "
+                        "process call MPI in turn: call MPI_Init_thread with MPI_THREAD_SERIALIZED or more");
     MPI_Comm_size(MPI_COMM_WORLD, &processes);
     if (processes > TT__RANKS)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "%d processes are more than %d", processes, (int)TT__RANKS);
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "%d processes are too many: start at most %d", processes,
+                        (int)TT__RANKS);
     status = tt__mpi_copy(n, &n->talk);
     if (status == TT_OK) status = tt__mpi_copy(n, &n->data);
     if (status != TT_OK) return status;
@@ -18891,7 +18930,7 @@ static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf1
     tt__hello own;
     char name[96];
     memset(&own, 0, sizeof own);
-    for (int p = 0; p < n->processes; p++) snprintf(n->host[p], sizeof n->host[p], "its host unknown yet");
+    for (int p = 0; p < n->processes; p++) snprintf(n->host[p], sizeof n->host[p], "host unknown");
     if (gethostname(own.host, sizeof own.host - 1) != 0) snprintf(own.host, sizeof own.host, "unnamed");
     snprintf(own.version, sizeof own.version, "%s", TT_VERSION);
     snprintf(own.isa, sizeof own.isa, "%s", isa);
@@ -18907,8 +18946,9 @@ static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf1
         for (int k = 0; k < TT__COUNT(same) && status == TT_OK; k++) {
             const char *there = (const char *)x + same[k].at, *here = (const char *)first + same[k].at;
             if (strcmp(there, here) == 0) continue;
-            status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s has %s %s, and process 0 has %s: all processes must "
-                              "have the same", tt__process_name(n, p, name), same[k].what, there, here);
+            status = tt__fail(ctx, TT_ERR_ARGUMENT,
+                              "%s has %s %s, and process 0 has %s: all processes must have the same %s",
+                              tt__process_name(n, p, name), same[k].what, there, here, same[k].what);
         }
     }
     return status;
@@ -18923,9 +18963,10 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 #ifndef TINYTRAIN_MPI
     (void)isa; (void)bf16;
     if (!by) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a launcher has started several processes (%s is %s), and this "
-                    "program was built without TINYTRAIN_MPI, so that each would train alone: build it with "
-                    "that (make MPI=1), or set TINYTRAIN_ALONE=1 where each is meant to", by, getenv(by));
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a launcher has started several processes (%s is %s), but this "
+                    "program was built without TINYTRAIN_MPI, so each process would train alone: build it "
+                    "with MPI (make MPI=1), or set TINYTRAIN_ALONE=1 if each is to train alone", by,
+                    getenv(by));
 #else
     int has = 0;
     MPI_Initialized(&has);
@@ -19582,7 +19623,9 @@ static tt_status tt__net_reduce(const tt__collective *c)
         b->begin = (size_t)(turn % flights) * tt__net_part(c);
         b->mail = tt__mail_of(c, b->r);
         if (!b->jobs && k < c->n)
-            return tt__fail(c->group->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
+            return tt__fail(c->group->ctx, TT_ERR_INTERNAL,
+                            "%s: its list of messages is full; please report this program",
+                            tt__instr_name(i));
         tt__net_place(c, b);
         if (c->no_peer) status = tt__net_lay_out(c, b);
         if (c->no_peer && status == TT_OK) status = tt__barrier_near(c);
@@ -20155,7 +20198,7 @@ static void tt__device_group_try(tt_context *ctx, tt__device_group *c)
         }
     c->tried = true;
     if (pairs > 1)
-        tt__log(ctx, TT_LOG_WARNING, "peers", "%s; the same holds for %d of all pairs of '%s'", first, pairs,
+        tt__log(ctx, TT_LOG_WARNING, "peers", "%s; this is so for %d pairs of devices of '%s'", first, pairs,
                 c->name);
     else if (pairs) tt__log(ctx, TT_LOG_WARNING, "peers", "%s", first);
 }
@@ -20170,8 +20213,9 @@ static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
         if (!c->device[r] && c->kind->host) return ctx->status; /* out of memory or threads */
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
-                            tt__device_name(c->kind, c->index[r], name), why, c->moved ? "; the processes of "
-                            "a host take devices in turn, unless these are named, as cuda:0" : "");
+                            tt__device_name(c->kind, c->index[r], name), why,
+                            c->moved ? "; each process of a host takes the next device, unless the option "
+                            "names one, such as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
     const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* to send and to receive */
@@ -20301,7 +20345,7 @@ static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_typ
     tt_status status = tt__is_local(c, x->rank) ? tt__read_memory(x, to, to_type, n) : TT_OK;
     if (c->local == c->ranks) return status;
     if (status != TT_OK) return tt__net_fail(c->ctx, status);
-    return tt__net_fetch(c->ctx, tt__process_of(c, x->rank), -1, "what a rank has", to,
+    return tt__net_fetch(c->ctx, tt__process_of(c, x->rank), -1, "reading from another rank", to,
                          n * tt_dtype_bytes(to_type));
 }
 
@@ -20309,7 +20353,7 @@ static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_typ
 static tt_status tt__net_to_first(const tt__device_group *c, int rank, void *data, size_t bytes)
 {
     if (c->local == c->ranks) return TT_OK;
-    return tt__net_fetch(c->ctx, tt__process_of(c, rank), 0, "what a rank has", data, bytes);
+    return tt__net_fetch(c->ctx, tt__process_of(c, rank), 0, "reading from another rank", data, bytes);
 }
 
 /* Converts n numbers from dtype `from_type` to the dtype of *x and writes them to *x. */
@@ -20397,8 +20441,8 @@ static tt__device_group *tt__device_group_of(tt_context *ctx, const tt__device_k
         if (c->kind == kind && c->local == local && c->moved == moved && memcmp(c->index, index, bytes) == 0)
             return c;
     if (processes * local > TT__RANKS) {
-        tt__fail(ctx, TT_ERR_ARGUMENT, "%d processes of %d ranks each are more than %d ranks", processes,
-                 local, (int)TT__RANKS);
+        tt__fail(ctx, TT_ERR_ARGUMENT, "%d processes of %d ranks each are more than the %d ranks that are "
+                 "possible: start fewer processes", processes, local, (int)TT__RANKS);
         return NULL;
     }
     tt__device_group *c = (tt__device_group *)tt__calloc(ctx, sizeof *c);
@@ -20432,12 +20476,12 @@ static tt__device_group *tt__find_devices(tt_context *ctx, const char *name)
         if (strncmp(name, kind->name, length) != 0 || (name[length] && !strchr(":*", name[length]))) continue;
         const int ranks = tt__device_numbers(name + length, index);
         if (!ranks)
-            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'}: after '%s' comes nothing, ':' and numbers from 0 "
-                     "to %d with commas between them, or '*' and how many, at most %d", name, kind->name,
+            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'}: expected nothing after '%s', or ':' and numbers "
+                     "from 0 to %d separated by commas, or '*' and a number of at most %d", name, kind->name,
                      TT__DEVICES - 1, TT__RANKS);
         else if (kind->host && name[length] == ':' && (ranks > 1 || index[0]))
-            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'} is not there: the CPU is one device, %s; %s*2 is "
-                     "two ranks that share its threads", name, kind->name, kind->name);
+            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'} does not exist: the CPU is one device, %s; %s*2 "
+                     "is two ranks that share its threads", name, kind->name, kind->name);
         else {
             const bool in_turn = !kind->host && name[length] != ':'; /* processes of a host take devices in
                                                                         turn */
@@ -20539,7 +20583,7 @@ tt_context *tt_open(const tt_context_options *options)
     memset(&failed, 0, sizeof failed);
     failed.options = o;
     if (!ctx) {
-        tt__log(&failed, TT_LOG_ERROR, "open", "the allocator returned NULL for the context");
+        tt__log(&failed, TT_LOG_ERROR, "open", "out of memory: the allocator returned NULL for the context");
         return NULL;
     }
     memset(ctx, 0, sizeof *ctx);
@@ -20552,14 +20596,14 @@ tt_context *tt_open(const tt_context_options *options)
         tt__fail(ctx, TT_ERR_UNSUPPORTED, "instruction set '%s' is unknown, or this CPU does not have it: "
                  "use portable, avx2, avx512 or neon", isa);
     else if (!tt__choose_bf16(ctx->cpu.isa, bf16, &ctx->cpu.bf16))
-        tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 = '%s': use convert, or dot or tiles where kernels (%s) and "
-                 "CPU have dot products or tiles of bf16", bf16, ctx->cpu.isa->name);
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 is '%s': use convert; dot and tiles need a CPU and kernels "
+                 "(%s) with dot products or tiles of bf16", bf16, ctx->cpu.isa->name);
     else if (!(o.timeout > 0))
-        tt__fail(ctx, TT_ERR_ARGUMENT, "timeout = %g seconds is not above 0", o.timeout);
+        tt__fail(ctx, TT_ERR_ARGUMENT, "timeout is %g seconds, but must be above 0", o.timeout);
     else if (o.threads < 0 || o.threads > 256)
-        tt__fail(ctx, TT_ERR_ARGUMENT, "threads = %d is not in 0..256", o.threads);
+        tt__fail(ctx, TT_ERR_ARGUMENT, "threads is %d, but must be 0 (all) to 256", o.threads);
     else if (tt__unknown_option(o.wording.names))
-        tt__fail(ctx, TT_ERR_ARGUMENT, "wording.names has '%s', which is no field of TT__OPTIONS",
+        tt__fail(ctx, TT_ERR_ARGUMENT, "wording.names names '%s', which is not a field of TT__OPTIONS",
                  tt__unknown_option(o.wording.names));
     else ctx->cpu.pool = tt__pool_new(ctx, o.threads ? o.threads : tt__usable_cpus());
     const int first = 0;
@@ -20568,7 +20612,7 @@ tt_context *tt_open(const tt_context_options *options)
     if (status == TT_OK && !tt__device_group_of(ctx, &tt__device_kinds[0], &first, 1, 0))
         status = ctx->status;
     if (status == TT_OK && !ctx->cpu.isa->optimized)
-        tt__log(ctx, TT_LOG_WARNING, "build", "training takes several times as long as it could, as %s",
+        tt__log(ctx, TT_LOG_WARNING, "build", "training is several times slower than it could be, because %s",
                 tt__unoptimized);
     if (status == TT_OK) return ctx;
     tt__net_close(ctx);
@@ -20588,23 +20632,23 @@ static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capaci
     (void)index;
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     const char *asked = tt__option(ctx->options.isa, "TINYTRAIN_ISA");
-    const char *of = asked ? "which was asked for, of" : "the best of";
+    const char *of = asked ? "as requested, of" : "the best of";
     tt__line_of("/proc/cpuinfo", "model name", line);
-    tt__print(&text, "processor: %s, %ld online\n", *line ? line : "of unknown name", online);
+    tt__print(&text, "processor: %s, %ld online\n", *line ? line : "unknown", online);
     tt__print(&text, "instruction set: %s, %s", tt_isa(ctx), of);
     for (int k = 0; k < TT__COUNT(isas); k++) if (tt__choose_isa(isas[k])) tt__print(&text, " %s", isas[k]);
     tt__bf16 how;
     const bool unused = ctx->cpu.bf16 == TT__BF16_CONVERT && tt__choose_bf16(ctx->cpu.isa, "dot", &how);
     tt__print(&text, "; bf16 matrices: %s%s\n", text_of_bf16[ctx->cpu.bf16],
-              unused ? ", though there are bf16 dot products" : "");
-    if (!ctx->cpu.isa->optimized) tt__print(&text, "build: slow, as %s\n", tt__unoptimized);
+              unused ? ", although the CPU has bf16 dot products" : "");
+    if (!ctx->cpu.isa->optimized) tt__print(&text, "build: slow, because %s\n", tt__unoptimized);
     tt__print(&text, "threads: %d, %s", tt_threads(ctx),
-              ctx->options.threads ? "as the options say" : "all that it may use");
+              ctx->options.threads ? "as the options say" : "all that this process may use");
 #if defined(__linux__)
     double quota = tt__cgroup_quota("");
     int mask = tt__affinity_cpus();
     if (mask) tt__print(&text, "; the affinity mask allows %d", mask);
-    if (isfinite(quota)) tt__print(&text, "; control groups allow the time of %.4g", quota);
+    if (isfinite(quota)) tt__print(&text, "; control groups allow the time of %.4g processors", quota);
     else tt__print(&text, "; control groups set no limit");
 #endif
     tt__print(&text, "\n");
@@ -20624,8 +20668,9 @@ static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capaci
     tt__line_of("/sys/kernel/mm/transparent_hugepage/enabled", "", line);
     const bool never = strstr(line, "[never]") != NULL;
     if (*line)
-        tt__print(&text, "huge pages for large tensors: %s\n", never ? "never, which is slower; madvise in "
-                  "/sys/kernel/mm/transparent_hugepage/enabled allows them" : "yes");
+        tt__print(&text, "huge pages for large tensors: %s\n",
+                  never ? "never, which is slower; to allow them, write madvise to "
+                  "/sys/kernel/mm/transparent_hugepage/enabled" : "yes");
 }
 
 int tt_threads(const tt_context *ctx) { return ctx->cpu.pool->threads; }
@@ -20723,18 +20768,22 @@ static int64_t tt__new_param_size(tt_context *ctx, const char *name, int ndim, c
 {
     int64_t size = 1;
     tt_status status = TT_OK;
-    if (!name || !*name) status = tt__fail(ctx, TT_ERR_ARGUMENT, "a parameter needs a name");
+    if (!name || !*name)
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "a parameter has no name (NULL or empty): give it one");
     else if (tt_param_find(ctx, name))
-        status = tt__fail(ctx, TT_ERR_ARGUMENT, "parameter '%s' exists already", name);
+        status = tt__fail(ctx, TT_ERR_ARGUMENT,
+                          "parameter '%s' exists already: give the new one another name", name);
     else if (ndim < 1 || ndim > 4)
-        status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s' has %d dimensions, not 1 to 4", name, ndim);
+        status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s' has %d dimensions, but must have 1 to 4", name,
+                          ndim);
     for (int k = 0; status == TT_OK && k < ndim; k++) {
         if (dims[k] < 1)
-            status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d is %lld; each must be at "
-                              "least 1", name, k, (long long)dims[k]);
+            status = tt__fail(ctx, TT_ERR_SHAPE,
+                              "parameter '%s': dimension %d is %lld, but must be at least 1", name, k,
+                              (long long)dims[k]);
         else if (dims[k] > TT__MOST_ELEMENTS / size)
-            status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': with dimension %d, %lld, it has 2^47 "
-                              "elements or more", name, k, (long long)dims[k]);
+            status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d, %lld, makes 2^47 elements or "
+                              "more, which is too many: make it smaller", name, k, (long long)dims[k]);
         else size *= dims[k];
     }
     return status == TT_OK ? size : 0;
@@ -20915,10 +20964,10 @@ static tt_status tt__check_whole(tt_context *ctx, const tt__arena *a)
 {
     if (!a->partly_updated) return TT_OK;
     if (a->group->ranks == 1)
-        return tt__fail(ctx, TT_ERR_DEVICE, "an update has not ended, and some parameters have new values: "
-                        "load the last state");
-    return tt__fail(ctx, TT_ERR_DEVICE, "an update has not ended on all ranks, whose parameters may differ "
-                    "now: load the last state");
+        return tt__fail(ctx, TT_ERR_DEVICE, "an update stopped halfway, so some parameters have new values "
+                        "and others do not: load the last state");
+    return tt__fail(ctx, TT_ERR_DEVICE, "an update stopped on some ranks, so parameters may differ between "
+                    "ranks: load the last state");
 }
 
 static uint64_t tt__init_key(const tt_param *p)
@@ -20966,8 +21015,8 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     const bool narrow = tt__param_placement(p)->dtype == TT_F16;
     for (int64_t k = 0; k < n && narrow; k++)
         if (fabsf(values[k]) >= 65520 && isfinite(values[k]))
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s': element %lld is %g, more than f16 can "
-                            "hold (65504): use precision 16-mixed or bf16-true", p->name,
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s': element %lld is %g, but f16 holds at "
+                            "most 65504: use precision 16-mixed or bf16-true", p->name,
                             (long long)(first + k), (double)values[k]);
     return TT_OK;
 }
@@ -21071,8 +21120,9 @@ void tt_close(tt_context *ctx)
     tt__free(ctx, ctx->param_slots);
     tt__pool_free(ctx, ctx->cpu.pool);
     if (ctx->allocated)
-        tt__log(ctx, TT_LOG_WARNING, "close", "%zu bytes are still held: free programs, tapes and trainers "
-                "before the context", ctx->allocated);
+        tt__log(ctx, TT_LOG_WARNING, "close",
+                "%zu bytes are still allocated: free programs, tapes and trainers before the context",
+                ctx->allocated);
     tt_allocator allocator = ctx->options.allocator;
     pthread_mutex_destroy(&ctx->mutex);
     allocator.release(allocator.user, ctx, sizeof *ctx);
@@ -21351,7 +21401,7 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     tt__text_buffer all = {text, sizeof text, 0}; /* collects all errors for one message */
     tt__attr unread;
     if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
-    else tt__print(&all, "; kind %d is unknown", (int)o->kind);
+    else tt__print(&all, "; kind is %d, but must be one of tt_optimizer_kind", (int)o->kind);
     if (!(o->weight_decay >= 0)) tt__print(&all, "; {weight_decay %g} is negative", o->weight_decay);
     if (!(o->clip_norm >= 0))
         tt__print(&all, "; {clip_norm %g} is negative (0 means no clipping)", o->clip_norm);
@@ -21378,12 +21428,12 @@ static tt_status tt__check_loss_scale(tt_context *ctx, const tt_loss_scale *s)
     char text[512];
     tt__text_buffer all = {text, sizeof text, 0};
     if (!tt__is_power_of_two(s->init, 1, TT__LOSS_SCALE_MOST))
-        tt__print(&all, "; init %g is not a power of two in 1..2^40", (double)s->init);
+        tt__print(&all, "; init is %g, but must be a power of two from 1 to 2^40", (double)s->init);
     if (!tt__is_power_of_two(s->growth, 1, FLT_MAX))
-        tt__print(&all, "; growth %g is not a power of two >= 1", (double)s->growth);
+        tt__print(&all, "; growth is %g, but must be a power of two, at least 1", (double)s->growth);
     if (!tt__is_power_of_two(s->backoff, 0, 0.5))
-        tt__print(&all, "; backoff %g is not a power of two below 1", (double)s->backoff);
-    if (s->interval < 1) tt__print(&all, "; interval %d is less than 1", s->interval);
+        tt__print(&all, "; backoff is %g, but must be a power of two below 1", (double)s->backoff);
+    if (s->interval < 1) tt__print(&all, "; interval is %d, but must be at least 1", s->interval);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loss_scale: %s", text + 2) : TT_OK;
 }
 
@@ -21612,8 +21662,8 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     if (train) TT__PASS(t, "differentiate", tt__differentiate(t, b->root, persist && !t->sums_micros));
     if (train && tensor > 1) TT__PASS(t, "tensor gradients", tt__pass_tensor_gradients(t));
     if (train && !losses)
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on "
-                        "tt_cross_entropy or tt_mean_squared_error", t->values[b->root].name);
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "the root '%s' depends on no loss: compute it from a loss "
+                        "such as tt_cross_entropy or tt_mean_squared_error", t->values[b->root].name);
     TT__PASS(t, "fuse later", tt__pass_fuse(t, b->root, true));
     if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "number factors", tt__pass_number_factors(t, train));
     b->forward_values = t->n_values;
@@ -21679,7 +21729,7 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
         for (int j = 0; j < TT__MAX_OUT; j++) l.out[j] = tt__at_capacity(t, i->out[j]);
         if (!(why = kind->backend->refuses(index, &l))) continue;
         int32_t named = i->out[0] ? i->out[0] : i->out[1] ? i->out[1] : i->in[0];
-        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run %s, for '%s': %s",
+        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run %s, which computes '%s': %s",
                         tt__device_name(kind, index, device), tt__instr_name(i), t->values[named].name, why);
     }
     return TT_OK;
@@ -21704,16 +21754,16 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt
     if (p->pipeline != 1) snprintf(stages, sizeof stages, " x {parallel.pipeline %d}", p->pipeline);
     const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
     if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
-        tt__print(&all, "; {device '%s'} has %d rank%s, and {parallel.data %d} x {parallel.tensor %d}%s want "
+        tt__print(&all, "; {device '%s'} has %d rank%s, but {parallel.data %d} x {parallel.tensor %d}%s need "
                   "%lld", c->name, c->ranks, c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
                   (long long)p->data * p->tensor * p->pipeline);
     else if (p->groups < 0 || p->groups % p->data)
         tt__print(&all, "; {parallel.groups %d} is not a multiple of the %d data ranks", p->groups, p->data);
     else if (p->groups > p->data && !power)
-        tt__print(&all, "; {parallel.groups %d} is more than the data ranks, which are then a power of two, "
-                  "not %d", p->groups, p->data);
+        tt__print(&all, "; {parallel.groups %d} is more than the data ranks, whose number must then be a "
+                  "power of two, not %d", p->groups, p->data);
     if (p->groups > TT__RANKS)
-        tt__print(&all, "; {parallel.groups %d} is more than %d", p->groups, TT__RANKS);
+        tt__print(&all, "; {parallel.groups %d} is too large: at most %d are possible", p->groups, TT__RANKS);
     if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
         tt__print(&all, "; {parallel.zero %d} is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
     if (!gpipe && strcmp(schedule, tt__stage_names[0]) != 0)
@@ -21722,11 +21772,11 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt
     p->schedule = tt__stage_names[gpipe]; /* a string that outlives the options */
     const int of_stage = ranks ? p->data * p->tensor : 1;
     if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
-        tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
-                  "them", of_stage, c->local);
+        tt__print(&all, "; the %d ranks of a stage must divide the %d ranks of a process, or be a multiple "
+                  "of them", of_stage, c->local);
     if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
-        tt__print(&all, "; {parallel.tensor %d} neither divides the %d ranks of a process, nor is a multiple "
-                  "of them", p->tensor, c->local);
+        tt__print(&all, "; {parallel.tensor %d} must divide the %d ranks of a process, or be a multiple of "
+                  "them", p->tensor, c->local);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s", text + 2) : TT_OK;
 }
 
@@ -21785,22 +21835,22 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
              "{parallel.pipeline %d} does not go with %s: a pipeline runs its micro-batches together with "
              "the update", p->pipeline, o->before_update ? "before_update" : "keep_gradients")
     TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
-             "{parallel.schedule 'gpipe'} needs {parallel.micros}, the most micro-batches of a step on a "
-             "data rank, for which it plans memory")
+             "{parallel.schedule 'gpipe'} needs {parallel.micros}, the largest number of micro-batches "
+             "of a step on a data rank, for which the plan has memory")
     TT__RULE(custom && !on_host, TT_ERR_UNSUPPORTED,
-             "the optimizer TT_OPTIMIZER_CUSTOM runs on {device 'cpu'} only, and the device is '%s'", kind)
+             "the optimizer TT_OPTIMIZER_CUSTOM runs on {device 'cpu'} only, but the device is '%s'", kind)
     TT__RULE((custom || averages) && narrow, TT_ERR_UNSUPPORTED,
-             "%s needs fp32 weights, and {precision '%s'} has 16-bit weights: use {precision '32-true'}, "
+             "%s needs fp32 weights, but {precision '%s'} has 16-bit weights: use {precision '32-true'}, "
              "bf16-mixed or 16-mixed", custom ? "the optimizer TT_OPTIMIZER_CUSTOM" : "{ema_decay}",
              tt__precision_names[s->precision.kind])
     TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED,
-             "{matmul 'fp8'} is for {device 'cuda'}, and the device is '%s'", kind)
+             "{matmul 'fp8'} needs {device 'cuda'}, but the device is '%s'", kind)
     TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,
              "{matmul 'fp8'} rounds 16-bit operands, of which {precision '32-true'} has none")
     TT__RULE(managed && on_host, TT_ERR_UNSUPPORTED,
-             "{memory '%s'} is for {device 'cuda'}, and the device is '%s'", memory, kind)
+             "{memory '%s'} needs {device 'cuda'}, but the device is '%s'", memory, kind)
     TT__RULE(managed && ranks > 1, TT_ERR_UNSUPPORTED,
-             "{memory '%s'} is for one rank, and {device '%s'} has %d: use {memory 'device'}", memory,
+             "{memory '%s'} needs one rank, but {device '%s'} has %d: use {memory 'device'}", memory,
              s->group->name, ranks)
 #undef TT__RULE
     return status;
@@ -21859,7 +21909,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->zero_fits = o->parallel.zero == TT_ZERO_BUDGET;
     if (o->tune && !*o->tune)
         tt__note_error(ctx, &all, &status,
-                       tt__fail(ctx, TT_ERR_ARGUMENT, "{tune} '' is neither off nor on, nor a file's name"));
+                       tt__fail(ctx, TT_ERR_ARGUMENT, "{tune} is '', but must be off, on or a file's name"));
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
@@ -22083,16 +22133,16 @@ static tt_status tt__check_placement(const tt_program *p, const tt__arena *a, in
     const tt__placement *placement = tt__placement_in(a, x->param);
     const tt_dtype dtype = placement->dtype;
     if (a->group != s->group)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives on device '%s', where an earlier "
-                        "program has put it, and this program is for '%s'", name, a->group->name,
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "an earlier program has put parameter '%s' on device '%s', "
+                        "but this program is for '%s': compile both for one device", name, a->group->name,
                         s->group->name);
     if (!tt__same_ranks(a, s) || placement->part.split != x->part.split ||
         placement->part.unit != x->part.unit)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "an earlier program has parameter '%s' in other parts on "
-                        "the ranks than this one: compile both with the same `parallel`", name);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "an earlier program shards parameter '%s' over the ranks in "
+                        "another way than this one: compile both with the same `parallel`", name);
     if (placement->space != x->space)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lies in the %s memory, where an earlier "
-                        "program has put it: compile both with the same `offload`", name,
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "an earlier program keeps parameter '%s' in the %s memory, "
+                        "and this one elsewhere: compile both with the same `offload`", name,
                         placement->space == TT__HOST ? "host's" : "device's");
     if (dtype == x->shape.dtype) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier "
@@ -22189,9 +22239,9 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
 {
     tt_status status = tt__extent_of(p, shared, e);
     if (status != TT_OK || !shared || !shared->allocated || !e->grows) return status;
-    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the arena of `share` is allocated already, with "
-                    "%zu bytes, and this program needs %zu: compile it before tt_allocate or the first "
-                    "tt_set of those that it shares with, or without `share`",
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the arena of `share` is already allocated with %zu "
+                    "bytes, but this program needs %zu: compile it before tt_allocate and the first tt_set "
+                    "of the programs of that arena, or without `share`",
                     shared->persistent + shared->transient + shared->of_first, e->bytes);
 }
 
@@ -23589,8 +23639,8 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         tt__print(&text, "; without %s, which saves nothing on {device \"cpu\"}, it is less",
                   tt__say_option(p->ctx, "offload", NULL, name));
     const bool plain = p->ctx->options.wording.bytes == tt__default_bytes; /* numbers without a unit */
-    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, {memory_budget} is %s%s%s. A micro-"
-                    "batch of fewer {rows} needs less", of_stage, tt__say_bytes(p->ctx, s->bytes, said),
+    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, but {memory_budget} is %s%s%s. A "
+                    "micro-batch of fewer {rows} needs less", of_stage, tt__say_bytes(p->ctx, s->bytes, said),
                     plain ? " bytes" : "", p->settings.group->ranks > 1 ? " a rank" : "",
                     tt__say_bytes(p->ctx, e->budget, limit),
                     e->by_them ? " for a program that this one shares an arena with" : "", rows);
@@ -23906,18 +23956,21 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
 {
     const tt_program *share = s->options.share;
     if (share && share->ctx != ctx)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program of another context: use one "
+                        "context, or leave `share` NULL");
     if (share && share->settings.group != s->group)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this "
-                        "one is for '%s'", share->settings.group->name, s->group->name);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', but this "
+                        "one is for '%s': use one device, or leave `share` NULL", share->settings.group->name,
+                        s->group->name);
     if (share && share->settings.memory != s->memory)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program with memory '%s', and this "
-                        "one is with '%s'", tt__memory_names[share->settings.memory],
-                        tt__memory_names[s->memory]);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program with memory '%s', but this "
+                        "one has memory '%s': use one of them, or leave `share` NULL",
+                        tt__memory_names[share->settings.memory], tt__memory_names[s->memory]);
     if (!share || tt__same_ranks(share->arena, s)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program of data %d x tensor %d "
-                    "ranks, and this one is of data %d x tensor %d", share->arena->data, share->arena->tensor,
-                    s->options.parallel.data, s->options.parallel.tensor);
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program of data %d x tensor %d ranks, "
+                    "but this one has data %d x tensor %d: use the same ranks, or leave `share` NULL",
+                    share->arena->data, share->arena->tensor, s->options.parallel.data,
+                    s->options.parallel.tensor);
 }
 
 /* Sets the number of the pipeline stage in *s, and its max number of micro-batches in flight. */
@@ -23987,9 +24040,9 @@ static void tt__tell_unsplit(const tt_program *p)
     int64_t all, split;
     tt__count_params(p, &all, &split);
     if (p->arena->tensor == 1 || split || !all) return;
-    tt__log(p->ctx, TT_LOG_WARNING, "tensor", "'%s', tensor %d: the program has no layers of %d weights that "
-            "can be split, so that all tensor ranks do the same work", p->arena->group->name,
-            p->arena->tensor, (int)TT__TENSOR_LEAST);
+    tt__log(p->ctx, TT_LOG_WARNING, "tensor", "device '%s', tensor %d: the program has no layer of at least "
+            "%d weights that can be split, so all tensor ranks do the same work: use data ranks",
+            p->arena->group->name, p->arena->tensor, (int)TT__TENSOR_LEAST);
 }
 
 /* Returns whether any stage reads input v. */
@@ -24025,8 +24078,8 @@ static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     if (r->max <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);
     char said[32];
-    return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %s",
-                    TT__ERROR - 80, r->error, r->at, tt__say_bytes(ctx, r->max, said));
+    return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. The smallest possible plan of stage %d is %s", TT__ERROR - 80,
+                    r->error, r->at, tt__say_bytes(ctx, r->max, said));
 }
 
 /* Compiles the other stages of a pipeline. p: the first stage, whose compilation returned `status`. */
@@ -24130,8 +24183,9 @@ static tt_status tt__agree_lines(tt_context *ctx, const char *where, tt_status s
             b += m + 1;
         }
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s: %s has %.*s, and process 0 has %.*s: all processes must "
-                          "%s the same", where, tt__process_name(n, k, name), (int)strcspn(b, "\n"), b,
-                          (int)strcspn(a, "\n"), a, strcmp(where, "tt_compile") == 0 ? "compile" : "train");
+                          "%s with the same settings", where, tt__process_name(n, k, name),
+                          (int)strcspn(b, "\n"), b, (int)strcspn(a, "\n"), a,
+                          strcmp(where, "tt_compile") == 0 ? "compile" : "train");
     }
     return status;
 }
@@ -24260,7 +24314,7 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
     if (c->kind->host || !c->kind->backend)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch for {device '%s'} depends on "
                         "{memory_budget}, which is not set%s", c->name,
-                        c->kind->host ? "" : ", and this build cannot ask the device what it has free");
+                        c->kind->host ? "" : ", and this build cannot ask the device for its free memory");
     tt_status status = tt__device_group_open(ctx, c);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
         size_t bytes = 0, sharers = 0;
@@ -24302,7 +24356,8 @@ static int64_t tt__largest_size(tt_context *ctx, tt_compile_options *o, int64_t 
     int64_t up = 1; /* next step up from `fits` if there is no estimate */
     if (status != TT_OK) return 0;
     if (max < 1)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)max),
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: max is %lld, but must be at least 1",
+                        (long long)max),
                0;
     while (fails - fits > 1) {
         const int64_t gap = fails - fits;
@@ -24358,8 +24413,8 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
 {
     tt__batch_of b = {ctx, record, user, o ? *o : tt_compile_options_default()};
     if (b.options.share)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: `share` names a program, whose arena would "
-                        "grow with all that is tried: leave it out"), 0;
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: `share` is set, but the programs that the "
+                        "search tries would enlarge the shared arena: leave it NULL"), 0;
     return tt__largest_size(ctx, &b.options, max, tt__try_batch, &b);
 }
 
@@ -24497,11 +24552,12 @@ static tt_status tt__params_ready(const tt_program *p)
         const tt__arena *a = tt__placement_arena(p->settings.kind, p->arena, param, p->arena->stage,
                                             p->arena->stages);
         if (!a)
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "the program that held parameter '%s' was freed before "
-                            "it was allocated: compile this one again", param->name);
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "the program that was to hold parameter '%s' was freed "
+                            "before it was allocated: compile this program again", param->name);
         if (a != p->arena && !a->allocated)
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives in a program that is not "
-                            "allocated: allocate that one first, or compile with `share`", param->name);
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' is in the arena of an earlier program, "
+                            "which is not allocated: call tt_allocate for that program first, or compile "
+                            "this one with `share`", param->name);
         status = tt__check_placement(p, a, v);
     }
     return status;
@@ -24941,7 +24997,7 @@ static tt_status tt__check_neighbours(const tt_program *p)
     for (int r = c->first; r + each < c->first + c->local; r++)
         if (c->no_peer[r][r + each] || c->no_peer[r + each][r])
             return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d} needs devices that load from "
-                            "each other's memory, and '%s' and '%s' do not: use data or tensor ranks",
+                            "each other's memory, but '%s' and '%s' do not: use data or tensor ranks",
                             p->arena->stages, tt__device_name(c->kind, c->index[r], a),
                             tt__device_name(c->kind, c->index[r + each], b));
     return TT_OK;
@@ -24970,9 +25026,9 @@ static tt_status tt__memory_suffices(const tt_program *p)
     const char *check = getenv("TINYTRAIN_MEMORY_CHECK");
     const tt__room room = tt__memory_room("");
     if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, and %.1f MB can "
-                    "be had (%s %.1f MB): use smaller micro-batches, {recompute}, or {precision bf16-true} "
-                    "(TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the same)",
+    return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, but only %.1f "
+                    "MB are available (%s %.1f MB): use smaller micro-batches, {recompute}, or {precision "
+                    "bf16-true} (TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the same)",
                     1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
                     1e-6 * room.bytes, room.of, 1e-6 * room.limit);
 #else
@@ -24985,14 +25041,14 @@ tt_status tt_allocate(tt_program *p)
 {
     if (p->ready) return TT_OK;
     if (!p->settings.kind->backend)
-        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot "
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s', but cannot "
                         "run them: define TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does, or "
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__device_group *c = p->settings.group;
     tt_status status = tt__params_ready(p);
     if (!p->arena->allocated && p->head == p) { /* all processes check before any allocates */
         if (status == TT_OK) status = tt__memory_suffices(p);
-        status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
+        status = tt__agree(p->ctx, "allocating the memory of a plan", status, NULL, 0);
     }
     if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
     if (status == TT_OK && p->built.t->on_host)
@@ -25137,8 +25193,9 @@ static tt_status tt__set_input_rows(tt_program *p, tt__rank *r, int32_t v, int64
     for (int32_t k = 1; k < p->built.t->n_values && other; k++) {
         if (r->input[k] != TT__SET || k == v || values[k].shape.axis != x->shape.axis) continue;
         if (!recomputed)
-            return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' has %lld rows, but '%s' was set with "
-                            "%lld on the same axis '%s'", x->name, (long long)rows, values[k].name,
+            return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' is set with %lld rows, but '%s' was "
+                            "set with %lld on the same axis '%s': all inputs of an axis need equally many "
+                            "rows, and sequence starts one more", x->name, (long long)rows, values[k].name,
                             (long long)(*axis + values[k].shape.extra), p->built.t->axes[x->shape.axis].name);
         tt__mark_input(r, k, TT__UNSET);
     }
@@ -25197,8 +25254,9 @@ static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const v
 static tt_status tt__check_data_rank(const tt_program *p, const char *function, int rank)
 {
     if (rank >= 0 && rank < p->arena->data) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s: the program has %d data rank%s, and no rank %d", function,
-                    p->arena->data, p->arena->data > 1 ? "s" : "", rank);
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                    "%s: data rank %d does not exist: the program has %d data rank%s, numbered from 0",
+                    function, rank, p->arena->data, p->arena->data > 1 ? "s" : "");
 }
 
 static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *data, int64_t rows)
@@ -25209,16 +25267,18 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
     if (status != TT_OK) return status;
     const tt__tape_value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     if (!x || x->storage != TT__INPUT || x->base != v.id || x->persistent)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: %s%s is no input of this program%s%s",
-                        x ? "'" : "the value", x ? x->name : "", x ? "'" : ": it ",
-                        x ? "" : tt__why_no_value(t, v));
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: %s%s%s", x ? "'" : "the value ",
+                        x ? x->name : tt__why_no_value(t, v),
+                        x ? "' is no input of this program: set only inputs (tt_input)" : "");
     if (!data && tt__has_data_rank(p, rank))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: the data for input '%s' is NULL", x->name);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                        "tt_set: data is NULL for input '%s': pass a pointer to its rows", x->name);
     const bool all = x->shape.axis || rows == x->shape.rows;
     if (rows < 1 + x->shape.extra || rows > x->shape.rows || !all)
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld%s",
+        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: got %lld rows for input '%s', which takes %s%lld%s",
                         (long long)rows, x->name, !x->shape.axis ? "" : x->shape.extra ? "2 to " : "1 to ",
-                        (long long)x->shape.rows, x->shape.extra ? ": one more than sequences" : "");
+                        (long long)x->shape.rows,
+                        x->shape.extra ? ": one more than there are sequences" : "");
     if (p->stages > 1) return tt__feed_input(p, rank, v.id, data, rows);
     for (int k = 0; k < p->arena->tensor && status == TT_OK; k++)
         status = tt__set_input(p, tt__first_of(p, rank) + k, v.id, data, rows);
@@ -25229,8 +25289,9 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
 static tt_status tt__one_data_rank(const tt_program *p, const char *function)
 {
     if (p->arena->data == 1) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s is for programs with one data rank, and this one has %d: "
-                    "use %s_rank", function, p->arena->data, function);
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                    "%s is for programs with one data rank, but this program has %d: use %s_rank", function,
+                    p->arena->data, function);
 }
 
 /* Keeps the error of a failed tt_set. The next run reports it, in case the caller ignores the status. */
@@ -25262,8 +25323,9 @@ static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, s
     const int64_t rows = all ? 1 : x->shape.rows, cols = all ? param->size : x->shape.cols;
     tt_status status = TT_OK;
     if (capacity < (size_t)(rows * cols))
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %lld floats, the buffer %zu", x->name,
-                        (long long)(rows * cols), capacity);
+        return tt__fail(p->ctx, TT_ERR_SHAPE,
+                        "tt_get: '%s' has %lld floats, but the buffer has room for %zu: pass a larger buffer",
+                        x->name, (long long)(rows * cols), capacity);
     for (int64_t r = 0; r < rows && status == TT_OK; r++)
         status = tt__param_read(param, x->offset + r * x->ld, cols, to + r * cols);
     return status;
@@ -25294,11 +25356,13 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
                         "program: mark it with tt_output", (int)v.id);
     if ((status = tt_wait(head, NULL)) != TT_OK) return status;
     if (!p->arena->allocated || (!x->persistent && head->arena->results_of != head))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents: get it after a run of this "
-                        "program, before the next tt_set and other programs of its arena", x->name);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents now: call tt_get after a run "
+                        "of this program, before the next tt_set and before a run of another program of its "
+                        "arena", x->name);
     if (!x->persistent && rank >= now.present)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents on data rank %d, which had no "
-                        "micro-batch in the last run", x->name, rank);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents on data rank %d, because only "
+                        "the first %d data ranks had a micro-batch in the last run", x->name, rank,
+                        now.present);
     if (x->storage == TT__PARAMETER && tt__is_in_parts(&t->values[x->base]))
         return tt__get_parameter(p, v.id, to, capacity);
     const int of = tt__first_of(p, rank);
@@ -25306,11 +25370,12 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
     const tt__mat m = tt__resolve_in(p, &now, of, v.id);
     const size_t n = (size_t)(m.rows * m.cols);
     if (!tt__is_float(m.dtype))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, not floats", x->name,
-                        tt_dtype_name(m.dtype));
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, but tt_get reads only floats",
+                        x->name, tt_dtype_name(m.dtype));
     if (capacity < n)
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %zu floats, the buffer %zu", x->name, n,
-                        capacity);
+        return tt__fail(p->ctx, TT_ERR_SHAPE,
+                        "tt_get: '%s' has %zu floats, but the buffer has room for %zu: pass a larger buffer",
+                        x->name, n, capacity);
     status = x->persistent ? tt__zero_states(head) : TT_OK;
     tt__memory row = {p->arena, of, t->values[x->base].space, m.dtype, NULL};
     for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols) {
@@ -25356,14 +25421,14 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
             const int32_t base = t->values[t->code[k].in[j]].base;
             if (t->values[base].storage != TT__INPUT || r->input[base] == TT__SET) continue;
             if (r->input[base] == TT__OVERWRITTEN)
-                return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was set, and then overwritten by an "
-                                "update or by another program of the same arena: %s all inputs right before "
-                                "the run", t->values[base].name, of, set);
+                return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was set, but then an update or "
+                                "another program of the same arena overwrote it: call %s for all inputs "
+                                "right before the run", t->values[base].name, of, set);
             if (p->refused[0])
                 return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was not set before this run: %s",
                                 t->values[base].name, of, p->refused);
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was not set before this run: %s it each "
-                            "time", t->values[base].name, of, set);
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was not set before this run: call %s for "
+                            "each input before each run", t->values[base].name, of, set);
         }
     return TT_OK;
 }
@@ -25380,8 +25445,9 @@ static tt_status tt__inputs_ready(tt_program *p)
         for (int s = 0; s < tt__stages(p) && status == TT_OK; s++)
             status = tt__rank_inputs(p, p->stage[s]->built.t, tt__first_of(p, d));
     if (status == TT_OK && p->round > 0 && p->present > before)
-        status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "data rank %d has a micro-batch, and had none in an "
-                          "earlier round of this step: only the last round may leave data ranks out", before);
+        status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "data rank %d has a micro-batch, but had none in an "
+                          "earlier round of this step: only the last round of a step may leave data ranks "
+                          "out", before);
     p->refused[0] = 0;
     if (status != TT_OK) p->present = before;
     if (status != TT_OK) tt__forget_inputs(p); /* the next micro-batch may have other numbers of rows */
@@ -25720,8 +25786,8 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
     tt_status status = TT_OK;
     char *data = (char *)x->data;
     if (bytes > max * TT__PARTS)
-        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: %zu bytes are more than go from process to process "
-                        "at once", tt__instr_name(l->instr), bytes);
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: %zu bytes are too many for one transfer between "
+                        "processes: use smaller micro-batches", tt__instr_name(l->instr), bytes);
     if (!host && receives) data = p->rank[rank].receives[way];
     if (!host && !receives) {
         const size_t each = tt__message_bytes(p, l->instr) / (size_t)p->settings.in_flight;
@@ -26179,8 +26245,8 @@ static void tt__tell_graphs(tt_program *p)
     const tt__device_group *c = p->settings.group;
     for (int r = c->first; r < c->first + c->local; r++) {
         if (!p->rank[r].why[0]) continue;
-        tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which "
-                "this program makes one by one from now on, more slowly: %s",
+        tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step as one "
+                "graph, so this program makes them one by one, which is slower: %s",
                 tt__device_name(c->kind, c->index[r], device), p->rank[r].why);
         p->rank[r].why[0] = 0;
     }
@@ -26300,7 +26366,7 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
     for (int process = 0; process < tt_processes(ctx) && status == TT_OK; process++) {
         uint64_t bytes = 0;
         for (int r = c->first; r < c->first + c->local && process == tt_process(ctx); r++) {
-            if (status == TT_OK && *text) status = tt__learn(p, r, *text, "what other ranks have timed");
+            if (status == TT_OK && *text) status = tt__learn(p, r, *text, "the timings of other ranks");
             if (status == TT_ERR_UNSUPPORTED) { status = TT_OK; continue; }
             if (status == TT_OK) status = tt__tune_arena(p, r, true, untimed);
             if (status != TT_OK) break;
@@ -26316,7 +26382,8 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
             tt__free(ctx, *text);
             *text = (char *)tt__alloc(ctx, bytes);
         }
-        if (bytes && *text) status = tt__net_fetch(ctx, process, -1, "the fastest products", *text, bytes);
+        if (bytes && *text)
+            status = tt__net_fetch(ctx, process, -1, "sharing the fastest products", *text, bytes);
         else if (bytes) status = tt__net_fail(ctx, TT_ERR_MEMORY);
     }
     return status;
@@ -26331,7 +26398,9 @@ static tt_status tt__read_tuned(tt_context *ctx, const char *path, char **text)
     const size_t length = slash ? (size_t)(slash - path) + (slash == path) : 1;
     tt__file_bytes file;
     bool there = false;
-    if (length >= sizeof folder) return tt__fail(ctx, TT_ERR_ARGUMENT, "tune: the path is too long");
+    if (length >= sizeof folder)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tune: the path '%.60s...' is too long: use a shorter one",
+                        path);
     memcpy(folder, slash ? path : ".", length);
     folder[length] = 0;
     tt_status status = tt__folder_has(ctx, folder, slash ? slash + 1 : path, &there);
@@ -26371,9 +26440,9 @@ static tt_status tt__tune_products(tt_program *p)
         if (status == TT_OK && text) status = tt__learn(p, c->first, text, from);
     }
     const size_t before = text ? strlen(text) : 0;
-    status = tt__agree(ctx, "what products to time", status, NULL, 0);
+    status = tt__agree(ctx, "choosing the products to time", status, NULL, 0);
     if (status == TT_OK && !a->learnt) status = tt__tune_in_turn(p, &text, &untimed);
-    if (status == TT_OK && text) status = tt__learn_on_ranks(p, text, "what ranks have timed");
+    if (status == TT_OK && text) status = tt__learn_on_ranks(p, text, "the timings of the ranks");
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++)
         status = tt__tune_arena(p, r, false, &untimed);
     const bool more = text && strlen(text) > before;
@@ -26381,11 +26450,10 @@ static tt_status tt__tune_products(tt_program *p)
         status = tt__write_tuned(ctx, p->tune_file, text);
     status = tt__agree(ctx, "the end of timing products", status, NULL, 0);
     if (status == TT_OK && more)
-        tt__log(ctx, TT_LOG_INFO, "tune", "the products of matrices were timed in %.2f s",
-                tt__seconds() - begin);
+        tt__log(ctx, TT_LOG_INFO, "tune", "matrix products were timed in %.2f s", tt__seconds() - begin);
     if (status == TT_OK && untimed)
-        tt__log(ctx, TT_LOG_WARNING, "tune", "%d products were not timed, as the device has no memory left "
-                "for it: cuBLASLt's first offer makes them", untimed);
+        tt__log(ctx, TT_LOG_WARNING, "tune", "%d matrix products were not timed, because the device has no "
+                "memory left for that: they use cuBLASLt's first choice", untimed);
     a->tuned = status == TT_OK;
     tt__free(ctx, text);
     return status;
@@ -26489,7 +26557,8 @@ static tt_status tt__exchange_results(tt_program *p)
         if (r == tt__first_of(last, d)) found[d].totals = p->rank[r].results.totals;
         found[d].flops += p->rank[r].flops;
     }
-    status = tt__agree(p->ctx, "what a run has found", status, found, sizeof *found * (size_t)data);
+    status = tt__agree(p->ctx, "collecting the results of a run", status, found,
+                       sizeof *found * (size_t)data);
     for (int d = 0; d < p->present && status == TT_OK; d++) {
         const int first = tt__first_of(last, d);
         for (int r = 0; r < c->ranks; r++) if (tt__data_rank(p, r) == d) p->rank[r].flops = 0;
@@ -26512,7 +26581,7 @@ static tt_status tt__read_first(tt_program *p, int rank)
     tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* also waits for a rank of this process */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
-    return tt__net_fetch(p->ctx, process, -1, "what a step has found", results, sizeof *results);
+    return tt__net_fetch(p->ctx, process, -1, "collecting the results of a step", results, sizeof *results);
 }
 
 static void tt__add_totals(tt__totals *to, const tt__totals *x)
@@ -26566,7 +26635,8 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
         const tt__memory totals = {p->arena, rank, x->space, TT_U8, from};
         status = tt__read_memory(&totals, &some[k], TT_U8, sizeof *some);
     }
-    status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
+    status = tt__agree(p->ctx, "collecting the counts of losses", status, some,
+                       sizeof *some * (size_t)leaves);
     for (int k = 0; k < leaves && status == TT_OK; k++) { /* in the same order for any number of ranks */
         const int d = k % data;
         const int process = tt__process_of(c, tt__first_of(p, d));
@@ -26646,8 +26716,8 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     }
     to[0] = 0;
     if (name && isfinite(largest))
-        snprintf(to, capacity, "parameter '%.200s' has numbers as large as %g", name, (double)largest);
-    else if (name) snprintf(to, capacity, "parameter '%.200s' has a number that is not finite", name);
+        snprintf(to, capacity, "parameter '%.200s' has values as large as %g", name, (double)largest);
+    else if (name) snprintf(to, capacity, "parameter '%.200s' has a value that is not finite", name);
     return name != NULL;
 }
 
@@ -26706,7 +26776,8 @@ static tt_status tt__feed(tt_program *p)
     if (status == TT_OK && p->settings.options.train && max && p->round >= max) {
         tt__forget_inputs(p);
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "a step has more than {parallel.micros = %d} micro-batches "
-                        "on a data rank, for which the pipeline was planned", max);
+                        "on a data rank, but the pipeline was planned for at most %d: set {parallel.micros} "
+                        "higher", max, max);
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
@@ -26863,7 +26934,8 @@ static tt_status tt__check_lr(tt_program *p, float lr)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "before_update runs within a step: it cannot begin or end a "
                         "step");
     if (lr >= 0 && isfinite(lr)) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                    "the learning rate is %g, but must be a finite number of at least 0", lr);
 }
 
 /* Fails because the norm of the gradients is not finite, and names a gradient that is the cause. */
@@ -26891,8 +26963,9 @@ static tt_status tt__norm_failed(tt_program *head)
     head->outcome = t->early && bad ? TT__HALF_UPDATED : TT__NOT_FINITE;
     if (t->early && bad) /* the memory of gradients is in use for other values */
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
-                        "of its squares overflows; it was not updated, but with update 'backward' others may "
-                        "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
+                        "of its squares overflows; this parameter was not updated, but with update "
+                        "'backward' others may have been: load the last state", step,
+                        p->ctx->params[t->values[bad].param]->name);
     for (int s = 0; s < head->stages && bad; s++) {
         tt_program *q = head->stage[s];
         const int end = tt__is_trained(q->built.t, bad) ? tt__near_end(q->arena) : 0;
@@ -26917,7 +26990,7 @@ static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
     p->kept.targets = p->results.totals.targets;
     if (!(p->results.totals.targets > 0))
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight "
-                        "0); nothing was updated", (long long)p->run.step);
+                        "0), so nothing was updated: check the labels", (long long)p->run.step);
     p->outcome = TT__UPDATED;
     tt_status status = tt__check_loss(p, one ? 0 : -1);
     if (status != TT_OK) return status;
@@ -27039,12 +27112,12 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
 tt_status tt_micro_step(tt_program *p, tt_stats *stats)
 {
     if (!p->settings.options.train || !p->settings.options.accumulate)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_micro_step needs a program compiled with train and "
-                        "accumulate");
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                        "tt_micro_step needs a program compiled with train = true and accumulate = true");
     if (p->round == 0) tt__begin_step(p);
     if (p->micro_failed)
-        return tt__fail(p->ctx, TT_ERR_NUMERIC, "an earlier micro-batch of this step failed: tt_update ends "
-                        "the step without updating");
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "an earlier micro-batch of this step failed: call tt_update, "
+                        "which ends the step without an update");
     tt_status status = tt__micro(p, stats != NULL);
     if (status == TT_OK) status = tt__end_round(p);
     if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may have parts of this
@@ -27057,15 +27130,17 @@ tt_status tt_micro_step(tt_program *p, tt_stats *stats)
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
 {
     if (!p->settings.options.train || !p->settings.options.accumulate)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update needs a program compiled with train and "
-                        "accumulate");
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                        "tt_update needs a program compiled with train = true and accumulate = true");
     if (p->round == 0)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update: no micro-batch was run in this step");
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                        "tt_update: no micro-batch was run in this step: call tt_micro_step first");
     tt_status status = tt__check_lr(p, lr);
     if (status != TT_OK) return status;
     if (!p->micro_failed) status = tt__finish_step(p, lr, stats);
-    else status = tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: a micro-batch failed; nothing was updated",
-                           (long long)p->run.step);
+    else
+        status = tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: a micro-batch failed, so nothing was updated",
+                          (long long)p->run.step);
     p->round = 0;
     return status;
 }
@@ -27160,9 +27235,10 @@ static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const ch
     int bad;
     if (p->stages > 1)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: a pipeline runs the micro-batches of a "
-                        "step together with its update, and keeps no gradients before", caller);
+                        "step and its update together and keeps no gradients: compile with pipeline = 1",
+                        caller);
     if (!o->train || (!within && !(tt__keeps_gradients(o) && p->kept.rounds)))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s: gradients are kept between tt_micro_step "
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s: gradients exist only between tt_micro_step "
                         "and tt_update of a program compiled with accumulate, or after a step of one "
                         "compiled with keep_gradients", caller);
     if (!within && p->arena->data * tt__slots(p) > 1)
@@ -27174,7 +27250,7 @@ static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const ch
     if (status != TT_OK && (within || status != TT_ERR_NUMERIC)) return status;
     if (!(targets > 0))
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "%s: no target counted so far (all are ignored "
-                        "or have weight 0), so there is no mean", caller);
+                        "or have weight 0), so there is no mean gradient: check the labels", caller);
     const int64_t round = p->round;
     if (!within) p->round = p->kept.rounds;
     const bool found = tt__find_gradient(p, param, g);
@@ -27646,7 +27722,9 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     o.verify = false;
     o.logger.log = NULL; /* the caller's context has logged the warnings already */
     tt_context *own = tt_open(&o);
-    if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
+    if (!own)
+        return tt__fail(ctx, TT_ERR_MEMORY,
+                        "tt_measure_costs: cannot open a context, for lack of memory or threads");
     tt__sample s; /* runs like users' programs, with streams and graphs of launches */
     tt__profile update;
     double min, ignored;
@@ -28026,7 +28104,8 @@ static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text_
     if (s->offload_fits) tt__print(text, "%soffload %s", before, plan->offload);
     if (s->offload_fits && plan->offload_blocks) tt__print(text, " of %d blocks", plan->offload_blocks);
     if (s->zero_fits) tt__print(text, "%szero %d", s->offload_fits ? "; " : before, plan->zero);
-    if (plan->ahead) tt__print(text, "; at most %d block%s ahead", plan->ahead, plan->ahead > 1 ? "s" : "");
+    if (plan->ahead)
+        tt__print(text, "; copies run at most %d block%s ahead", plan->ahead, plan->ahead > 1 ? "s" : "");
     tt__print(text, "\n");
 }
 
@@ -28035,7 +28114,7 @@ static void tt__print_stages(const tt_program *p, tt__text_buffer *text)
 {
     for (int s = 0; s < p->stages && p->stages > 1; s++) {
         const tt_plan plan = tt_stage_plan(p, s);
-        tt__print(text, "  stage %d: %.1f MB, of which %.1f persistent; %.2f GFLOP a micro-batch", s,
+        tt__print(text, "  stage %d: %.1f MB, of which %.1f persistent; %.2f GFLOP per micro-batch", s,
                   1e-6 * (double)plan.bytes, 1e-6 * (double)plan.persistent_bytes, plan.flops / 1e9);
         if (p->settings.options.train)
             tt__print(text, "; holds %d micro-batch%s", p->stage[s]->settings.in_flight,
@@ -28052,13 +28131,13 @@ static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text
     const tt_costs usual = tt_costs_default();
     const bool given = memcmp(&s->costs, &usual, sizeof usual) != 0;
     if (!given && (s->kind->host || (!plan->transfer_bytes && plan->ranks == 1))) return;
-    tt__print(text, "  by %s: %.1f ms of computation", given ? "the given rates" :
-              "the rates of no GPU in particular", 1e3 * plan->compute_seconds);
+    tt__print(text, "  by %s: %.1f ms of computation", given ? "the given rates" : "generic rates",
+              1e3 * plan->compute_seconds);
     if (plan->host_seconds > 0)
         tt__print(text, " (%.1f by the host's processor)", 1e3 * plan->host_seconds);
     tt__print(text, ", which waits %.1f ms for links", 1e3 * plan->exposed_seconds);
     if (s->options.accumulate)
-        tt__print(text, "; %.1f and %.1f ms for each more micro-batch", 1e3 * plan->micro_compute_seconds,
+        tt__print(text, "; %.1f and %.1f ms for each further micro-batch", 1e3 * plan->micro_compute_seconds,
                   1e3 * plan->micro_exposed_seconds);
     tt__print(text, "\n");
 }
@@ -28079,27 +28158,26 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
               mb * (double)plan.lower_bound_bytes, mb * (double)plan.init_bytes);
     tt__print_stages(p, &text);
     if (plan.ranks > 1)
-        tt__print(&text, "  moved a step and rank: %.1f MB between ranks (at least %.1f), with one "
-                  "micro-batch on each\n", mb * (double)plan.moved_bytes,
-                  mb * (double)plan.min_moved_bytes);
+        tt__print(&text, "  moved per step and rank: %.1f MB between ranks (at least %.1f), with one "
+                  "micro-batch on each\n", mb * (double)plan.moved_bytes, mb * (double)plan.min_moved_bytes);
     if (plan.sent_bytes)
-        tt__print(&text, "  sent by this process in such a step: %.1f MB (at least %.1f)\n",
+        tt__print(&text, "  sent by this process in that step: %.1f MB (at least %.1f)\n",
                   mb * (double)plan.sent_bytes, mb * (double)plan.min_sent_bytes);
     if (plan.tensor > 1)
         tt__print(&text, "  split over the tensor ranks: %.1f of %.1f million parameters\n",
                   mb * (double)plan.split_params, mb * (double)plan.params);
     if (plan.transfer_bytes)
-        tt__print(&text, "  on the host: %.1f MB; copied to and from it a step%s: %.1f MB",
+        tt__print(&text, "  on the host: %.1f MB; copied to and from it per step%s: %.1f MB",
                   mb * (double)plan.host_bytes, plan.ranks > 1 ? " and rank" : "",
                   mb * (double)plan.transfer_bytes);
     if (plan.transfer_bytes && p->settings.options.accumulate)
-        tt__print(&text, ", with one micro-batch%s; %.1f MB for each more", plan.ranks > 1 ? " on each" : "",
-                  mb * (double)plan.transfer_micro_bytes);
+        tt__print(&text, ", with one micro-batch%s; %.1f MB for each further one",
+                  plan.ranks > 1 ? " on each" : "", mb * (double)plan.transfer_micro_bytes);
     if (plan.transfer_bytes) tt__print(&text, "\n");
     tt__print_seconds(p, &plan, &text);
-    tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP a run at full capacity",
+    tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP per run at full capacity",
               plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
-    if (plan.extra_flops > 0) tt__print(&text, ", %.2f of them computed again", plan.extra_flops / 1e9);
+    if (plan.extra_flops > 0) tt__print(&text, ", %.2f of them recomputed", plan.extra_flops / 1e9);
     tt__print(&text, "\n");
     if (p->settings.recompute == TT__RECOMPUTE_BUDGET || p->settings.offload_fits || p->settings.zero_fits)
         tt__print_choice(p, &plan, &text);
@@ -28303,10 +28381,10 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
     tt__label(&text, TT__LEFT + TT__WIDTH / 2, TT__BOTTOM + 52, "middle", "instruction");
     char moved[96] = "", host[96] = "";
     if (plan.ranks > 1)
-        snprintf(moved, sizeof moved, "moved a step and rank %.*f %s (at least %.*f)", digits,
+        snprintf(moved, sizeof moved, "moved per step and rank %.*f %s (at least %.*f)", digits,
                  (double)plan.moved_bytes / unit, unit_name, digits, (double)plan.min_moved_bytes / unit);
     if (plan.transfer_bytes)
-        snprintf(host, sizeof host, "%shost %.*f %s, %.*f %s copied a step", *moved ? "; " : "", digits,
+        snprintf(host, sizeof host, "%shost %.*f %s, %.*f %s copied per step", *moved ? "; " : "", digits,
                  (double)plan.host_bytes / unit, unit_name, digits, (double)plan.transfer_bytes / unit,
                  unit_name);
     if (*moved || *host) tt__label(&text, TT__RIGHT, 48, "end", "%s%s", moved, host);
@@ -28329,8 +28407,8 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
         y += 22;
     }
     if (marks[0])
-        tt__label(&text, LEGEND, TT__BOTTOM + 8, "start", "<tspan fill='#e15759'>&#8212;</tspan> computed "
-                  "again: %d values", plan.recomputed);
+        tt__label(&text, LEGEND, TT__BOTTOM + 8, "start",
+                  "<tspan fill='#e15759'>&#8212;</tspan> recomputed: %d values", plan.recomputed);
     if (marks[1])
         tt__label(&text, LEGEND, TT__BOTTOM + 24, "start", "<tspan fill='#2f6f4f'>&#8212;</tspan> moved%s%s",
                   plan.transfer_bytes ? " from or to the host" : "", plan.ranks == 1 ? "" :
@@ -29044,8 +29122,9 @@ static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char 
     size_t n = strlen(folder);
     int length = snprintf(path, TT__PATH, "%s%s%s", folder, n && folder[n - 1] == '/' ? "" : "/", name);
     if (length >= 0 && length < TT__PATH) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "the path '%.200s...' and '%.200s' are together longer than %d "
-                    "bytes", folder, name, TT__PATH - 1);
+    return tt__fail(ctx, TT_ERR_ARGUMENT,
+                    "the path '%.200s...' and '%.200s' together have more than %d bytes: use a shorter path",
+                    folder, name, TT__PATH - 1);
 }
 
 /* ==== src/files/utf8.h */
@@ -29250,7 +29329,7 @@ static bool tt__json_escape(tt__json *j) /* appends the character of an escape s
                                  code);
         if (!tt__json_hex4(j, &low)) return false;
         if (low < 0xDC00 || low > 0xDFFF)
-            return tt__json_fail(j, from, "\\u%04x\\u%04x is no surrogate pair", code, low);
+            return tt__json_fail(j, from, "\\u%04x\\u%04x is not a valid surrogate pair", code, low);
         code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
     }
     j->used += (size_t)tt__utf8_put(code, j->pool + j->used);
@@ -29268,8 +29347,8 @@ static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
         if (c == '\\') {
             if (!tt__json_escape(j)) return false;
         } else if (c < 0x20) {
-            return tt__json_fail(j, j->at, "control character 0x%02x in a string; it must be written "
-                                 "\\u%04x", c, c);
+            return tt__json_fail(j, j->at, "a string contains the control character 0x%02x, which must be "
+                                 "written \\u%04x", c, c);
         } else {
             size_t from = j->at;
             if (tt__utf8_next(j->text, j->bytes, &j->at) == TT__INVALID)
@@ -29316,7 +29395,7 @@ static bool tt__json_number(tt__json *j)
     uint64_t magnitude = 0, limit = (uint64_t)INT64_MAX + (negative ? 1 : 0);
     if (!tt__json_digit(j)) return tt__json_expected(j, j->at, "expected a digit");
     if (tt__json_take(j, '0') && tt__json_digit(j))
-        return tt__json_fail(j, from, "a number with a leading zero");
+        return tt__json_fail(j, from, "a number begins with a superfluous zero: remove it");
     for (; tt__json_digit(j); j->at++) {
         uint64_t digit = (uint64_t)(j->text[j->at] - '0');
         if (magnitude > (limit - digit) / 10) fits = false;
@@ -29333,7 +29412,7 @@ static bool tt__json_number(tt__json *j)
     }
     size_t length = j->at - from;
     if (length > TT__JSON_NUMBER)
-        return tt__json_fail(j, from, "a number of %zu characters; at most %d are read", length,
+        return tt__json_fail(j, from, "a number has %zu characters, but at most %d are possible", length,
                              TT__JSON_NUMBER);
     int self = tt__json_push(j, TT__JSON_NUMBER_KIND, from);
     if (self < 0) return false;
@@ -29342,7 +29421,7 @@ static bool tt__json_number(tt__json *j)
     if (node->exact)
         node->integer = !negative ? (int64_t)magnitude : magnitude ? -(int64_t)(magnitude - 1) - 1 : 0;
     node->number = tt__json_double(j->text + from, length);
-    return isfinite(node->number) || tt__json_fail(j, from, "a number too large for a double");
+    return isfinite(node->number) || tt__json_fail(j, from, "a number is too large for a double");
 }
 
 static int tt__json_compare_keys(const tt__json *j, uint32_t a, uint32_t b)
@@ -29374,8 +29453,8 @@ static bool tt__json_index(tt__json *j, int object)
     for (int i = from + 1; i < j->n_sorted; i++) {
         const tt__json_node *node = &j->nodes[j->sorted[i]];
         if (tt__json_compare_keys(j, j->sorted[i - 1], j->sorted[i]) == 0)
-            return tt__json_fail(j, node->offset, "the key \"%.200s\" is there twice in one object; this is "
-                                 "the value of the second", j->pool + node->key);
+            return tt__json_fail(j, node->offset, "the key \"%.200s\" is twice in one object, and this is "
+                                 "its second value: remove one", j->pool + node->key);
     }
     return true;
 }
@@ -29405,7 +29484,8 @@ static bool tt__json_value(tt__json *j, int depth)
     }
     if (c != '{' && c != '[') return tt__json_expected(j, j->at, "expected a value");
     if (depth == TT__JSON_DEPTH)
-        return tt__json_fail(j, j->at, "arrays and objects within each other more than %d deep",
+        return tt__json_fail(j, j->at,
+                             "arrays and objects are nested more than %d deep, which is not supported",
                              TT__JSON_DEPTH);
 
     int self = tt__json_push(j, object ? TT__JSON_OBJECT : TT__JSON_ARRAY, j->at++);
@@ -29451,15 +29531,16 @@ static tt_status tt__json_parse_line(tt__json *j, tt_context *ctx, const char *p
     j->bytes = bytes;
     j->base = base;
     if (bytes > INT32_MAX / 2)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' holds %zu bytes of JSON; at most %d are read", path, bytes,
-                        INT32_MAX / 2);
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes of JSON, but at most %d are possible", path,
+                        bytes, INT32_MAX / 2);
     j->pool = (char *)tt__alloc(ctx, bytes + 1);
     if (!j->pool) return TT_ERR_MEMORY;
     if (bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) j->at = 3;
     tt__json_skip_space(j);
     if (!tt__json_value(j, 0)) return ctx->status;
     tt__json_skip_space(j);
-    if (j->at < bytes) return tt__json_expected(j, j->at, "expected the end after the value"), ctx->status;
+    if (j->at < bytes)
+        return tt__json_expected(j, j->at, "expected the end of the text after the value"), ctx->status;
     j->text = NULL;
     return TT_OK;
 }
@@ -29538,7 +29619,7 @@ static int tt__json_member(const tt__json *j, int object, const char *key, bool 
     if (node >= 0 && j->nodes[node].kind != TT__JSON_NULL)
         *status = tt__json_wrong(j, key, node, NULL, expected);
     else if (required)
-        *status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"%s\", which is needed", j->path, key);
+        *status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"%s\", which is required", j->path, key);
     return -1;
 }
 
@@ -29753,7 +29834,7 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
     int offsets = tt__json_get(j, node, "data_offsets");
 
     if (strlen(name) != j->nodes[node].key_bytes)
-        return tt__safetensors_fail(s, name, node, "has a NUL in its name");
+        return tt__safetensors_fail(s, name, node, "has a NUL byte in its name, which is not allowed");
     if (j->nodes[node].kind != TT__JSON_OBJECT)
         return tt__safetensors_fail(s, name, node, "is %s; expected an object", tt__json_kind_name(j, node));
     const char *missing = dtype < 0 ? "dtype" : shape < 0 ? "shape" : offsets < 0 ? "data_offsets" : NULL;
@@ -29761,7 +29842,7 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
     const char *type_name = tt__json_text(j, dtype);
     int type = tt__safetensors_type(type_name);
     if (type < 0)
-        return tt__safetensors_fail(s, name, dtype, "has the dtype %.40s, which the format does not know",
+        return tt__safetensors_fail(s, name, dtype, "has the dtype %.40s, which safetensors does not define",
                                     type_name ? type_name : tt__json_kind_name(j, dtype));
     if (j->nodes[shape].kind != TT__JSON_ARRAY)
         return tt__safetensors_fail(s, name, shape, "has %s as \"shape\"; expected an array",
@@ -29770,31 +29851,33 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
     info->dtype = tt__safetensors_types[type].name;
     info->ndim = j->nodes[shape].count;
     if (info->ndim > TT__COUNT(info->dims))
-        return tt__safetensors_fail(s, name, shape, "has %d dimensions; at most %d are read", info->ndim,
-                                    TT__COUNT(info->dims));
+        return tt__safetensors_fail(s, name, shape, "has %d dimensions, but at most %d are possible",
+                                    info->ndim, TT__COUNT(info->dims));
     for (int d = 0; d < info->ndim; d++) {
         const tt__json_node *dim = &j->nodes[shape + 1 + d];
         if (!dim->exact || dim->integer < 0)
-            return tt__safetensors_fail(s, name, shape + 1 + d, "has a dimension that is no integer >= 0");
+            return tt__safetensors_fail(s, name, shape + 1 + d,
+                                        "has a dimension that is not an integer >= 0");
         info->dims[d] = dim->integer;
     }
     if (!tt__safetensors_size(info, type, &info->bytes))
-        return tt__safetensors_fail(s, name, shape, "has a shape whose bytes are too many to count or, for a "
-                                    "dtype of less than a byte, no whole number");
+        return tt__safetensors_fail(s, name, shape, "has a shape whose size overflows or, for a dtype of "
+                                    "less than a byte, is not a whole number of bytes");
     const tt__json_node *begin = &j->nodes[offsets + 1], *end = &j->nodes[offsets + 2];
     bool two = j->nodes[offsets].kind == TT__JSON_ARRAY && j->nodes[offsets].count == 2;
     if (!two || !begin->exact || !end->exact)
         return tt__safetensors_fail(s, name, offsets,
-                                    "has \"data_offsets\" that are no array of two integers");
+                                    "has \"data_offsets\" that are not an array of two integers");
     if (begin->integer < 0 || end->integer < begin->integer || (uint64_t)end->integer > data_bytes)
-        return tt__safetensors_fail(s, name, offsets, "lies in bytes [%lld, %lld) of the data, of which the "
-                                    "file has %zu; it may be truncated", (long long)begin->integer,
-                                    (long long)end->integer, data_bytes);
+        return tt__safetensors_fail(s, name, offsets, "is in bytes [%lld, %lld) of the data, but the file "
+                                    "has only %zu bytes of data; it may be truncated",
+                                    (long long)begin->integer, (long long)end->integer, data_bytes);
     s->begin[index] = (size_t)begin->integer;
     size_t bytes = (size_t)(end->integer - begin->integer);
     if (bytes == info->bytes) return TT_OK;
-    return tt__safetensors_fail(s, name, offsets, "has %zu bytes of data; its dtype %s and shape need %zu",
-                                bytes, info->dtype, info->bytes);
+    return tt__safetensors_fail(s, name, offsets,
+                                "has %zu bytes of data, but its dtype %s and shape need %zu", bytes,
+                                info->dtype, info->bytes);
 }
 
 /* Reads the length of the header, then the header. */
@@ -29803,17 +29886,18 @@ static tt_status tt__safetensors_read_header(tt_safetensors *s)
     tt_context *ctx = s->ctx;
     uint64_t length = 0;
     if (s->size < 8)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a safetensors file starts with 8 bytes that "
-                        "give the length of its header", s->path, s->size);
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes, but a safetensors file starts with 8 bytes "
+                        "that give the length of its header: is it a safetensors file?", s->path, s->size);
     tt_status status = tt__file_read(ctx, s->path, s->file, 0, &length, 8);
     if (status != TT_OK) return status;
     if (length > TT__SAFETENSORS_HEADER)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: a header of %llu bytes; the format allows %u: is "
-                        "it a safetensors file?", s->path, (unsigned long long)length,
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: the header has %llu bytes, but the format allows "
+                        "%u: is it a safetensors file?", s->path, (unsigned long long)length,
                         TT__SAFETENSORS_HEADER);
     if (length > s->size - 8)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: a header of %llu bytes in a file of %zu: "
-                        "truncated, or no safetensors file", s->path, (unsigned long long)length, s->size);
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: the header has %llu bytes, but the file has only "
+                        "%zu: it is truncated, or not a safetensors file", s->path,
+                        (unsigned long long)length, s->size);
     s->data = 8 + (size_t)length;
     char *header = (char *)tt__alloc(ctx, (size_t)length + 1);
     status = header ? tt__file_read(ctx, s->path, s->file, 8, header, (size_t)length) : TT_ERR_MEMORY;
@@ -29863,16 +29947,17 @@ static tt_status tt__safetensors_check(tt_safetensors *s)
         int k = (int)s->order[i];
         if (s->begin[k] < expected)
             return tt__safetensors_fail(s, s->infos[k].name, s->nodes[k], "starts at byte %zu of the data, "
-                                        "within '%.200s', which ends at %zu", s->begin[k],
+                                        "but overlaps '%.200s', which ends at %zu", s->begin[k],
                                         s->infos[s->order[i - 1]].name, expected);
         if (s->begin[k] > expected)
-            return tt__safetensors_fail(s, s->infos[k].name, s->nodes[k], "starts at byte %zu of the data "
-                                        "and leaves a hole from %zu", s->begin[k], expected);
+            return tt__safetensors_fail(s, s->infos[k].name, s->nodes[k], "starts at byte %zu of the data, "
+                                        "but must start at %zu, where the tensor before it ends", s->begin[k],
+                                        expected);
         expected = s->begin[k] + s->infos[k].bytes;
     }
     if (expected != data_bytes)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: %zu bytes behind the last tensor; expected the "
-                        "end of the file", s->path, s->data + expected, data_bytes - expected);
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: there are %zu bytes after the last tensor; "
+                        "expected the end of the file", s->path, s->data + expected, data_bytes - expected);
     tt__free(ctx, s->order);
     s->order = NULL;
     return TT_OK;
@@ -29915,15 +30000,17 @@ static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t 
                                        bool elements)
 {
     if (i < 0 || i >= s->count)
-        return tt__fail(s->ctx, TT_ERR_ARGUMENT, "'%s' has no tensor number %d; it has %d", s->path, i,
+        return tt__fail(s->ctx, TT_ERR_ARGUMENT,
+                        "'%s' has no tensor number %d: it has %d tensors, numbered from 0", s->path, i,
                         s->count);
     const tt_tensor_info *info = &s->infos[i];
     uint64_t total = info->bytes;
     if (elements) total = total * 8 / (unsigned)tt__safetensors_types[tt__safetensors_type(info->dtype)].bits;
     if (first <= total && n <= total - first) return TT_OK;
-    return tt__fail(s->ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has %llu %s, not %lld from %lld on",
-                    s->path, info->name, (unsigned long long)total, elements ? "elements" : "bytes",
-                    (long long)n, (long long)first);
+    return tt__fail(s->ctx, TT_ERR_ARGUMENT,
+                    "'%s': tensor '%.200s' has %llu %s, but the call asks for %lld from %lld on", s->path,
+                    info->name, (unsigned long long)total, elements ? "elements" : "bytes", (long long)n,
+                    (long long)first);
 }
 
 tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size_t n, void *to)
@@ -29992,8 +30079,9 @@ static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_
         int64_t fit = integers ? tt__safetensors_integers(type, piece, part, (int32_t *)to + done, found)
                                : tt__safetensors_floats(type, piece, part, (float *)to + done, found);
         if (fit < part)
-            status = tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %s at element %lld, which "
-                              "a %s cannot", s->path, info->name, found, (long long)(first + done + fit),
+            status = tt__fail(s->ctx, TT_ERR_FORMAT,
+                              "'%s': tensor '%.200s' has %s at element %lld, which a %s cannot hold", s->path,
+                              info->name, found, (long long)(first + done + fit),
                               integers ? "32-bit integer" : "float");
     }
     return status;
@@ -30055,18 +30143,21 @@ static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *p
     tt_context *ctx = w->ctx;
     size_t n = (size_t)(count > 0 ? count : 1), end = 0;
     if (count < 0 || (count > 0 && !tensors))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d tensors to write", path, count);
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "'%s': cannot write %d tensors: the number must be at least 0, and the list not NULL",
+                        path, count);
     for (int i = 0; metadata && metadata[i]; i++) {
         if (!tt__is_utf8(metadata[i]))
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': metadata string %d is not UTF-8", path, i);
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': metadata string %d is not valid UTF-8", path, i);
         if (i % 2) continue;
         if (!metadata[i + 1])
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the metadata key \"%.200s\" has no value behind it",
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the metadata key \"%.200s\" has no value after it",
                             path, metadata[i]);
         for (int k = 0; k < i; k += 2)
             if (strcmp(metadata[k], metadata[i]) == 0)
-                return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the metadata key \"%.200s\" is given twice",
-                                path, metadata[i]);
+                return tt__fail(ctx, TT_ERR_ARGUMENT,
+                                "'%s': the metadata key \"%.200s\" is given twice: give each key once", path,
+                                metadata[i]);
     }
     w->ends = (size_t *)tt__calloc(ctx, n * sizeof *w->ends);
     w->names = (char **)tt__calloc(ctx, n * sizeof *w->names);
@@ -30082,11 +30173,13 @@ static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *p
             return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor %d of %d has no usable name: it must be "
                             "UTF-8 and not \"__metadata__\"", path, i, count);
         if (type < 0)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has the dtype '%.40s', which the "
-                            "format does not know", path, t->name, t->dtype ? t->dtype : "NULL");
+            return tt__fail(ctx, TT_ERR_ARGUMENT,
+                            "'%s': tensor '%.200s' has the dtype '%.40s', which safetensors does not define",
+                            path, t->name, t->dtype ? t->dtype : "NULL");
         if (!dims || !tt__safetensors_size(t, type, &bytes) || bytes > (size_t)INT64_MAX - end)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' needs 0 to %d dimensions >= 0, of a "
-                            "size that can be counted", path, t->name, TT__COUNT(t->dims));
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has a shape that cannot be written: "
+                            "expected 0 to %d dimensions >= 0, without overflow of the size", path, t->name,
+                            TT__COUNT(t->dims));
         if (!(w->names[i] = tt__strdup(ctx, t->name))) return TT_ERR_MEMORY;
         w->ends[i] = end += bytes;
     }
@@ -30096,7 +30189,8 @@ static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *p
     tt__free(ctx, order);
     if (!order) return TT_ERR_MEMORY;
     if (!twice) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': two tensors are named '%.200s'", path, twice);
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': two tensors are named '%.200s': rename one of them", path,
+                    twice);
 }
 
 tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, const tt_tensor_info *tensors,
@@ -30110,8 +30204,9 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
     if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* counts bytes */
     uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* the data starts at a multiple of 8 */
     if (status == TT_OK && padded > TT__SAFETENSORS_HEADER)
-        status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %llu bytes; the format allows "
-                          "%u", path, (unsigned long long)padded, TT__SAFETENSORS_HEADER);
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %llu bytes, but the format "
+                          "allows %u: write fewer tensors", path, (unsigned long long)padded,
+                          TT__SAFETENSORS_HEADER);
     text.capacity = (size_t)padded + 1;
     if (status == TT_OK && !(text.to = (char *)tt__alloc(ctx, text.capacity))) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__writer_begin(&w->file, ctx, path);
@@ -30135,8 +30230,9 @@ tt_status tt_safetensors_write(tt_safetensors_writer *w, const void *bytes, size
     size_t total = w->count ? w->ends[w->count - 1] : 0;
     if (w->file.status != TT_OK) return w->file.status;
     if (n > total - w->written)
-        return w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s': %zu bytes more than the %zu of all "
-                                         "declared tensors", w->file.path, n - (total - w->written), total);
+        return w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s': the call adds %zu bytes more than "
+                                         "the %zu of all declared tensors", w->file.path,
+                                         n - (total - w->written), total);
     if (n) tt__write(&w->file, bytes, n);
     w->written += n;
     return w->file.status;
@@ -30148,10 +30244,9 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
     if (w->file.status == TT_OK && w->written < total) {
         int i = 0;
         while (w->ends[i] <= w->written) i++;
-        w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s' was ended %zu bytes too early: tensor "
-                                  "'%.200s' (%d of %d) lacks %zu of its bytes; the file was not written",
-                                  w->file.path, total - w->written, w->names[i], i + 1, w->count,
-                                  w->ends[i] - w->written);
+        w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s' is %zu bytes short, because tensor '%.200s' "
+                                  "(%d of %d) lacks %zu of its bytes: the file was not written", w->file.path,
+                                  total - w->written, w->names[i], i + 1, w->count, w->ends[i] - w->written);
     }
     tt_status status = tt__writer_end(&w->file);
     tt__safetensors_writer_free(w);
@@ -32341,8 +32436,8 @@ static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, 
     const char *to = tt__json_bytes(j, tt__json_get(j, node, "content"), &s->to_bytes);
     if (status != TT_OK) return status;
     if (to) return tt__keep_text(k, j, to, s->to_bytes, &s->to);
-    return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: a Replace needs \"content\", a string", j->path,
-                    j->base + j->nodes[node].offset);
+    return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: a Replace has no \"content\"; expected a string",
+                    j->path, j->base + j->nodes[node].offset);
 }
 
 /* Returns the value of a base-64 digit (RFC 4648). -1: c is not a digit. */
@@ -32381,14 +32476,14 @@ static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int no
     if (valid && bytes >= 4) memcpy(&trie, all, 4);
     if (!valid || trie < 4 || trie % 4 || trie > bytes - 4)
         return tt__json_wrong(j, key, member, valid ? "not a trie with its size before it" : "not in base 64",
-                              "what SentencePiece compiles from the rules of a normalization");
+                              "the normalization rules as SentencePiece compiles them");
     all[bytes] = 0;
     s->from = (const char *)all + 4;
     s->from_bytes = trie;
     s->to = s->from + trie;
     s->to_bytes = bytes - 4 - trie;
     if (tt__utf8_invalid(s->to, s->to_bytes) < s->to_bytes)
-        return tt__json_wrong(j, key, member, "of texts that are not UTF-8", "UTF-8");
+        return tt__json_wrong(j, key, member, "a list with texts that are not UTF-8", "UTF-8");
     return TT_OK;
 }
 
@@ -32477,7 +32572,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
     if (!s) return TT_ERR_UNSUPPORTED;
     s->pattern = tt__patterns[known].pattern;
     if (whole && k->mapped_at < k->split.n - 1)
-        return tt__unsupported(j, node, "place of a Split,", "behind ByteLevel,", "it before ByteLevel");
+        return tt__unsupported(j, node, "place of a Split,", "after ByteLevel,", "a Split before ByteLevel");
     return TT_OK;
 }
 
@@ -32520,9 +32615,9 @@ static tt_status tt__read_splitter(tt_tokenizer *k, const tt__json *j, int node)
     const int place = k->split.n - 1;
     const bool of_classes = s->kind == TT__STEP_DIGITS || s->kind == TT__STEP_PUNCTUATION;
     if (s->kind == TT__STEP_BYTES && k->model.kind != TT__MODEL_BPE)
-        return tt__unsupported(j, node, "pre_tokenizer", type, "none that maps bytes");
+        return tt__unsupported(j, node, "pre_tokenizer", type, "one that does not map bytes");
     if (!of_classes && k->mapped_at < place)
-        return tt__unsupported(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
+        return tt__unsupported(j, node, "pre_tokenizer", type, "none after ByteLevel");
     s->splits = true;
     switch (s->kind) {
     case TT__STEP_BYTES:
@@ -32539,7 +32634,8 @@ static tt_status tt__read_splitter(tt_tokenizer *k, const tt__json *j, int node)
     case TT__STEP_METASPACE:
         for (int i = 0; i < place; i++)
             if (k->split.all[i].kind == TT__STEP_METASPACE)
-                return tt__unsupported(j, node, "pre_tokenizer", "Metaspace behind Metaspace", "one of them");
+                return tt__unsupported(j, node, "pre_tokenizer", "Metaspace after Metaspace",
+                                       "only one Metaspace");
         status = tt__read_metaspace(k, j, node, &s->to, &s->to_bytes, &scheme);
         if (status == TT_OK) status = tt__json_read_bool(j, node, "split", &s->splits);
         if (status != TT_OK) return status;
@@ -32613,8 +32709,9 @@ static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int no
                                 int id, int type)
 {
     if (id >= k->size || k->vocab.text[id].bytes == TT__NO_TOKEN)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor adds the id %d, which no "
-                        "token has", j->path, j->base + j->nodes[node].offset, id);
+        return tt__fail(j->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: the post_processor adds the id %d, but no token has this id",
+                        j->path, j->base + j->nodes[node].offset, id);
     if (to->n == TT__AROUND)
         return tt__unsupported(j, node, "post_processor", "that begins here", "at most 16 ids on each side");
     memmove(to->ids + at + 1, to->ids + at, (size_t)(to->n - at) * sizeof *to->ids);
@@ -32650,7 +32747,8 @@ static tt_status tt__read_pieces(const tt_tokenizer *k, const tt__json *j, int n
         const int ids = tt__json_get(j, tokens, "ids");
         if (ids < 0 || j->nodes[ids].kind != TT__JSON_ARRAY)
             return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"special_tokens\" has no \"ids\" of "
-                            "'%.200s'", j->path, j->base + j->nodes[child].offset, name);
+                            "'%.200s'; expected a list of ids", j->path,
+                            j->base + j->nodes[child].offset, name);
         tt__around *around = &to->around[tt__min(texts, 2)];
         for (int at = ids + 1, id; at < j->nodes[ids].after && status == TT_OK; at = j->nodes[at].after) {
             status = tt__read_id(j, at, name, &id);
@@ -32689,11 +32787,13 @@ static tt_status tt__read_cls(tt_tokenizer *k, const tt__json *j, int node, cons
     const char *text = pair >= 0 && j->nodes[pair].kind == TT__JSON_ARRAY && j->nodes[pair].count == 2
                      ? tt__json_text(j, pair + 1) : NULL;
     if (!text)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor needs \"%s\", a token and "
-                        "its id", j->path, j->base + j->nodes[node].offset, key);
+        return tt__fail(j->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: the post_processor has no \"%s\"; expected a token and its id",
+                        j->path, j->base + j->nodes[node].offset, key);
     if (j->nodes[pair + 2].kind != TT__JSON_NULL) return tt__read_id(j, pair + 2, text, id);
     if ((*id = tt__any_token(k, text, strlen(text))) >= 0) return TT_OK;
-    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s'", j->path, text);
+    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s', which the post_processor adds",
+                    j->path, text);
 }
 
 /* Reads a post-processor of type BertProcessing, [CLS] A [SEP] B [SEP] with type 1 from B on, or
@@ -32805,8 +32905,9 @@ static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char 
     const size_t end = newline ? (size_t)(newline - text) : left;
     v->at += end + 1;
     if ((!tt__is_ascii(text, end) && tt__utf8_invalid(text, end) < end) || memchr(text, 0, end))
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has "
-                        "one token a line", v->r->path, v->place + 1);
+        return tt__fail(k->ctx, TT_ERR_FORMAT,
+                        "'%s', line %d: the token is not UTF-8 text; expected one token a line", v->r->path,
+                        v->place + 1);
     *token = text; /* `tokenizers` too drops white space at a line's end, as in "\r\r\n" */
     *bytes = tt__white_begin(k->unicode->bits, text, 0, end);
     return TT_OK;
@@ -32906,8 +33007,8 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     for (; (status = tt__read_token(k, &reader, &key, &n, &id)) == TT_OK && key; v->used += n + 1) {
         const tt__text_slice slice = {(uint32_t)v->used, (uint32_t)n};
         if (v->text[id].bytes != TT__NO_TOKEN)
-            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the "
-                            "id %d", j->path, reader.offset, id);
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the id "
+                            "%d: give each token an id of its own", j->path, reader.offset, id);
         memcpy(v->texts + v->used, key, n);
         v->texts[v->used + n] = 0;
         v->text[id] = slice; /* of tokens with equal text, the last counts */
@@ -32946,8 +33047,8 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
         const int32_t parent = node;
         if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
             if (t->count == (1 << 28) - 1) /* a later node could make an edge UINT64_MAX */
-                return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
-                                t->count);
+                return tt__fail(ctx, TT_ERR_UNSUPPORTED, "the vocabulary is too large: its tokens have more "
+                                "than %d different beginnings", t->count);
             if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
                 (t->slots < 2 * ((size_t)t->count + 1) && !tt__prefixes_grow(ctx, t))) return TT_ERR_MEMORY;
             node = t->count++;
@@ -33038,8 +33139,9 @@ static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char 
     int id = 0;
     double min = HUGE_VAL;
     if (m->unk >= k->vocab.own)
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': \"unk_id\" is %d, and the vocabulary has %d tokens",
-                        j->path, m->unk, k->vocab.own);
+        return tt__fail(k->ctx, TT_ERR_FORMAT,
+                        "'%s': \"unk_id\" is %d, but must be below the vocabulary's %d tokens", j->path,
+                        m->unk, k->vocab.own);
     m->scores = (double *)tt__alloc(k->ctx, (size_t)k->vocab.own * sizeof *m->scores);
     if (!m->scores) return TT_ERR_MEMORY;
     for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after, id++) {
@@ -33095,9 +33197,10 @@ static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const ch
         id = tt__token_find(&k->vocab.by_text, m->joined, left_bytes + right_bytes);
     }
     if (id < 0)
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is of '%.100s' and '%.100s'%s",
-                        m->path, m->offset, m->count, left, right, l >= 0 && r >= 0
-                        ? ", and the vocabulary has not what these make" : ", which are not both tokens");
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu joins '%.100s' and '%.100s'%s",
+                        m->path, m->offset, m->count, left, right,
+                        l >= 0 && r >= 0 ? ", but the result is not in the vocabulary" : ", but these are "
+                        "not both in the vocabulary");
     tt__bpe_rule *to = &k->model.merges[tt__bpe_merge(k, l, r) - k->model.merges];
     to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
     to->rank = (uint32_t)m->count++;
@@ -33182,7 +33285,7 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
     int64_t id = 0;
     *unk = NULL;
     if (model < 0 || j->nodes[model].kind != TT__JSON_OBJECT)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"model\", an object", j->path);
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no object \"model\", which is required", j->path);
     tt_status status = tt__json_read_string(j, model, "type", false, &type);
     if (status != TT_OK) return status;
     if (strcmp(type, "Unigram") == 0) {
@@ -33238,7 +33341,7 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
     }
     if (m->kind != TT__MODEL_UNIGRAM) m->unk = unk ? tt__token_find(&k->vocab.by_text, unk, strlen(unk)) : -1;
     if (m->kind == TT__MODEL_WORDPIECE && m->unk < 0)
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the vocabulary has no '%.200s', the \"unk_token\"",
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the \"unk_token\" '%.200s' is not in the vocabulary",
                         r->j->path, unk);
     if (m->kind == TT__MODEL_WORDPIECE) return tt__rest_of_vocab(k);
     if (m->kind == TT__MODEL_UNIGRAM) {
@@ -33247,8 +33350,8 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
     }
     const bool fallback = m->byte_fallback && !missing;
     if (m->unk < 0 && !fallback && (!mapped || unmapped))
-        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer", "'%s' has tokens for some characters only, and none for "
-                "the others: these are left out of texts", r->j->path);
+        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer",
+                "'%s' has no tokens for some characters: these are left out of texts", r->j->path);
     m->cuts = !mapped && fallback && !m->ignore_merges;
     return r->merges ? tt__read_merges_txt(k, r->path, r->merges) : tt__read_merges(k, r->j, model);
 }
@@ -33274,8 +33377,9 @@ static tt_status tt__read_added(tt_tokenizer *k, const tt__json *j, int node, in
     if (status == TT_OK) status = tt__json_read_bool(j, node, "rstrip", &a.rstrip);
     if (status != TT_OK) return status;
     if (a.bytes > TT__ADDED_BYTES)
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: an added token of %zu bytes; at most %d are "
-                        "read", j->path, j->base + j->nodes[node].offset, a.bytes, TT__ADDED_BYTES);
+        return tt__fail(k->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: an added token has %zu bytes, but at most %d are possible", j->path,
+                        j->base + j->nodes[node].offset, a.bytes, TT__ADDED_BYTES);
     if (!TT__GROW(k->ctx, k->added, k->n_added, k->cap_added)) return TT_ERR_MEMORY;
     k->added[k->n_added++] = a;
     return TT_OK;
@@ -33320,9 +33424,10 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
         if (a->id < 0) a->id = there;
         if (a->id < 0) continue; /* a default token that the vocabulary lacks */
         if (there >= 0 ? there != a->id : v->text[a->id].bytes != TT__NO_TOKEN)
-            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s",
-                            path, a->text, a->id, there >= 0
-                            ? "is another than the vocabulary's" : "another token has");
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, %s", path,
+                            a->text, a->id,
+                            there >= 0 ? "but the vocabulary gives it another id" : "which another token has "
+                            "too");
         if (there < 0) {
             const tt__text_slice slice = {(uint32_t)v->used, (uint32_t)a->bytes};
             memcpy(v->texts + v->used, a->text, a->bytes + 1);
@@ -33440,7 +33545,7 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
     const bool unigram = k->model.kind == TT__MODEL_UNIGRAM;
     const tt__json_kind kind = unigram ? TT__JSON_ARRAY : TT__JSON_OBJECT;
     if (!r.lines && (node < 0 || from->nodes[node].kind != kind || !from->nodes[node].count))
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s' has no vocabulary: expected an %s", from->path,
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s' has no vocabulary; expected an %s", from->path,
                         unigram ? "array of tokens and their scores" : "object of tokens and their ids");
     status = tt__read_vocab(k, &r, from, node);
     for (int i = 0; r.lines && i <= 2 && status == TT_OK; i++)
@@ -33496,7 +33601,7 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
     snprintf(text, sizeof text, format, lowercase ? "true" : "false");
     tt_status status = tt__file_open(ctx, vocab_path, &file);
     if (status == TT_OK && file.size > TT__VOCAB_BYTES)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a vocabulary of at most %zu is read",
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes, but a vocabulary may have at most %zu",
                           vocab_path, file.size, TT__VOCAB_BYTES);
     if (status == TT_OK) status = tt__json_parse(&j, ctx, vocab_path, 0, text, strlen(text));
     tt__recipe r;
@@ -33531,13 +33636,12 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
         status = tt__json_read_bool(j, 0, members[k].key, members[k].to);
         if (k == 0) accents = *lowercase; /* strip_accents: null means the value of do_lower_case */
     }
-    const char *unsupported = accents != *lowercase ? "\"strip_accents\" is not as do_lower_case"
+    const char *unsupported = accents != *lowercase ? "\"strip_accents\" differs from do_lower_case"
                             : !cjk                  ? "\"tokenize_chinese_chars\" is false"
                             : !basic                ? "\"do_basic_tokenize\" is false"
                             : split_special         ? "\"split_special_tokens\" is true" : NULL;
     if (status != TT_OK || !unsupported) return status;
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which this tokenizer does not do", j->path,
-                    unsupported);
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which is not supported", j->path, unsupported);
 }
 
 /* ==== src/text/folders.h */
@@ -33705,8 +33809,8 @@ static const char *tt__class_json(tt_context *ctx, const char *folder, const tt_
     const char *type = tt__folder_text(model, "model_type");
     const int kind = tt__class_of(name, type ? type : "gpt2");
     if (kind >= 0 && tt__classes[kind].json) return tt__classes[kind].json;
-    tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has no tokenizer.json, and of vocab.json with merges.txt the "
-             "class '%.200s' is not supported; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer",
+    tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has no tokenizer.json, and vocab.json with merges.txt cannot be "
+             "read for the class '%.200s'; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer",
              folder, name ? name : type);
     return NULL;
 }
@@ -33720,9 +33824,9 @@ static tt_status tt__no_tokenizer(tt_context *ctx, const char *folder)
         const tt_status status = tt__folder_has(ctx, folder, names[i], &there);
         if (status != TT_OK) return status;
         if (there)
-            return tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has a tokenizer as %s only, which is not read: "
-                            "transformers makes a tokenizer.json of it, by AutoTokenizer.from_pretrained and "
-                            "save_pretrained", folder, names[i]);
+            return tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has its tokenizer only as %s, which is not "
+                            "supported: convert it to tokenizer.json with transformers "
+                            "(AutoTokenizer.from_pretrained, then save_pretrained)", folder, names[i]);
     }
     return tt__fail(ctx, TT_ERR_FILE, "'%s' has no tokenizer: copy the tokenizer.json of the model there, or "
                     "its vocab.txt, or its vocab.json and merges.txt", folder);
@@ -33779,10 +33883,11 @@ static void tt__load_roles(tt_tokenizer *k, const tt__tokenizer_folder *f)
     const bool ordinary = !reported && tt__is_ordinary(k, end);
     if (end < 0 || (ordinary && own >= 0)) *eos = own;
     if (ordinary)
-        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer", "'%s' has the eos_token_id %d, '%.60s', which ordinary "
-                "texts have too: %s", f->model_path, end, tt_tokenizer_token(k, end),
-                own < 0 ? "it ends them where it stands; name an \"eos_token\" in tokenizer_config.json"
-                        : "documents end with '<|endoftext|>' instead");
+        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer",
+                "'%s': eos_token_id is %d, '%.60s', which also occurs in ordinary texts: %s", f->model_path,
+                end, tt_tokenizer_token(k, end),
+                own < 0 ? "texts end wherever it occurs; set \"eos_token\" in tokenizer_config.json" :
+                "documents end with '<|endoftext|>' instead");
 }
 
 /* Loads a folder that has a tokenizer.json, or a vocab.json and a merges.txt. */
@@ -33803,8 +33908,8 @@ static tt_status tt__load_folder(tt_tokenizer *k, tt__tokenizer_folder *f)
     tt__load_roles(k, f);
     if (f->config.count) status = tt__json_read_bool(&f->config, 0, "split_special_tokens", &split_special);
     if (!split_special) return status;
-    return tt__fail(k->ctx, TT_ERR_UNSUPPORTED, "'%s': \"split_special_tokens\" is true, which this "
-                    "tokenizer does not do", f->config_path);
+    return tt__fail(k->ctx, TT_ERR_UNSUPPORTED,
+                    "'%s': \"split_special_tokens\" is true, which is not supported", f->config_path);
 }
 
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
@@ -34072,9 +34177,10 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
     tt__resampler r;
     tt__window whole = {0, 0, height, width, false};
     if (!tt__image_valid(image) || !tt__side(height) || !tt__side(width))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_resize: %d x %d pixels%s of %d channels to %d x %d; "
-                        "expected sides of 1 to %d and 1 to 4 channels", image->height, image->width,
-                        image->pixels ? "" : " (NULL)", image->channels, height, width, TT__IMAGE_SIDE);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_resize: cannot resize %d x %d pixels%s of %d "
+                        "channels to %d x %d; expected sides of 1 to %d pixels and 1 to 4 channels",
+                        image->height, image->width, image->pixels ? "" : " (NULL)", image->channels, height,
+                        width, TT__IMAGE_SIDE);
     memset(&r, 0, sizeof r);
     bool ok = tt__resample_image(ctx, &r, image, height, width, TT_BILINEAR, image->channels, &whole, to,
                            (size_t)width * (size_t)image->channels);
@@ -34232,9 +34338,9 @@ tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, siz
     long long line = 1;
     for (int i = 0; i < TT__COUNT(marks); i++)
         if (bytes >= marks[i].bytes && memcmp(text, marks[i].mark, marks[i].bytes) == 0)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, and texts are "
-                            "read as UTF-8: convert it, as by iconv -f %s -t UTF-8", path, marks[i].name,
-                            marks[i].name);
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, but must be "
+                            "UTF-8: convert the file, for example with iconv -f %s -t UTF-8", path,
+                            marks[i].name, marks[i].name);
     /* UTF-8 text has few control characters. In UTF-16 text of most scripts, every other byte is a control
        character. */
     const size_t looked = bytes < 4096 ? bytes : 4096;
@@ -34242,17 +34348,17 @@ tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, siz
     for (size_t i = 0; i < looked; i++)
         control[i % 2] += (unsigned char)text[i] < ' ' && !(text[i] >= '\t' && text[i] <= '\r');
     if (8 * (control[0] + control[1]) > looked)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': %zu of the first %zu bytes are control characters, so "
-                        "that this is no text in UTF-8: convert a text in UTF-16, as by iconv -f UTF-16%s -t "
-                        "UTF-8; a file of anything but text is not read", path, control[0] + control[1],
-                        looked, control[0] > control[1] ? "BE" : "LE");
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': %zu of the first %zu bytes are control characters, so the "
+                        "file is not text in UTF-8: if it is text in UTF-16, convert it, for example with "
+                        "iconv -f UTF-16%s -t UTF-8", path, control[0] + control[1], looked,
+                        control[0] > control[1] ? "BE" : "LE");
     const size_t invalid = tt__utf8_invalid(text, bytes);
     *begin = bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
     if (invalid == bytes) return TT_OK;
     for (size_t i = 0; i < invalid; i++) line += text[i] == '\n';
-    return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld, byte %zu: 0x%02x begins no character of UTF-8: "
-                    "convert a text in Latin-1, as by iconv -f LATIN1 -t UTF-8; a file of anything but text "
-                    "is not read", path, line, invalid, (unsigned char)text[invalid]);
+    return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld, byte %zu: the byte 0x%02x is not valid UTF-8: if "
+                    "the file is text in Latin-1, convert it, for example with iconv -f LATIN1 -t UTF-8",
+                    path, line, invalid, (unsigned char)text[invalid]);
 }
 
 static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
@@ -34272,11 +34378,13 @@ static tt_status tt__number_classes(tt_dataset *d, const char *const *names, int
     if (!d->classes) return TT_ERR_MEMORY;
     for (d->n_classes = 0; d->n_classes < n; d->n_classes++) {
         const char *name = names[d->n_classes];
-        if (!name) return tt__fail(d->ctx, TT_ERR_ARGUMENT, "class %d of %d is NULL", d->n_classes, n);
+        if (!name)
+            return tt__fail(d->ctx, TT_ERR_ARGUMENT,
+                            "the name of class %d of %d is NULL: give every class a name", d->n_classes, n);
         size_t valid = tt__utf8_invalid(name, strlen(name)); /* config.json lists the names in UTF-8 */
         if (name[valid])
-            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the name of class %d of %d, '%.*s', breaks off at byte "
-                            "0x%02x, which is not UTF-8: rename the class", d->n_classes, n,
+            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the name of class %d of %d, '%.*s', is followed by the "
+                            "byte 0x%02x, which is not valid UTF-8: rename the class", d->n_classes, n,
                             (int)tt__min((int64_t)valid, 200), name, (unsigned char)name[valid]);
         d->classes[d->n_classes] = tt__chunks_text(d->ctx, &d->chunks, name, strlen(name));
         if (!d->classes[d->n_classes])
@@ -34346,29 +34454,31 @@ static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
     const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
     const size_t first = 0, *end = &first; /* end of the word before */
     if ((!text->text && text->bytes) || (!text->words && text->n_words))
-        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %s %d is NULL",
-                        text->words || !text->n_words ? "text" : "the list of words of text", d->count);
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %s %d is NULL: pass a pointer, or the "
+                        "size 0", text->words || !text->n_words ? "text" : "the list of words of text",
+                        d->count);
     if (values && !text->values)
         return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: the values of text %d are NULL; expected "
-                        "%d", d->count, d->n_classes);
+                        "%d values", d->count, d->n_classes);
     for (int c = 0; c < d->n_classes && values; c++) {
         const float x = text->values[c];
         if (d->task == TT_TASK_SCORES ? !isfinite(x) : !(x >= 0 && x <= 1))
             return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: value %d of text %d is %g; expected "
                             "%s", c, d->count, x,
-                            d->task == TT_TASK_SCORES ? "a finite number" : "0 or 1, or a number between");
+                            d->task == TT_TASK_SCORES ? "a finite number" : "a number from 0 to 1");
     }
     if (d->task != TT_TASK_TAGS) return TT_OK;
     if (text->pair)
-        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has a second text; texts whose "
-                        "words have tags have none", d->count);
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has a second text, but "
+                        "TT_TASK_TAGS reads one text: leave `pair` NULL", d->count);
     for (const tt_word *w = text->words; w < text->words + text->n_words; end = &w->end, w++)
         if (w->begin < *end || w->end <= w->begin || w->end > text->bytes || w->tag < -1 ||
             w->tag >= d->n_classes)
-            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: word %d of text %d is bytes %zu to "
-                            "%zu with tag %d; expected bytes from %zu on within %zu, in order, and a tag up "
-                            "to %d, or -1", (int)(w - text->words), d->count, w->begin, w->end, w->tag, *end,
-                            text->bytes, d->n_classes - 1);
+            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: word %d of text %d begins at byte "
+                            "%zu and ends at %zu, with tag %d; expected a begin of at least %zu, an end "
+                            "after it and at most %zu, and a tag from -1 (none) to %d",
+                            (int)(w - text->words), d->count, w->begin, w->end, w->tag, *end, text->bytes,
+                            d->n_classes - 1);
     return TT_OK;
 }
 
@@ -34377,7 +34487,7 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *t
 {
     if (text && tt__dataset_check(d, text) != TT_OK) return d->ctx->status;
     if (d->task == TT_TASK_CLASS && (label < 0 || label >= d->n_classes))
-        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "%s: %s %d has label %d; labels go from 0 to %d", of,
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "%s: %s %d has label %d, but labels must be 0 to %d", of,
                         d->images ? "image" : "text", d->count, label, d->n_classes - 1);
     tt__example *e = tt__dataset_add(d, of);
     if (!e) return TT_ERR_MEMORY;
@@ -34401,10 +34511,10 @@ tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts
                              const char *const *class_names, int classes)
 {
     if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names || !tt__is_task(task))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %lld texts%s of %d classes%s, task %d; "
-                        "expected at least one text and one class, and one of tt_task", (long long)count,
-                        texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)", (int)task),
-               (tt_dataset *)NULL;
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are %lld texts%s of %d classes%s, "
+                        "task %d; expected at least one text and one class, and one of tt_task",
+                        (long long)count, texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)",
+                        (int)task), (tt_dataset *)NULL;
     tt_dataset *d = tt__dataset_new(ctx, task, class_names, classes);
     tt_status status = d ? TT_OK : ctx->status;
     for (int64_t i = 0; i < count && status == TT_OK; i++)
@@ -34416,8 +34526,8 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
 {
     if (source->count < 1 || source->count > INT_MAX || source->classes < 1 || !source->labels ||
         !source->class_names || !source->read)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_images: %lld images%s of %d classes%s%s; expected "
-                        "at least one image and one class, and labels, class_names and read",
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_images: there are %lld images%s of %d classes%s%s; "
+                        "expected at least one image and one class, with labels, class_names and read",
                         (long long)source->count, source->labels ? "" : " without labels", source->classes,
                         source->class_names ? "" : " without class_names",
                         source->read ? "" : " without read"), (tt_dataset *)NULL;
@@ -34527,9 +34637,9 @@ static tt_status tt__table_name(const tt_dataset *d, tt__table *t, tt__example *
 {
     const int number = t->order && *name ? tt__find_class(d, t->order, name) : -1;
     if (t->order && *name && number < 0)
-        return tt__row_fail(t, "the %s '%.200s' is none of the %d classes given, of which the first is "
-                            "'%.200s'", t->task == TT_TASK_TAGS ? "tag" : "label", name, d->n_classes,
-                            d->classes[0]);
+        return tt__row_fail(t, "the %s '%.200s' is not one of the %d given classes, whose first is '%.200s': "
+                            "give this class too, or correct the row", t->task == TT_TASK_TAGS ? "tag" :
+                            "label", name, d->n_classes, d->classes[0]);
     if (!TT__GROW(t->ctx, t->names, t->n_names, t->cap_names)) return t->ctx->status;
     t->names[t->n_names].name = name;
     t->names[t->n_names++].number = number;
@@ -34551,13 +34661,13 @@ static tt_status tt__table_row_end(const tt_dataset *d, tt__table *t, int first)
     const int n = t->n_values - first, width = t->width ? t->width : t->order ? d->n_classes : n;
     if (!n && !t->width && t->task == TT_TASK_LABELS) return TT_OK; /* labels are names in this file */
     if (n && t->task == TT_TASK_LABELS && (t->n_names || (d->count > 1 && !t->width)))
-        return tt__row_fail(t, "the label has %d numbers, but labels of this file are names: write names "
-                            "in all rows, or 0 or 1 for each class in all rows", n);
+        return tt__row_fail(t, "the label has %d numbers, but other labels of this file are names: write "
+                            "names in all rows, or 0 or 1 for each class in all rows", n);
     if (!n && !t->width)
-        return tt__row_fail(t, "the label is an empty list; expected a score");
+        return tt__row_fail(t, "the label is an empty list; expected a score or scores");
     if (n != width)
-        return tt__row_fail(t, "the label has %d number%s; expected %d, as %s", n, n == 1 ? "" : "s", width,
-                            t->order ? "there are classes" : "in the rows before");
+        return tt__row_fail(t, "the label has %d number%s; expected %d, as many as %s", n, n == 1 ? "" : "s",
+                            width, t->order ? "classes are given" : "the rows before have");
     t->width = width;
     return TT_OK;
 }
@@ -34578,8 +34688,9 @@ static tt_status tt__table_classes(tt_dataset *d, tt__table *t)
     tt__free(d->ctx, order);
     if (!order) return TT_ERR_MEMORY;
     if (!d->n_classes)
-        return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s': no %s; add labels, or give the names of the classes",
-                        t->path, t->task == TT_TASK_TAGS ? "word has a tag" : "row has a label");
+        return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s': no %s: add %s, or give the names of the classes",
+                        t->path, t->task == TT_TASK_TAGS ? "word has a tag" : "row has a label",
+                        t->task == TT_TASK_TAGS ? "tags" : "labels");
     if (!(d->classes = (const char **)tt__alloc(d->ctx, (size_t)d->n_classes * sizeof *d->classes)))
         return TT_ERR_MEMORY;
     for (int i = 0; i < t->n_names; i++)
@@ -34603,7 +34714,8 @@ static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int 
     tt__strings names = {d->classes, sizeof *d->classes};
     if (!(*order = tt__sort_strings(d->ctx, names, n, &twice))) return TT_ERR_MEMORY;
     if (!twice) return TT_OK;
-    return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the class '%.200s' is given twice", twice);
+    return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the class '%.200s' is given twice: give each class once",
+                    twice);
 }
 
 /* Names the classes of a file that has values and no names: LABEL_0, LABEL_1, ..., as transformers does. */
@@ -34682,12 +34794,12 @@ static tt_status tt__table_after_quote(const tt__table *t, char found)
 {
     char separator[24];
     if (tt__table_other_separator(&found, 1))
-        return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; if columns are "
-                        "separated by %s, say so (delimiter; --delimiter)", t->path, t->line,
+        return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: there is text after a closing quote; if "
+                        "columns are separated by %s, set delimiter (--delimiter)", t->path, t->line,
                         tt__table_separator(found, separator));
-    return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; a quote within a "
-                    "quoted field is written twice; if quotes are characters like others, say so (unquoted; "
-                    "--quote none)", t->path, t->line);
+    return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: there is text after a closing quote; write a "
+                    "quote within a quoted field twice, or, if quotes are ordinary characters, set unquoted "
+                    "(--quote none)", t->path, t->line);
 }
 
 /* Reads the field at t->at, unquotes it in place, and moves t->at past the separator or newline that ends the
@@ -34701,8 +34813,8 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         for (;;) {
             if (t->at == t->bytes)
                 return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: the quoted field that starts here "
-                                "is not closed before the end of the file; if quotes are characters like "
-                                "others, say so (unquoted; --quote none)", t->path, opened);
+                                "is not closed before the end of the file; if quotes are ordinary "
+                                "characters, set unquoted (--quote none)", t->path, opened);
             char c = text[t->at++];
             if (c == '"') {
                 if (t->at == t->bytes || text[t->at] != '"') break;
@@ -34765,22 +34877,22 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
         for (int i = 0; i < TT__COLUMNS; i++) {
             if (!tt__field_is(&field, t->column[i])) continue;
             if (column[i] >= 0)
-                return tt__row_fail(t, "two columns are named '%.200s'", t->column[i]);
+                return tt__row_fail(t, "two columns are named '%.200s': rename one of them", t->column[i]);
             column[i] = *columns;
         }
         if (*columns == INT_MAX - 1)
-            return tt__row_fail(t, "too many columns");
+            return tt__row_fail(t, "the line has 2^31 columns or more, which is too many");
     }
     const char other = *columns == 1 ? tt__table_other_separator(there, strlen(there)) : 0;
     for (int i = 0; i < TT__COLUMNS; i++)
         if (column[i] < 0 && i < TT__COLUMN_SPLIT)
-            return tt__fail(t->ctx, TT_ERR_FORMAT,
-                            "'%.300s', line %lld: the header's %d columns, separated by %s, have none named "
-                            "'%.100s', but %.300s%s%s%s%s", t->path, t->row_line, *columns,
-                            tt__table_separator(t->separator, separator), t->column[i], there,
-                            strlen(there) > 300 ? "..." : "", other ? "; if columns are separated by " : "",
+            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%.300s', line %lld: none of the header's %d columns, "
+                            "separated by %s, is named '%.100s'; they are %.300s%s%s%s%s", t->path,
+                            t->row_line, *columns, tt__table_separator(t->separator, separator), t->column[i],
+                            there, strlen(there) > 300 ? "..." : "",
+                            other ? "; if columns are separated by " : "",
                             other ? tt__table_separator(other, others) : "",
-                            other ? ", say so (delimiter; --delimiter)" : "");
+                            other ? ", set delimiter (--delimiter)" : "");
     return TT_OK;
 }
 
@@ -34832,7 +34944,8 @@ static tt_status tt__table_label(const tt_dataset *d, tt__table *t, tt__example 
 {
     float score = 0;
     if (!*label)
-        return tt__row_fail(t, "%s is empty", t->task == TT_TASK_CLASS ? "the label" : "a label");
+        return tt__row_fail(t, "%s is empty: write one, or remove the row", t->task == TT_TASK_CLASS ?
+                            "the label" : "a label");
     if (t->task != TT_TASK_SCORES) return tt__table_name(d, t, e, label);
     if (tt__is_score(label, &score)) return tt__table_value(t, score);
     return tt__row_fail(t, "the score '%.200s' is not a number that a float holds, such as 2.5", label);
@@ -34847,7 +34960,7 @@ static tt_status tt__table_field_labels(const tt_dataset *d, tt__table *t, tt__e
     bool more = t->task != TT_TASK_LABELS || field->bytes;
     tt_status status = TT_OK;
     if (strlen(at) != field->bytes)
-        return tt__row_fail(t, "the label holds a NUL");
+        return tt__row_fail(t, "the label contains a NUL byte: remove it");
     if (t->task == TT_TASK_CLASS) return tt__table_label(d, t, e, at);
     while (more && status == TT_OK) {
         char *stop = strchr(at, t->between), *last = stop ? stop : end;
@@ -34882,8 +34995,9 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split)
         } while (status == TT_OK && !field.last);
         if (status != TT_OK) break;
         if (n != columns)
-            return tt__row_fail(t, "%d columns; the header has %d: put fields that hold %s or newlines in "
-                                "double quotes", n, columns, tt__table_separator(t->separator, separator));
+            return tt__row_fail(t, "the row has %d columns, but the header has %d: put fields that contain "
+                                "%s or newlines in double quotes", n, columns,
+                                tt__table_separator(t->separator, separator));
         const tt__field *part = &fields[TT__COLUMN_SPLIT];
         if (t->splits) status = tt__table_part(t, part->text, part->bytes, split, &keep);
         if (status != TT_OK || !keep) continue;
@@ -34915,8 +35029,9 @@ static tt_status tt__row_wrong(const tt__table *t, const tt__json *j, int node, 
     for (int child = 1; child < j->nodes[0].after; child = j->nodes[child].after)
         tt__print(&list, "%s\"%.100s\"", child > 1 ? ", " : "", j->pool + j->nodes[child].key);
     const char *more = list.length >= sizeof there ? "..." : "";
-    return tt__row_fail(t, "the object has no \"%.100s\", but %s%s; expected %s: name the column in the "
-                        "table options", t->column[column], *there ? there : "no members", more, expected);
+    return tt__row_fail(t, "the object has no \"%.100s\", but %s%s; expected %s: set the column's name in "
+                        "the table options", t->column[column], *there ? there : "no members", more,
+                        expected);
 }
 
 /* Copies the text of a string of a line of JSON, into *text and *bytes. Returns false if memory runs out. */
@@ -34942,7 +35057,8 @@ static const char *tt__row_name(tt_dataset *d, const tt__table *t, const tt__jso
     else if (t->task == TT_TASK_TAGS && at->exact && at->integer == -100) bytes = 0;
     else if (!bytes) return NULL;
     if (at->kind == TT__JSON_STRING && !bytes)
-        return tt__row_fail(t, "%s is empty", t->task == TT_TASK_CLASS ? "the label" : "a label"),
+        return tt__row_fail(t, "%s is empty: write one, or remove the row", t->task == TT_TASK_CLASS ?
+                            "the label" : "a label"),
                (const char *)NULL;
     name = tt__chunks_text(d->ctx, &d->chunks, text, bytes);
     if (!name) tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the labels of '%s'", t->path);
@@ -34953,20 +35069,21 @@ static const char *tt__row_name(tt_dataset *d, const tt__table *t, const tt__jso
 static tt_status tt__row_words(tt_dataset *d, tt__table *t, const tt__json *j, const char *line, int words,
                                int tags, tt__example *e)
 {
-    static const char list[] = "a list, as the words and tags of TT_TASK_TAGS are";
+    static const char list[] = "a list: TT_TASK_TAGS reads a list of words and a list of tags";
     if (words < 0 || j->nodes[words].kind != TT__JSON_ARRAY)
         return tt__row_wrong(t, j, words, TT__COLUMN_TEXT, list);
     if (tags < 0 || j->nodes[tags].kind != TT__JSON_ARRAY)
         return tt__row_wrong(t, j, tags, TT__COLUMN_LABEL, list);
     const int n = j->nodes[words].count;
     if (n != j->nodes[tags].count)
-        return tt__row_fail(t, "%d words and %d tags; expected a tag for each word", n, j->nodes[tags].count);
+        return tt__row_fail(t, "the row has %d words, but %d tags; expected a tag for each word", n,
+                            j->nodes[tags].count);
     size_t bytes = 0, at = 0;
     for (int w = words + 1; w < j->nodes[words].after; w = j->nodes[w].after) {
         if (j->nodes[w].kind != TT__JSON_STRING)
             return tt__row_wrong(t, j, w, TT__COLUMN_TEXT, "a list of strings");
         if (!j->nodes[w].count)
-            return tt__row_fail(t, "a word is empty: leave it out, and its tag");
+            return tt__row_fail(t, "a word is empty: remove the word and its tag");
         bytes += (size_t)j->nodes[w].count + 1;
     }
     char *text = (char *)tt__chunks_take(d->ctx, &d->chunks, bytes ? bytes : 1);
@@ -34998,12 +35115,12 @@ static tt_status tt__row_label(tt_dataset *d, tt__table *t, const tt__json *j, c
     const double x = truth ? at->kind == TT__JSON_TRUE : at->number;
     const bool number = at->kind == TT__JSON_NUMBER_KIND;
     if (t->task == TT_TASK_SCORES && (!number || !(fabs(x) <= FLT_MAX)))
-        return tt__row_wrong(t, j, node, TT__COLUMN_LABEL, "a score, a number that a float holds, or a list "
-                             "of scores");
+        return tt__row_wrong(t, j, node, TT__COLUMN_LABEL, "a score (a number that a float holds), or a "
+                             "list of scores");
     if (t->task == TT_TASK_SCORES) return tt__table_value(t, (float)x);
     if (number && x != 0 && x != 1)
-        return tt__row_fail(t, "the label has the number %g; expected 0 or 1 for each class, or the names "
-                            "of labels in quotes", x);
+        return tt__row_fail(t, "the label contains the number %g; expected 0 or 1 for each class, or the "
+                            "names of labels in quotes", x);
     if (number || truth) return tt__table_value(t, (float)x);
     if (at->kind != TT__JSON_STRING)
         return tt__row_wrong(t, j, node, TT__COLUMN_LABEL, "a list of names, or of 0 and 1 for each class");
@@ -35051,7 +35168,7 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
     const int part = at[TT__COLUMN_SPLIT];
     if (!t->first_line) t->first_line = t->row_line, t->splits = part >= 0;
     if (split && t->splits != (part >= 0))
-        return tt__row_fail(t, "%s \"%.100s\", unlike line %lld: write it in all rows or in none",
+        return tt__row_fail(t, "the row has %s \"%.100s\", unlike line %lld: write it in all rows or in none",
                             part < 0 ? "no" : "a", t->column[TT__COLUMN_SPLIT], t->first_line);
     if (part >= 0)
         status = tt__table_part(t, j->pool + j->nodes[part].integer, (size_t)j->nodes[part].count, split,
@@ -35125,7 +35242,7 @@ static tt_status tt__conll_line(tt_dataset *d, tt__table *t, tt__sentence *s, ch
     if (!name || !TT__GROW(d->ctx, s->words, s->n, s->capacity))
         return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the tags of '%s'", t->path);
     if (strlen(name) != (size_t)(end - tag))
-        return tt__row_fail(t, "the tag holds a NUL");
+        return tt__row_fail(t, "the tag contains a NUL byte: remove it");
     if (!s->n && !tt__dataset_add(d, t->path)) return t->ctx->status;
     if (!s->n) s->text = line, s->bytes = 0;
     else s->text[s->bytes++] = ' ';
@@ -35175,13 +35292,11 @@ static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char
     tt_dataset *held = NULL, *result;
     if (part == TT__SPLIT_VALIDATION) return d->count = 0, d;
     if (!part)
-        tt__fail(d->ctx, TT_ERR_ARGUMENT,
-                 "'%s' has no column '%.100s', so its rows are \"train\" or \"test\", not '%.200s'", path,
-                 column, split);
+        tt__fail(d->ctx, TT_ERR_ARGUMENT, "'%s' has no column '%.100s', so it has only the splits \"train\" "
+                 "and \"test\", not '%.200s'", path, column, split);
     else if (d->count < 2)
-        tt__fail(d->ctx, TT_ERR_FORMAT,
-                 "'%s' has one row and no column '%.100s': it cannot be divided into \"train\" and \"test\"",
-                 path, column);
+        tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has one row and no column '%.100s': one row cannot be divided "
+                 "into \"train\" and \"test\"", path, column);
     else
         held = tt_dataset_split(d, (d->count + 9) / 10);
     result = part == TT__SPLIT_TEST ? held : held ? d : NULL;
@@ -35202,18 +35317,17 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
         for (int k = 0; k <= i; k++) good &= names[i] && (k == i || strcmp(t->column[i], t->column[k]) != 0);
     if (!good)
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: the columns of text, label, split and pair "
-                        "are '%.100s', '%.100s', '%.100s' and '%.100s'; expected four names", t->column[0],
-                        t->column[1], t->column[2], t->column[3]);
+                        "are '%.100s', '%.100s', '%.100s' and '%.100s'; expected four different names",
+                        t->column[0], t->column[1], t->column[2], t->column[3]);
     if (o->delimiter && (strchr("\"\n\r", o->delimiter) || (unsigned char)o->delimiter >= 0x80))
         return tt__fail(t->ctx, TT_ERR_ARGUMENT,
-                        "table options: the delimiter has the code %d; a table's columns cannot be divided "
-                        "by quotes, by ends of lines, or by bytes beyond ASCII", (unsigned char)o->delimiter);
+                        "table options: the delimiter is the byte %d; expected an ASCII character that is "
+                        "neither a quote nor the end of a line", (unsigned char)o->delimiter);
     if (!o->label_delimiter || (unsigned char)o->label_delimiter >= 0x80)
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: the label_delimiter has the code %d; labels "
-                        "are divided by a character of ASCII, such as a comma",
-                        (unsigned char)o->label_delimiter);
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: the label_delimiter is the byte %d; "
+                        "expected an ASCII character, such as a comma", (unsigned char)o->label_delimiter);
     if (!tt__is_task(o->task))
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: task = %d; expected one of tt_task, %d to "
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: task is %d; expected one of tt_task, %d to "
                         "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_TAGS);
     return TT_OK;
 }
@@ -35250,9 +35364,10 @@ static tt_status tt__table_file(tt_dataset *d, tt__table *t, const tt_table_opti
                : o->task == TT_TASK_TAGS ? tt__read_conll(d, t) : tt__table_read(d, t, split);
     const int part = split && t->splits ? tt__split_of(split) : TT__SPLIT_OTHER;
     if (status != TT_OK || d->count || (part && part != TT__SPLIT_TRAIN)) return status;
-    if (!split || !t->splits) return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows", t->path, lines ||
-                                              o->task == TT_TASK_TAGS ? "" : "a header and ");
-    return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
+    if (!split || !t->splits) return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows: add rows", t->path,
+                                              lines || o->task == TT_TASK_TAGS ? "" : "a header but ");
+    return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s': add one, or choose "
+                    "another split", t->path, split);
 }
 
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
@@ -35267,8 +35382,8 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     t.task = o.task;
     t.line = 1;
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to "
-                        "take them from the file", path, n_classes, classes ? "" : " as NULL"),
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given%s; give at least one, or NULL and "
+                        "0 to take the classes from the file", path, n_classes, classes ? "" : " as NULL"),
                (tt_dataset *)NULL;
     if (tt__table_check(&t, &o) != TT_OK) return NULL;
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
@@ -35329,7 +35444,7 @@ static bool tt__deal_check(tt__text_buffer *all, int batch, int accumulate, cons
                   "tt_parallel after tt_check_options", p->groups, data);
     else if (groups > batch / accumulate)
         tt__print(all, "; a step of {batch = %d} has fewer sequences than micro-batches, {accumulate = %d} "
-                  "for each of %d groups: set {batch} to %lld at least", batch, accumulate, groups,
+                  "for each of %d groups: set {batch} to at least %lld", batch, accumulate, groups,
                   (long long)groups * accumulate);
     return all->length == before;
 }
@@ -35362,8 +35477,9 @@ static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int ba
 static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, int64_t step)
 {
     if (epoch < 0 || step < 0 || step > d->steps)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "%s: no step %lld of epoch %lld; an epoch has steps 0 to %lld",
-                        d->of, (long long)step, (long long)epoch, (long long)d->steps - 1);
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "%s: step %lld of epoch %lld does not exist: an epoch has steps 0 to %lld", d->of,
+                        (long long)step, (long long)epoch, (long long)d->steps - 1);
     const uint32_t n = epoch != d->epoch ? (uint32_t)d->count : 0;
     for (uint32_t k = 0; k < n && !d->shuffle; k++) d->order[k] = k;
     if (n && d->shuffle)
@@ -35685,9 +35801,9 @@ static bool tt__image_resized(const tt_image_options *o, int *height, int *width
     const int shorter = (int)tt__min(*height, *width), longer = (int)tt__max(*height, *width);
     const int64_t resized = (int64_t)o->resize_shortest * longer / shorter;
     if (resized > TT__IMAGE_SIDE) {
-        snprintf(why, 256, "%d x %d pixels resized to a shorter side of %d have a longer one of %lld; at "
-                 "most %d are possible", *height, *width, o->resize_shortest, (long long)resized,
-                 TT__IMAGE_SIDE);
+        snprintf(why, 256, "%d x %d pixels resized to a shorter side of %d get a longer side of %lld, but at "
+                 "most %d are possible: set resize_height and resize_width", *height, *width,
+                 o->resize_shortest, (long long)resized, TT__IMAGE_SIDE);
         return false;
     }
     const bool upright = *height >= *width;
@@ -35702,16 +35818,17 @@ static bool tt__image_resized(const tt_image_options *o, int *height, int *width
 static bool tt__image_fits(const tt_image_options *o, int height, int width, char why[256])
 {
     if (o->height <= height + 2 * o->pad && o->width <= width + 2 * o->pad) return true;
-    snprintf(why, 256, "%d x %d pixels cannot be cropped out of %d x %d with %d zeros on each side: set "
-             "resize_height and resize_width, or more pad", o->height, o->width, height, width, o->pad);
+    snprintf(why, 256, "%d x %d pixels cannot be cropped out of %d x %d pixels with a pad of %d on each "
+             "side: set resize_height and resize_width, or a larger pad", o->height, o->width, height, width,
+             o->pad);
     return false;
 }
 
 static bool tt__image_channels(const tt_image_options *o, int channels, char why[256])
 {
     if (channels == o->channels || (o->channels == 3 && (channels == 1 || channels == 4))) return true;
-    snprintf(why, 256, "%d channels cannot become %d: set channels of the image options (3 takes 1 and 4 "
-             "too)", channels, o->channels);
+    snprintf(why, 256, "%d channels cannot be converted to %d: set channels of the image options (channels = "
+             "3 reads images of 1, 3 and 4)", channels, o->channels);
     return false;
 }
 
@@ -35731,9 +35848,9 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     const uint32_t zero[4] = {0, 0, 0, 0};
     uint32_t u[4];
     if (!tt__image_valid(image)) {
-        snprintf(why, 256, "there are %d x %d pixels%s of %d channels; expected sides of 1 to %d and 1 to "
-                 "4 channels", image->height, image->width, image->pixels ? "" : " (NULL)", image->channels,
-                 TT__IMAGE_SIDE);
+        snprintf(why, 256, "the image has %d x %d pixels%s and %d channels; expected sides of 1 to %d pixels "
+                 "and 1 to 4 channels", image->height, image->width, image->pixels ? "" : " (NULL)",
+                 image->channels, TT__IMAGE_SIDE);
         return TT_ERR_ARGUMENT;
     }
     int height = image->height, width = image->width;
@@ -35897,32 +36014,33 @@ void tt_loader_free(tt_loader *l)
 static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
                                   const tt_loader_options *o)
 {
-    char text[640] = "";
+    char text[1024] = "";
     tt__text_buffer all = {text, sizeof text, 0};
     const bool deals = tt__deal_check(&all, o->batch, o->accumulate, &o->parallel), texts = !d->images;
     const int64_t max = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
-    if (!d->count) tt__print(&all, "; the dataset is empty");
+    if (!d->count) tt__print(&all, "; the dataset is empty: give it at least one example");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
-        tt__print(&all, "; threads = %d; expected 0 to %d", o->threads, TT__LOADER_THREADS);
+        tt__print(&all, "; threads is %d, but must be 0 to %d", o->threads, TT__LOADER_THREADS);
     if (o->drop_last && d->count < o->batch)
-        tt__print(&all, "; %d %s make no whole step of batch = %d, and drop_last leaves out others", d->count,
-                  texts ? "texts" : "images", o->batch);
+        tt__print(&all, "; drop_last leaves out all steps, because %d %s are fewer than batch, %d: set batch "
+                  "lower or drop_last = false", d->count, texts ? "texts" : "images", o->batch);
     if (texts && o->max_length < 2)
-        tt__print(&all, "; max_length = %d; expected at least 2, for [CLS] and [SEP]", o->max_length);
+        tt__print(&all, "; max_length is %d, but must be at least 2, for [CLS] and [SEP]", o->max_length);
     else if (texts && o->max_tokens != 0 && o->max_tokens < o->max_length)
-        tt__print(&all, "; max_tokens = %d; expected 0 or at least max_length = %d, so that every text fits",
+        tt__print(&all,
+                  "; max_tokens is %d, but must be 0 or at least max_length, %d, so that every text fits",
                   o->max_tokens, o->max_length);
     else if (texts && max > INT32_MAX / o->max_length && !o->max_tokens)
-        tt__print(&all, "; batch = %d of max_length = %d are more tokens than can be counted: set max_tokens",
-                  o->batch, o->max_length);
+        tt__print(&all, "; batch %d of max_length %d has more than 2^31 tokens: set max_tokens", o->batch,
+                  o->max_length);
     if (texts && d->pairs && !k->finish.pairs)
-        tt__print(&all, "; the dataset has pairs of texts, and the tokenizer's post_processor does not say "
-                  "how to join them: add a \"pair\" with $A and then $B to its TemplateProcessing");
+        tt__print(&all, "; the dataset has pairs of texts, but the tokenizer's post_processor does not say "
+                  "how to join the texts: add a \"pair\" with $A and then $B to its TemplateProcessing");
     else if (texts && d->pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
-        tt__print(&all, "; max_length = %d; pairs of texts need at least %d, for the tokens around the texts",
-                  o->max_length, tt__ids_around(k, true));
+        tt__print(&all, "; max_length is %d, but must be at least %d for pairs of texts, with the tokens "
+                  "around the texts", o->max_length, tt__ids_around(k, true));
     if (texts && o->window < 0)
-        tt__print(&all, "; window = %d; expected 0 (no sorting) or more batches", o->window);
+        tt__print(&all, "; window is %d, but must be 0 (no sorting) or a number of batches", o->window);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
@@ -35976,7 +36094,7 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     if (!d || (!k && !image)) { /* the context's error says why the dataset or the tokenizer is NULL */
         char why[TT__ERROR];
         memcpy(why, ctx->error, sizeof why);
-        tt__fail(ctx, TT_ERR_ARGUMENT, "a loader: the %s is NULL%s%.900s", !d ? "dataset" : "tokenizer",
+        tt__fail(ctx, TT_ERR_ARGUMENT, "loader: the %s is NULL%s%.900s", !d ? "dataset" : "tokenizer",
                  why[0] ? ": " : "", why);
         return NULL;
     }
@@ -36010,7 +36128,7 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
         ok = tt__thread_start(&thread->handle, tt__image_main, thread);
         if (ok) l->started++;
         else
-            tt__fail(ctx, TT_ERR_MEMORY, "loader: could not start thread %d of %d: set threads lower",
+            tt__fail(ctx, TT_ERR_MEMORY, "loader: cannot start thread %d of %d: set threads lower",
                      l->started + 1, o.threads);
     }
     if (ok) return l;
@@ -36035,22 +36153,23 @@ tt_image_options tt_image_options_default(int height, int width)
 static tt_status tt__image_options_check(tt_context *ctx, const tt_image_options *o)
 {
     if (!tt__side(o->height) || !tt__side(o->width) || o->channels < 1 || o->channels > 4)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: results of %d x %d pixels of %d channels; "
-                        "expected sides of 1 to %d and 1 to 4 channels", o->height, o->width, o->channels,
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: the height is %d, the width %d and channels "
+                        "%d; expected sides of 1 to %d and 1 to 4 channels", o->height, o->width, o->channels,
                         TT__IMAGE_SIDE);
     if ((o->resize_height || o->resize_width) && (!tt__side(o->resize_height) || !tt__side(o->resize_width)))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_height = %d and resize_width = %d; "
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_height is %d and resize_width %d; "
                         "expected both 0, or both 1 to %d", o->resize_height, o->resize_width,
                         TT__IMAGE_SIDE);
     if (o->resize_shortest && (!tt__side(o->resize_shortest) || o->resize_height))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_shortest = %d beside resize_height = "
-                        "%d; expected one of them 0, the other 0 to %d", o->resize_shortest,
-                        o->resize_height, TT__IMAGE_SIDE);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_shortest is %d and resize_height %d; "
+                        "expected one of them 0, the other 0 to %d", o->resize_shortest, o->resize_height,
+                        TT__IMAGE_SIDE);
     if ((int)o->resample < TT_NEAREST || o->resample > TT_BICUBIC)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resample = %d; expected one of tt_resample, "
-                        "%d to %d", (int)o->resample, TT_NEAREST, TT_BICUBIC);
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "image options: resample is %d, but must be one of tt_resample, %d to %d",
+                        (int)o->resample, TT_NEAREST, TT_BICUBIC);
     if (o->pad < 0 || o->pad > TT__IMAGE_SIDE)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: pad = %d; expected 0 to %d", o->pad,
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: pad is %d, but must be 0 to %d", o->pad,
                         TT__IMAGE_SIDE);
     return TT_OK;
 }
@@ -36060,8 +36179,8 @@ static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_
 {
     char why[256];
     if (!o)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the image options are NULL: how large "
-                        "are the results to be?");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the image options are NULL: set at least "
+                        "their height and width");
     if (!d->images)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the dataset holds texts: use "
                         "tt_loader_new");
@@ -36080,8 +36199,8 @@ tt_status tt_image_prepare(tt_context *ctx, const tt_image *image, const tt_imag
     tt__resampler r;
     char why[256];
     if (!image || !options || !to)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_prepare: the image, its options and what to write to "
-                        "must be there");
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "tt_image_prepare: the image, its options or the output is NULL: pass all three");
     tt_image_options o = *options;
     if (tt__image_options_check(ctx, &o) != TT_OK) return ctx->status;
     o.random_crop = o.flip = false;
@@ -36278,8 +36397,9 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
 {
     tt_context *ctx = d->ctx;
     if (n < 1 || n >= d->count)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_split: %lld %s of %d; at least one must go and one "
-                        "stay", (long long)n, d->images ? "images" : "texts", d->count), (tt_dataset *)NULL;
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_split: cannot split %lld %s off %d: at least one "
+                        "must go, and one must stay", (long long)n, d->images ? "images" : "texts",
+                        d->count), (tt_dataset *)NULL;
     tt_dataset *part = tt__dataset_new(ctx, d->task, d->classes, d->n_classes);
     uint32_t *order = part ? (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)d->count) : NULL;
     uint64_t key = tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_SPLIT,
@@ -36290,7 +36410,7 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
         tt__example *from = &d->examples[order[k]], *to = tt__dataset_add(part, "tt_dataset_split");
         if (to) *to = *from;
         if (!to || tt__dataset_copy(part, to) != TT_OK)
-            status = tt__fail(ctx, TT_ERR_MEMORY, "tt_dataset_split: out of memory for %lld of %d",
+            status = tt__fail(ctx, TT_ERR_MEMORY, "tt_dataset_split: out of memory for %lld examples of %d",
                               (long long)n, d->count);
     }
     if (status == TT_OK) { /* removes the chosen examples; the others keep their order */
@@ -36493,8 +36613,9 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
         if (id >= s->vocab)
-            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s' has the token %d%s%.60s%s, and the model %d tokens",
-                            s->store->path, id, s->tokenizer ? " ('" : "",
+            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s' has the token %d%s%.60s%s, but the model has only "
+                            "%d tokens: use the model's tokenizer", s->store->path, id,
+                            s->tokenizer ? " ('" : "",
                             s->tokenizer ? tt_tokenizer_token(s->tokenizer, id) : "",
                             s->tokenizer ? "')" : "", s->vocab);
         tt__stream_push(s->store, id);
@@ -36556,10 +36677,11 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     if (s->end >= 0 && s->end < s->vocab) return s;
     if (s->end < 0)
         tt__fail(ctx, TT_ERR_ARGUMENT, "token stream of '%s': the tokenizer has no token that ends a "
-                 "document: name one in tt_stream_options.end, or as \"eos_token\" in tokenizer_config.json",
-                 path);
-    else tt__fail(ctx, TT_ERR_ARGUMENT, "token stream of '%s': end %d is not below the vocabulary's %d", path,
-                  s->end, s->vocab);
+                 "document: set tt_stream_options.end, or \"eos_token\" in tokenizer_config.json", path);
+    else
+        tt__fail(ctx, TT_ERR_ARGUMENT,
+                 "token stream of '%s': end is %d, but must be below the vocabulary's size, %d", path, s->end,
+                 s->vocab);
     tt_token_stream_free(s);
     return NULL;
 }
@@ -36571,14 +36693,14 @@ static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
     s->count = s->store->count;
     for (int at = 0; at < 2 && status == TT_OK; at++)
         if (s->spelled[at])
-            tt__log(s->ctx, TT_LOG_WARNING, "tokens", "'%s': %lld document%s out '%.60s', which is put %s "
-                    "each: they have it once", s->store->path, (long long)s->spelled[at],
-                    s->spelled[at] == 1 ? " spells" : "s spell",
+            tt__log(s->ctx, TT_LOG_WARNING, "tokens", "'%s': %lld document%s out '%.60s', which the stream "
+                    "adds %s each document: these documents get it once only", s->store->path,
+                    (long long)s->spelled[at], s->spelled[at] == 1 ? " spells" : "s spell",
                     tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->finish.one.around[0].ids[0]),
-                    at ? "behind" : "in front of");
+                    at ? "after" : "before");
     if (status == TT_OK && s->count < 2)
-        status = tt__fail(s->ctx, TT_ERR_FORMAT, "token stream of '%s': there are no tokens to train on",
-                          s->store->path);
+        status = tt__fail(s->ctx, TT_ERR_FORMAT, "token stream of '%s': the stream has fewer than 2 tokens, "
+                          "which is too few to train on: name a longer text", s->store->path);
     if (status == TT_OK) return s;
     tt_token_stream_free(s);
     return NULL;
@@ -36626,7 +36748,8 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     if (!s) return NULL;
     const bool folder = files->list(files->user, path, tt__names_add, &names) && !names.failed;
     if (names.failed) status = TT_ERR_MEMORY;
-    else if (folder && !names.n) status = tt__fail(ctx, TT_ERR_FILE, "folder '%s' has no file *.txt", path);
+    else if (folder && !names.n)
+        status = tt__fail(ctx, TT_ERR_FILE, "folder '%s' has no file *.txt: name a folder with texts", path);
     else if (folder) qsort(names.name, (size_t)names.n, sizeof *names.name, tt__by_name);
     for (int k = 0; k < (folder ? names.n : 1) && status == TT_OK; k++) {
         if (folder) status = tt__path_join(ctx, full, path, names.name[k]);
@@ -36660,9 +36783,9 @@ static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, si
     *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
     const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
     if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look so by chance */
-    return tt__fail(ctx, TT_ERR_FORMAT, "'%s': each second 4 bytes are 0, as of ids of 8 bytes (int64), and "
-                    "ids of 2 or 4 bytes are read: convert them, as by NumPy's astype('uint32').tofile(...)",
-                    store->path);
+    return tt__fail(ctx, TT_ERR_FORMAT, "'%s' seems to have ids of 8 bytes (int64), because every second "
+                    "group of 4 bytes is 0, but ids must have 2 or 4 bytes: convert them, for example with "
+                    "NumPy's astype('uint32').tofile(...)", store->path);
 }
 
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end)
@@ -36674,9 +36797,9 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
     tt__token_store *store = s->store;
     tt_status status = TT_OK;
     if ((width != 0 && width != 2 && width != 4) || vocab < 1 || end >= vocab || end < -1)
-        status = tt__fail(ctx, TT_ERR_ARGUMENT, "token stream of '%s': ids of %d bytes, %d of them, end %d; "
-                          "expected 2 or 4 bytes and an end below vocab (or -1: none)", path, width, vocab,
-                          end);
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "token stream of '%s': ids have %d bytes, vocab is %d and "
+                          "end %d; expected 2 or 4 bytes, and an end below vocab, or -1 for none", path,
+                          width, vocab, end);
     if (status == TT_OK) status = tt__file_begin(ctx, path, &store->file, &bytes);
     if (status == TT_OK && bytes >= 1024)
         status = tt__file_read(ctx, path, store->file, 0, header, sizeof header);
@@ -36685,16 +36808,17 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
     if (status == TT_OK && !width && reported) width = reported;
     if (status == TT_OK && !width) status = tt__ids_width(store, ctx, bytes, vocab, &width);
     if (status == TT_OK && reported && reported != width)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': its header tells of ids of %d bytes, not %d", path,
-                          reported, width);
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': its header says that ids have %d bytes, not %d: name "
+                          "the right number of bytes", path, reported, width);
     if (status == TT_OK && (bytes - store->skip) % (size_t)width != 0)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': %zu bytes are no whole number of ids of %d bytes", path,
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': %zu bytes are not a multiple of the %d bytes of an id: "
+                          "the file may be cut off, or its ids have another size", path,
                           bytes - (size_t)store->skip, width);
     store->width = width;
     store->count = (int64_t)(bytes - store->skip) / (width == 4 ? 4 : 2);
     if (status == TT_OK && store->skip && header[2] != store->count)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': its header tells of %d ids, and it has %lld", path,
-                          (int)header[2], (long long)store->count);
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': its header says that there are %d ids, but the file has "
+                          "%lld: it may be cut off", path, (int)header[2], (long long)store->count);
     s->vocab = vocab;
     s->end = end;
     return tt__stream_done(s, status);
@@ -36703,8 +36827,8 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
 tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n)
 {
     if (n < 2 || n > s->count - 2) {
-        tt__fail(s->ctx, TT_ERR_ARGUMENT, "tt_token_stream_split: %lld of %lld tokens; two at least must go, "
-                 "and stay", (long long)n, (long long)s->count);
+        tt__fail(s->ctx, TT_ERR_ARGUMENT, "tt_token_stream_split: cannot split %lld of %lld tokens off: at "
+                 "least two must go, and at least two must stay", (long long)n, (long long)s->count);
         return NULL;
     }
     tt_token_stream *part = (tt_token_stream *)tt__alloc(s->ctx, sizeof *part);
@@ -36725,8 +36849,9 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
     const tt__token_store *store = s->store;
     const size_t width = (size_t)store->width;
     if (first < 0 || n < 0 || first > s->count - n)
-        return tt__fail(s->ctx, TT_ERR_ARGUMENT, "tokens %lld to %lld of a stream of %lld", (long long)first,
-                        (long long)(first + n), (long long)s->count);
+        return tt__fail(s->ctx, TT_ERR_ARGUMENT,
+                        "tokens %lld to %lld are not all in the stream, which has %lld tokens",
+                        (long long)first, (long long)(first + n), (long long)s->count);
     const uint64_t at = (uint64_t)(s->first + first) * width;
     const char *from = store->ids ? (const char *)store->ids + at : NULL;
     if (!store->ids) { /* reads 2-byte ids into the second half of `to`, then widens them in place */
@@ -36742,8 +36867,9 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
         if (width == 2) memcpy(&half, from + 2 * k, 2), whole = half;
         else memcpy(&whole, from + 4 * k, 4);
         if (whole >= (uint32_t)s->vocab)
-            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s', token %lld: id %u is not below vocab %d",
-                            store->path, (long long)(s->first + first + k), (unsigned)whole, s->vocab);
+            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s', token %lld: the id is %u, but must be below vocab, "
+                            "%d: set vocab to that of the tokenizer that made the file", store->path,
+                            (long long)(s->first + first + k), (unsigned)whole, s->vocab);
         to[k] = (int32_t)whole;
     }
     return TT_OK;
@@ -36958,15 +37084,16 @@ static uint64_t tt__window_hash(void *self) { return ((const tt_token_loader *)s
 
 static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, const tt_token_loader_options *o)
 {
-    char text[400] = "";
+    char text[800] = "";
     tt__text_buffer all = {text, sizeof text, 0};
-    if (o->length < 1) tt__print(&all, "; length = %d", o->length);
+    if (o->length < 1) tt__print(&all, "; length is %d, but must be at least 1", o->length);
     if (tt__deal_check(&all, o->batch, o->accumulate, &o->parallel) && o->length > 0 &&
         tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) > INT32_MAX / 4 / o->length)
-        tt__print(&all, "; batch = %d windows of length = %d are more tokens than can be counted", o->batch,
-                  o->length);
+        tt__print(&all, "; batch %d of windows of length %d is too large: a micro-batch must have less than "
+                  "2^29 tokens", o->batch, o->length);
     if (o->length > 0 && s->count / o->length >= INT32_MAX)
-        tt__print(&all, "; %lld tokens are too many windows of length = %d", (long long)s->count, o->length);
+        tt__print(&all, "; %lld tokens make 2^31 windows of length %d or more, which is too many: use a "
+                  "larger length", (long long)s->count, o->length);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "token loader: %s", text + 2) : TT_OK;
 }
 
@@ -37384,8 +37511,9 @@ static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, 
     tt_status status = tt__tensor_fits(s, index, ndim, dims, part, p->name);
     if (status != TT_OK) return status;
     if (tt__safetensors_type(info->dtype) > TT__ST_F64)
-        return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s': tensor '%s' has dtype %s; parameters are F32, BF16, "
-                        "F16 or F64", s->path, info->name, info->dtype);
+        return tt__fail(p->ctx, TT_ERR_FORMAT,
+                        "'%s': tensor '%s' has dtype %s, but parameters must be F32, BF16, F16 or F64",
+                        s->path, info->name, info->dtype);
     tt__checkpoint_tensor *t = (tt__checkpoint_tensor *)tt__calloc(p->ctx, sizeof *t);
     if (!t) return TT_ERR_MEMORY;
     if (order) t->order = *order;
@@ -37454,10 +37582,11 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
         any = row->name[l->naming] && tt__layout_find(l, other, &index);
     }
     if (any)
-        return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for, or "
-                        "without one the other tensors do", l->from->file[0]->path, name);
-    return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it has %d layers, config.json calls for "
-                    "%d", l->from->file[0]->path, name, layer, l->layers);
+        return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json or, without a "
+                        "config.json, the other tensors require", l->from->file[0]->path, name);
+    return tt__fail(l->ctx, TT_ERR_FORMAT,
+                    "'%s' has no tensor '%s': it has %d layers, but config.json says %d",
+                    l->from->file[0]->path, name, layer, l->layers);
 }
 
 /* Fails unless the checkpoint has each tensor of the layout with the right shape. Called before memory for
@@ -37530,21 +37659,21 @@ static tt_status tt__layout_attach(const tt__layout *l)
     }
     if (l->a->new_head_at) l->self[l->a->new_head_at] = new_head;
     if (anew[0].length)
-        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' has no %s: what it lacks starts anew, with "
-                "values that must be trained", path, text[0]);
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint",
+                "'%s' has no %s: these start with new values, which must be trained", path, text[0]);
     if (anew[1].length && l->from->other_head)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' has a classifier for another task: %s start with "
-                "random values, which must be trained", path, text[1]);
+                "new values, which must be trained", path, text[1]);
     else if (anew[1].length)
-        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' is of %lld classes, and %lld are asked for: %s "
-                "start anew, with values that must be trained", path, (long long)classes,
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' has %lld classes, but %lld are requested: %s "
+                "start with new values, which must be trained", path, (long long)classes,
                 (long long)tt__int_field(l->self + l->a->config_at, l->a->classes), text[1]);
     for (int f = 0; f < l->from->files; f++)
         for (int k = 0; k < files[f]->count && unused > 0; k++)
             unused -= tt__is_buffer(l, files[f]->infos[k].name);
     if (unused > 0)
-        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': %d tensors are not part of this model and were "
-                "left out", path, unused);
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint",
+                "'%s': %d tensors are not part of this model and were ignored", path, unused);
     return TT_OK;
 }
 
@@ -37809,7 +37938,7 @@ static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int
         name[k] = names[k];
         if (!memchr(name[k], 0, sizeof names[k]) || !tt__is_utf8(name[k]))
             status = tt__fail(ctx, TT_ERR_ARGUMENT,
-                              "class_names[%d] is not UTF-8 of at most 63 bytes with a NUL behind them", k);
+                              "class_names[%d] must be a string of at most 63 bytes of UTF-8", k);
     }
     tt__strings all = {name, sizeof *name};
     *last = status == TT_OK ? (bool *)tt__calloc(ctx, sizeof **last * (size_t)classes) : NULL;
@@ -37853,7 +37982,7 @@ static tt_status tt__read_classes(const tt__json *j, int *classes)
     if (labels >= 0 && j->nodes[labels].kind == TT__JSON_OBJECT) n = j->nodes[labels].count;
     else status = tt__json_read_int(j, 0, "num_labels", false, 1, TT__MOST_CLASSES, &n);
     if (status == TT_OK && (n < 1 || n > TT__MOST_CLASSES))
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': id2label has %lld classes; 1 to %d are supported",
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': id2label has %lld classes, but must have 1 to %d",
                         j->path, (long long)n, TT__MOST_CLASSES);
     *classes = (int)n;
     return status;
@@ -37906,8 +38035,8 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, v
     if (act) memcpy((char *)config + a->activation, &act, sizeof act);
     const int quantized = tt__json_get(j, 0, "quantization_config");
     if (quantized >= 0 && j->nodes[quantized].kind != TT__JSON_NULL)
-        tt__log(j->ctx, TT_LOG_WARNING, "checkpoint", "'%s': \"quantization_config\" is left out: the "
-                "weights are taken as they are in the file, and saved without it", j->path);
+        tt__log(j->ctx, TT_LOG_WARNING, "checkpoint", "'%s': \"quantization_config\" is ignored: the weights "
+                "are read as they are in the file, and saved without it", j->path);
     return !a->classes ? TT_OK : tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
@@ -37924,7 +38053,7 @@ static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
 /* Checks a config, and fails with one message about all its mistakes. */
 static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, const void *config)
 {
-    char text[512];
+    char text[1024];
     tt__text_buffer all = {text, sizeof text, 0};
     const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
     const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
@@ -37934,24 +38063,27 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         if (tt__is_int(r) && tt__int_field(config, r->offset) < (r->kind != '0'))
-            tt__print(&all, "; %s is %d", r->field, tt__int_field(config, r->offset));
+            tt__print(&all, "; %s is %d, but must be at least %d", r->field, tt__int_field(config, r->offset),
+                      r->kind != '0');
     }
-    if (classes < 1) tt__print(&all, "; classes is %d", classes);
+    if (classes < 1) tt__print(&all, "; classes is %d, but must be at least 1", classes);
     if (classes > TT__MOST_CLASSES)
-        tt__print(&all, "; %d classes, at most %d are supported", classes, TT__MOST_CLASSES);
+        tt__print(&all, "; classes is %d, but at most %d are supported", classes, TT__MOST_CLASSES);
     if (a->check) a->check(&all, config);
     if (layers > TT__MOST_LAYERS)
-        tt__print(&all, "; %d layers, at most %d are supported", layers, TT__MOST_LAYERS);
+        tt__print(&all, "; layers is %d, but at most %d are supported", layers, TT__MOST_LAYERS);
     if (heads > 0 && hidden % heads)
-        tt__print(&all, "; hidden_size %d is not a multiple of %d heads", hidden, heads);
+        tt__print(&all, "; hidden_size is %d, but must be a multiple of heads, %d", hidden, heads);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         const float x = r->kind == 'p' || r->kind == 'f' ? tt__float_field(config, r->offset) : 0;
-        if (r->kind == 'p' && !(x >= 0 && x < 1)) tt__print(&all, "; %s %g is not in [0, 1)", r->field, x);
-        if (r->kind == 'f' && !(x >= 0 && isfinite(x))) tt__print(&all, "; %s is %g", r->field, x);
+        if (r->kind == 'p' && !(x >= 0 && x < 1))
+            tt__print(&all, "; %s is %g, but must be in [0, 1)", r->field, x);
+        if (r->kind == 'f' && !(x >= 0 && isfinite(x)))
+            tt__print(&all, "; %s is %g, but must be a finite number of at least 0", r->field, x);
     }
     if (!tt__activation_of(activation))
-        tt__print(&all, "; activation '%s' is unknown (gelu, gelu_new, relu, silu)",
+        tt__print(&all, "; activation '%s' is unknown: use gelu, gelu_new, relu or silu",
                   activation ? activation : "(null)");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s config: %s", a->name, text + 2) : TT_OK;
 }
@@ -38103,15 +38235,15 @@ static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[6
 {
     static const char *const tasks[] = {"CLASS", "LABELS", "SCORES", "TAGS", "EMBED"};
     if (d->task != task)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_%s, the model's TT_TASK_%s: "
-                        "load the model for the dataset's task (tt_bert_load_head)", tasks[d->task],
-                        tasks[task]);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_%s, but the model's is "
+                        "TT_TASK_%s: load the model for the dataset's task (tt_bert_load_head)",
+                        tasks[d->task], tasks[task]);
     if (d->n_classes != classes)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, the model %d", d->n_classes,
-                        classes);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, but the model has %d: load the "
+                        "model for the dataset's number of classes", d->n_classes, classes);
     for (int c = 0; c < classes; c++)
         if (strlen(d->classes[c]) >= sizeof *names)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.40s...' has more than 63 bytes",
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.40s...' has more than 63 bytes: rename it",
                             d->classes[c]);
     const char **own = (const char **)tt__alloc(ctx, sizeof *own * (size_t)classes), *twice;
     for (int c = 0; c < classes && own; c++) own[c] = names[c];
@@ -38126,10 +38258,10 @@ static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[6
         char text[1024];
         tt__text_buffer list = {text, sizeof text, 0};
         tt__list_names(&list, own, classes);
-        tt__print(&list, ", and those of the data ");
+        tt__print(&list, "; those of the data are ");
         tt__list_names(&list, d->classes, classes);
-        tt__log(ctx, TT_LOG_WARNING, "classes", "the model's classes are called %s: its classifier goes on "
-                "under the data's names, number by number", text);
+        tt__log(ctx, TT_LOG_WARNING, "classes", "the model's classes are %s: each class of the model gets "
+                "the name of the data's class with its number", text);
     }
     for (int c = 0; c < classes && from && !same; c++) strcpy(names[c], d->classes[c]);
     tt__free(ctx, from);
@@ -38180,8 +38312,8 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__ch
     if (status == TT_OK) status = tt__json_open(&j, ctx, path);
     const int map = status == TT_OK ? tt__json_get(&j, 0, "weight_map") : -1;
     if (status == TT_OK && (map < 0 || j.nodes[map].kind != TT__JSON_OBJECT || !j.nodes[map].count))
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no \"weight_map\", which says what file has what "
-                          "tensor", path);
+        status = tt__fail(ctx, TT_ERR_FORMAT,
+                          "'%s' has no \"weight_map\", which names the file of each tensor", path);
     const int n = status == TT_OK ? j.nodes[map].count : 0;
     const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)(n + 1));
     if (status == TT_OK) s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file * (size_t)n);
@@ -38206,9 +38338,9 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__ch
         const char *one = tt_safetensors_metadata(s->file[0], tt__save_key);
         const char *other = tt_safetensors_metadata(s->file[k], tt__save_key);
         if (strcmp(one ? one : "", other ? other : "") != 0)
-            status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' and '%s' are not of the same model: a save over an "
-                              "older one was cut off; save it again, or take a copy", s->file[0]->path,
-                              s->file[k]->path);
+            status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' and '%s' belong to different models, probably "
+                              "because a save over an older model was interrupted: save the model again, or "
+                              "copy it from elsewhere", s->file[0]->path, s->file[k]->path);
     }
     tt__free(ctx, (void *)(uintptr_t)name);
     tt__json_free(&j);
@@ -38318,8 +38450,8 @@ static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const t
     if (task == TT_TASK_CLASS) return tt__classify(t, logits, in->labels, o);
     if (task == TT_TASK_TAGS) return tt__classify(t, logits, tt_input(t, "tags", TT_I32, rows, 1), o);
     if (o->label_smoothing > 0)
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "label_smoothing is %g, and the task has no classes to smooth: set "
-                      "it to 0", o->label_smoothing);
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "label_smoothing is %g, but the task has no classes to smooth: "
+                      "set label_smoothing to 0", o->label_smoothing);
     tt_value values = tt_input(t, "label_values", TT_F32, rows, n);
     if (task == TT_TASK_LABELS) {
         tt_sigmoid_cross_entropy_options c = tt_sigmoid_cross_entropy_options_default();
@@ -38563,17 +38695,21 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
     const int flags = tt__bert_of(c)->flags;
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
-    if ((unsigned)c->task > TT_TASK_EMBED) tt__print(all, "; task %d is unknown", (int)c->task);
-    if ((unsigned)c->pooling > TT_POOL_CLS) tt__print(all, "; pooling %d is unknown", (int)c->pooling);
-    if (c->max_length < 0) tt__print(all, "; max_length is %d", c->max_length);
+    if ((unsigned)c->task > TT_TASK_EMBED)
+        tt__print(all, "; task is %d, but must be one of tt_task", (int)c->task);
+    if ((unsigned)c->pooling > TT_POOL_CLS)
+        tt__print(all, "; pooling is %d, but must be one of tt_pooling", (int)c->pooling);
+    if (c->max_length < 0) tt__print(all, "; max_length is %d, but must be at least 0", c->max_length);
     if (flags & TT__BERT_OFFSET && c->max_positions <= c->pad_token + 1)
-        tt__print(all, "; pad_token %d leaves none of %d max_positions", c->pad_token, c->max_positions);
+        tt__print(all,
+                  "; max_positions must be above pad_token + 1, but pad_token is %d and max_positions is %d",
+                  c->pad_token, c->max_positions);
     if (!(flags & TT__BERT_SPARSE)) return;
     if ((c->max_positions - 1) / tt__max(1, c->block_size) > UINT16_MAX)
-        tt__print(all, "; max_positions are more than 65536 blocks of %d", c->block_size);
-    if (listed > 1 << 20) tt__print(all, "; random_blocks is %d", c->random_blocks);
+        tt__print(all, "; max_positions is more than 65536 blocks of block_size, %d", c->block_size);
+    if (listed > 1 << 20) tt__print(all, "; random_blocks is %d, which is too many", c->random_blocks);
     if ((2.0 * c->random_blocks + 5) * c->block_size > 1 << 30)
-        tt__print(all, "; block_size is %d", c->block_size);
+        tt__print(all, "; block_size is %d, which is too large", c->block_size);
 }
 
 /* Values of "problem_type" in config.json, in the order of tt_task. */
@@ -38741,15 +38877,16 @@ static tt_status tt__pooling_read(const tt__json *j, tt_pooling *pooling)
         if (!mode) status = tt__json_read_bool(j, 0, tt__poolings[k].key, &set);
         if (mode ? strcmp(mode, tt__poolings[k].mode) != 0 : !set) continue;
         if (number >= 0)
-            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s' has the poolings '%s' and '%s'; one of 'mean' "
-                            "and 'cls' is supported", j->path, tt__poolings[number].mode,
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s' has the poolings '%s' and '%s', but only one "
+                            "of 'mean' and 'cls' is supported", j->path, tt__poolings[number].mode,
                             tt__poolings[k].mode);
         number = k;
     }
     if (status != TT_OK) return status;
     if (number > TT_POOL_CLS || number < 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the pooling is '%s'; 'mean' and 'cls' are "
-                        "supported", j->path, number < 0 ? mode ? mode : "none" : tt__poolings[number].mode);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the pooling is '%s', but only 'mean' and 'cls' "
+                        "are supported", j->path, number < 0 ? mode ? mode : "none"
+                                                : tt__poolings[number].mode);
     *pooling = (tt_pooling)number;
     return TT_OK;
 }
@@ -38766,14 +38903,14 @@ static tt_status tt__module_read(const tt__json *j, int module, const char *fold
     if (status != TT_OK) return status;
     const char *dot = strrchr(type, '.'), *name = dot ? dot + 1 : type;
     if (strcmp(name, "Transformer") == 0 && *path)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the encoder is in the folder '%s'; move its files "
-                        "to '%s' and set this module's path to \"\"", j->path, path, folder);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the encoder is in the folder '%s': move its files "
+                        "to '%s', and set this module's path to \"\"", j->path, path, folder);
     if (strcmp(name, "Transformer") == 0 || strcmp(name, "Dropout") == 0) return TT_OK;
     if (strcmp(name, "Normalize") == 0) c->normalize = true;
     if (strcmp(name, "Normalize") == 0) return TT_OK;
     if (strcmp(name, "Pooling") != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the module '%s' is not supported; Transformer, "
-                        "Pooling, Dropout and Normalize are", j->path, type);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the module is '%s', but only Transformer, "
+                        "Pooling, Dropout and Normalize are supported", j->path, type);
     status = tt__path_join(j->ctx, of_module, folder, path);
     if (status == TT_OK) status = tt__path_join(j->ctx, file, of_module, "config.json");
     if (status == TT_OK) status = tt__json_open(&own, j->ctx, file);
@@ -38798,7 +38935,7 @@ static tt_status tt__embedder_read(tt_context *ctx, const char *folder, tt_bert_
     if (status == TT_OK) status = tt__json_open(&j, ctx, path);
     const bool list = status == TT_OK && j.count && j.nodes[0].kind == TT__JSON_ARRAY;
     if (status == TT_OK && !list)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not a list of modules", path);
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not a JSON array of modules", path);
     for (int k = 0, at = 1; list && k < j.nodes[0].count && status == TT_OK; k++, at = j.nodes[at].after)
         status = tt__module_read(&j, at, folder, c);
     tt__json_free(&j);
@@ -38923,7 +39060,7 @@ tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_va
     int32_t *lists = NULL;
     if (sparse) lists = (int32_t *)tt__alloc(m->ctx, (lists_of + blocks + 2 * random + 5) * sizeof *lists);
     if (sparse && !lists) {
-        tt__tape_fail(t, TT_ERR_MEMORY, "no memory for the lists of blocks");
+        tt__tape_fail(t, TT_ERR_MEMORY, "out of memory for the lists of blocks");
         return tt__handle(t, 0);
     }
     /* The values of a layer, except h, have the shape (rows, hidden). */
@@ -39047,8 +39184,9 @@ static tt_status tt__bert_read_task(const tt__json *j, tt_bert_config *c)
             c->task = (tt_task)k;
             return TT_OK;
         }
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; 'single_label_classification', "
-                    "'multi_label_classification' and 'regression' are supported", j->path, type);
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; only "
+                    "'single_label_classification', 'multi_label_classification' and 'regression' are "
+                    "supported", j->path, type);
 }
 
 static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
@@ -39086,11 +39224,12 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': position_embedding_type is '%s'; only "
                         "'absolute' is supported", j->path, position);
     if (!c->block_sparse && sparse && strcmp(attention, "original_full") != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': attention_type is '%s'; 'block_sparse' and "
-                        "'original_full' are supported", j->path, attention);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                        "'%s': attention_type is '%s'; only 'block_sparse' and 'original_full' are supported",
+                        j->path, attention);
     if (groups[0] != 1 || groups[1] != 1)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': num_hidden_groups is %lld and inner_group_num "
-                        "%lld; only an ALBERT with 1 and 1 is supported", j->path, (long long)groups[0],
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': num_hidden_groups is %lld and inner_group_num is "
+                        "%lld, but only 1 and 1 are supported", j->path, (long long)groups[0],
                         (long long)groups[1]);
     if (decoder)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': is_decoder is true; only encoders are supported",
@@ -39190,18 +39329,21 @@ static void tt__vit_check(tt__text_buffer *all, const void *config)
 {
     const tt_vit_config *c = (const tt_vit_config *)config;
     if (c->patch_size > 0 && c->image_size % c->patch_size)
-        tt__print(all, "; image_size %d is not a multiple of patch_size %d", c->image_size, c->patch_size);
-    if (c->image_size > 16384) tt__print(all, "; image_size %d is above 16384", c->image_size);
-    if (c->channels > 4) tt__print(all, "; channels is %d, at most 4 are supported", c->channels);
+        tt__print(all, "; image_size is %d, but must be a multiple of patch_size, %d", c->image_size,
+                  c->patch_size);
+    if (c->image_size > 16384) tt__print(all, "; image_size is %d, but must be at most 16384", c->image_size);
+    if (c->channels > 4) tt__print(all, "; channels is %d, but must be at most 4", c->channels);
     for (int k = 0; k < c->channels && k < 4; k++)
         if (!isfinite(c->mean[k]) || !(c->std[k] >= FLT_MIN) || !isfinite(c->std[k]))
-            tt__print(all, "; mean %g and std %g of channel %d", c->mean[k], c->std[k], k);
+            tt__print(all,
+                      "; mean is %g and std is %g for channel %d, but both must be finite and std above 0",
+                      c->mean[k], c->std[k], k);
     if (c->resize < -1 || c->resize > TT__IMAGE_SIDE || (c->resize_shortest && c->resize < 1))
-        tt__print(all, "; resize is %d%s, expected %d to %d", c->resize,
+        tt__print(all, "; resize is %d%s, but must be %d to %d", c->resize,
                   c->resize_shortest ? " with resize_shortest" : "", c->resize_shortest ? 1 : -1,
                   TT__IMAGE_SIDE);
     if ((int)c->resample < TT_NEAREST || c->resample > TT_BICUBIC)
-        tt__print(all, "; resample is %d, expected one of tt_resample", (int)c->resample);
+        tt__print(all, "; resample is %d, but must be one of tt_resample", (int)c->resample);
 }
 
 /* Computes the weights of four neighbouring pixels for a point that lies x in [0, 1) pixels after the second
@@ -39459,8 +39601,9 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
     config->patch_size = tt__tensor_size(s, patch[naming], 2);
     config->channels = tt__tensor_size(s, patch[naming], 1);
     if (config->patch_size > TT__MAX_PATCH)
-        return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d",
-                        s->file[0]->path, config->patch_size, TT__MAX_PATCH);
+        return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT,
+                        "'%s': patches have a side of %d pixels, but must have at most %d", s->file[0]->path,
+                        config->patch_size, TT__MAX_PATCH);
     config->image_size = tt__square_root(tt__tensor_size(s, position[naming], 1) - 1) * config->patch_size;
     int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H; 64 in Ti, S, B and L */
     config->heads = config->hidden_size / head_size;
@@ -39479,12 +39622,12 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
     int classes = tt__tensor_size(s, head[naming], 0);
     if (classes) config->classes = classes;
     if (config->hidden_size % head_size)
-        return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT,
-                        "'%s': a width of %d does not tell how many heads there are: put a config.json "
-                        "beside the file", s->file[0]->path, config->hidden_size);
+        return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT, "'%s': the number of heads cannot be derived from "
+                        "the width %d: put a config.json beside the file", s->file[0]->path,
+                        config->hidden_size);
     if (config->hidden_size && config->patch_size && config->image_size && config->layers) return TT_OK;
     return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT,
-                    "'%s' is no ViT: '%s', '%s' or the first layer is not there, or not of the shape of one",
+                    "'%s' is not a ViT: '%s', '%s' or the first layer is missing or has another shape",
                     s->file[0]->path, position[naming], patch[naming]);
 }
 
@@ -39505,10 +39648,11 @@ static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size
     if (status != TT_OK) return status;
     const bool square = n[0] && n[0] == n[1] && !n[2], short_side = shortest && n[2] && !n[0] && !n[1];
     if (n[3] || n[4] || n[5] || (!square && !short_side))
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s', byte %zu: \"%s\" has neither a \"height\" and "
-                        "\"width\" that are equal%s", j->path, j->base + j->nodes[node].offset, key,
-                        shortest ? " nor a \"shortest_edge\" alone: other sizes are not supported"
-                                 : ": other sizes are not supported");
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                        "'%s', byte %zu: \"%s\" has neither a \"height\" and \"width\" that are equal%s",
+                        j->path, j->base + j->nodes[node].offset, key,
+                        shortest ? " nor a \"shortest_edge\" alone: other sizes are not supported" :
+                        ": other sizes are not supported");
     *size = (int)(square ? n[0] : n[2]);
     if (shortest) *shortest = short_side;
     return TT_OK;
@@ -39528,8 +39672,8 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
     const bool deit = type && strncmp(type, "DeiT", 4) == 0;
     if (status == TT_OK && type && !deit && strncmp(type, "ViTImage", 8) != 0 &&
         strncmp(type, "ViTFeature", 10) != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': images are prepared by '%s'; supported are "
-                        "ViTImageProcessor and DeiTImageProcessor", j->path, type);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the image processor is '%s'; only "
+                        "ViTImageProcessor and DeiTImageProcessor are supported", j->path, type);
     if (deit) size = 256, crop = 224;
     crops = deit;
     resample = deit ? TT_BICUBIC : TT_BILINEAR;
@@ -39549,9 +39693,9 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
                         "leaves images that are not square, which is not supported", j->path);
     const int model = c->image_size, side = crops ? crop : resizes ? size : model;
     if (!image_size && side != model)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': images become %d x %d pixels, and \"image_size\" of "
-                        "config.json is %d: correct one of them, or ask for an image size", j->path, side,
-                        side, model);
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': images are resized to %d x %d pixels, but "
+                        "\"image_size\" of config.json is %d: correct one of them, or set an image size",
+                        j->path, side, side, model);
     c->resample = (tt_resample)resample;
     c->resize = !resizes ? -1 : !crops || (size == crop && !c->resize_shortest) ? 0 : size;
     if (c->resize > 0 && image_size) /* scales `resize`, so that the crop keeps its share of the image */
@@ -39572,9 +39716,8 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt
         status = tt__json_read_float(j, 0, "rescale_factor", -FLT_MAX, INFINITY, &factor);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_normalize", &normalizes);
     if (status == TT_OK && (!rescales || !(fabsf(factor * 255 - 1) < 1e-6f)))
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
-                        "'%s': pixels are taken divided by 255, and this file asks for another "
-                        "\"rescale_factor\" or none", j->path);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': pixels are divided by 255, but this file has "
+                        "another \"rescale_factor\" or none, which is not supported", j->path);
     for (int k = 0; k < c->channels && !normalizes; k++) c->mean[k] = 0, c->std[k] = 1;
     for (int side = 0; side < 2 && normalizes && status == TT_OK; side++) {
         const char *key = side ? "image_std" : "image_mean";
@@ -39653,8 +39796,8 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
     tt_vit_config config = m->config;
     config.activation = m->activation;
     if (m->torchvision && !m->config.qkv_bias)
-        return tt__fail(m->ctx, TT_ERR_UNSUPPORTED,
-                        "torchvision's ViT has biases of q, k and v: set torchvision to false");
+        return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "this model has no biases of q, k and v, but "
+                        "torchvision's ViT needs them: set torchvision to false");
     tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &config, m->torchvision, 0, folder);
     if (status != TT_OK) return status;
     return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
@@ -39928,7 +40071,7 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
     const tt__lm_kind *k = tt__lm_kind_of(c->kind);
     char names[256];
     if (!k) {
-        tt__fail(ctx, TT_ERR_UNSUPPORTED, "language model: kind '%s' is unknown; there are %s",
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "language model: kind '%s' is unknown: use %s",
                  c->kind ? c->kind : "(null)", tt__lm_names(names));
         return NULL;
     }
@@ -40010,9 +40153,11 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     }
     c->rotary.size = (int)(c->head_size * share);
     if (c->rotary.size == 0 || (!shared && c->rotary.size != c->head_size))
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': a share of %g of the columns of a head of %d "
-                        "would turn; %s", j->path, share, c->head_size,
-                        shared ? "at least one must" : "only gpt_neox may have another than 1");
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                        "'%s': rotary positions would turn a share of %g of the %d columns of a head; %s",
+                        j->path, share, c->head_size,
+                        shared ? "at least one column must turn" : "only gpt_neox may have a share other "
+                        "than 1");
     return TT_OK;
 }
 
@@ -40064,8 +40209,9 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
                             unknown[k], c->kind);
     }
     if (status == TT_OK && r->scaling == TT_ROTARY_PLAIN)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': rope_type is '%s'; there are default, linear, "
-                        "llama3, yarn", j->path, type);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                        "'%s': rope_type is '%s'; only default, linear, llama3 and yarn are supported",
+                        j->path, type);
     return status;
 }
 
@@ -40115,8 +40261,9 @@ static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
             if (!slides && (!type || strcmp(type, "full_attention") != 0))
                 return tt__json_wrong(j, "layer_types", at, type, "full_attention or sliding_attention");
             if (!slides && from < k)
-                return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d sees all tokens "
-                                "after one with a window; only the first layers may", j->path, k);
+                return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d has full attention "
+                                "after a layer with sliding attention; only the first layers may have full "
+                                "attention", j->path, k);
             from += !slides;
         }
     }
@@ -40158,31 +40305,35 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
     const tt__lm_kind *k = tt__lm_kind_of(c->kind);
-    if (c->key_heads < 1) tt__print(all, "; key_heads is %d", c->key_heads);
+    if (c->key_heads < 1) tt__print(all, "; key_heads is %d, but must be at least 1", c->key_heads);
     else if (c->heads % c->key_heads)
-        tt__print(all, "; %d heads are not a multiple of %d key heads", c->heads, c->key_heads);
+        tt__print(all, "; heads is %d, but must be a multiple of key_heads, %d", c->heads, c->key_heads);
     if (k->flags & TT__LM_EQUAL_HEADS && c->key_heads != c->heads)
-        tt__print(all, "; %s has as many key heads as heads", c->kind);
+        tt__print(all, "; key_heads must equal heads in a model of kind %s", c->kind);
     if (c->head_size < 1)
-        tt__print(all, "; hidden_size %d is not a multiple of %d heads", c->hidden_size, c->heads);
+        tt__print(all, "; hidden_size is %d, but must be a multiple of heads, %d", c->hidden_size, c->heads);
     else if (!(k->flags & TT__LM_LLAMA) && (int64_t)c->head_size * c->heads != c->hidden_size)
-        tt__print(all, "; %d heads of %d are not hidden_size %d", c->heads, c->head_size, c->hidden_size);
+        tt__print(all, "; heads, %d, times head_size, %d, is not hidden_size, %d", c->heads, c->head_size,
+                  c->hidden_size);
     if (c->head_size > 1 << 16)
-        tt__print(all, "; head_size %d, at most %d are supported", c->head_size, 1 << 16);
+        tt__print(all, "; head_size is %d, but at most %d is supported", c->head_size, 1 << 16);
     const bool turns = !(k->flags & TT__LM_POSITIONS) && !c->alibi, odd = c->rotary.size % 2 != 0;
     if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* as in transformers */
-        tt__print(all, "; rotary positions of %d columns, which must be even with yarn", c->rotary.size);
+        tt__print(all, "; rotary.size is %d, but must be even with yarn", c->rotary.size);
     else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
-        tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
+        tt__print(all, "; rotary.size is %d, but must be 0 to the columns of a head, %d", c->rotary.size,
+                  c->head_size);
     else if (turns && !k->share_key && c->rotary.size && c->rotary.size != c->head_size)
-        tt__print(all, "; rotary.size is %d, and all %d columns of a head of %s turn", c->rotary.size,
-                  c->head_size, c->kind);
-    if (c->window < 0) tt__print(all, "; window is %d", c->window);
+        tt__print(all,
+                  "; rotary.size is %d, but must be 0 or %d, all columns of a head, in a model of kind %s",
+                  c->rotary.size, c->head_size, c->kind);
+    if (c->window < 0) tt__print(all, "; window is %d, but must be at least 0", c->window);
     if (c->window_from < 0 || (c->window_from && !(k->flags & TT__LM_WINDOW_FROM)))
-        tt__print(all, "; window_from is %d", c->window_from);
-    if (c->two_norms && !c->parallel) tt__print(all, "; two_norms without parallel");
+        tt__print(all, "; window_from is %d, but must be at least 0, and 0 in kinds without full attention "
+                  "in the first layers", c->window_from);
+    if (c->two_norms && !c->parallel) tt__print(all, "; two_norms needs parallel = true");
     if (k->flags & TT__LM_FALCON && !c->parallel && c->key_heads != 1 && c->key_heads != c->heads)
-        tt__print(all, "; %s with %d key heads is parallel", c->kind, c->key_heads);
+        tt__print(all, "; a model of kind %s with %d key heads needs parallel = true", c->kind, c->key_heads);
 }
 
 /* Prints the share of a head's columns that rotary positions turn. A reader multiplies the share by head_size
@@ -40299,8 +40450,9 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
     memset(m, 0, sizeof *m);
     const tt__architecture *a = tt__lm_complete(ctx, &c);
     if (a && (c.end_token < -1 || c.end_token >= c.vocab_size))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "language model: end_token is %d; expected one of %d tokens, "
-                        "or -1 for none", c.end_token, c.vocab_size);
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "language model: end_token is %d; expected a token below %d, or -1 for none",
+                        c.end_token, c.vocab_size);
     tt_status status = a ? tt__model_new(ctx, a, m, &c) : ctx->status;
     if (status == TT_OK) m->shard_bytes = (size_t)5000000000u;
     return status;
@@ -40337,9 +40489,9 @@ static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
             same = memcmp(head, tied, (size_t)n * sizeof *head) == 0;
         }
         if (!same)
-            return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "'%s': '%s' is not '%s', to which config.json ties "
-                            "it: set \"tie_word_embeddings\" to false there, or take it out of the file",
-                            file->path, names[k % 2], word->name);
+            return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "'%s': '%s' differs from '%s', although config.json "
+                            "ties them: set \"tie_word_embeddings\" to false there, or remove the first "
+                            "tensor from the file", file->path, names[k % 2], word->name);
     }
     return TT_OK;
 }
@@ -40358,8 +40510,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     for (int64_t k = 0; k < count; k++) {
         const tt__json_node *id = at + k + list;
         if (id->kind != TT__JSON_NUMBER_KIND || !id->exact)
-            return tt__fail(j->ctx, TT_ERR_FORMAT,
-                            "'%s': \"eos_token_id\" is neither an id nor a list of ids", j->path);
+            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': \"eos_token_id\" is not an id or a list of ids",
+                            j->path);
         if (id->integer >= 0 && id->integer < vocab) (*ids)[(*n)++] = (int32_t)id->integer;
     }
     return TT_OK;
@@ -40513,10 +40665,13 @@ static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
     char name[256], text[400] = "";
     tt__packing order;
     tt__text_buffer all = {text, sizeof text, 0};
-    if (m->lora) return tt__fail(m->ctx, TT_ERR_ARGUMENT, "the model has adapters already");
-    if (o->rank < 1) tt__print(&all, "; rank %d is not above 0", o->rank);
-    if (!(o->alpha > 0 && o->alpha < INFINITY)) tt__print(&all, "; alpha %g is not above 0", o->alpha);
-    if (!(o->dropout >= 0 && o->dropout < 1)) tt__print(&all, "; dropout %g is not in [0, 1)", o->dropout);
+    if (m->lora)
+        return tt__fail(m->ctx, TT_ERR_ARGUMENT, "the model already has adapters: add adapters only once");
+    if (o->rank < 1) tt__print(&all, "; rank is %d, but must be above 0", o->rank);
+    if (!(o->alpha > 0 && o->alpha < INFINITY))
+        tt__print(&all, "; alpha is %g, but must be finite and above 0", o->alpha);
+    if (!(o->dropout >= 0 && o->dropout < 1))
+        tt__print(&all, "; dropout is %g, but must be in [0, 1)", o->dropout);
     if (all.length) return tt__fail(m->ctx, TT_ERR_ARGUMENT, "adapters: %s", text + 2);
     int modules = 0;
     while (tt__lm_module(m, modules, name, &order)) modules++;
@@ -40558,8 +40713,8 @@ static tt_status tt__lora_check_targets(const tt_lm *m, const char *patterns)
     }
     if (!*patterns && any) return TT_OK;
     tt__lm_module(m, 0, name, &order);
-    return tt__fail(m->ctx, TT_ERR_ARGUMENT, "adapters: no module that can have one is called '%s'; the "
-                    "first is '%s'", any ? one : "", name);
+    return tt__fail(m->ctx, TT_ERR_ARGUMENT, "adapters: no module that can have an adapter has a name that "
+                    "matches '%s'; the first such module is '%s'", any ? one : "", name);
 }
 
 /* Removes the adapters if `status` is an error, and returns `status`. The context keeps the parameters that
@@ -40671,7 +40826,9 @@ static tt_status tt__lora_write(const tt_lm *m, const char *path, tt_tensor_info
 tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
 {
     char path[TT__PATH];
-    if (!m->n_lora) return tt__fail(m->ctx, TT_ERR_ARGUMENT, "tt_lm_lora_save: the model has no adapters");
+    if (!m->n_lora)
+        return tt__fail(m->ctx, TT_ERR_ARGUMENT,
+                        "tt_lm_lora_save: the model has no adapters to save: call tt_lm_lora first");
     tt_status status = tt__make_folder(m->ctx, folder);
     if (status == TT_OK) status = tt__path_join(m->ctx, path, folder, "adapter_model.safetensors");
     if (status != TT_OK) return status;
@@ -40721,7 +40878,9 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, con
         const tt__json_node *n = at >= 0 ? &j->nodes[at] : NULL;
         const bool list = n && (n->kind == TT__JSON_ARRAY || n->kind == TT__JSON_OBJECT);
         if (n && (list ? n->count > 0 : n->kind > TT__JSON_FALSE))
-            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s is not supported", j->path, empty[k]);
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                            "'%s': %s is set, but not supported: train the adapter without it", j->path,
+                            empty[k]);
     }
     o->rank = (int)rank;
     return status != TT_OK ? status : tt__json_read_string(j, 0, "base_model_name_or_path", false, base);
@@ -40734,11 +40893,13 @@ static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int 
     char name[300];
     snprintf(name, sizeof name, "base_model.model.%.256s.lora_%c.weight", module, 'A' + k);
     const int at = tt_safetensors_find(s, name);
-    if (at < 0) return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s'", s->path, name);
+    if (at < 0)
+        return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which the adapter needs", s->path,
+                        name);
     const tt_tensor_info *info = tt_safetensors_info(s, at);
     if (info->ndim != 2 || memcmp(info->dims, p->dims, 2 * sizeof *p->dims) != 0)
-        return tt__fail(s->ctx, TT_ERR_SHAPE, "'%s': tensor '%s' is not (%lld, %lld), as r of "
-                        "adapter_config.json and the model ask for", s->path, name, (long long)p->dims[0],
+        return tt__fail(s->ctx, TT_ERR_SHAPE, "'%s': tensor '%s' has the wrong shape; the model and r of "
+                        "adapter_config.json need (%lld, %lld)", s->path, name, (long long)p->dims[0],
                         (long long)p->dims[1]);
     float *values = (float *)tt__alloc(s->ctx, sizeof *values * (size_t)p->size * 2);
     float *rows = values ? values + p->size : NULL;
@@ -40774,8 +40935,8 @@ static tt_status tt__lora_read_all(tt_lm *m, const tt_safetensors *s)
             known = strcmp(a, tensor) == 0;
         }
         if (!known)
-            status = tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' belongs to no module of "
-                              "this model (%s) that can have an adapter", s->path, tensor, m->config.kind);
+            status = tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' does not belong to a module "
+                              "of this model (%s) that can have an adapter", s->path, tensor, m->config.kind);
     }
     return status;
 }
@@ -41095,8 +41256,8 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
     if (!g->program) return g->ctx->status;
     const tt_plan plan = tt_program_plan(g->program);
     if (plan.ranks == 1 || share) return TT_OK;
-    return tt__fail(g->ctx, TT_ERR_UNSUPPORTED, "a generator without `share` runs on one rank, and its "
-                    "device has %d: name one device, as \"cpu\" or \"cuda:0\"", plan.ranks);
+    return tt__fail(g->ctx, TT_ERR_UNSUPPORTED, "a generator without `share` runs on one rank, but its "
+                    "device option has %d: name one device, such as \"cpu\" or \"cuda:0\"", plan.ranks);
 }
 
 tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
@@ -41105,18 +41266,20 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
     const tt_lm_config *c = &m->config;
     if (!o) o = &defaults;
     const int context = o->context ? o->context : (int)tt__min(c->max_positions, 2048);
-    char text[400] = "";
+    char text[800] = "";
     tt__text_buffer all = {text, sizeof text, 0};
-    if (o->compile.train) tt__print(&all, "; compile.train is true, and a generator does not train");
-    if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d", o->max_seqs);
-    if (context < 2) tt__print(&all, "; a context of %d tokens", context);
+    if (o->compile.train)
+        tt__print(&all, "; compile.train is true, but a generator does not train: set it to false");
+    if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d, but must be at least 1", o->max_seqs);
+    if (context < 2) tt__print(&all, "; the context is %d tokens, but must be at least 2", context);
     if (m->position && context > c->max_positions)
-        tt__print(&all, "; a context of %d tokens, and the model has %d positions", context,
+        tt__print(&all, "; the context is %d tokens, but the model has only %d positions", context,
                   c->max_positions);
     if (o->max_tokens < o->max_seqs)
-        tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
+        tt__print(&all, "; max_tokens is %d, but must be at least max_seqs, %d", o->max_tokens, o->max_seqs);
     if ((int64_t)o->max_seqs * context > INT32_MAX)
-        tt__print(&all, "; max_seqs %d of %d tokens each are 2^31 tokens or more", o->max_seqs, context);
+        tt__print(&all, "; max_seqs, %d, of %d tokens each are 2^31 tokens or more, which is too many: set "
+                  "max_seqs lower", o->max_seqs, context);
     if (all.length) {
         tt__fail(m->ctx, TT_ERR_ARGUMENT, "tt_generator_new: %s", text + 2);
         return NULL;
@@ -41217,16 +41380,17 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
 
 static tt_status tt__check_sampling(tt_context *ctx, const tt_sampling *s)
 {
-    char text[400] = "";
+    char text[800] = "";
     tt__text_buffer all = {text, sizeof text, 0};
-    if (s->max_new < 1) tt__print(&all, "; max_new is %d", s->max_new);
+    if (s->max_new < 1) tt__print(&all, "; max_new is %d, but must be at least 1", s->max_new);
     if (!(s->temperature >= 0 && s->temperature < INFINITY))
-        tt__print(&all, "; temperature %g is not in [0, inf)", s->temperature);
-    if (s->top_k < 0) tt__print(&all, "; top_k is %d", s->top_k);
-    if (!(s->top_p > 0 && s->top_p <= 1)) tt__print(&all, "; top_p %g is not in (0, 1]", s->top_p);
+        tt__print(&all, "; temperature is %g, but must be finite and at least 0", s->temperature);
+    if (s->top_k < 0) tt__print(&all, "; top_k is %d, but must be at least 0", s->top_k);
+    if (!(s->top_p > 0 && s->top_p <= 1)) tt__print(&all, "; top_p is %g, but must be in (0, 1]", s->top_p);
     if (!(s->repetition_penalty > 0 && s->repetition_penalty < INFINITY))
-        tt__print(&all, "; repetition_penalty %g is not above 0", s->repetition_penalty);
-    if (s->n_stop < 0 || (s->n_stop && !s->stop)) tt__print(&all, "; %d tokens in `stop`", s->n_stop);
+        tt__print(&all, "; repetition_penalty is %g, but must be finite and above 0", s->repetition_penalty);
+    if (s->n_stop < 0 || (s->n_stop && !s->stop))
+        tt__print(&all, "; n_stop is %d, but must be the number of tokens in `stop`", s->n_stop);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "tt_generate: %s", text + 2) : TT_OK;
 }
 
@@ -41235,12 +41399,13 @@ static tt_status tt__check_prompts(const tt_generator *g, const int32_t *ids, co
     for (int s = 0; s < seqs; s++) {
         const int n = start[s + 1] - start[s];
         if (n < 1 || n >= g->context)
-            return tt__fail(g->ctx, TT_ERR_ARGUMENT, "tt_generate: prompt %d has %d tokens; there must be "
-                            "one, and fewer than the context of %d", s, n, g->context);
+            return tt__fail(g->ctx, TT_ERR_ARGUMENT, "tt_generate: prompt %d has %d tokens, but must have at "
+                            "least 1 and fewer than the context of %d", s, n, g->context);
         for (int32_t r = start[s]; r < start[s + 1]; r++)
             if (ids[r] < 0 || ids[r] >= g->vocab)
-                return tt__fail(g->ctx, TT_ERR_ARGUMENT, "tt_generate: prompt %d, token %d: id %d is not in "
-                                "0..%d", s, (int)(r - start[s]), (int)ids[r], g->vocab - 1);
+                return tt__fail(g->ctx, TT_ERR_ARGUMENT,
+                                "tt_generate: prompt %d, token %d: the id is %d, but must be 0 to %d", s,
+                                (int)(r - start[s]), (int)ids[r], g->vocab - 1);
     }
     return TT_OK;
 }
@@ -41301,7 +41466,7 @@ static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, cons
             for (int k = 0; k < g->program->stages; k++) /* so that the next run clears the caches */
                 g->program->stage[k]->zeroed = false;
             return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
-                            "token %d is not finite", slot->seq, slot->length, v);
+                            "token %d is not finite: check the model's weights", slot->seq, slot->length, v);
         }
         if (s->repetition_penalty != 1 && slot->seen[v >> 3] >> (v & 7) & 1)
             x[v] = x[v] > 0 ? x[v] / s->repetition_penalty : x[v] * s->repetition_penalty;
@@ -41394,8 +41559,8 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
     if (k) n = tt__encode_ids(k, text, bytes, true, ids, room);
     else for (int64_t i = 0; i < n && i < room; i++) ids[i] = (uint8_t)text[i];
     if (k && n > 1 && ids[0] == ids[1] && tt__encode_ids(k, "", 0, true, &first, 1) && first == ids[0]) {
-        tt__log(g->ctx, TT_LOG_WARNING, "generate", "the text spells out '%s', which is put in front of a "
-                "text: it has it once", tt_tokenizer_token(k, first));
+        tt__log(g->ctx, TT_LOG_WARNING, "generate", "the text spells out '%s', which the generator adds "
+                "before each text: this text gets it once only", tt_tokenizer_token(k, first));
         n--;
         memmove(ids, ids + 1, sizeof *ids * (size_t)tt__min(n, room - 1));
     }
@@ -41443,8 +41608,9 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
     const int64_t n = tt__prompt(g, k, text, end, ids, (int64_t)room);
     const int32_t start[2] = {0, (int32_t)n};
     if (n >= g->context)
-        status = tt__fail(g->ctx, TT_ERR_ARGUMENT, "the text has %lld tokens, and the generator a context of "
-                          "%d", (long long)n, g->context);
+        status = tt__fail(g->ctx, TT_ERR_ARGUMENT,
+                          "the text has %lld tokens, but must have fewer than the generator's context of %d",
+                          (long long)n, g->context);
     else if (n < 0 || (k && !tt__answer_begin(&w, g->ctx, k, ids, n))) w.no_memory = true;
     else status = tt_generate(g, ids, start, 1, &s, out, &given);
     if (status == TT_OK && w.stream && !w.no_memory) {
@@ -41452,7 +41618,7 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
         const char *last = tt_decode_stream_end(w.stream, &bytes);
         tt__answer_text(&w, last, bytes);
     }
-    if (w.no_memory) status = tt__fail(g->ctx, TT_ERR_MEMORY, "no memory for the tokens of a text");
+    if (w.no_memory) status = tt__fail(g->ctx, TT_ERR_MEMORY, "out of memory for the tokens of a text");
     tt_decode_stream_free(w.stream);
     if (count) *count = given;
     tt__free(g->ctx, w.text);
@@ -41536,19 +41702,23 @@ static void tt__check_schedule(const tt_schedule *s, bool train, tt__text_buffer
 {
     const bool decays = s->kind != TT_CONSTANT, wsd = s->kind == TT_WSD || s->kind == TT_WSD_SQRT;
     if (s->lr_at) return;
-    if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(all, "; lr %g is not a finite number >= 0", s->lr);
-    if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(all, "; min_lr %g is not in [0, lr]", s->min_lr);
+    if (!(s->lr >= 0) || !isfinite(s->lr))
+        tt__print(all, "; lr is %g, but must be a finite number of at least 0", s->lr);
+    if (!(s->min_lr >= 0) || s->min_lr > s->lr)
+        tt__print(all, "; min_lr is %g, but must be 0 to lr", s->min_lr);
     if (!tt_option_word("schedule", (int)s->kind))
-        tt__print(all, "; schedule %d is unknown", (int)s->kind);
-    if (s->warmup_steps < 0) tt__print(all, "; warmup_steps is %lld", (long long)s->warmup_steps);
+        tt__print(all, "; the schedule's kind is %d, but must be one of tt_schedule_kind", (int)s->kind);
+    if (s->warmup_steps < 0)
+        tt__print(all, "; warmup_steps is %lld, but must be at least 0", (long long)s->warmup_steps);
     if (train && decays && s->total_steps < 1)
         tt__print(all, "; total_steps must be set for a schedule that decays");
     if (decays && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
-        tt__print(all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps,
-                  (long long)s->total_steps);
+        tt__print(all, "; warmup_steps is %lld, but must be at most total_steps, %lld",
+                  (long long)s->warmup_steps, (long long)s->total_steps);
     else if (train && wsd && (s->decay_steps < 1 || s->decay_steps > s->total_steps - s->warmup_steps))
-        tt__print(all, "; decay_steps %lld of schedule wsd is not in 1 to total_steps - warmup_steps, %lld",
-                  (long long)s->decay_steps, (long long)(s->total_steps - s->warmup_steps));
+        tt__print(all, "; decay_steps is %lld, but with schedule wsd must be 1 to total_steps - "
+                  "warmup_steps, %lld", (long long)s->decay_steps,
+                  (long long)(s->total_steps - s->warmup_steps));
 }
 
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
@@ -41558,28 +41728,35 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     tt__settings settings;
     tt__check_schedule(&o->schedule, o->compile.train, &all);
     if (o->max_seqs < 1)
-        tt__print(&all, "; max_seqs is %d: set it, for example from tt_loader_max_seqs", o->max_seqs);
+        tt__print(&all,
+                  "; max_seqs is %d, but must be at least 1: set it, for example from tt_loader_max_seqs",
+                  o->max_seqs);
     if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
-        tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
-    if (!model->record) tt__print(&all, "; the model has no function `record`");
+        tt__print(&all, "; max_tokens is %d, but must be at least max_seqs, %d", o->max_tokens, o->max_seqs);
+    if (!model->record) tt__print(&all, "; the model has no function `record`: set it");
     const tt_metric *metric = &model->metric;
     if (metric->name && !(metric->of && tt__is_column(metric->name) && strcmp(metric->name, "loss") != 0))
-        tt__print(&all, "; the model's metric '%.32s' needs a function and a name of at most 31 letters, "
-                  "digits, _ and - that is not 'loss'", metric->name);
+        tt__print(&all, "; the model's metric '%.32s' needs a function, and a name of at most 31 letters, "
+                  "digits, _ and - other than 'loss'", metric->name);
     if (model->unit && !tt__is_column(model->unit))
-        tt__print(&all, "; the model's unit '%.32s' is not of 1 to 31 letters, digits, _ and -", model->unit);
+        tt__print(&all, "; the model's unit is '%.32s', but must be 1 to 31 letters, digits, _ and -",
+                  model->unit);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
-        tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
+        tt__print(&all, "; label_smoothing is %g, but must be in [0, 1)", o->label_smoothing);
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
-        if (!(w >= 0 && isfinite(w))) tt__print(&all, "; the weight of class %d is %g", k, w);
+        if (!(w >= 0 && isfinite(w)))
+            tt__print(&all, "; the weight of class %d is %g, but must be a finite number of at least 0", k,
+                      w);
         sum += w;
     }
     if (o->class_weights && sum == 0)
-        tt__print(&all, model->classes ? "; the weights of all classes are 0"
-                                       : "; class_weights are for a model that has classes");
-    if (o->compile.share) tt__print(&all, "; compile.share is set, and a trainer has an arena of its own");
+        tt__print(&all,
+                  model->classes ? "; the weights of all classes are 0: give at least one class a weight" :
+                  "; class_weights are set, but the model has no classes");
+    if (o->compile.share)
+        tt__print(&all, "; compile.share is set, but a trainer needs an arena of its own: leave it NULL");
     if (tt__parse_settings(ctx, &o->compile, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
@@ -41617,7 +41794,8 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
     if (!(r->eval = tt__compile(t, loss, &o, attempt))) return r->ctx->status;
     r->data = r->eval->arena->data;
     if (r->model.classes && r->output_width != r->model.classes)
-        return tt__fail(r->ctx, TT_ERR_SHAPE, "the model has %d classes, and its output a width of %lld",
+        return tt__fail(r->ctx, TT_ERR_SHAPE,
+                        "the model has %d classes, but its output has a width of %lld: make them equal",
                         r->model.classes, (long long)r->output_width);
     return tt__trainer_inputs(r, t);
 }
@@ -41641,8 +41819,8 @@ static tt_status tt__check_kept(const tt_param *param)
     if (!taken && strcmp(name, "__metadata__") != 0 && strlen(name) <= TT__STATE_NAME &&
         tt__utf8_invalid(name, strlen(name)) == strlen(name)) return TT_OK;
     return tt__fail(param->ctx, TT_ERR_ARGUMENT, "the state of a run cannot be saved with the parameter "
-                    "'%.200s' of %zu bytes: a name must be UTF-8 of at most %d bytes, not '__metadata__', "
-                    "and not begin with '%s.'", name, strlen(name), TT__STATE_NAME,
+                    "'%.200s', whose name has %zu bytes: a name must be UTF-8 of at most %d bytes, not "
+                    "'__metadata__', and not begin with '%s.'", name, strlen(name), TT__STATE_NAME,
                     taken ? taken : "tinytrain");
 }
 
@@ -41750,8 +41928,8 @@ static tt_status tt__keep_class_weights(tt_trainer *r)
     r->options.class_weights = r->class_weights;
     for (int k = 0; k < r->n_inputs; k++)
         if (strcmp(r->inputs[k].name, "class_weights") == 0) return TT_OK;
-    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "train options: class_weights are given, and the model has no "
-                    "input of that name");
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT,
+                    "train options: class_weights are set, but the model has no input 'class_weights'");
 }
 
 static tt_trainer *tt__trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options,
@@ -41840,8 +42018,8 @@ static tt_status tt__try_micro_batch(void *arg, int64_t n, tt__attempt *attempt,
     const tt__micro_batch_of *b = (const tt__micro_batch_of *)arg;
     tt_train_options o = b->options;
     if (tt__tokens_of(&o, n) > INT_MAX)
-        return tt__fail(b->ctx, TT_ERR_SHAPE, "%lld sequences of %d / %d tokens are more than 2^31 tokens",
-                        (long long)n, o.max_tokens, o.max_seqs);
+        return tt__fail(b->ctx, TT_ERR_SHAPE, "%lld sequences of %d / %d tokens are 2^31 tokens or more, "
+                        "which is too many: ask for fewer", (long long)n, o.max_tokens, o.max_seqs);
     o.max_tokens = (int)tt__tokens_of(&o, n);
     o.max_seqs = (int)n;
     tt_trainer *t = tt__trainer_new(b->ctx, b->model, &o, attempt);
@@ -41866,8 +42044,8 @@ static tt_status tt__must_train(const tt_trainer *r)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the trainer's parameters are their moving averages: call "
                         "tt_trainer_use_ema(trainer, false) before it trains, saves or loads");
     if (r->train) return TT_OK;
-    return tt__fail(r->ctx, TT_ERR_ARGUMENT,
-                    "this trainer was made with train = false: it evaluates and predicts only");
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "this trainer was made with train = false, so it only evaluates "
+                    "and predicts: make one with train = true");
 }
 
 /* Returns the index of the input `name`, or -1 if the model has no such input. */
@@ -41883,25 +42061,25 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
     const int pixels = tt__input_named(r, "pixels");
     const bool same = r->model.same_length, images = pixels >= 0;
     if (!b->n_arrays && (b->seqs < 1 || (!same && r->model.max_length && b->rows < 1)))
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch is empty (%d sequences, %d tokens)", b->seqs,
-                        b->rows);
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT,
+                        "the batch is empty (%d sequences, %d tokens): give it at least one sequence",
+                        b->seqs, b->rows);
     if (same && b->seqs > r->options.max_seqs)
-        return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d images, max_seqs is %d", b->seqs,
-                        r->options.max_seqs);
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d images, but max_seqs is %d: make the trainer "
+                        "for more, or the batch smaller", b->seqs, r->options.max_seqs);
     if (images != (b->pixels != NULL) && (b->pixels || b->ids))
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
-                        images ? "the model reads images, but the batch has text"
-                               : "the model reads text, but the batch has images");
+                        images ? "the model reads images, but the batch has text: use a loader of images" :
+                        "the model reads text, but the batch has images: use a loader of texts");
     if (images && b->pixels && b->image_bytes != r->inputs[pixels].width)
-        return tt__fail(r->ctx, TT_ERR_SHAPE,
-                        "the images of the batch have %lld bytes (height * width * channels), those of the "
-                        "model %lld", (long long)b->image_bytes, (long long)r->inputs[pixels].width);
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "the images of the batch have %lld bytes (height * width * "
+                        "channels), but the model reads images of %lld", (long long)b->image_bytes,
+                        (long long)r->inputs[pixels].width);
     const int values = tt__input_named(r, "label_values");
     if (values >= 0 && b->label_values && b->values != r->inputs[values].width)
-        return tt__fail(r->ctx, TT_ERR_SHAPE,
-                        "the batch has %d label_values for each sequence, those of the model are %lld: the "
-                        "dataset and the model need equally many labels or scores", b->values,
-                        (long long)r->inputs[values].width);
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d label_values for each sequence, but the "
+                        "model reads %lld: the dataset and the model need equally many labels or scores",
+                        b->values, (long long)r->inputs[values].width);
     return TT_OK;
 }
 
@@ -41940,7 +42118,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         const tt_input_info *input = &r->inputs[k];
         if (r->rows[k] || !input->read) continue;
         if (!predicting || r->needed[input->value.id])
-            return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", input->name);
+            return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL), which the model reads",
+                            input->name);
         int64_t as_others = 0; /* number of rows of inputs with the same axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
             if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* not tt_seq_start */
@@ -41979,8 +42158,8 @@ static void tt__trainer_discard_step(tt_trainer *r)
 static tt_status tt__none_staged(const tt_trainer *r)
 {
     if (!r->staged) return TT_OK;
-    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "%d of the %d data ranks hold micro-batches of a step, which "
-                    "waits for more: evaluate and predict between steps", r->staged, r->data);
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "a step is not complete, because only %d of the %d data ranks "
+                    "have a micro-batch: evaluate and predict between steps", r->staged, r->data);
 }
 
 /* Runs the data ranks' micro-batches and, if they are the last of their step, updates the parameters. */
@@ -42014,8 +42193,8 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
                         "trainer made with accumulate = true");
     }
     if (r->step_failed)
-        status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: its others "
-                          "are refused, up to the last, and nothing is updated");
+        status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: the rest of "
+                          "the step is refused, and nothing is updated");
     if (status == TT_OK) status = tt__set_batch(r, r->train, r->staged, b, false);
     if (status == TT_OK) r->staged++;
     if (status == TT_OK && (whole_round || last)) status = tt__train_round(r, last, stats);
@@ -42073,8 +42252,8 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
                         "needs the functions `seek` and `next`");
     bool tokens_fit = r->model.same_length || s->max_tokens <= o->max_tokens;
     if (tokens_fit && s->max_seqs <= o->max_seqs) return TT_OK;
-    return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d sequences and %d tokens, and the "
-                    "trainer has max_seqs = %d and max_tokens = %d: make it for the largest of all its "
+    return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d sequences and %d tokens, but the "
+                    "trainer has max_seqs = %d and max_tokens = %d: make the trainer for the largest of its "
                     "sources (tt_train_options_make_room)", what, s->max_seqs, s->max_tokens, o->max_seqs,
                     o->max_tokens);
 }
@@ -42119,8 +42298,9 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
     status = tt__returned(ctx, status, "the source", epoch, step);
     if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have gone on */
     if (!b || !*more || step < s->steps) return status;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, and has tt_source.steps "
-                    "= %lld", (long long)epoch + 1, (long long)step + 1, (long long)s->steps);
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, but tt_source.steps is "
+                    "%lld: count the steps of an epoch", (long long)epoch + 1, (long long)step + 1,
+                    (long long)s->steps);
 }
 
 /* Tells a source which data ranks belong to this process and need batches. */
@@ -42155,7 +42335,7 @@ static tt_status tt__confusion_set(tt_trainer *r, tt__confusion_run *c, int rank
             labels = (const int32_t *)b->arrays[k].data, n = b->arrays[k].rows;
     if (!labels || n > r->options.max_seqs)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion: the batch has %s",
-                        labels ? "more labels than max_seqs" : "no labels");
+                        labels ? "more labels than the trainer's max_seqs" : "no labels");
     memcpy(c->labels + (size_t)rank * (size_t)r->options.max_seqs, labels, sizeof *labels * (size_t)n);
     c->seqs[rank] = (int)n;
     return TT_OK;
@@ -42208,7 +42388,8 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
     }
     if (set) tt__forget_inputs(r->eval); /* the round was stopped or failed */
     if (status != TT_OK || (stop && *stop) || stats->targets > 0) return status;
-    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts");
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts (all are "
+                    "ignored or have weight 0): check the labels");
 }
 
 static tt_status tt__evaluate_all(tt_trainer *r, const tt_source *source, tt_stats *stats,
@@ -42235,7 +42416,8 @@ tt_status tt_confusion(tt_trainer *r, const tt_source *source, tt_stats *stats, 
     tt_stats own;
     tt__confusion_run c;
     if (!classes || r->model.task != TT_TASK_CLASS)
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model with a class of each sequence");
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model that predicts the class of each "
+                        "sequence, but the trainer's model does not");
     memset(&c, 0, sizeof c);
     c.counts = counts;
     for (size_t k = 0; k < classes * classes; k++) counts[k] = 0;
@@ -42250,7 +42432,8 @@ tt_status tt_confusion(tt_trainer *r, const tt_source *source, tt_stats *stats, 
 tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacity)
 {
     if (!r->output.id)
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the model gives no output: its `record` set none");
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT,
+                        "the model has no output: its function `record` must set one");
     tt_status status = tt__none_staged(r);
     if (status == TT_OK) status = tt__set_batch(r, r->eval, 0, b, true);
     if (status == TT_OK) status = tt_run(r->eval, NULL);
@@ -42279,7 +42462,7 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *predictions)
     const bool tags = r->model.task == TT_TASK_TAGS;
     if (!n)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
-                        "tt_predict needs a model with classes; tt_forward gives any output");
+                        "tt_predict needs a model with classes: use tt_forward for other models");
     const int rows = tags ? b->rows : b->seqs;
     tt_status status = tt_forward(r, b, predictions, (size_t)rows * (size_t)n);
     for (int k = 0; k < rows && status == TT_OK; k++) {
@@ -42297,7 +42480,7 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 {
     if (r->model.task == TT_TASK_TAGS)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict_text: the model predicts a tag of each token: "
-                        "give tt_predict a batch, whose `rows` tells the size of the result");
+                        "call tt_predict with a batch, whose `rows` gives the size of the result");
     int max = (int)tt__min(r->model.max_length, r->options.max_tokens);
     int32_t *ids = (int32_t *)tt__calloc(r->ctx, sizeof *ids * 3 * (size_t)max), start[2] = {0, 0};
     tt_encoding e;
@@ -42319,7 +42502,7 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
         tt__free(r->ctx, ids);
         if (!pair || tt_tokenizer_pairs(k)) return TT_ERR_MEMORY;
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict_text: the tokenizer has no template for pairs "
-                        "of texts (\"post_processor\" of tokenizer.json): give it one text, or take the "
+                        "of texts (\"post_processor\" of tokenizer.json): pass one text, or use the "
                         "tokenizer of a model for pairs");
     }
     b.seqs = 1;
@@ -42384,10 +42567,10 @@ static tt_status tt__state_products(const tt__state *s)
         tt__forget_recordings(p);
         return TT_OK;
     }
-    tt__log(p->ctx, TT_LOG_WARNING, "resume", "'%s' is of a run %s: the run goes on, and differs by rounding "
-            "from one that was never stopped", s->path,
-            foreign ? "whose products were timed on another kind of device or with another cuBLASLt"
-            : text ? "with tune, and this one is without it" : "without tune, and this one is with it");
+    tt__log(p->ctx, TT_LOG_WARNING, "resume", "'%s' comes from a run %s: this run continues, and differs by "
+            "rounding from a run without interruption", s->path,
+            foreign ? "whose products were timed on another kind of device or with another cuBLASLt" : text ?
+            "with tune, but this run has none" : "without tune, but this run has it");
     return TT_OK;
 }
 
@@ -42409,7 +42592,8 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     s->p = p;
     s->path = path;
     if (!p->settings.options.train)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "this program does not train: it has no state to save or load");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "this program does not train, so it has no state to save or "
+                        "load: compile it with train = true");
     if (!(s->kept = tt__kept_of(p, &s->count, &s->frozen))) return ctx->status;
     s->info = (tt_tensor_info *)tt__calloc(ctx, sizeof *s->info * (size_t)(s->count + 4));
     s->room = ctx->net ? (size_t)1 << 20 : 16384;
@@ -42529,9 +42713,9 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
                    : tt_safetensors_read(s->file, tensor, 0, bytes, read);
     for (int k = 0; k < s->frozen && !w && status == TT_OK && tt_process(ctx) == 0; k++)
         if (hash[k] != read[k])
-            status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' is of a run in which parameter '%s', which is "
-                              "frozen, has other values: go on with the model that it began with", s->path,
-                              s->kept[s->count + k].name);
+            status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' comes from a run in which the frozen parameter "
+                              "'%s' has other values: resume with the model that the run started from",
+                              s->path, s->kept[s->count + k].name);
     tt__free(ctx, hash);
     tt__free(ctx, read);
     return status;
@@ -42578,8 +42762,8 @@ static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
 
 static tt_status tt__not_between_steps(tt_context *ctx)
 {
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "the state can be saved between steps, not between the micro-"
-                    "batches of one");
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "a state can be saved between steps, but not between the "
+                    "micro-batches of a step: save it after the update");
 }
 
 /* Writes a program's state to a file, with `more` bytes of a trainer's progress. */
@@ -42620,7 +42804,7 @@ static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *ste
     tt_status status = file ? TT_OK : ctx->status;
     if (k >= 0 && tt_safetensors_info(file, k)->bytes == sizeof h)
         status = tt_safetensors_read(file, k, 0, sizeof h, &h);
-    else if (file) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is no state of a run", path);
+    else if (file) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not the state of a run", path);
     if (status == TT_OK) *steps = h.step;
     tt_safetensors_close(file);
     return status;
@@ -42631,15 +42815,16 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
 {
     int k = tt_safetensors_find(s->file, expected->name);
     if (k < 0)
-        return tt__fail(s->p->ctx, TT_ERR_STATE, "'%s' has no tensor '%s': it is no state of this model and "
-                        "optimizer", s->path, expected->name);
+        return tt__fail(s->p->ctx, TT_ERR_STATE,
+                        "'%s' has no tensor '%s': it is the state of another model or optimizer", s->path,
+                        expected->name);
     const tt_tensor_info *found = tt_safetensors_info(s->file, k);
     bool same = found->ndim == expected->ndim && strcmp(found->dtype, expected->dtype) == 0;
     for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
     if (same) return TT_OK;
-    return tt__fail(s->p->ctx, TT_ERR_STATE, "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: "
-                    "the model or the precision differs", s->path, expected->name, found->dtype, found->bytes,
-                    expected->dtype, expected->bytes);
+    return tt__fail(s->p->ctx, TT_ERR_STATE, "'%s': tensor '%s' is %s of %zu bytes, but this run has %s of "
+                    "%zu: resume with the same model and precision", s->path, expected->name, found->dtype,
+                    found->bytes, expected->dtype, expected->bytes);
 }
 
 /* Reads the header and checks that the state fits this program. */
@@ -42654,29 +42839,33 @@ static tt_status tt__state_check_header(tt__state *s)
     if (at >= 0 && tt_safetensors_info(s->file, at)->bytes >= sizeof version)
         status = tt_safetensors_read(s->file, at, 0, sizeof version, &version);
     if (version != TT__STATE_VERSION) /* checked first: headers of other versions differ in size */
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' is a state of version %lld, this build reads %d; the "
-                        "tinytrain.h that wrote it can go on with it", s->path, (long long)version,
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' is a state of version %lld, but this build reads version "
+                        "%d: resume with the tinytrain.h that wrote the state", s->path, (long long)version,
                         TT__STATE_VERSION);
     if (status == TT_OK) status = tt__state_has(s, &s->info[0]);
     if (status == TT_OK) status = tt_safetensors_read(s->file, at, 0, sizeof *h, h);
     if (status != TT_OK) return status;
     const bool scales = tt__is_power_of_two(h->loss_scale, 1, TT__LOSS_SCALE_MOST);
     if (h->step < 0 || h->step > TT__MOST_STEPS)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", s->path,
-                        (long long)h->step);
+        return tt__fail(ctx, TT_ERR_FORMAT,
+                        "'%s' says that %lld steps were done, which is impossible: the file is damaged",
+                        s->path, (long long)h->step);
     if (!scales || h->good_steps < 0 || h->good_steps > TT__MOST_STEPS || h->skipped < 0 ||
         h->skipped > TT__MOST_STEPS)
         return tt__fail(ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were skipped, and %lld done with loss "
-                        "scale %g", s->path, (long long)h->skipped, (long long)h->good_steps, h->loss_scale);
+                        "scale %g, which is impossible: the file is damaged", s->path, (long long)h->skipped,
+                        (long long)h->good_steps, h->loss_scale);
     if (h->seed != own.seed)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with seed %llu, this run has %llu: open the "
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with seed %llu, but this run has %llu: open the "
                         "context with the same seed", s->path, (unsigned long long)h->seed,
                         (unsigned long long)own.seed);
     if (h->optimizer != own.optimizer)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with another optimizer", s->path);
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "'%s' was made with another optimizer: resume with the same optimizer", s->path);
     if (h->precision != own.precision)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with another precision than '%s'", s->path,
-                        tt__precision_names[own.precision]);
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "'%s' was made with another precision than '%s': resume with the same precision",
+                        s->path, tt__precision_names[own.precision]);
     return TT_OK;
 }
 
@@ -42698,8 +42887,9 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
        history. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found - has == s->tensors - own) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_STATE, "'%s' has %d tensors, this run has %d: other parameters are "
-                    "trained", path, found, s->tensors);
+    return tt__fail(p->ctx, TT_ERR_STATE,
+                    "'%s' has %d tensors, but this run has %d: train and freeze the same parameters", path,
+                    found, s->tensors);
 }
 
 /* Fails unless all processes have opened a state, with equal headers. */
@@ -42712,9 +42902,9 @@ static tt_status tt__state_agree(tt__state *s, tt_status status)
         const tt__state_header *b = (const tt__state_header *)tt__noted(ctx, k, NULL);
         char name[96];
         if (memcmp(a, b, sizeof *a) == 0) continue;
-        status = tt__fail(ctx, TT_ERR_FILE, "'%s' of %s is not that of process 0: it has %lld steps, and "
-                          "that one %lld", s->path, tt__process_name(ctx->net, k, name), (long long)b->step,
-                          (long long)a->step);
+        status = tt__fail(ctx, TT_ERR_FILE, "'%s' of %s is another state than that of process 0, after %lld "
+                          "steps instead of %lld: give all processes the same state", s->path,
+                          tt__process_name(ctx->net, k, name), (long long)b->step, (long long)a->step);
     }
     return status;
 }
@@ -42739,8 +42929,8 @@ static tt_status tt__state_take(tt__state *s)
     p->scale_set = false;
     if (tt__state_header_of(p).program != h->program)
         tt__log(s->p->ctx, TT_LOG_WARNING, "resume", "'%s' was made with other options of the model, the "
-                "optimizer, the batches or the sums (dropout, weight decay, max_tokens, groups, ...): the "
-                "run goes on with the new ones, and differs from one that was never stopped", s->path);
+                "optimizer, the batches or the sums (dropout, weight decay, max_tokens, groups, ...): this "
+                "run continues with the new ones, and differs from a run without interruption", s->path);
     return TT_OK;
 }
 
@@ -42791,14 +42981,15 @@ static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *
     if (status != TT_OK) return status;
     const tt_progress *p = &h.progress;
     if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* NaN fails too */
-        return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' says that %g of %g targets were right, and a metric "
-                        "of %g at best", s->path, p->correct, p->targets, p->best);
+        return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' says that %g of %g targets were right and the best "
+                        "metric was %g, which is impossible: the file is damaged", s->path, p->correct,
+                        p->targets, p->best);
     const tt__state_progress now = tt__state_progress_of(p, schedule);
     if (memcmp(&now, &h, sizeof h) != 0)
-        tt__log(s->p->ctx, TT_LOG_WARNING, "resume",
-                "'%s' was made with another schedule (learning rate %g, %lld steps, now %g, %lld): the run "
-                "goes on with the new one, and differs from one that was never stopped", s->path, h.lr,
-                (long long)h.total_steps, (double)schedule->lr, (long long)schedule->total_steps);
+        tt__log(s->p->ctx, TT_LOG_WARNING, "resume", "'%s' was made with another schedule (learning rate %g, "
+                "%lld steps, now %g, %lld): this run continues with the new one, and differs from a run "
+                "without interruption", s->path, h.lr, (long long)h.total_steps, (double)schedule->lr,
+                (long long)schedule->total_steps);
     *to = *p;
     return TT_OK;
 }
@@ -43124,8 +43315,9 @@ static tt_status tt__fit_read_metrics(tt__fit_run *f)
     if (there) status = tt__file_open(f->r->ctx, path, &file);
     if (status != TT_OK || !there) return status;
     if (strncmp(file.bytes, heading, length) != 0)
-        status = tt__fail(f->r->ctx, TT_ERR_FORMAT, "'%s' has other columns than this run writes, %.*s: move "
-                          "it away, and the run goes on without its lines", path, (int)length - 1, heading);
+        status = tt__fail(f->r->ctx, TT_ERR_FORMAT, "'%s' has other columns than this run, which writes "
+                          "%.*s: move the file away, and the run starts a new one", path, (int)length - 1,
+                          heading);
     const char *line = file.bytes, *end;
     for (; status == TT_OK && (end = strchr(line, '\n')) != NULL; line = end + 1) {
         size_t n = (size_t)(end + 1 - line);
@@ -43430,9 +43622,9 @@ static tt_status tt__fit_save(tt__fit_run *f)
             tt__log(ctx, TT_LOG_WARNING, "fit", "the loss %s by step %lld: %s%s%s",
                     f->not_finite ? "is not finite any more" : "has diverged",
                     (long long)tt_trainer_steps(f->r),
-                    beside ? "its state is '" : "a lower learning rate may help", beside ? f->diverged : "",
-                    beside ? "', beside that from before, which a resumed run takes where you remove this one"
-                           : "");
+                    beside ? "its state is saved in '" : "a lower learning rate may help",
+                    beside ? f->diverged : "",
+                    beside ? "', beside the earlier state; to resume from that one, remove this file" : "");
         f->reported_diverged = !sound;
         if (status == TT_OK && !beside) {
             if (f->has_diverged) files->remove(files->user, f->diverged);
@@ -43459,20 +43651,21 @@ static void tt__fit_give_up(tt__fit_run *f)
     tt_status saved = f->o.folder ? tt__fit_save_metrics(f) : TT_OK;
     if (saved == TT_OK && f->o.folder)
         saved = tt__save_printed(ctx, f->o.folder, "loss.svg", tt__fit_draw, f);
-    if (saved != TT_OK) tt__log(ctx, TT_LOG_WARNING, "fit", "nor could metrics be saved: %s", ctx->error);
+    if (saved != TT_OK)
+        tt__log(ctx, TT_LOG_WARNING, "fit", "the metrics could not be saved either: %s", ctx->error);
     if (f->has_diverged) files->remove(files->user, f->diverged);
     int64_t steps = -1;
     if (f->has_state && tt__state_steps(ctx, f->state, &steps) != TT_OK) steps = -1;
     f->r->saved_steps = steps;
     const bool at_fault = steps >= 0 && !f->has_diverged && (!f->updated || !f->state_is_sound);
     if (steps < 0 && !f->updated)
-        tt__fail(ctx, status, "%.850s; no step has updated anything: the weights that it began with, or the "
-                 "data, are at fault", error);
+        tt__fail(ctx, status, "%.850s; no step has updated anything, so the initial weights or the data are "
+                 "at fault: check them", error);
     else if (steps < 0 || at_fault)
-        tt__fail(ctx, status, "%.850s; %s begin anew with a lower learning rate", error,
-                 steps < 0 ? "no state was saved before:" : "the state that was saved has blown up too:");
+        tt__fail(ctx, status, "%.850s; %s start again with a lower learning rate", error,
+                 steps < 0 ? "no state was saved before:" : "the saved state has diverged too:");
     else
-        tt__fail(ctx, status, "%.850s; the state of step %lld is kept: resume it with a lower learning rate",
+        tt__fail(ctx, status, "%.850s; the state of step %lld is saved: resume it with a lower learning rate",
                  error, (long long)steps);
 }
 
@@ -43515,7 +43708,7 @@ static void tt__fit_tell_idle(tt__fit_run *f, int micros)
     if (f->p.step > 0 || micros >= f->r->data || f->reported_idle) return;
     f->reported_idle = true;
     tt__log(f->r->ctx, TT_LOG_WARNING, "fit", "the steps of the source have %d micro-batch%s for %d data "
-            "ranks, so that some have nothing to do: give the loader the trainer's tt_parallel", micros,
+            "ranks, so some data ranks have nothing to do: give the loader the trainer's tt_parallel", micros,
             micros > 1 ? "es" : "", f->r->data);
 }
 
@@ -43580,7 +43773,8 @@ static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
     if (written != TT_OK) return written;
     if (f->in_row >= tt__min(MOST_IN_A_ROW, f->steps)) return tt__fit_stuck(f);
     if (!f->reported_skipped)
-        tt__log(ctx, TT_LOG_WARNING, "fit", "%s; it is skipped, as others like it will be", f->why);
+        tt__log(ctx, TT_LOG_WARNING, "fit",
+                "%s; the step is skipped, and later ones like it without a warning", f->why);
     f->reported_skipped = true;
     return tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
 }
@@ -43649,7 +43843,8 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
     if (f->validation && !(isfinite(s.loss) && isfinite(value)))
         tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld: the validation's %s is not finite%s",
                 (long long)f->p.epoch + 1, isfinite(s.loss) ? f->metric.name : "loss",
-                any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
+                any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before, so no best model was "
+                "saved");
     if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
     if (best && f->o.keep) {
         /* Saves a state first: in a folder with a model but no state, a run could not be resumed, and a
@@ -43755,13 +43950,14 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
     const bool ended = status == TT_OK && !more;
     if (ended && tt__trainer_within_step(f->r))
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source ends within a step, after %lld "
-                          "whole ones: the last micro-batch of a step must set last_of_step", epoch, steps);
+                          "whole steps: the last micro-batch of a step must set last_of_step", epoch, steps);
     else if (ended && !steps)
-        status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source has no step", epoch);
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source has no step: give it at least one",
+                          epoch);
     else if (ended && steps < f->steps && !f->reported_short) {
         f->reported_short = true;
-        tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld of the source ends after %lld steps, and it has "
-                "tt_source.steps = %lld", epoch, steps, (long long)f->steps);
+        tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld of the source ends after %lld steps, but "
+                "tt_source.steps is %lld: count the steps of an epoch", epoch, steps, (long long)f->steps);
     }
     if (status != TT_OK) tt__trainer_discard_step(f->r); /* so that the complete steps can be saved */
     return status;
@@ -43829,21 +44025,22 @@ static tt_status tt__fit_resume(tt__fit_run *f)
     if (status == TT_OK) status = tt_trainer_load(f->r, f->has_diverged ? f->diverged : f->state, &f->p);
     if (status != TT_OK) return status;
     if (f->p.epoch > f->o.epochs || f->p.step > f->steps || f->p.epoch < 0 || f->p.step < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' has done %lld epochs and %lld steps, more than %lld "
-                        "epochs of %lld steps", f->o.folder, (long long)f->p.epoch, (long long)f->p.step,
-                        (long long)f->o.epochs, (long long)f->steps);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' has done %lld epochs and %lld steps, but this run has "
+                        "only %lld epochs of %lld steps: ask for more epochs", f->o.folder,
+                        (long long)f->p.epoch, (long long)f->p.step, (long long)f->o.epochs,
+                        (long long)f->steps);
     if (f->p.best_by && f->p.best_by != now.best_by)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was told by its %s, not by its %s: "
-                        "resume with best_by as it was", f->o.folder,
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was chosen by its %s, not by its %s: "
+                        "resume with the same best_by", f->o.folder,
                         f->p.best_by == tt__hash("loss") ? "loss" : "metric",
                         f->best_by_metric ? f->metric.name : "loss");
     if (f->p.classes && now.classes && f->p.classes != now.classes)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was trained on classes with other names than those of "
-                        "the data at hand; the first of these is '%s'", f->o.folder,
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was trained on classes with other names than this run's "
+                        "data, whose first class is '%s': resume with the same data", f->o.folder,
                         f->train->class_names[0]);
     if (f->p.data && now.data && f->p.data != now.data)
-        tt__log(ctx, TT_LOG_WARNING, "resume", "'%s' was trained on other data: the run goes on with those "
-                "at hand, and differs from one that was never stopped", f->o.folder);
+        tt__log(ctx, TT_LOG_WARNING, "resume", "'%s' was trained on other data: the run continues with the "
+                "new data, and differs from a run without interruption", f->o.folder);
     f->p.classes = now.classes;
     f->p.data = now.data;
     status = tt__fit_read_metrics(f);
@@ -43880,13 +44077,13 @@ static tt_status tt__fit_disk(const tt__fit_run *f)
     if (state <= 0) return ctx->status;
     const double needs = (f->has_state ? 1 : 2) * state, all = needs + (f->o.keep ? model : 0);
     if (space >= 0 && space < needs)
-        return tt__fail(ctx, TT_ERR_FILE, "'%s': the run needs %.1f MB there for its states, of which two of "
-                        "%.1f MB stand there while one replaces the other, and the disk has room for %.1f "
-                        "MB: free some, or name a folder on another disk", f->o.folder, 1e-6 * needs,
-                        1e-6 * state, 1e-6 * space);
+        return tt__fail(ctx, TT_ERR_FILE, "'%s': the run needs %.1f MB there for its states (two of %.1f MB "
+                        "while one replaces the other), but the disk has room for %.1f MB: free some, or "
+                        "name a folder on another disk", f->o.folder, 1e-6 * needs, 1e-6 * state,
+                        1e-6 * space);
     if (space >= 0 && space < all)
-        tt__log(ctx, TT_LOG_WARNING, "fit", "'%s': two states of %.1f MB and the model, of %.1f MB or more, "
-                "may not fit, as the disk has room for %.1f MB", f->o.folder, 1e-6 * state, 1e-6 * model,
+        tt__log(ctx, TT_LOG_WARNING, "fit", "'%s': two states of %.1f MB and a model of %.1f MB or more may "
+                "not fit on the disk, which has room for %.1f MB", f->o.folder, 1e-6 * state, 1e-6 * model,
                 1e-6 * space);
     return TT_OK;
 }
@@ -43897,9 +44094,9 @@ static tt_status tt__fit_same_classes(const tt__fit_run *f)
     const tt_source *a = f->train, *b = f->validation;
     for (int c = 0; b && c < a->classes && c < b->classes; c++)
         if (strcmp(a->class_names[c], b->class_names[c]) != 0)
-            return tt__fail(f->r->ctx, TT_ERR_ARGUMENT, "tt_fit: class %d to train on is '%.200s', and for "
-                            "validation '%.200s': number the classes of both datasets alike, as "
-                            "tt_bert_name_classes and tt_vit_name_classes do", c, a->class_names[c],
+            return tt__fail(f->r->ctx, TT_ERR_ARGUMENT, "tt_fit: class %d is '%.200s' in the training data, "
+                            "but '%.200s' in the validation data: number the classes of both alike "
+                            "(tt_bert_name_classes, tt_vit_name_classes)", c, a->class_names[c],
                             b->class_names[c]);
     return TT_OK;
 }
@@ -43913,28 +44110,30 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (status == TT_OK) status = tt__fit_same_classes(f);
     if (status != TT_OK) return status;
     if (f->train->accumulates && !f->r->options.compile.accumulate)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: steps may have several micro-batches: make the "
-                        "trainer with accumulate = true");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: the source's steps may have several micro-batches: "
+                        "make the trainer with accumulate = true");
     if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / f->steps)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld, but must be 1 to %lld",
+                        (long long)f->o.epochs, (long long)(TT__MOST_STEPS / f->steps));
     if (f->o.validate_steps < 0 || f->o.patience < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "tt_fit: validate_steps is %lld and patience %lld: neither may be "
-                        "negative", (long long)f->o.validate_steps, (long long)f->o.patience);
+                        "tt_fit: validate_steps is %lld and patience is %lld, but both must be at "
+                        "least 0", (long long)f->o.validate_steps, (long long)f->o.patience);
     if (f->o.patience && !f->validation)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience %lld counts validations, and `validation` is "
-                        "NULL", (long long)f->o.patience);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience is %lld, but `validation` is NULL: patience "
+                        "counts validations", (long long)f->o.patience);
     if (f->o.best_by && strcmp(f->o.best_by, "loss") != 0 &&
         !(f->metric.name && strcmp(f->o.best_by, f->metric.name) == 0))
         return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "tt_fit: best_by is '%s', neither 'loss' nor the model's metric%s%s", f->o.best_by,
+                        "tt_fit: best_by is '%s', but must be 'loss' or the model's metric%s%s", f->o.best_by,
                         f->metric.name ? ", " : " (it has none)", f->metric.name ? f->metric.name : "");
     f->best_by_metric = f->metric.name && !(f->o.best_by && strcmp(f->o.best_by, "loss") == 0);
     f->p.best = f->best_by_metric && !f->metric.lower_is_better ? -INFINITY : INFINITY;
     f->p.best_loss = INFINITY;
     f->p.best_by = tt__hash(f->best_by_metric ? f->metric.name : "loss");
     if (f->o.resume && !f->o.folder)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "tt_fit: resume is set, but folder is not: name the folder that holds the run");
     f->bytes = tt_program_plan(f->r->train).bytes;
     status = tt_allocate(f->r->train); /* fails before any file is written */
     if (status == TT_OK) status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
@@ -43955,7 +44154,7 @@ static tt_status tt__fit_begin(tt__fit_run *f)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' holds a run: resume it, or name another folder",
                         f->o.folder);
     if (!f->has_state && f->o.resume)
-        return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' is not there", f->state);
+        return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' does not exist", f->state);
     f->p.classes = f->train->classes ? TT__HASH_BEGIN : 0; /* a hash of the names; 0: no classes */
     for (int c = 0; c < f->train->classes; c++) {
         const char *name = f->train->class_names[c];
@@ -44013,7 +44212,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);
         if (status != TT_OK && saved != TT_OK)
-            tt__log(ctx, TT_LOG_WARNING, "fit", "nor could the state be saved: %s", ctx->error);
+            tt__log(ctx, TT_LOG_WARNING, "fit", "the state could not be saved either: %s", ctx->error);
         status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* keeps the first error */
     }
     if (finished) *finished = done;

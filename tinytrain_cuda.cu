@@ -463,9 +463,9 @@ tt_status check(tt__device *d, cudaError_t e, const char *what)
     if (e == cudaSuccess) return TT_OK;
     cudaGetLastError(); // clears the error, which the next call would return
     const bool lost = ends_all(e);
-    const char *advice = !lost ? "" : d->waits ? "; CUDA does nothing more in this process"
-        : "; CUDA does nothing more in this process, and with TINYTRAIN_CUDA_SYNC=1 in the environment the "
-          "op that failed is named";
+    const char *advice = !lost ? "" : d->waits ? "; restart the process, in which CUDA can do nothing more"
+        : "; restart the process, in which CUDA can do nothing more; with TINYTRAIN_CUDA_SYNC=1 in the "
+          "environment the error names the op that failed";
     tt_status status = fail(d, e == cudaErrorMemoryAllocation ? TT_ERR_MEMORY : TT_ERR_DEVICE,
                             "%s: %s (%s)%s", what, cudaGetErrorString(e), cudaGetErrorName(e), advice);
     d->lost = d->lost || lost;
@@ -555,8 +555,8 @@ void explain(cudaError_t e, char *to, size_t capacity)
                  "update the driver, or build with an older toolkit",
                  TT__VERSION_OF(driver), TT__VERSION_OF(runtime));
     else if (e == cudaErrorNoDevice)
-        snprintf(to, capacity, "the driver finds no GPU%s%s%s", visible ? " that CUDA_VISIBLE_DEVICES=" : "",
-                 visible ? visible : "", visible ? " leaves" : "");
+        snprintf(to, capacity, "the driver finds no GPU%s%s%s", visible ? ": CUDA_VISIBLE_DEVICES, '" : "",
+                 visible ? visible : "", visible ? "', selects none" : "");
     else
         snprintf(to, capacity, "%s (%s)", cudaGetErrorString(e), cudaGetErrorName(e));
 }
@@ -571,18 +571,15 @@ tt_status check_kernels(tt__device *d)
     char archs[128] = "";
     text_buffer text = {archs, sizeof archs, 0};
     if (major < 8)
-        return fail(d, TT_ERR_DEVICE,
-                    "%s has compute capability %d.%d, and at least 8.0 is needed; "
-                    "CUDA_VISIBLE_DEVICES chooses among several", d->properties.name, major, minor);
+        return fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, but 8.0 or more is needed: choose "
+                    "another GPU with CUDA_VISIBLE_DEVICES", d->properties.name, major, minor);
     cudaError_t e = cudaFuncGetAttributes(&attributes, add_counts);
     if (e != cudaErrorNoKernelImageForDevice && e != cudaErrorInvalidDeviceFunction)
         return check(d, e, "kernels");
     cudaGetLastError();
     print_archs(&text);
-    return fail(d, TT_ERR_DEVICE,
-                "%s has compute capability %d.%d, and the kernels were built for %s: "
-                "build them with CUDA_ARCHS=%d%d",
-                d->properties.name, major, minor, archs, major, minor);
+    return fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, but the kernels were built for %s: build "
+                "them with CUDA_ARCHS=%d%d", d->properties.name, major, minor, archs, major, minor);
 }
 
 // Returns whether the device may start a kernel before the stream's previous kernels are done, also in graphs
@@ -630,7 +627,9 @@ tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capac
     if (e != cudaSuccess || index >= devices) {
         cudaGetLastError();
         if (e != cudaSuccess) explain(e, error, capacity);
-        else snprintf(error, capacity, "number %d asked for, %d found", index, devices);
+        else
+            snprintf(error, capacity, "device number %d was requested, but CUDA finds %d, numbered from 0",
+                     index, devices);
         return NULL;
     }
     tt__device *d = (tt__device *)calloc(1, sizeof *d);
@@ -644,7 +643,7 @@ tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capac
         status = check(d, cudaStreamCreateWithFlags(&d->stream.it, cudaStreamNonBlocking),
                        "cudaStreamCreate");
     if (status == TT_OK && cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS)
-        status = fail(d, TT_ERR_DEVICE, "cublasLtCreate failed");
+        status = fail(d, TT_ERR_DEVICE, "cublasLtCreate failed: check that the device has free memory");
     const char *waits = getenv("TINYTRAIN_CUDA_SYNC");
     d->waits = waits && *waits && strcmp(waits, "0") != 0;
     if (status == TT_OK) status = choose_wgmma(d);
@@ -747,7 +746,8 @@ void *cuda_allocate(tt__device *d, size_t bytes)
     check(d, e, "cudaMalloc");
     if (e != cudaErrorMemoryAllocation) return NULL;
     cudaMemGetInfo(&unused, &total);
-    fail(d, TT_ERR_MEMORY, "%zu bytes wanted, %zu of its %zu are free", bytes, unused, total);
+    fail(d, TT_ERR_MEMORY, "%zu bytes are needed, but only %zu of the device's %zu are free", bytes, unused,
+         total);
     return NULL;
 }
 
@@ -786,10 +786,9 @@ tt_status cuda_allocate_managed(tt__device *d, size_t bytes, bool beyond, void *
                     "0, as under Windows and WSL): leave `memory` out", d->properties.name);
     if (status == TT_OK) status = check(d, cudaMemGetInfo(available, &total), "cudaMemGetInfo");
     if (status == TT_OK && !beyond && bytes > *available)
-        return fail(d, TT_ERR_MEMORY,
-                    "the arena has %zu bytes of managed memory, and %zu of the device's %zu are free: "
-                    "offload, recompute or train with smaller micro-batches, or choose memory "
-                    "'managed-oversubscribed', which is slower", bytes, *available, total);
+        return fail(d, TT_ERR_MEMORY, "the arena needs %zu bytes of managed memory, but only %zu of the "
+                    "device's %zu are free: offload, recompute or train with smaller micro-batches, or "
+                    "choose memory 'managed-oversubscribed', which is slower", bytes, *available, total);
     if (status == TT_OK)
         status = check(d, cudaMallocManaged(memory, bytes, cudaMemAttachGlobal), "cudaMallocManaged");
     return status;
@@ -5519,9 +5518,10 @@ const char *cuda_peer(tt__device *d, tt__device *from, double *rate)
     if (reached) return NULL;
     char measured[64] = "";
     if (*rate > 0) snprintf(measured, sizeof measured, " (%.1f GB/s)", 1e-9 * *rate);
-    snprintf(d->peer, sizeof d->peer, "device pair %d -> %d %s%s%s: staged through the host%s", from->index,
-             d->index, status != TT_OK ? "could not be tried, " : forced ? "is not tried, TINYTRAIN_PEERS=0"
-             : wrong ? "says peer access and " : "has no peer access", status != TT_OK ? d->error : "",
+    snprintf(d->peer, sizeof d->peer,
+             "device pair %d -> %d %s%s%s: copies between them go through the host%s", from->index, d->index,
+             status != TT_OK ? "could not be tried, " : forced ? "is not tried, because TINYTRAIN_PEERS is 0"
+             : wrong ? "reports peer access, but " : "has no peer access", status != TT_OK ? d->error : "",
              status == TT_OK && wrong ? wrong : "", measured);
     return d->peer;
 }
@@ -9646,7 +9646,7 @@ const char *read_tuned(const char *line, tuned_product *x)
         if (*at < '0' || *at > '9' || errno || *end != ' ') return "it does not begin with 23 numbers";
         at = end + 1;
     }
-    if (!key_from(n, &x->key)) return "its numbers are those of no product";
+    if (!key_from(n, &x->key)) return "its numbers describe no matrix product";
     if (strcmp(at, "slower") == 0) return NULL;
     for (int k = 0; k < 8; k++) {
         const bool hex = strspn(at, "0123456789abcdef") == 16;
@@ -9688,11 +9688,12 @@ tt_status cuda_learn(tt__device *d, const char *text, int *line)
         snprintf(last, sizeof last, "%d products", d->tuned_count);
         if (*line == 1 && strcmp(now, TT__TUNED_TITLE) != 0) wrong = "it is not '" TT__TUNED_TITLE "'";
         else if (*line == 2 && strcmp(now, device) != 0)
-            status = fail(d, TT_ERR_UNSUPPORTED, "it is of '%.200s', and this device is '%.200s'", now,
+            status = fail(d, TT_ERR_UNSUPPORTED,
+                          "it was made on '%.200s', but this device is '%.200s': name another file", now,
                           device);
         else if (*line > 2 && strcmp(now, last) == 0) {
             ended = true;
-            if (*at) wrong = "more comes behind the last line";
+            if (*at) wrong = "there is text after the last line";
         } else if (*line > 2) {
             wrong = read_tuned(now, &x);
             if (!wrong && tuned_of(d, x.key)) wrong = "an earlier line has the same product";
@@ -10127,7 +10128,7 @@ const char *cuda_refuses(int index, const tt__launch *l)
         if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
             cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) != cudaSuccess)
             (void)cudaGetLastError(); // without a device, programs can still be planned
-        if (major * 10 + minor < 89) return "matmul 'fp8' needs compute capability 8.9";
+        if (major * 10 + minor < 89) return "matmul 'fp8' needs a GPU of compute capability 8.9 or more";
     }
     for (const tt__mat &m : l->in) {
         if (kernels.max_cols && m.cols > kernels.max_cols)

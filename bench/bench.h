@@ -257,7 +257,7 @@ static inline double bench_stream(int kind)
         if (bench.array[k]) continue;
         bench.array[k] = (float *)bench.options.allocator.allocate(bench.options.allocator.user,
                                                                    BENCH_ARRAY * sizeof(float), TT__ALIGN);
-        if (!bench.array[k]) bench_die("no memory for the streams");
+        if (!bench.array[k]) bench_die("out of memory for the streams");
         memset(bench.array[k], 0, BENCH_ARRAY * sizeof(float));
     }
     job->kind = kind;
@@ -323,9 +323,9 @@ typedef struct bench_flag {
 static inline void bench__usage(const bench_flag *flags, int n)
 {
     printf("usage: %s [options]\n", bench.program);
-    printf("  --json         an object a line\n  --precision P  32-true, 16-mixed, 16-true, bf16-mixed or "
-           "bf16-true (32-true)\n  --threads N    0: all (0)\n");
-    printf("  --seconds X    that each kernel is measured for, at least (0.5)\n");
+    printf("  --json         print results as JSON, an object a line\n  --precision P  32-true, 16-mixed, "
+           "16-true, bf16-mixed or bf16-true (32-true)\n  --threads N    0: all (0)\n");
+    printf("  --seconds X    time for which each kernel is measured, at least (0.5)\n");
     for (int k = 0; k < n; k++) {
         printf("  %-14s %s", flags[k].name, flags[k].help);
         if (flags[k].number) printf(" (%d)", *flags[k].number);
@@ -339,7 +339,7 @@ static inline tt_context *bench_reopen(void)
 {
     tt_close(bench.ctx);
     bench.ctx = tt_open(&bench.options);
-    if (!bench.ctx) bench_die("the context does not open");
+    if (!bench.ctx) bench_die("cannot open a context: the message above says why");
     tt__bf16 how;
     bench.real = bench.ctx->cpu.isa;
     for (int k = 0; k < 3; k++) bench.has[k] = tt__choose_bf16(bench.real, tt__bf16_name[k], &how);
@@ -369,8 +369,8 @@ static inline tt_context *bench_open(int argc, char **argv, const bench_flag *fl
         if (strcmp(name, "--json") == 0) { bench.json = true; continue; }
         if (f && f->on) { *f->on = true; continue; }
         if (!f && !threads && !seconds && !precision)
-            bench_die("unknown option '%s'; --help lists them", name);
-        if (++i == argc) bench_die("%s needs a value", name);
+            bench_die("there is no option '%s'; --help lists all options", name);
+        if (++i == argc) bench_die("%s needs a value after it", name);
         if (precision) {
             static const char *const known[] = {"32-true", "16-mixed", "16-true", "bf16-mixed", "bf16-true"};
             bool is = false;
@@ -383,10 +383,8 @@ static inline tt_context *bench_open(int argc, char **argv, const bench_flag *fl
         number = strtod(argv[i], &end);
         if (end == argv[i] || *end || !(number >= (f ? 1 : 0)) || number > 1e9 ||
             (!seconds && number != (int)number))
-            bench_die("%s takes a %s, not '%s'", name,
-                      f ? "whole number above 0"
-                      : threads ? "number of threads"
-                      : "number of seconds",
+            bench_die("%s must be a %s, not '%s'", name,
+                      f ? "whole number above 0" : threads ? "number of threads" : "number of seconds",
                       argv[i]);
         if (f) *f->number = (int)number;
         else if (threads) bench.options.threads = (int)number;
@@ -552,7 +550,7 @@ static inline void bench_train(tt_context *ctx, tt_tape *t, tt_value y, const be
     void *zeros = calloc((size_t)(in->rows * tt__max(in->width, 1)), 4);
     uint32_t random = 1;
     if (!p) bench_die("%s", tt_error(ctx));
-    if (!id || !zeros) bench_die("no memory");
+    if (!id || !zeros) bench_die("out of memory");
     for (int64_t r = 0; r < in->rows; r++) {
         random = random * 1664525u + 1013904223u;
         id[r] = (int32_t)(random >> 8) % in->vocab;
@@ -598,7 +596,7 @@ typedef struct bench_batches { int n, max_seqs, max_rows; tt_batch *batch; } ben
 static inline int32_t *bench_numbers(int64_t n)
 {
     int32_t *x = (int32_t *)calloc((size_t)n, sizeof *x);
-    if (!x) bench_die("no memory");
+    if (!x) bench_die("out of memory");
     return x;
 }
 
@@ -609,7 +607,7 @@ static inline void bench_add_batch(bench_batches *all, int seqs, const int32_t *
     int rows = starts[seqs];
     int32_t *positions = bench_numbers(rows);
     all->batch = (tt_batch *)realloc(all->batch, (size_t)(all->n + 1) * sizeof *all->batch);
-    if (!all->batch) bench_die("no memory");
+    if (!all->batch) bench_die("out of memory");
     tt_batch *b = &all->batch[all->n++];
     memset(b, 0, sizeof *b);
     for (int s = 0; s < seqs; s++)
@@ -629,7 +627,7 @@ static inline void bench_add_batch(bench_batches *all, int seqs, const int32_t *
 static inline void bench_random_batch(bench_batches *all, int seqs, int length, int vocab)
 {
     if ((int64_t)seqs * length > INT32_MAX)
-        bench_die("%d sequences of %d tokens are more than 2^31 rows", seqs, length);
+        bench_die("%d sequences of %d tokens are 2^31 rows or more: use a smaller batch", seqs, length);
     int32_t *ids = bench_numbers((int64_t)seqs * length), *starts = bench_numbers(seqs + 1);
     int32_t *labels = bench_numbers(seqs);
     uint32_t random = 1;

@@ -173,8 +173,9 @@ int main(int argc, char **argv)
     int layers = 0, rounds = 3;
     bool shapes = false;
     const bench_flag flags[] = {
-        {"--layers", &layers, NULL, NULL, "of the model (without it: 3,500 and 55,000 instructions)"},
-        {"--rounds", &rounds, NULL, NULL, "how often each is measured"},
+        {"--layers", &layers, NULL, NULL,
+         "number of layers (without it: programs of 3,500 and 55,000 instructions)"},
+        {"--rounds", &rounds, NULL, NULL, "how often each program is measured"},
         {"--shapes", NULL, NULL, &shapes, "programs of other shapes instead"},
     };
     const int some[] = {55, 873};

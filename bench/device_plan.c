@@ -217,7 +217,8 @@ int main(int argc, char **argv)
         if (!strcmp(argv[k], "--no-dropout")) dropout = false;
         else if (to && k + 1 < argc) *to = argv[++k];
         else {
-            fprintf(stderr, "device_plan: %s? See the top of bench/device_plan.c.\n", argv[k]);
+            fprintf(stderr, "device_plan: there is no option '%s'; the top of bench/device_plan.c lists all "
+                    "options\n", argv[k]);
             return 2;
         }
     }

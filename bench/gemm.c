@@ -44,7 +44,7 @@ int main(int argc, char **argv)
     char name[128];
     bench_open(argc, argv, flags, TT__COUNT(flags));
     if (only_rows || only_in || only_out) {
-        if (!only_rows || !only_in || !only_out) bench_die("--rows, --in and --out go together");
+        if (!only_rows || !only_in || !only_out) bench_die("--rows, --in and --out must be given together");
         snprintf(name, sizeof name, "%d x %d -> %d", only_rows, only_in, only_out);
         layer(name, only_rows, only_in, only_out);
         bench_close();

@@ -17,7 +17,7 @@ static tt_dataset *dataset(tt_context *ctx, tt_image *image, int count)
     static const char *const names[] = {"a", "b"};
     tt_image_source s;
     int *labels = (int *)malloc((size_t)count * sizeof *labels);
-    if (!labels) bench_die("no memory");
+    if (!labels) bench_die("out of memory");
     for (int i = 0; i < count; i++) labels[i] = i % 2;
     memset(&s, 0, sizeof s);
     s.count = count;
@@ -105,21 +105,21 @@ int main(int argc, char **argv)
     const char *size = NULL;
     const bench_flag flags[] = {
         {"--from", &from, NULL, NULL, "height and width of the images that are read"},
-        {"--pixels", &side, NULL, NULL, "height and width of what the model sees"},
+        {"--pixels", &side, NULL, NULL, "height and width of the model's images"},
         {"--seqs", &batch, NULL, NULL, "images in a step"},
         {"--vit", NULL, &size, NULL, "SIZE of a vision transformer, instead of Ti/16 and S/16"},
-        {"--steps", &steps, NULL, NULL, "steps measured, after one that is not"},
+        {"--steps", &steps, NULL, NULL, "measured steps, after one that is not measured"},
     };
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
     if (from > TT__IMAGE_SIDE || side > TT__IMAGE_SIDE)
-        bench_die("--from and --pixels are at most %d", TT__IMAGE_SIDE);
+        bench_die("--from and --pixels must be at most %d", TT__IMAGE_SIDE);
     tt_image image = {NULL, from, from, 3};
     int64_t bytes = (int64_t)from * from * 3, epoch = 0, images = 0;
     uint8_t *pixels = (uint8_t *)malloc((size_t)bytes);
     char name[128];
     uint32_t random = 1;
     tt_batch b;
-    if (!pixels) bench_die("no memory");
+    if (!pixels) bench_die("out of memory");
     for (int64_t k = 0; k < bytes; k++) {
         random = random * 1664525u + 1013904223u;
         pixels[k] = (uint8_t)(random >> 24);

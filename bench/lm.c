@@ -11,14 +11,14 @@ static tt_token_stream *random_tokens(tt_context *ctx, int count, int vocab)
     char path[] = "/tmp/tinytrain_lm_XXXXXX";
     const int file = mkstemp(path);
     FILE *f = file < 0 ? NULL : fdopen(file, "wb");
-    if (!f) bench_die("no temporary file: %s", strerror(errno));
+    if (!f) bench_die("cannot make a temporary file: %s", strerror(errno));
     uint32_t state = 1;
     for (int k = 0; k < count; k++) {
         state = state * 1664525u + 1013904223u;
         const uint16_t id = (uint16_t)((state >> 8) % (uint32_t)vocab);
-        if (fwrite(&id, 2, 1, f) != 1) bench_die("'%s': %s", path, strerror(errno));
+        if (fwrite(&id, 2, 1, f) != 1) bench_die("cannot write '%s': %s", path, strerror(errno));
     }
-    if (fclose(f) != 0) bench_die("'%s': %s", path, strerror(errno));
+    if (fclose(f) != 0) bench_die("cannot write '%s': %s", path, strerror(errno));
     tt_token_stream *s = tt_token_stream_open(ctx, path, 2, vocab, -1);
     remove(path); /* the stream keeps the file open */
     return s;
@@ -119,16 +119,16 @@ int main(int argc, char **argv)
     bool turns = false;
     const bench_flag flags[] = {
         {"--model", NULL, &folder, NULL, "DIR, a Hugging Face folder, instead of GPT-2 with random weights"},
-        {"--data", NULL, &data, NULL, "FILE of ids of 2 bytes each"},
+        {"--data", NULL, &data, NULL, "FILE of token ids of 2 bytes each"},
         {"--seqs", &seqs, NULL, NULL, "windows in a step"},
-        {"--length", &length, NULL, NULL, "tokens of each"},
-        {"--layers", &layers, NULL, NULL, "layers of GPT-2, if not 12"},
-        {"--update", NULL, &update, NULL, "U, end or backward: tt_compile_options.update"},
-        {"--recompute", NULL, &recompute, NULL, "R, none, cheap, attention or blocks"},
-        {"--steps", &steps, NULL, NULL, "steps measured, after one"},
-        {"--turns", NULL, NULL, &turns, "a step for each line of standard input, which is then reported"},
-        {"--generate", &tokens, NULL, NULL, "tokens to generate, instead of training"},
-        {"--prompt", &prompt, NULL, NULL, "tokens before these"},
+        {"--length", &length, NULL, NULL, "tokens of a window"},
+        {"--layers", &layers, NULL, NULL, "number of layers of GPT-2, if not 12"},
+        {"--update", NULL, &update, NULL, "U: end or backward, see tt_compile_options.update"},
+        {"--recompute", NULL, &recompute, NULL, "R: none, cheap, attention or blocks"},
+        {"--steps", &steps, NULL, NULL, "measured steps, after one that is not measured"},
+        {"--turns", NULL, NULL, &turns, "run and report a step for each line of standard input"},
+        {"--generate", &tokens, NULL, NULL, "number of tokens to generate, instead of training"},
+        {"--prompt", &prompt, NULL, NULL, "tokens of the prompt for --generate"},
     };
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
     tt_lm_config c = tt_lm_config_default("gpt2");

@@ -22,7 +22,8 @@ static tt_costs measured_costs(void)
     tt_costs c = tt_costs_default();
     setenv("TINYTRAIN_ALONE", "1", 1);
     tt_context *ctx = tt_open(&bench.options);
-    if (!ctx || tt_measure_costs(ctx, "cpu", &c) != TT_OK) bench_die("%s", ctx ? tt_error(ctx) : "no memory");
+    if (!ctx || tt_measure_costs(ctx, "cpu", &c) != TT_OK)
+        bench_die("%s", ctx ? tt_error(ctx) : "out of memory");
     tt_close(ctx);
     unsetenv("TINYTRAIN_ALONE");
     c.between_ranks = 1e6 / 8 * opt.mbit;
@@ -37,7 +38,7 @@ static uint32_t hash_of(tt_context *ctx)
     for (int k = 0; k < ctx->n_params; k++) {
         const tt_param *p = ctx->params[k];
         float *x = (float *)malloc(sizeof *x * (size_t)p->size);
-        if (!x || tt_param_get(p, x) != TT_OK) bench_die("%s", x ? tt_error(ctx) : "no memory");
+        if (!x || tt_param_get(p, x) != TT_OK) bench_die("%s", x ? tt_error(ctx) : "out of memory");
         for (size_t b = 0; b < sizeof *x * (size_t)p->size; b++)
             hash = (hash ^ ((const unsigned char *)x)[b]) * 16777619u;
         free(x);
@@ -49,12 +50,12 @@ int main(int argc, char **argv)
 {
     const bench_flag flags[] = {
         {"--vit", NULL, &opt.size, NULL, "SIZE: Ti/16, S/16, B/16, L/16 or H/14"},
-        {"--ranks", &opt.ranks, NULL, NULL, "of each process"},
-        {"--batch", &opt.batch, NULL, NULL, "images of a rank"},
-        {"--zero", &opt.zero, NULL, NULL, "1 to 3"},
-        {"--steps", &opt.steps, NULL, NULL, "measured, after one that is not"},
-        {"--mbit", &opt.mbit, NULL, NULL, "million bits a second of each machine's link, in each direction"},
-        {"--delay", &opt.delay, NULL, NULL, "microseconds from one machine to another"},
+        {"--ranks", &opt.ranks, NULL, NULL, "number of ranks of each process"},
+        {"--batch", &opt.batch, NULL, NULL, "images on each rank"},
+        {"--zero", &opt.zero, NULL, NULL, "ZeRO, 1 to 3"},
+        {"--steps", &opt.steps, NULL, NULL, "measured steps, after one that is not measured"},
+        {"--mbit", &opt.mbit, NULL, NULL, "speed of each machine's link in each direction, in Mbit/s"},
+        {"--delay", &opt.delay, NULL, NULL, "delay between two machines, in microseconds"},
     };
     char device[32], name[64];
     tt_vit m;
@@ -63,8 +64,9 @@ int main(int argc, char **argv)
     const tt_costs costs = measured_costs();
     /* its kernels are not timed, because ranks run at the same time */
     tt_context *ctx = tt_open(&bench.options);
-    if (!ctx) bench_die("the context does not open");
-    if (tt_process(ctx) && !freopen("/dev/null", "w", stdout)) bench_die("/dev/null: %s", strerror(errno));
+    if (!ctx) bench_die("cannot open a context: the message above says why");
+    if (tt_process(ctx) && !freopen("/dev/null", "w", stdout))
+        bench_die("cannot write to /dev/null: %s", strerror(errno));
     const int ranks = opt.ranks * tt_processes(ctx);
     tt_vit_config c = tt_vit_config_default(opt.size);
     tt_train_options o = tt_train_options_default();
@@ -87,7 +89,7 @@ int main(int argc, char **argv)
     uint8_t *pixels = (uint8_t *)malloc(image * (size_t)opt.batch);
     int32_t *labels = (int32_t *)malloc(sizeof *labels * (size_t)opt.batch);
     double *seconds = (double *)calloc((size_t)opt.steps, sizeof *seconds);
-    if (!pixels || !labels || !seconds) bench_die("no memory");
+    if (!pixels || !labels || !seconds) bench_die("out of memory");
     memset(&b, 0, sizeof b);
     b.seqs = opt.batch;
     b.pixels = pixels;

@@ -167,7 +167,7 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     tt_batch b;
     memset(&b, 0, sizeof b);
     memset(&texts, 0, sizeof texts);
-    if (!pixels || !open) bench_die("no memory");
+    if (!pixels || !open) bench_die("out of memory");
     for (size_t k = 0; k < bytes; k++) pixels[k] = (uint8_t)(k * 2654435761u >> 13);
     for (int k = 0; k < n && c; k++) labels[k] = k % c->classes;
     b.seqs = n;
@@ -269,9 +269,9 @@ static result climb_apart(const rung *g)
     result r;
     memset(&r, 0, sizeof r);
     fflush(stdout);
-    if (pipe(ends) != 0) bench_die("no pipe: %s", strerror(errno));
+    if (pipe(ends) != 0) bench_die("cannot make a pipe: %s", strerror(errno));
     pid_t child = fork();
-    if (child < 0) bench_die("no process: %s", strerror(errno));
+    if (child < 0) bench_die("cannot start a process: %s", strerror(errno));
     if (child == 0) {
         bench.ctx = NULL; /* the context's threads exist only in the parent */
         r = climb(g, true);
@@ -531,15 +531,16 @@ int main(int argc, char **argv)
     const bench_flag flags[] = {
         {"--vit", NULL, &opt.size, NULL, "SIZE: Ti/16, S/16, B/16, L/16 or H/14"},
         {"--pixels", &opt.pixels, NULL, NULL, "height and width of the images"},
-        {"--batch", &opt.batch, NULL, NULL, "images of the first rung, up to 64; the others in proportion"},
+        {"--batch", &opt.batch, NULL, NULL, "images of the first rung, up to 64; other rungs in proportion"},
         {"--device", NULL, &opt.device, NULL, "KIND for which to plan: cpu or cuda (cuda)"},
-        {"--measure", NULL, NULL, &run, "a step of each rung (with --device cpu)"},
-        {"--fits", NULL, NULL, &fits, "the largest micro-batch on cards of 8, 12, 24 and 80 GB instead"},
-        {"--ranks", &opt.ranks, NULL, NULL, "N: instead, what each of N ranks needs"},
+        {"--measure", NULL, NULL, &run, "measure a step of each rung (with --device cpu)"},
+        {"--fits", NULL, NULL, &fits,
+         "instead, print the largest micro-batch on cards of 8, 12, 24 and 80 GB"},
+        {"--ranks", &opt.ranks, NULL, NULL, "N: instead, print what each of N ranks needs"},
     };
     bench_open(argc, argv, flags, TT__COUNT(flags));
-    if (opt.batch > 64) bench_die("--batch %d is above 64", opt.batch);
-    if (run && strcmp(opt.device, "cpu") != 0) bench_die("--measure needs --device cpu");
+    if (opt.batch > 64) bench_die("--batch is %d, but must be at most 64", opt.batch);
+    if (run && strcmp(opt.device, "cpu") != 0) bench_die("--measure needs --device cpu: add it");
     if (opt.ranks) return share_ranks(), bench_close(), 0;
     if (fits) {
         if (!bench.json) {

@@ -59,7 +59,8 @@ int main(int argc, char **argv)
                 *start = read_tensor(file, s, "seq_start", &seqs),
                 *label = read_tensor(file, s, "labels", &labels);
         if (!ids || !start || !label)
-            return fprintf(stderr, "minilm_losses: '%s' has no batch %d\n", argv[2], s), 1;
+            return fprintf(stderr, "minilm_losses: '%s' has no batch %d: ask for fewer steps\n", argv[2],
+                           s), 1;
         int32_t *positions = (int32_t *)malloc(sizeof *positions * (size_t)rows),
                 *types = (int32_t *)calloc((size_t)rows, sizeof *types);
         if (!positions || !types) return fprintf(stderr, "minilm_losses: out of memory\n"), 1;

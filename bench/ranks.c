@@ -243,7 +243,7 @@ static tt_context *open_untimed(int threads)
     tt_context_options o = bench.options;
     o.threads = threads;
     tt_context *ctx = tt_open(&o);
-    if (!ctx) bench_die("the context does not open");
+    if (!ctx) bench_die("cannot open a context: the message above says why");
     return ctx;
 }
 
@@ -255,8 +255,8 @@ static void reduce(void)
     tt_context *ctx = open_untimed(n);
     char device[32], name[128];
     snprintf(device, sizeof device, "cpu*%d", n);
-    if (n > TT__RANKS) bench_die("--cpu-ranks %d: at most %d run together", n, TT__RANKS);
-    if (n < 2) bench_die("--cpu-ranks %d: ranks that reduce are two at least", n);
+    if (n > TT__RANKS) bench_die("--cpu-ranks is %d, but must be at most %d", n, TT__RANKS);
+    if (n < 2) bench_die("--cpu-ranks is %d, but must be at least 2", n);
     tt__device_group *group = tt__find_devices(ctx, device);
     if (!group || tt__device_group_open(ctx, group) != TT_OK) bench_die("%s", tt_error(ctx));
     for (int k = 0; k < TT__COUNT(dtypes) * TT__COUNT(divisors); k++) {
@@ -301,8 +301,9 @@ static void open_side(side *s, const char *device, int threads, int micros)
     memset(s, 0, sizeof *s);
     if (opt.layers) c.layers = opt.layers;
     if (opt.length > c.max_positions)
-        bench_die("--length %d: the model has %d positions", opt.length, c.max_positions);
-    if (opt.seqs % micros) bench_die("--seqs %d is no multiple of --cpu-ranks %d", opt.seqs, micros);
+        bench_die("--length is %d, but the model has only %d positions", opt.length, c.max_positions);
+    if (opt.seqs % micros)
+        bench_die("--seqs is %d, but must be a multiple of --cpu-ranks, %d", opt.seqs, micros);
     s->ctx = open_untimed(threads);
     for (int k = 0; k < micros; k++) {
         bench_random_batch(&s->all, opt.seqs / micros, opt.length, c.vocab_size);
@@ -350,7 +351,7 @@ static void steps(void)
     run_step(&one, &warm);
     run_step(&ranks, &warm);
     double *ratio = (double *)calloc((size_t)opt.steps, sizeof *ratio);
-    if (!ratio) bench_die("no memory");
+    if (!ratio) bench_die("out of memory");
     for (int k = 0; k < opt.steps; k++) {
         run_step(&one, &one.seconds[k]);
         run_step(&ranks, &ranks.seconds[k]);
@@ -390,7 +391,7 @@ static tt_costs costs_of(const machine *m, double link)
 static tt__replay replay(const tt_program *p, const tt_costs *c)
 {
     tt__replay r;
-    if (tt__replay_of(p->built.t, c, &r) != TT_OK) bench_die("no memory");
+    if (tt__replay_of(p->built.t, c, &r) != TT_OK) bench_die("out of memory");
     return r;
 }
 
@@ -501,7 +502,7 @@ static double segment_seconds(const tt_program *q, tt__segment segment, const tt
     const tt_tape t = part_of(q, segment);
     tt__replay r;
     *taken = 0;
-    if (tt__replay_of(&t, c, &r) != TT_OK) bench_die("no memory");
+    if (tt__replay_of(&t, c, &r) != TT_OK) bench_die("out of memory");
     for (int k = 0; k < t.n_code; k++) {
         const tt__instr *i = &t.code[k];
         const bool comes = i->out[0] && i->move.over == TT__OVER_STAGES && i->move.from != i->move.to;
@@ -672,17 +673,18 @@ int main(int argc, char **argv)
 {
     const bench_flag flags[] = {
         {"--only", NULL, &opt.only, NULL, "PART: " PARTS " (all)"},
-        {"--ranks", &opt.ranks, NULL, NULL, "devices of the plans whose bytes are counted"},
-        {"--cpu-ranks", &opt.cpu_ranks, NULL, NULL, "ranks on the CPU, with one thread each"},
-        {"--elements", &opt.elements, NULL, NULL, "of the largest all-reduce; others have 1/16 and 1/256"},
+        {"--ranks", &opt.ranks, NULL, NULL, "number of devices in the plans of part moved"},
+        {"--cpu-ranks", &opt.cpu_ranks, NULL, NULL, "number of ranks on the CPU, with one thread each"},
+        {"--elements", &opt.elements, NULL, NULL,
+         "elements of the largest all-reduce; the others have 1/16 and 1/256"},
         {"--seqs", &opt.seqs, NULL, NULL, "sequences in a step"},
-        {"--length", &opt.length, NULL, NULL, "tokens of each, up to 512"},
-        {"--layers", &opt.layers, NULL, NULL, "layers of the model, if not its own number"},
-        {"--steps", &opt.steps, NULL, NULL, "steps measured of each side, after one that is not"},
-        {"--latency", &opt.latency, NULL, NULL, "microseconds of each group of collectives"},
-        {"--flops", &opt.flops, NULL, NULL, "TFLOP/s of the replay, instead of the presets'"},
-        {"--memory", &opt.memory, NULL, NULL, "GB/s of the replay's memory"},
-        {"--link", &opt.link, NULL, NULL, "GB/s of the replay's links"},
+        {"--length", &opt.length, NULL, NULL, "tokens of a sequence, up to 512"},
+        {"--layers", &opt.layers, NULL, NULL, "number of layers, if not the model's own"},
+        {"--steps", &opt.steps, NULL, NULL, "measured steps of each side, after one that is not measured"},
+        {"--latency", &opt.latency, NULL, NULL, "latency of each group of collectives, in microseconds"},
+        {"--flops", &opt.flops, NULL, NULL, "TFLOP/s of the devices in part replay, instead of the presets"},
+        {"--memory", &opt.memory, NULL, NULL, "GB/s of the memory in part replay"},
+        {"--link", &opt.link, NULL, NULL, "GB/s of the links in part replay"},
     };
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"moved", moved}, {"reduce", reduce}, {"step", steps}, {"replay", replays},

@@ -54,12 +54,12 @@ static void read_batches(tt_context *ctx, bench_batches *all, const char *path, 
         if (!ids && b > 0) break;
         if (!ids || !start || !label || starts < 2 || labels != starts - 1 || start[0] != 0 ||
             start[starts - 1] != rows)
-            bench_die("'%s': batch %d lacks batch%d.input_ids, .seq_start or .labels, or they disagree", path,
-                      b, b);
+            bench_die("'%s': batch %d has no batch%d.input_ids, .seq_start or .labels, or their sizes do not "
+                      "match", path, b, b);
         for (int64_t s = 0; s + 1 < starts; s++)
             if (start[s + 1] <= start[s] || start[s + 1] - start[s] > max)
-                bench_die("'%s': sequence %lld of batch %d has no token, or more than %d", path,
-                          (long long)s, b, max);
+                bench_die("'%s': sequence %lld of batch %d must have 1 to %d tokens", path, (long long)s, b,
+                          max);
         bench_add_batch(all, (int)(starts - 1), ids, start, label);
     }
     tt_safetensors_close(file);
@@ -69,7 +69,7 @@ static void add_images(bench_batches *all, int images, const uint8_t *pixels, in
                        const int32_t *labels, int tokens)
 {
     all->batch = (tt_batch *)realloc(all->batch, (size_t)(all->n + 1) * sizeof *all->batch);
-    if (!all->batch) bench_die("no memory");
+    if (!all->batch) bench_die("out of memory");
     tt_batch *b = &all->batch[all->n++];
     memset(b, 0, sizeof *b);
     b->seqs = images;
@@ -86,7 +86,7 @@ static void random_images(bench_batches *all, int images, int bytes, int tokens)
     uint8_t *pixels = (uint8_t *)malloc((size_t)images * (size_t)bytes);
     int32_t *labels = bench_numbers(images);
     uint32_t random = 1;
-    if (!pixels) bench_die("no memory");
+    if (!pixels) bench_die("out of memory");
     for (int64_t k = 0; k < (int64_t)images * bytes; k++) {
         random = random * 1664525u + 1013904223u;
         pixels[k] = (uint8_t)(random >> 24);
@@ -108,10 +108,10 @@ static void read_images(tt_context *ctx, bench_batches *all, const char *path, i
         if (k < 0 && b > 0) break;
         if (k < 0 || !label || strcmp(tt_safetensors_info(file, k)->dtype, "U8") != 0 ||
             (int64_t)tt_safetensors_info(file, k)->bytes != images * bytes)
-            bench_die("'%s': batch %d lacks batch%d.pixels or .labels, or they are not of the model's size",
+            bench_die("'%s': batch %d has no batch%d.pixels or .labels, or their sizes are not the model's",
                       path, b, b);
         uint8_t *pixels = (uint8_t *)malloc((size_t)(images * bytes));
-        if (!pixels) bench_die("no memory");
+        if (!pixels) bench_die("out of memory");
         if (tt_safetensors_read(file, k, 0, (size_t)(images * bytes), pixels) != TT_OK)
             bench_die("%s", tt_error(ctx));
         add_images(all, (int)images, pixels, bytes, label, tokens);
@@ -144,7 +144,7 @@ static double gpu_peak(const char *precision, int n)
                        : strncmp(precision, "16", 2) == 0 ? "fp16"
                        : "fp32";
     double flops = bench_gpu_product(type, n, bench.min, error);
-    if (!(flops > 0)) fprintf(stderr, "%s: the peak is not measured: %s\n", bench.program, error);
+    if (!(flops > 0)) fprintf(stderr, "%s: cannot measure the peak: %s\n", bench.program, error);
     return flops / 1e12;
 }
 
@@ -187,7 +187,7 @@ static double seconds_by_plan(tt_context *ctx, const tt_model *model, tt_train_o
 static tt_array *next_tokens(bench_batches *all)
 {
     tt_array *targets = (tt_array *)malloc((size_t)all->n * sizeof *targets);
-    if (!targets) bench_die("no memory");
+    if (!targets) bench_die("out of memory");
     for (int k = 0; k < all->n; k++) {
         tt_batch *b = &all->batch[k];
         int32_t *next = bench_numbers(b->rows);
@@ -253,10 +253,10 @@ static tt_status timed_launch(const tt__launch *l, int n)
     if (timed.n == timed.made) {
         timed.event = (void **)realloc(timed.event, sizeof(void *) * 2 * (size_t)(++timed.made));
         timed.of = (int *)realloc(timed.of, sizeof(int) * (size_t)timed.made);
-        if (!timed.event || !timed.of) bench_die("no memory");
+        if (!timed.event || !timed.of) bench_die("out of memory");
         for (int k = 0; k < 2; k++) {
             timed.event[2 * timed.n + k] = bench_gpu_event();
-            if (!timed.event[2 * timed.n + k]) bench_die("no event");
+            if (!timed.event[2 * timed.n + k]) bench_die("cannot make an event for the times of ops");
         }
     }
     void **event = &timed.event[2 * timed.n];
@@ -286,7 +286,7 @@ static void time_ops(tt_context *ctx, tt_trainer *t, const tt_batch *b)
         if (tt_train_batch(t, b, &s, &updated) != TT_OK) bench_die("%s", tt_error(ctx));
         for (int k = 0; k < timed.n; k++) {
             const double seconds = bench_gpu_between(timed.event[2 * k], timed.event[2 * k + 1]);
-            if (seconds < 0) bench_die("the time of a launch is not known");
+            if (seconds < 0) bench_die("the device does not tell the time of a launch");
             timed.op[timed.of[k]].seconds += seconds / TIMED_STEPS;
         }
     }
@@ -316,28 +316,32 @@ int main(int argc, char **argv)
     const char *matmul = NULL;
     const bench_flag flags[] = {
         {"--seqs", &seqs, NULL, NULL, "sequences or images in a step"},
-        {"--length", &length, NULL, NULL, "tokens of each, up to 512; of GPT-2 1024, of BigBird 4096"},
-        {"--layers", &layers, NULL, NULL, "layers of the model, if not its own number"},
+        {"--length", &length, NULL, NULL,
+         "tokens of a sequence, up to 512; for GPT-2 up to 1024, for BigBird up to 4096"},
+        {"--layers", &layers, NULL, NULL, "number of layers, if not the model's own"},
         {"--vit", NULL, &size, NULL, "SIZE of a vision transformer, such as L/16, instead of DistilBERT"},
         {"--big-bird", NULL, &big_bird, NULL,
          "ATTENTION of BigBird-base, block_sparse or original_full, without dropout, instead of DistilBERT"},
         {"--gpt2", NULL, NULL, &gpt2, "GPT-2 of 124 million parameters, instead of DistilBERT"},
-        {"--pixels", &side, NULL, NULL, "height and width of its images"},
-        {"--steps", &steps, NULL, NULL, "steps measured; of --batches at least once each"},
-        {"--warm", &warm, NULL, NULL, "steps before them"},
-        {"--device", NULL, &device, NULL, "KIND, cpu or cuda (TINYTRAIN_DEVICE, else cpu)"},
-        {"--recompute", NULL, &recompute, NULL, "R, none, cheap (the default), attention or blocks"},
-        {"--tune", NULL, &tune, NULL, "T, off (the default), on or a FILE: how products are made"},
-        {"--matmul", NULL, &matmul, NULL, "M, fp32 (the default), tf32 or, on a GPU, fp8"},
-        {"--ops", NULL, NULL, &ops, "then, on a GPU, the time of each op: events around each launch"},
+        {"--pixels", &side, NULL, NULL, "height and width of the images for --vit"},
+        {"--steps", &steps, NULL, NULL,
+         "number of measured steps; with --batches at least one for each batch"},
+        {"--warm", &warm, NULL, NULL, "steps before the measured ones"},
+        {"--device", NULL, &device, NULL, "KIND: cpu or cuda (TINYTRAIN_DEVICE, else cpu)"},
+        {"--recompute", NULL, &recompute, NULL, "R: none, cheap (the default), attention or blocks"},
+        {"--tune", NULL, &tune, NULL,
+         "T: off (the default), on or a FILE with the choices of matrix products"},
+        {"--matmul", NULL, &matmul, NULL, "M: fp32 (the default), tf32 or, on a GPU, fp8"},
+        {"--ops", NULL, NULL, &ops,
+         "on a GPU: also measure the time of each op, with events around each launch"},
         {"--product", &product, NULL, NULL,
-         "rows, columns and depth of the matrix products that are a GPU's peak"},
-        {"--peaks", NULL, NULL, &only_peaks, "what the device can do at most, and no step"},
-        {"--estimate", NULL, NULL, &estimate, "the time of a step as its plan says, by measured costs"},
+         "rows, columns and depth of the matrix products that measure a GPU's peak"},
+        {"--peaks", NULL, NULL, &only_peaks, "measure the device's peaks only, without steps"},
+        {"--estimate", NULL, NULL, &estimate, "forecast the time of a step from measured costs"},
         {"--batches", NULL, &path, NULL,
          "FILE.safetensors of token ids to train on, instead of --seqs and --length"},
-        {"--no-dropout", NULL, NULL, &no_dropout, "the model trains without dropout"},
-        {"--turns", NULL, NULL, &turns, "a step for each line of standard input, which is then reported"},};
+        {"--no-dropout", NULL, NULL, &no_dropout, "train without dropout"},
+        {"--turns", NULL, NULL, &turns, "run and report a step for each line of standard input"},};
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
     tt_bert_config c = tt_bert_config_default(big_bird ? TT_BIG_BIRD : TT_DISTILBERT);
     tt_vit_config v = tt_vit_config_default(size);
@@ -355,27 +359,29 @@ int main(int argc, char **argv)
     if (!device || !*device) device = "cpu";
     if (tt_device_text(ctx, device, NULL, 0) != TT_OK) bench_die("%s", tt_error(ctx));
     bool gpu = strcmp(device, "cuda") == 0;
-    if (ops && !gpu) bench_die("--ops is for a GPU: on the CPU ops are timed as they run");
+    if (ops && !gpu)
+        bench_die("--ops is for a GPU, because on the CPU every run times its ops: leave it out");
     if (only_peaks) return peaks(gpu, product), bench_close(), 0;
     double peak = gpu ? gpu_peak(bench.precision, product) : 0;
     v.image_size = side;
     v.classes = 2;
     if (layers) c.layers = v.layers = g.layers = layers;
     if ((size != NULL) + gpt2 + (big_bird != NULL) > 1)
-        bench_die("--vit, --gpt2 and --big-bird are models of their own");
+        bench_die("--vit, --gpt2 and --big-bird name different models: leave all but one out");
     if (big_bird || no_dropout) c.dropout = c.attention_dropout = c.classifier_dropout = 0;
     if (no_dropout) v.dropout = v.attention_dropout = 0;
     if (no_dropout) g.embedding_dropout = g.dropout = g.attention_dropout = 0;
     if (big_bird) c.block_sparse = strcmp(big_bird, "block_sparse") == 0;
     if (big_bird && !c.block_sparse && strcmp(big_bird, "original_full") != 0)
-        bench_die("--big-bird %s: block_sparse or original_full", big_bird);
+        bench_die("--big-bird is '%s', but must be block_sparse or original_full", big_bird);
     const tt_status made = size ? tt_vit_new(ctx, &vit, &v)
                          : gpt2 ? tt_lm_new(ctx, &lm, &g)
                          : tt_bert_new(ctx, &m, &c);
     if (made != TT_OK) bench_die("%s", tt_error(ctx));
     tt_model model = size ? tt_vit_classifier(&vit) : gpt2 ? tt_lm_model(&lm) : tt_bert_model(&m);
     const int positions = gpt2 ? g.max_positions : c.max_positions;
-    if (!size && length > positions) bench_die("--length %d: the model has %d positions", length, positions);
+    if (!size && length > positions)
+        bench_die("--length is %d, but the model has only %d positions", length, positions);
     const int image_bytes = v.image_size * v.image_size * v.channels;
     if (size && path) read_images(ctx, &all, path, image_bytes, model.max_length);
     else if (size) random_images(&all, seqs, image_bytes, model.max_length);
@@ -400,7 +406,7 @@ int main(int argc, char **argv)
 
     const int launches = tt_trainer_program(t)->built.t->n_code;
     double *fastest = (double *)malloc((size_t)launches * sizeof *fastest), fastest_step = 0;
-    if (!fastest) bench_die("no memory");
+    if (!fastest) bench_die("out of memory");
     for (int k = 0; k < launches; k++) fastest[k] = INFINITY;
     if (estimate && !gpu) ctx->profile = fastest;
     const tt_program *program = tt_trainer_program(t);
@@ -427,7 +433,7 @@ int main(int argc, char **argv)
         if (step == 0) first = now;
         if (step < warm) continue;
         speeds = (double *)realloc(speeds, (size_t)(done + 1) * sizeof *speeds);
-        if (!speeds) bench_die("no memory");
+        if (!speeds) bench_die("out of memory");
         speeds[done++] = b->rows / now;
         seconds += now;
         tokens += b->rows;
@@ -464,8 +470,8 @@ int main(int argc, char **argv)
         if (size) bench_row("images a second, mean", tokens / model.max_length / seconds, "images/s", 0);
         bench_row("matmuls and attention, whole step, mean", step_flops / seconds / 1e12, "TFLOP/s",
                   fmax(peak, after));
-        bench_row("matrix products of the peak, before", peak, "TFLOP/s", 0);
-        bench_row("matrix products of the peak, after", after, "TFLOP/s", 0);
+        bench_row("matrix products of the peak, before the steps", peak, "TFLOP/s", 0);
+        bench_row("matrix products of the peak, after the steps", after, "TFLOP/s", 0);
     }
     bench_row("planned memory", plan / 1e6, "MB", 0);
     bench_row(gpu ? "device memory grew by" : "resident memory grew by", grown / 1e6, "MB", 0);

@@ -34,8 +34,8 @@ int main(int argc, char **argv)
     tt_loader *l = tt_image_loader_new(ctx, d, &image, &lo);
     if (!l) return fail(ctx);
     if (atoi(argv[3]) > tt_loader_steps(l))
-        return fprintf(stderr, "vit_losses: '%s' has images for %d steps\n", argv[2],
-                       (int)tt_loader_steps(l)),
+        return fprintf(stderr, "vit_losses: '%s' has images for only %d steps: ask for fewer steps\n",
+                       argv[2], (int)tt_loader_steps(l)),
                1;
     tt_model model = tt_vit_classifier(&m);
     tt_train_options o = tt_train_options_default();

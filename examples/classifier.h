@@ -25,14 +25,16 @@ typedef struct classifier {
     {"--train", "N", CLI_INTEGER, &(run).train, \
      .help = what " to train on (0: all but those for validation)", .max = 1e9}, \
     {"--test", "N", CLI_INTEGER, &(run).test, .help = what " to test on (0: all)", .max = 1e9}, \
-    {"--epochs", "N", CLI_INTEGER, &(run).epochs, .help = "passes over the training " what " (0: " epochs_ \
-     "; more, up to 20, if these were fewer than 200 steps)", .max = 1e9}, \
+    {"--epochs", "N", CLI_INTEGER, &(run).epochs, \
+     .help = "passes over the training " what " (0: " epochs_ "; more, up to 20, if that is fewer than 200 " \
+     "steps)", .max = 1e9}, \
     {"--lr", "X", CLI_NUMBER, &(run).lr, .help = "peak learning rate (0: " lr_ ")", .max = 1e9}, \
     {"--best-by", "WHAT", CLI_CHOICE, &(run).best_by, \
-     .help = "the figure of the validation by which the best epoch is chosen and saved", \
+     .help = "the validation figure by which the best epoch is chosen and saved", \
      .choices = "accuracy loss"}, \
-    {"--class-weights", "W", CLI_CHOICE, &(run).class_weights, .help = "balanced: in training, each class " \
-     "counts as much as any other, however few its examples are", .choices = "none balanced"}, \
+    {"--class-weights", "W", CLI_CHOICE, &(run).class_weights, \
+     .help = "balanced: all classes have equal weight in training, however few examples a class has", \
+     .choices = "none balanced"}, \
     CLI_TRAINING_FLAGS(run)
 
 /* Sets run->batch for --batch max: the micro-batches become as large as memory and the number of examples
@@ -48,11 +50,13 @@ static inline void choose_batch(tt_context *ctx, const classifier *x, int tokens
     expect_micros(&o, run->accumulate);
     o.max_seqs = 1;
     o.max_tokens = tokens;
-    if (!max) die("--batch max: %d micro-batches in a step are more than the examples", micros);
+    if (!max)
+        die("--batch max: a step has %d micro-batches, more than there are examples: set --accumulate or "
+            "--groups lower", micros);
     const int n = tt_largest_micro_batch(ctx, &x->model, &o, max);
     if (!n) die("--batch max: %s", tt_error(ctx));
     printf("--batch max: %d in a step, in micro-batches of %d%s\n", n * micros, n,
-           n == max ? ", since there are no more" : "");
+           n == max ? ", because there are no more examples" : "");
     run->batch = n * micros;
 }
 
@@ -74,7 +78,7 @@ static inline tt_dataset *keep_some(tt_context *ctx, const cli_training *run, tt
 {
     const long long there = (long long)tt_dataset_count(d);
     if (n > there)
-        die("--%s needs %d %s%s; '%s' has %lld to %s", split, n, what,
+        die("--%s needs %d %s%s, but '%s' has only %lld to %s", split, n, what,
             strcmp(split, "train") == 0 ? " with those for validation" : "", run->data, there, split);
     if (!n || n == there) return d;
     tt_dataset *part = (tt_dataset *)made(ctx, tt_dataset_split(d, n));
@@ -92,8 +96,8 @@ static inline tt_dataset *hold_out(tt_context *ctx, const cli_training *run, tt_
 {
     const bool apart = held && tt_dataset_count(held);
     if (tt_dataset_count(*d) < 2 || tt_dataset_classes(*d) < 2)
-        die("'%s' has %lld %s of %d classes to train on; two are the least", run->data,
-            (long long)tt_dataset_count(*d), what, tt_dataset_classes(*d));
+        die("'%s' has %lld %s of %d classes to train on, but at least 2 of at least 2 classes are needed",
+            run->data, (long long)tt_dataset_count(*d), what, tt_dataset_classes(*d));
     *d = keep_some(ctx, run, *d, "train", apart ? run->train : with_held_out(run), what);
     if (apart) return held;
     tt_dataset_free(held);
@@ -150,20 +154,22 @@ static inline void show_classes(const tt_dataset *d, const char *what)
     printf("\n");
     const double share = (double)counts[largest] / (double)n;
     if (classes > 4 && 2 * (long long)classes > n)
-        printf("note: there are %d classes for %lld %s: are these the labels?\n", classes, n, what);
+        printf("note: there are %d classes for %lld %s: is this the column or folder of the labels?\n",
+               classes, n, what);
     else if (rare == 1)
-        printf("note: the class '%s' has at most one of the %s to train on, from which little is learnt\n",
+        printf("note: the class '%s' has at most one of the %s to train on, which is too few to learn from\n",
                rarest, what);
     else if (rare)
-        printf("note: %d classes, as '%s', have at most one of the %s to train on, from which little is "
-               "learnt\n", rare, rarest, what);
+        printf("note: %d classes, such as '%s', have at most one of the %s to train on, which is too few to "
+               "learn from\n", rare, rarest, what);
     if (share >= 0.95)
-        printf("note: %.1f%% of the %s are '%s': a model that always says so is right as often\n",
+        printf("note: %.1f%% of the %s are '%s': a model that always gives this answer is right as often\n",
                100 * share, what, names[largest]);
     qsort((void *)names, (size_t)classes, sizeof *names, by_plain_name);
     for (int c = 1; c < classes; c++)
         if (by_plain_name(&names[c - 1], &names[c]) == 0 || same_number(names[c - 1], names[c]))
-            printf("note: are the classes '%s' and '%s' one?\n", names[c - 1], names[c]);
+            printf("note: the classes '%s' and '%s' have similar names: are they one class?\n", names[c - 1],
+                   names[c]);
     free(counts), free((void *)names);
 }
 
@@ -278,8 +284,8 @@ static inline void check_trained(const cli_training *run)
 static inline tt_trainer *predictor(tt_context *ctx, const classifier *x, bool new_head)
 {
     if (new_head)
-        die("'%s' holds no trained classifier, so that it cannot --predict: train it first, with --model %s "
-            "and another --out", x->run->out, x->run->out);
+        die("'%s' holds a model whose classifier is not trained, so it cannot --predict: train it first, "
+            "with --model %s and another --out", x->run->out, x->run->out);
     return make_trainer(ctx, x->run, &x->model, NULL, NULL, 0);
 }
 

@@ -73,10 +73,11 @@ static const tt_option_name flag_names[] = {
     {"rows", "rows (a smaller --batch or a larger --accumulate)"}, {NULL, NULL}};
 static const tt_wording as_flags = {flag_names, write_megabytes, NULL};
 
-/* Returns p. If p is NULL, ends the program with the library's error or, if ctx is NULL, with "no memory". */
+/* Returns p. If p is NULL, ends the program with the library's error or, if ctx is NULL, with "out of
+   memory". */
 static inline void *made(tt_context *ctx, void *p)
 {
-    if (!p) die("%s", ctx ? tt_error(ctx) : "no memory");
+    if (!p) die("%s", ctx ? tt_error(ctx) : "out of memory");
     return p;
 }
 
@@ -193,8 +194,8 @@ static inline void cli_help(const cli_flag *flags, int count, const char *about)
         printf("%*s", INDENT - at, "");
         cli_default(f, standard, sizeof standard);
         const bool lists = f->type == CLI_CHOICE, colon = f->help[strlen(f->help) - 1] == ':';
-        snprintf(text, sizeof text, "%s%s%s%s%s%s%s", f->help, f->also ? " (" : "",
-                 f->also ? f->also : "", f->also ? " takes them, too)" : "", !lists ? "" : colon ? " " : ": ",
+        snprintf(text, sizeof text, "%s%s%s%s%s%s%s", f->help, f->also ? " (" : "", f->also ? f->also : "",
+                 f->also ? " means the same)" : "", !lists ? "" : colon ? " " : ": ",
                  lists ? cli_list(cli_words(f), list, sizeof list) : "", standard);
         cli_wrap(text, INDENT, INDENT, width);
     }
@@ -245,8 +246,8 @@ static inline void cli_unknown(const cli_flag *flags, int count, const char *arg
     for (int n = 0; n < CLI_COUNT(known); n++)
         for (int k = 0; k < count && strcmp(given, known[n][0]) == 0; k++)
             if (strcmp(flags[k].name, known[n][1]) == 0) nearest = flags[k].name;
-    if (nearest) die("there is no option '%s'; is %s meant? --help lists all", argument, nearest);
-    die("there is no option '%s'; --help lists all", argument);
+    if (nearest) die("there is no option '%s'; did you mean %s? --help lists all options", argument, nearest);
+    die("there is no option '%s'; --help lists all options", argument);
 }
 
 /* Reads a number of bytes, with or without a unit: 3GB, 500 MiB, 1.5e9. Returns false for other texts. */
@@ -286,12 +287,12 @@ static inline void cli_set(const cli_flag *f, const char *value)
     switch (f->type) {
     case CLI_TEXT:
         if (f->max > 0 && (length < f->min || length > f->max))
-            die("%s is %zu characters long; %.0f to %.0f are possible", f->name, length, f->min, f->max);
+            die("%s has %zu characters, but must have %.0f to %.0f", f->name, length, f->min, f->max);
         *(const char **)f->to = value;
         return;
     case CLI_CHOICE:
         if (cli_index(value, cli_words(f)) < 0)
-            die("%s is %s, not '%s'", f->name, cli_list(cli_words(f), list, sizeof list), value);
+            die("%s must be %s, not '%s'", f->name, cli_list(cli_words(f), list, sizeof list), value);
         *(const char **)f->to = value;
         return;
     case CLI_INTEGER: {
@@ -301,28 +302,28 @@ static inline void cli_set(const cli_flag *f, const char *value)
             return;
         }
         if (end == value || *end)
-            die("%s takes a whole number%s%s, not '%s'", f->name, f->choices ? " or " : "",
+            die("%s must be a whole number%s%s, not '%s'", f->name, f->choices ? " or " : "",
                 f->choices ? f->choices : "", value);
         if (errno || n < (long long)f->min || n > (long long)f->max)
-            die("%s is a number from %.0f to %.0f, not %s", f->name, f->min, f->max, value);
+            die("%s must be a number from %.0f to %.0f, not %s", f->name, f->min, f->max, value);
         *(int *)f->to = (int)n;
         return;
     }
     case CLI_NUMBER: {
         double x = strtod(value, &end);
-        if (end == value || *end) die("%s takes a number, not '%s'", f->name, value);
+        if (end == value || *end) die("%s must be a number, not '%s'", f->name, value);
         if (!(x >= f->min && x <= f->max))
-            die("%s is a number from %g to %g, not %s", f->name, f->min, f->max, value);
+            die("%s must be a number from %g to %g, not %s", f->name, f->min, f->max, value);
         *(double *)f->to = x;
         return;
     }
     case CLI_BYTES:
         if (!cli_bytes(value, (size_t *)f->to))
-            die("%s takes bytes, as 3GB or 500MiB, not '%s'", f->name, value);
+            die("%s must be a number of bytes, such as 3GB or 500MiB, not '%s'", f->name, value);
         return;
     case CLI_SWITCH: {
         int k = cli_index(value, "false no off 0 true yes on 1");
-        if (k < 0) die("%s takes no value, or =true or =false, not '%s'", f->name, value);
+        if (k < 0) die("%s takes no value, =true or =false, not '%s'", f->name, value);
         *(bool *)f->to = k >= 4;
     }
     }
@@ -375,7 +376,7 @@ static inline bool exists(const char *path)
     struct stat s;
     if (stat(path, &s) == 0) return true;
     if (errno != ENOENT && errno != ENOTDIR)
-        die("cannot tell whether '%s' is there: %s", path, strerror(errno));
+        die("cannot find out whether '%s' exists: %s", path, strerror(errno));
     return false;
 }
 
@@ -417,8 +418,8 @@ static inline char *sample_data(const char *name)
         if (exists(path)) return free(in_data), free(beside), path;
         free(path);
     }
-    die("there is no '%s', nor %s in a folder above '%s': name data with --data, and with --model what to "
-        "start from", beside, in_data, from);
+    die("there is no '%s', and no %s in a folder above '%s': name the data with --data and, if any, a model "
+        "to start from with --model", beside, in_data, from);
     return NULL;
 }
 
@@ -435,9 +436,9 @@ static inline bool holds(const char *folder, const char *name) /* whether a fold
 static inline void check_folder(const char *folder, bool resume, bool whole)
 {
     bool state = holds(folder, "state.safetensors");
-    if (resume && !state) die("nothing to --resume: '%s/state.safetensors' is not there", folder);
+    if (resume && !state) die("nothing to --resume: '%s/state.safetensors' does not exist", folder);
     if (!resume && state)
-        die("'%s' holds a run: go on with it (--resume), or name another folder (--out)", folder);
+        die("'%s' holds a run: continue it (--resume), or name another folder (--out)", folder);
     if (!resume && holds(folder, "model.safetensors"))
         die("'%s' holds a model, which training would replace: name another folder (--out)", folder);
     if (!resume && whole && holds(folder, "adapter_config.json"))
@@ -509,15 +510,15 @@ static inline int end_of_training(tt_context *ctx, const tt_trainer *t, tt_statu
     if (status != TT_OK) fprintf(stderr, "\n%s: %s\n", cli_program, tt_error(ctx));
     if (!finished && status != TT_ERR_ARGUMENT && (status == TT_OK || tt_trainer_steps(t))) {
         fprintf(to, "\nstopped after step %lld", (long long)tt_trainer_steps(t));
-        if (stop_signal == SIGPIPE) fprintf(to, ", as nobody reads standard output any more");
+        if (stop_signal == SIGPIPE) fprintf(to, ", because nobody reads standard output any more");
         if (stop_signal == SIGXCPU) fprintf(to, ", at the limit of processor time");
         if (status == TT_ERR_NUMERIC) fprintf(to, "\n"); /* the error message says what helps */
-        else if (saved == tt_trainer_steps(t)) fprintf(to, "; --resume goes on from there\n");
+        else if (saved == tt_trainer_steps(t)) fprintf(to, "; --resume continues from there\n");
         else if (saved >= 0)
-            fprintf(to, "; --resume goes on from step %lld, the last that was saved\n", saved);
-        else fprintf(to, "; nothing was saved to resume\n");
+            fprintf(to, "; --resume continues from step %lld, the last that was saved\n", saved);
+        else fprintf(to, "; no state was saved to resume from\n");
     }
-    if (finished && stop_signal) fprintf(to, "all epochs are done; --resume goes on with the test\n");
+    if (finished && stop_signal) fprintf(to, "all epochs are done; --resume continues with the test\n");
     return status != TT_OK ? 1 : stop_signal ? 128 + stop_signal : 0;
 }
 
@@ -528,7 +529,8 @@ static inline void show_plan(const tt_program *p, const char *folder)
     tt_plan_text(p, text, sizeof text);
     fputs(text, stdout);
     if (beside_the_plan)
-        printf("  --budget also holds %.1f MB beside the plan\n", 1e-6 * (double)beside_the_plan);
+        printf("  --budget also counts %.1f MB that are in use beside the plan\n",
+               1e-6 * (double)beside_the_plan);
     if (!folder) return;
     char *path = join(folder, "plan.svg");
     FILE *f = mkdir(folder, 0777) == 0 || errno == EEXIST ? fopen(path, "w") : NULL;
@@ -589,86 +591,92 @@ typedef struct cli_training {
     .warmup = 0.1, .decay = 0.01, .layer_decay = 1, .cooldown = 0.2, .clip = 1, .dropout = -1, \
     .parallel = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0}
 #define CLI_TRAINING_FLAGS(run) \
-    {"--accumulate", "N", CLI_INTEGER, &(run).accumulate, .help = "micro-batches in a step, for each of " \
-     "--groups; of texts to classify, at least", .min = 1, .max = 65536}, \
+    {"--accumulate", "N", CLI_INTEGER, &(run).accumulate, \
+     .help = "micro-batches in a step, for each of --groups; steps of texts may have more", .min = 1, \
+     .max = 65536}, \
     {"--warmup", "X", CLI_NUMBER, &(run).warmup, \
      .help = "share of the steps in which the learning rate rises, before --schedule", .max = 1}, \
     {"--schedule", "NAME", CLI_CHOICE, &(run).schedule, \
-     .help = "how the learning rate goes on after the warm-up", .words_of = "schedule"}, \
+     .help = "how the learning rate changes after the warm-up", .words_of = "schedule"}, \
     {"--cooldown", "X", CLI_NUMBER, &(run).cooldown, \
-     .help = "with --schedule wsd and wsd-sqrt: share of the steps, the last, in which the learning rate " \
-     "falls", .max = 1}, \
+     .help = "with --schedule wsd and wsd-sqrt: share of the steps, at the end of the run, in which the " \
+     "learning rate falls", .max = 1}, \
     {"--optimizer", "NAME", CLI_CHOICE, &(run).optimizer, .help = "the optimizer", \
      .words_of = "optimizer"}, \
     {"--decay", "X", CLI_NUMBER, &(run).decay, \
-     .help = "weight decay, of all but biases, norms and class tokens", .max = 1e9}, \
+     .help = "weight decay of all parameters but biases, norms and class tokens", .max = 1e9}, \
     {"--layer-decay", "X", CLI_NUMBER, &(run).layer_decay, .help = "factor on the learning rate from each " \
-     "layer to the layer before it, down to the embeddings; 0.65 to 0.95 is usual in fine-tuning", \
+     "layer to the layer before, down to the embeddings; 0.65 to 0.95 is usual in fine-tuning", \
      .min = 0.01, .max = 1}, \
     {"--ema", "X", CLI_NUMBER, &(run).ema, .help = "decay, below 1, of moving averages of the weights, " \
      "which are then validated and saved; 0.999 is usual (0: no averages)", .max = 1}, \
     {"--clip", "X", CLI_NUMBER, &(run).clip, \
-     .help = "largest norm of a step's gradient (0: any)", .max = 1e9}, \
+     .help = "largest norm of a step's gradient, which is scaled down to this (0: any norm)", .max = 1e9}, \
     {"--dropout", "X", CLI_NUMBER, &(run).dropout, \
      .help = "dropout everywhere, below 1 (-1: as the model's config says)", .min = -1, .max = 1}, \
-    {"--label-smoothing", "X", CLI_NUMBER, &(run).label_smoothing, .help = "below 1: share of each target " \
-     "that is spread over all classes or tokens, in training alone", .max = 1}, \
+    {"--label-smoothing", "X", CLI_NUMBER, &(run).label_smoothing, \
+     .help = "share of each target, below 1, that is spread over all classes or tokens in training", \
+     .max = 1}, \
     {"--freeze", "LIST", CLI_TEXT, &(run).freeze, \
-     .help = "parameters to keep as they are: name patterns with commas between, *, ? and [0-3]"}, \
-    {"--precision", "P", CLI_CHOICE, &(run).precision, \
-     .help = "of weights and activations", .words_of = "precision"}, \
-    {"--matmul", "M", CLI_CHOICE, &(run).matmul, .help = "how matrices are multiplied; on a GPU, tf32 " \
-     "rounds those of fp32 to 11 bits and fp8 those of 16 bits to 4 or 3", .words_of = "matmul"}, \
-    {"--recompute", "R", CLI_CHOICE, &(run).recompute, .help = "what the backward computes again, to save " \
-     "memory (cheap; with --budget, budget):", .words_of = "recompute"}, \
-    {"--offload", "LIST", CLI_TEXT, &(run).offload, .help = "what lies in the host's memory while " \
-     "not used: optimizer, gradients, parameters, activations, with commas between; none; or budget, what " \
-     "makes --budget fit (none; on a GPU with --budget, budget)", .max = 100}, \
+     .help = "parameters to freeze: patterns of names with *, ? and [0-3], separated by commas"}, \
+    {"--precision", "P", CLI_CHOICE, &(run).precision, .help = "precision of weights and activations", \
+     .words_of = "precision"}, \
+    {"--matmul", "M", CLI_CHOICE, &(run).matmul, \
+     .help = "how matrices are multiplied; on a GPU, tf32 rounds fp32 matrices to 11 bits, and fp8 rounds " \
+     "16-bit matrices to 4 or 3 bits", .words_of = "matmul"}, \
+    {"--recompute", "R", CLI_CHOICE, &(run).recompute, \
+     .help = "what the backward recomputes to save memory (cheap; with --budget, budget):", \
+     .words_of = "recompute"}, \
+    {"--offload", "LIST", CLI_TEXT, &(run).offload, \
+     .help = "what is kept in the host's memory while it is not used: a list of optimizer, gradients, " \
+     "parameters and activations, separated by commas; none; or budget, as much as --budget needs (none; " \
+     "on a GPU with --budget, budget)", .max = 100}, \
     {"--update", "U", CLI_CHOICE, &(run).update, .help = "when parameters are updated: at a step's end; " \
      "with --clip 0, in the backward, which saves memory; or at the end by the host's processor in its " \
      "memory, where the optimizer's state stays", .words_of = "update"}, \
-    {"--budget", "BYTES", CLI_BYTES, &(run).budget, .help = "memory that training may take, as 3GB or " \
-     "500MiB, of each rank. What is computed again, moved to the host's memory (on a GPU) and divided over " \
-     "ranks is chosen to fit, unless --recompute, --offload or --zero tell it; what cannot fit is refused " \
-     "(no limit)"}, \
-    {"--memory", "M", CLI_CHOICE, &(run).memory, .help = "on a GPU: its own, or CUDA's unified memory, " \
-     "which may only be larger than what the GPU has free if it says so", \
-     .words_of = "memory"}, \
-    {"--tune", "T", CLI_TEXT, &(run).tune, .help = "on a GPU: off, two runs have the same bits; on, the " \
-     "fastest ways to multiply the matrices are found before the first step, in about a second, and kept " \
-     "with the state in --out; or the name of a file that keeps them for other runs too", \
-     .min = 1, .max = 1000}, \
-    {"--device", "KIND", CLI_TEXT, &(run).device, .help = "cpu or cuda, or several ranks: cpu*4, cuda*8, " \
-     "cuda:0,2; --plan is for any (TINYTRAIN_DEVICE, else cpu)", .min = 1, .max = 1000}, \
+    {"--budget", "BYTES", CLI_BYTES, &(run).budget, \
+     .help = "memory that training may use on each rank, such as 3GB or 500MiB. Recomputation, offload (on " \
+     "a GPU) and sharding over ranks are chosen to fit, unless --recompute, --offload or --zero say " \
+     "otherwise; a run that cannot fit is refused (no limit)"}, \
+    {"--memory", "M", CLI_CHOICE, &(run).memory, \
+     .help = "on a GPU: its own memory, or CUDA's unified memory, which only managed-oversubscribed lets " \
+     "exceed the GPU's free memory", .words_of = "memory"}, \
+    {"--tune", "T", CLI_TEXT, &(run).tune, \
+     .help = "on a GPU: off, so that two runs give equal bits; on, to find the fastest matrix products " \
+     "before the first step, in about a second, and keep them with the state in --out; or a file that " \
+     "keeps them for other runs too", .min = 1, .max = 1000}, \
+    {"--device", "KIND", CLI_TEXT, &(run).device, \
+     .help = "cpu or cuda, or several ranks: cpu*4, cuda*8, cuda:0,2; --plan works without the device " \
+     "(TINYTRAIN_DEVICE, else cpu)", .min = 1, .max = 1000}, \
     {"--data-ranks", "N", CLI_INTEGER, &(run).parallel.data, \
      .help = "ranks that divide a step's micro-batches (0: as many as --device leaves)", .max = 64}, \
-    {"--tensor", "N", CLI_INTEGER, &(run).parallel.tensor, \
-     .help = "ranks that divide each layer", .min = 1, .max = 64}, \
+    {"--tensor", "N", CLI_INTEGER, &(run).parallel.tensor, .help = "tensor ranks, which divide each layer", \
+     .min = 1, .max = 64}, \
     {"--sequence", "", CLI_SWITCH, &(run).parallel.sequence, \
-     .help = "with --tensor: rows are divided between the layers too"}, \
+     .help = "with --tensor: tensor ranks divide the rows between the layers, too"}, \
     {"--pipeline", "N", CLI_INTEGER, &(run).parallel.pipeline, \
-     .help = "stages of consecutive layers, each on ranks of its own", .min = 1, .max = 64}, \
-    {"--stages", "NAME", CLI_CHOICE, &(run).parallel.schedule, .help = "how micro-batches go through the " \
-     "stages, of which gpipe needs --micros and more memory", .words_of = "parallel.schedule", \
-     .also = "--schedule"}, \
-    {"--micros", "N", CLI_INTEGER, &(run).parallel.micros, .help = "with --pipeline: most micro-batches of " \
-     "a step on a data rank, for which memory is planned (0: any)", .max = 65536}, \
-    {"--zero", "N", CLI_CHOICE, &(run).zero, .help = "what is divided over --data-ranks: 0 nothing, 1 the " \
-     "optimizer's state, 2 gradients too, 3 parameters too; budget: what makes --budget fit (1; with " \
-     "--budget, budget):", \
-     .choices = "0 1 2 3 budget"}, \
+     .help = "pipeline stages: consecutive layers, each stage on ranks of its own", .min = 1, .max = 64}, \
+    {"--stages", "NAME", CLI_CHOICE, &(run).parallel.schedule, \
+     .help = "order of micro-batches in the pipeline; gpipe needs --micros and more memory", \
+     .words_of = "parallel.schedule", .also = "--schedule"}, \
+    {"--micros", "N", CLI_INTEGER, &(run).parallel.micros, .help = "with --pipeline: max micro-batches of " \
+     "a step on a data rank, for which memory is reserved (0: any)", .max = 65536}, \
+    {"--zero", "N", CLI_CHOICE, &(run).zero, \
+     .help = "what --data-ranks shard: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters " \
+     "too; budget: as much as --budget needs (1; with --budget, budget):", .choices = "0 1 2 3 budget"}, \
     {"--server", "", CLI_SWITCH, &(run).parallel.server, \
      .help = "rank 0 alone has the optimizer's state and updates"}, \
-    {"--groups", "N", CLI_INTEGER, &(run).parallel.groups, .help = "leaves of the sum of a step's " \
-     "gradients; with as many, any --data-ranks train the same bits (0: as --data-ranks)", .max = 64}, \
+    {"--groups", "N", CLI_INTEGER, &(run).parallel.groups, \
+     .help = "partial sums of a step's gradients; with an equal number, any --data-ranks give equal bits " \
+     "(0: as many as --data-ranks)", .max = 64}, \
     {"--reduce-micros", "", CLI_SWITCH, &(run).parallel.reduce_micros, \
      .help = "sum gradients after each micro-batch, for the bits of --zero 2 and 3"}, \
-    {"--timeout", "SECONDS", CLI_NUMBER, &(run).timeout, .help = "that a rank waits for another, on this " \
-     "machine or another one, before all fail", .min = 0.1, .max = 1e6}, \
-    {"--seed", "N", CLI_INTEGER, &(run).seed, .help = "of all that is random", .max = 1e9}, \
+    {"--timeout", "SECONDS", CLI_NUMBER, &(run).timeout, \
+     .help = "time that a rank waits for another rank before all fail", .min = 0.1, .max = 1e6}, \
+    {"--seed", "N", CLI_INTEGER, &(run).seed, .help = "seed of all random numbers", .max = 1e9}, \
     {"--measure", "", CLI_SWITCH, &(run).measure, \
-     .help = "measure the device's rates first, in about a second: what says budget is chosen by them, and " \
-     "the plan tells the seconds of a step"}, \
+     .help = "measure the device's speed first, in about a second: options with the value budget use it, " \
+     "and the plan says how long a step takes"}, \
     {"--threads", "N", CLI_INTEGER, &(run).threads, .help = "threads (0: all cores)", .max = 256}, \
     {"--validate-every", "N", CLI_INTEGER, &(run).validate_every, \
      .help = "validate and save after each N steps as well (0: at the end of an epoch)", .max = 1e9}, \
@@ -677,8 +685,8 @@ typedef struct cli_training {
     {"--out", "DIR", CLI_TEXT, &(run).out, \
      .help = "new folder for the trained model, state, metrics.csv and loss.svg", .min = 1, .max = 1000}, \
     {"--plan", "", CLI_SWITCH, &(run).plan, \
-     .help = "say how much memory training will need, draw it as plan.svg in --out, and end"}, \
-    {"--resume", "", CLI_SWITCH, &(run).resume, .help = "go on from the state in --out"}
+     .help = "print how much memory training will need, draw it as plan.svg in --out, and exit"}, \
+    {"--resume", "", CLI_SWITCH, &(run).resume, .help = "continue from the state in --out"}
 
 /* Checks the options. Sets options that the command line lacks and whose default depends on --budget. */
 static inline void check_training(cli_training *run)
@@ -690,13 +698,13 @@ static inline void check_training(cli_training *run)
     run->gpu = device && strncmp(device, "cuda", 4) == 0;
     run->largest = run->batch == CLI_WORD;
     if (!run->largest && run->accumulate > run->batch)
-        die("--accumulate %d is more than --batch %d", run->accumulate, run->batch);
+        die("--accumulate is %d, but must be at most --batch, %d", run->accumulate, run->batch);
     if (!run->offload && run->budget && run->gpu && apart) run->offload = "budget";
     if (!run->zero) run->zero = run->budget && divides ? "budget" : "1";
     if (run->dropout != -1 && !(run->dropout >= 0 && run->dropout < 1))
-        die("--dropout is 0 or more and below 1, or -1");
-    if (run->ema == 1) die("--ema is 0 or more and below 1");
-    if (run->label_smoothing == 1) die("--label-smoothing is 0 or more and below 1");
+        die("--dropout is %g, but must be 0 or more and below 1, or -1", run->dropout);
+    if (run->ema == 1) die("--ema is 1, but must be 0 or more and below 1");
+    if (run->label_smoothing == 1) die("--label-smoothing is 1, but must be 0 or more and below 1");
 }
 
 static inline tt_compile_options compile_options(const cli_training *run)
@@ -730,7 +738,8 @@ static inline tt_context *open_training(cli_training *run)
     must(ctx, tt_check_options(ctx, &o));
     run->parallel = o.parallel;
     if (run->measure && tt_processes(ctx) > 1)
-        die("--measure is for one process: of several, each would measure and choose otherwise");
+        die("--measure is for one process, because each of several would measure and choose differently: "
+            "leave it out");
     if (run->measure) must(ctx, tt_measure_costs(ctx, run->device, &run->costs));
     return ctx;
 }
@@ -763,7 +772,7 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
         if (!beside_the_plan) /* measures once, so that all plans use one number */
             beside_the_plan = (resident_bytes() + BESIDE_LATER) / (size_t)(ranks > 0 ? ranks : 1);
         if (run->budget <= beside_the_plan)
-            die("--budget of %zu bytes is less than the %.1f MB that are in use beside a plan", run->budget,
+            die("--budget is %zu bytes, but %.1f MB are in use beside a plan: raise it", run->budget,
                 1e-6 * (double)beside_the_plan);
         o.compile.memory_budget = run->budget - beside_the_plan;
     }
@@ -828,14 +837,14 @@ static inline int fit(tt_context *ctx, tt_trainer *t, const tt_source *train, co
     const int result = end_of_training(ctx, t, status, run->finished);
     tt_stats last;
     if (tt_trainer_wait(t, &last) == TT_OK && last.skipped && strncmp(run->precision, "16", 2) != 0)
-        printf("note: %lld steps were skipped; '%s/metrics.csv' tells which\n", (long long)last.skipped,
+        printf("note: %lld steps were skipped; '%s/metrics.csv' says which\n", (long long)last.skipped,
                run->out);
     if (run->finished && tt_trainer_steps(t) < 100)
-        printf("note: %lld steps are few, after which probabilities may still be near to chance: train for "
-               "more --epochs, or with a higher --lr\n", (long long)tt_trainer_steps(t));
+        printf("note: %lld steps are few, so probabilities may still be close to chance: train for more "
+               "--epochs, or with a higher --lr\n", (long long)tt_trainer_steps(t));
     if (status == TT_ERR_STATE && run->resume)
-        fprintf(stderr, "%s: --resume goes on with the model that '%s' was begun with: is --model the same, "
-                "and what else shapes or adapts it?\n", cli_program, run->out);
+        fprintf(stderr, "%s: --resume continues the model that '%s' started with: give the same --model and "
+                "the same options that shape or adapt it\n", cli_program, run->out);
     return result;
 }
 
@@ -847,7 +856,7 @@ static inline void freeze(tt_context *ctx, const char *list)
         int length = (int)strcspn(list, ",");
         snprintf(pattern, sizeof pattern, "%.*s", length, list);
         int n = length ? tt_param_freeze(ctx, pattern, true) : 0;
-        if (length && !n) die("--freeze: no parameter is called '%s'", pattern);
+        if (length && !n) die("--freeze: no parameter has a name that matches '%s'", pattern);
         if (n) printf("frozen: %s (%d parameters)\n", pattern, n);
         list += length + (list[length] == ',');
     }

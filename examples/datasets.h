@@ -34,10 +34,10 @@ static inline char *dataset_file(const char *path, size_t max, size_t *bytes, ch
     struct stat info;
     char *memory = NULL;
     bool ok = stat(path, &info) == 0 || dataset_fail(why, "cannot open '%.500s': %s", path, strerror(errno));
-    if (ok && !S_ISREG(info.st_mode)) ok = dataset_fail(why, "'%.500s' is no regular file", path);
+    if (ok && !S_ISREG(info.st_mode)) ok = dataset_fail(why, "'%.500s' is not a regular file", path);
     if (ok && (unsigned long long)info.st_size > max)
-        ok = dataset_fail(why, "'%.500s' has %lld bytes; at most %zu are read", path, (long long)info.st_size,
-                          max);
+        ok = dataset_fail(why, "'%.500s' has %lld bytes, but at most %zu are possible", path,
+                          (long long)info.st_size, max);
     size_t size = ok ? (size_t)info.st_size : 0;
     if (ok && !(memory = (char *)malloc(size + 1)))
         ok = dataset_fail(why, "out of memory for the %zu bytes of '%.500s'", size, path);
@@ -47,7 +47,8 @@ static inline char *dataset_file(const char *path, size_t max, size_t *bytes, ch
     if (ok && got < size && ferror(file))
         ok = dataset_fail(why, "cannot read '%.500s' from byte %zu on: %s", path, got, strerror(errno));
     else if (ok && got < size)
-        ok = dataset_fail(why, "'%.500s' was cut off at byte %zu while it was read", path, got);
+        ok = dataset_fail(why, "'%.500s' ends at byte %zu, but was longer when it was opened: do not change "
+                          "files that a run reads", path, got);
     if (file) fclose(file);
     if (ok) memory[*bytes = size] = 0;
     if (ok) return memory;
@@ -184,12 +185,14 @@ static inline tt_dataset *imdb_open(tt_context *ctx, const char *folder, const c
     for (int c = 0; c < 2 && ok; c++) {
         char path[DATASET_WHY];
         int first = l.count, length = snprintf(path, sizeof path, "%s/%s/%s", folder, split, imdb_classes[c]);
-        if (length >= (int)sizeof path) ok = dataset_fail(why, "the path '%.200s...' is too long", path);
+        if (length >= (int)sizeof path)
+            ok = dataset_fail(why, "the path '%.200s...' is too long: use a shorter one", path);
         if (ok) ok = imdb_find(&l, path, c, why);
         int there = l.count - first;
         if (ok && limit / 2 > there)
-            ok = dataset_fail(why, "%d reviews wanted from '%.500s', half of the limit; it holds %d: use a "
-                              "limit of at most %d, or 0 for all", limit / 2, path, there, 2 * there);
+            ok = dataset_fail(why, "%d reviews, half of the limit, are needed from '%.500s', but it holds "
+                              "only %d: use a limit of at most %d, or 0 for all", limit / 2, path, there,
+                              2 * there);
         if (ok) qsort(l.reviews + first, (size_t)there, sizeof *l.reviews, imdb_order);
         if (ok && limit && limit / 2 < there) ok = imdb_choose(ctx, &l, first, limit / 2, why);
     }
@@ -231,8 +234,8 @@ static inline bool cifar_add(cifar *c, const char *path, const uint8_t *bytes, s
 {
     const size_t record = CIFAR_PIXELS + 1, records = size / record, max = INT32_MAX / CIFAR_PIXELS;
     if (!size || size % record || records > max - (size_t)c->count)
-        return dataset_fail(why, "'%.500s' has %zu bytes, and not a number of records of %zu: after %zu "
-                            "whole ones it breaks off at byte %zu", path, size, record, records,
+        return dataset_fail(why, "'%.500s' has %zu bytes, which is not a multiple of a record's %zu: after "
+                            "%zu whole records it breaks off at byte %zu", path, size, record, records,
                             records * record);
     size_t count = (size_t)c->count + records;
     void *labels = realloc(c->labels, count * sizeof *c->labels);
@@ -244,8 +247,8 @@ static inline bool cifar_add(cifar *c, const char *path, const uint8_t *bytes, s
         const uint8_t *from = bytes + k * record;
         uint8_t *to = c->pixels + (size_t)c->count * CIFAR_PIXELS;
         if (*from >= CIFAR_CLASSES)
-            return dataset_fail(why, "'%.500s', byte %zu: label %d; CIFAR-10 has labels 0 to 9", path,
-                                k * record, *from);
+            return dataset_fail(why, "'%.500s', byte %zu: the label is %d, but CIFAR-10 has labels 0 to 9",
+                                path, k * record, *from);
         c->labels[c->count] = *from++;
         for (int p = 0; p < CIFAR_PLANE; p++)
             for (int colour = 0; colour < 3; colour++) *to++ = from[colour * CIFAR_PLANE + p];
@@ -264,7 +267,7 @@ static inline bool cifar_names(char *text, const char *path, const char *names[C
         if (*text) *text++ = 0;
     }
     return n == CIFAR_CLASSES ||
-           dataset_fail(why, "'%.500s' holds %d names, one a line; CIFAR-10 has ten classes", path, n);
+           dataset_fail(why, "'%.500s' has %d names, one a line, but CIFAR-10 has ten classes", path, n);
 }
 
 /* Reads a file of the folder, and sets `path` to its path. If the file does not exist, returns NULL without
@@ -275,7 +278,7 @@ static inline char *cifar_file(const char *folder, const char *name, char path[D
     struct stat info;
     *missing = false;
     if (snprintf(path, DATASET_WHY, "%s/%s", folder, name) >= DATASET_WHY)
-        return dataset_fail(why, "the path '%.200s...' is too long", path), NULL;
+        return dataset_fail(why, "the path '%.200s...' is too long: use a shorter one", path), NULL;
     if (stat(path, &info) == 0) return dataset_file(path, (size_t)1 << 30, bytes, why);
     *missing = errno == ENOENT;
     if (!*missing) dataset_fail(why, "cannot open '%.500s': %s", path, strerror(errno));
@@ -354,7 +357,7 @@ static inline int pnm_number(const uint8_t *bytes, size_t n, size_t *at)
 static inline const char *pnm_read(const uint8_t *bytes, size_t n, bool whole, tt_image *image)
 {
     size_t at = 2;
-    if (!is_pnm(bytes, n)) return "it is no PPM or PGM";
+    if (!is_pnm(bytes, n)) return "it is not a PPM or PGM";
     image->channels = bytes[1] == '6' ? 3 : 1;
     image->width = pnm_number(bytes, n, &at);
     image->height = pnm_number(bytes, n, &at);

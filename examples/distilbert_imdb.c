@@ -41,7 +41,8 @@ static int train(void)
     const classifier c = classifier_of(&x);
     /* Reads the test data before training, so that training does not end with an error in them. */
     tt_dataset *later = opt.run.plan ? NULL : read_test(ctx, &opt.run, &opt.table, c.names, c.model.classes);
-    if (later && !tt_dataset_count(later)) printf("note: '%s' has no rows to test on\n", opt.run.data);
+    if (later && !tt_dataset_count(later))
+        printf("note: '%s' has no rows to test on, so the test is left out\n", opt.run.data);
     const int result = train_classifier(ctx, &c, d, held);
     tt_dataset_free(later), tt_dataset_free(d), tt_dataset_free(held), unload(ctx, &x);
     if (opt.run.finished && !result) test();
@@ -64,11 +65,12 @@ static tt_loader *loader_of(tt_context *ctx, const void *self, const tt_dataset 
     tt_loader_options o = loader_options(&opt.run, train);
     o.max_length = opt.max_length ? opt.max_length : tt_bert_model(&x->m).max_length;
     if (o.max_length > x->m.config.max_positions)
-        die("--max-length %d: the model has positions for %d", o.max_length, x->m.config.max_positions);
+        die("--max-length is %d, but the model has only %d positions", o.max_length,
+            x->m.config.max_positions);
     o.max_tokens = opt.max_tokens ? opt.max_tokens : opt.run.model || !opt.table.is_table ? 8192 : 2048;
     if (opt.max_tokens && o.max_tokens < o.max_length)
-        die("--max-tokens %d is less than a text may have: set --max-length, now %d, lower", o.max_tokens,
-            o.max_length);
+        die("--max-tokens is %d, but a text may have --max-length, %d: raise the one or lower the other",
+            o.max_tokens, o.max_length);
     if (o.max_tokens < o.max_length) o.max_tokens = o.max_length;
     if (opt.run.largest) o.max_tokens = 0;
     return (tt_loader *)made(ctx, tt_loader_new(ctx, d, x->k, &o));
@@ -82,9 +84,11 @@ static void make_model(tt_context *ctx, tt_bert *m, int tokens, tt_dataset *d, t
     if (opt.run.model) {
         must(ctx, tt_bert_load(ctx, m, opt.run.model, tt_dataset_classes(d)));
         const int own = m->config.vocab_size;
-        if (own < tokens) die("vocab.txt has %d tokens, the model %d", tokens, own);
+        if (own < tokens)
+            die("vocab.txt has %d tokens, but the model only %d: take both from one folder", tokens, own);
         if (own > tokens)
-            printf("note: vocab.txt has %d tokens, the model %d: are they of one folder?\n", tokens, own);
+            printf("note: vocab.txt has %d tokens, and the model %d: do they belong together?\n", tokens,
+                   own);
     } else {
         tt_bert_config c = tt_bert_config_default(TT_DISTILBERT);
         c.vocab_size = tokens;
@@ -162,31 +166,31 @@ static int predict(void)
 /* ------------------------------------------------------------------------------------------- command line */
 static const cli_flag flags[] = {
     {"--data", "PATH", CLI_TEXT, &opt.run.data,
-     .help = "aclImdb folder, or a table (.csv, .tsv) with a column of texts, one of labels, and maybe "
-     "one called split, with train, validation or test in each row (examples/data/reviews.tsv)"},
+     .help = "aclImdb folder, or a table (.csv, .tsv) with a column of texts, a column of labels and, "
+     "optionally, a column split with train, validation or test in each row (examples/data/reviews.tsv)"},
     TABLE_FLAGS(opt.table),
     {"--model", "DIR", CLI_TEXT, &opt.run.model, .help = "Hugging Face folder to start from: config.json, "
      "model.safetensors, vocab.txt or tokenizer.json (none: from scratch)"},
-    {"--batch", "N", CLI_INTEGER, &opt.run.batch, .help = "texts in a step; max: as many as --budget, or "
-     "else a GPU's memory, allows if all are as long as the longest (16)", .min = 1, .max = 65536,
-     .choices = "max"},
+    {"--batch", "N", CLI_INTEGER, &opt.run.batch,
+     .help = "texts in a step; max: as many of the longest texts as --budget or, without it, a GPU's memory "
+     "allows (16)", .min = 1, .max = 65536, .choices = "max"},
     {"--max-length", "N", CLI_INTEGER, &opt.max_length,
      .help = "tokens of a text; longer ones are cut (0: as many as the model has positions)", .max = 1e6},
-    {"--max-tokens", "N", CLI_INTEGER, &opt.max_tokens, .help = "tokens in a micro-batch; it is filled up to "
-     "this (0: 8192 with --model, else 2048)", .max = 1e9},
+    {"--max-tokens", "N", CLI_INTEGER, &opt.max_tokens,
+     .help = "most tokens in a micro-batch (0: 8192 with --model, else 2048)", .max = 1e9},
     CLI_CLASSIFIER_FLAGS(opt.run, "texts", "2 with --model, else 6", "5e-5 with --model, else 5e-4"),
     {"--predict", "TEXT", CLI_TEXT, &opt.run.predict,
-     .help = "classify TEXT, or with - each line of standard input, with the model in --out"},
+     .help = "classify TEXT, or each line of standard input if TEXT is -, with the model in --out"},
 };
 
 int main(int argc, char **argv)
 {
     cli_parse(argc, argv, flags, CLI_COUNT(flags), "distilbert_imdb",
-              "Trains DistilBERT, BERT or MiniLM to tell classes of text apart.");
+              "Trains DistilBERT, BERT or MiniLM to classify texts.");
     check_training(&opt.run);
     if (opt.run.largest && opt.max_tokens)
-        die("--max-tokens does not go with --batch max, which chooses them");
-    if (opt.max_length == 1) die("--max-length is at least 2: each text has [CLS] and [SEP]");
+        die("--max-tokens cannot be combined with --batch max, which chooses it: leave one out");
+    if (opt.max_length == 1) die("--max-length is 1, but must be at least 2: each text has [CLS] and [SEP]");
     if (!opt.run.data && !opt.run.predict) opt.run.data = sample_data("reviews.tsv");
     check_table(&opt.table, opt.run.data);
     if (opt.run.lr == 0) opt.run.lr = opt.run.model ? 5e-5 : 5e-4;

@@ -39,7 +39,7 @@ static int train(void)
     tt_token_stream *s = read_data(ctx, k, &m), *held = NULL;
     const int64_t count = tt_token_stream_count(s), apart = (int64_t)(opt.held * (double)count);
     if (count - apart < 2)
-        die("--held-out %g leaves %lld of %lld tokens to train on: it is the share to validate on, as 0.05",
+        die("--held-out %g leaves %lld of %lld tokens to train on: set it to a smaller share, such as 0.05",
             opt.held, (long long)(count - apart), (long long)count);
     if (apart > 1) held = (tt_token_stream *)made(ctx, tt_token_stream_split(s, apart));
     tt_token_loader *l = windows_of(ctx, s, &opt.lm, &opt.run, opt.across, true), *validation = NULL;
@@ -87,7 +87,7 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     tt_context *ctx = open_context(opt.run.seed, opt.run.threads, opt.run.timeout);
     tt_lm m;
     if (tt_processes(ctx) > 1)
-        die("--generate runs in one process, and there are %d: start it without mpirun", tt_processes(ctx));
+        die("--generate runs in one process, but there are %d: start it without mpirun", tt_processes(ctx));
     must(ctx, tt_lm_load(ctx, &m, folder));
     if (adapter) {
         must(ctx, tt_lm_lora_load(&m, adapter));
@@ -108,7 +108,8 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     o.context = (int)(max < m.config.max_positions ? max : m.config.max_positions);
     if (n < 0) die("out of memory");
     if (n >= o.context)
-        die("--generate: the text has %lld tokens, and the model %d positions", (long long)n, o.context);
+        die("--generate: the text has %lld tokens, but must have fewer than the model's %d positions",
+            (long long)n, o.context);
     tt_generator *g = (tt_generator *)made(ctx, tt_generator_new(&m, &o));
     const tt_sampling s = sampling_of(&opt.lm, opt.run.seed);
     int count;
@@ -152,11 +153,13 @@ static tt_status keep(void *user)
 
 /* ------------------------------------------------------------------------------------------- command line */
 static const cli_flag flags[] = {
-    {"--data", "PATH", CLI_TEXT, &opt.run.data, .help = "text file, folder of *.txt, or .bin file of token "
-     "ids, as nanoGPT's or llm.c's, of 2 or 4 bytes (examples/data/pride_and_prejudice.txt)"},
-    {"--separator", "LINE", CLI_TEXT, &opt.separator, .help = "a line that parts two documents of a text, as "
-     "'<|endoftext|>'; '' for empty lines (none: a file is one document)", .max = 1000},
-    {"--across", "", CLI_SWITCH, &opt.across, .help = "tokens see the documents before theirs in a window"},
+    {"--data", "PATH", CLI_TEXT, &opt.run.data,
+     .help = "text file, folder of *.txt, or .bin file of token ids of 2 or 4 bytes, as nanoGPT and llm.c "
+     "write (examples/data/pride_and_prejudice.txt)"},
+    {"--separator", "LINE", CLI_TEXT, &opt.separator,
+     .help = "a line that separates two documents of a text, such as '<|endoftext|>'; '' for empty lines "
+     "(none: a file is one document)", .max = 1000},
+    {"--across", "", CLI_SWITCH, &opt.across, .help = "attention reaches earlier documents of a window"},
     {"--model", "DIR", CLI_TEXT, &opt.run.model, .help = "Hugging Face folder to start from: config.json, "
      "model.safetensors or its shards, tokenizer.json (none: from scratch, on bytes)"},
     LM_MODEL_FLAGS(opt.lm),
@@ -164,7 +167,7 @@ static const cli_flag flags[] = {
      "else 2)", .max = 65536},
     {"--epochs", "N", CLI_INTEGER, &opt.run.epochs,
      .help = "passes over the texts (0: 1 with --model, else 2)", .max = 1e9},
-    {"--held-out", "X", CLI_NUMBER, &opt.held, .help = "share of the tokens, the last, to validate on",
+    {"--held-out", "X", CLI_NUMBER, &opt.held, .help = "share of the tokens, at the end, to validate on",
      .max = 1},
     {"--lr", "X", CLI_NUMBER, &opt.run.lr,
      .help = "peak learning rate (0: 5e-5 with --model, else 1e-3)", .max = 1e9},
@@ -188,9 +191,9 @@ int main(int argc, char **argv)
     if (!opt.generate) return train();
     const char *folder = run->model ? run->model : run->out;
     if (!run->model && holds(folder, "adapter_config.json"))
-        die("'%s' holds an adapter: name its model by --model, and it by --adapter", folder);
+        die("'%s' holds an adapter: name its model with --model, and the adapter with --adapter", folder);
     if (!run->model && !holds(folder, "config.json"))
-        die("'%s' holds no trained model: --model names one, or train", folder);
+        die("'%s' holds no trained model: name one with --model, or train first", folder);
     continue_text(folder, opt.lm.adapter, opt.generate);
     return 0;
 }

@@ -21,7 +21,7 @@
 #ifdef HAS_STB
 #define FORMATS "PNG, JPEG and others"
 #else
-#define FORMATS "PPM and PGM alone, as this program was built without stb_image.h"
+#define FORMATS "only PPM and PGM, because this program was built without stb_image.h"
 #endif
 
 /* --------------------------------------------------------------------------------------- images of shapes */
@@ -72,7 +72,7 @@ static const char *draw_shape(void *user, int64_t i, tt_image *image)
     double cx = radius + room * uniform(&random), cy = radius + room * uniform(&random);
     double turn = 2 * 3.14159265358979 * uniform(&random), noise = 5 + 20 * uniform(&random);
     double apart = 0, ground[3], colour[3];
-    if (!pixels) return "no memory";
+    if (!pixels) return "out of memory";
     while (apart < 120) { /* draws colours until the shape is clearly brighter than the ground */
         apart = 0;
         for (int c = 0; c < 3; c++)
@@ -107,7 +107,7 @@ static void free_pixels(void *user, tt_image *image) { (void)user, free((void *)
 static const char *look_at(const char *path)
 {
     struct stat s; /* refuses a pipe, whose reader would wait for a writer */
-    if (stat(path, &s) == 0 && !S_ISREG(s.st_mode)) return "it is no regular file";
+    if (stat(path, &s) == 0 && !S_ISREG(s.st_mode)) return "it is not a regular file";
 #ifdef HAS_STB
     int width, height, channels;
     return stbi_info(path, &width, &height, &channels) ? NULL : stbi_failure_reason();
@@ -133,7 +133,7 @@ static const char *decode_bytes(char *file, size_t n, tt_image *image)
     const char *wrong = image->pixels ? NULL : stbi_failure_reason();
     if (!wrong && !image_turn(image, jpeg_orientation(bytes, n))) {
         free_pixels(NULL, image);
-        wrong = "no memory";
+        wrong = "out of memory";
     }
 #else
     const char *wrong = pnm_read(bytes, n, true, image);
@@ -143,7 +143,7 @@ static const char *decode_bytes(char *file, size_t n, tt_image *image)
         return NULL;
     }
     if (!is_pnm(bytes, n))
-        wrong = "it is no PPM or PGM, and this program was built without stb_image.h, which reads PNG and "
+        wrong = "it is not a PPM or PGM, and this program was built without stb_image.h, which reads PNG and "
                 "JPEG (Debian: apt-get install libstb-dev, then make again)";
 #endif
     free(file);
@@ -234,7 +234,8 @@ static void check_files(image_files *f, bool skip)
     for (int t = 0; t < LOOKERS; t++) {
         const looker l = {f, t, skip};
         lookers[t] = l;
-        if (pthread_create(&thread[t], NULL, look, &lookers[t]) != 0) die("no memory for threads");
+        if (pthread_create(&thread[t], NULL, look, &lookers[t]) != 0)
+            die("cannot start threads: set --threads lower");
     }
     for (int t = 0; t < LOOKERS; t++) pthread_join(thread[t], NULL);
     image_file first = {NULL, NULL, 0};
@@ -245,10 +246,10 @@ static void check_files(image_files *f, bool skip)
     f->count = kept;
     if (!bad) return;
     char more[64] = "";
-    if (bad > 1) snprintf(more, sizeof more, ", nor can %d more", bad - 1);
+    if (bad > 1) snprintf(more, sizeof more, ", and %d more cannot be read", bad - 1);
     if (!skip)
-        die("'%s' cannot be read (%s)%s: take away what is no image, or leave it out with --skip-unreadable "
-            "(this reads %s)", first.path, first.wrong, more, FORMATS);
+        die("'%s' cannot be read (%s)%s: remove files that are not images, or leave them out with "
+            "--skip-unreadable (this program reads %s)", first.path, first.wrong, more, FORMATS);
     printf("note: left out: '%s' cannot be read (%s)%s\n", first.path, first.wrong, more);
 }
 
@@ -288,7 +289,7 @@ static const image_files *read_classes(const char *root, bool skip)
         const int first = k;
         for (; k < f->count && f->file[k].label == c; k++) f->file[k].label = f->classes;
         if (k > first) f->class_name[f->classes++] = f->class_name[c];
-        else snprintf(left_out + said, sizeof left_out - said, ", '%s' (no image in it)", f->class_name[c]);
+        else snprintf(left_out + said, sizeof left_out - said, ", '%s' (has no images)", f->class_name[c]);
     }
     const size_t said = strlen(left_out);
     if (hidden) snprintf(left_out + said, sizeof left_out - said, ", %d hidden", hidden);
@@ -313,8 +314,8 @@ static image_files read_folder(const char *data, const char *split, bool skip)
     }
     free(root);
     if (!chosen.count)
-        die("'%s' has no images to %s: it needs folders of images, one a class%s", data, split,
-            exists(data) ? "" : " (and is not there)");
+        die("'%s' has no images to %s; expected a folder of images for each class%s", data, split,
+            exists(data) ? "" : " (the folder does not exist)");
     return chosen;
 }
 
@@ -372,13 +373,14 @@ static void check_classes(const cli_training *run, const tt_dataset *d, const ch
                           char (*names)[64], int classes, const char *whose)
 {
     if (tt_dataset_classes(d) != classes)
-        die("'%s' has %d classes to %s, %s %d", run->data, tt_dataset_classes(d), split, whose, classes);
+        die("'%s' has %d classes to %s, but %s are %d", run->data, tt_dataset_classes(d), split, whose,
+            classes);
     for (int c = 0; c < classes; c++) {
         const char *name = tt_dataset_class_name(d, c);
         int k = 0;
         while (k < classes && strcmp(name, names[k]) != 0) k++;
         if (k == classes)
-            die("'%s' has a class '%s' to %s, which is none of %s", run->data, name, split, whose);
+            die("'%s' has a class '%s' to %s, which is not one of %s", run->data, name, split, whose);
     }
 }
 

@@ -16,51 +16,57 @@ typedef struct cli_lm {
 #define LM_MODEL_FLAGS(lm) \
     {"--kind", "NAME", CLI_CHOICE, &(lm).kind, .help = "without --model: the architecture", \
      .choices = "gpt2 llama mistral qwen2 gpt_neox falcon", .given = &(lm).shaped}, \
-    {"--layers", "N", CLI_INTEGER, &(lm).layers, .help = "... its layers", .min = 1, .max = 1000, \
+    {"--layers", "N", CLI_INTEGER, &(lm).layers, .help = "without --model: number of layers", .min = 1, \
+     .max = 1000, .given = &(lm).shaped}, \
+    {"--hidden", "N", CLI_INTEGER, &(lm).hidden, .help = "without --model: width of a layer", .min = 1, \
+     .max = 65536, .given = &(lm).shaped}, \
+    {"--heads", "N", CLI_INTEGER, &(lm).heads, \
+     .help = "without --model: heads; --hidden must be a multiple of them", .min = 1, .max = 4096, \
      .given = &(lm).shaped}, \
-    {"--hidden", "N", CLI_INTEGER, &(lm).hidden, .help = "... its width", .min = 1, .max = 65536, \
-     .given = &(lm).shaped}, \
-    {"--heads", "N", CLI_INTEGER, &(lm).heads, .help = "... heads, of which --hidden is a multiple", \
-     .min = 1, .max = 4096, .given = &(lm).shaped}, \
-    {"--lora", "N", CLI_INTEGER, &(lm).lora, .help = "with --model: train adapters of rank N alone, and " \
-     "save these as a peft folder (0: train the model)", .max = 65536}, \
-    {"--lora-targets", "LIST", CLI_TEXT, &(lm).lora_targets, .help = "... of modules of these names, with " \
-     "commas between, *, ? and [0-3] (peft's choice, as q_proj,v_proj)", .min = 1, .max = 1000}, \
+    {"--lora", "N", CLI_INTEGER, &(lm).lora, \
+     .help = "with --model: train only adapters of rank N, and save them as a peft folder (0: train the " \
+     "model)", .max = 65536}, \
+    {"--lora-targets", "LIST", CLI_TEXT, &(lm).lora_targets, \
+     .help = "with --lora: modules that get adapters: patterns of names with *, ? and [0-3], separated by " \
+     "commas (peft's choice, such as q_proj,v_proj)", .min = 1, .max = 1000}, \
     {"--lora-alpha", "X", CLI_NUMBER, &(lm).lora_alpha, \
-     .help = "... scaled by X / N (0: twice --lora)", .max = 1e9}, \
+     .help = "with --lora: adapters are scaled by X / N (0: twice --lora)", .max = 1e9}, \
     {"--adapter", "DIR", CLI_TEXT, &(lm).adapter, \
-     .help = "with --model: a peft folder that it gets before training or --generate"}, \
+     .help = "with --model: a peft folder, whose adapter the model gets before training or --generate"}, \
     {"--length", "N", CLI_INTEGER, &(lm).length, .help = "tokens of a window (0: 256, or as many as the " \
      "model has positions if fewer)", .max = 1e6}
 #define LM_SAMPLING_FLAGS(lm) \
-    {"--tokens", "N", CLI_INTEGER, &(lm).tokens, .help = "most tokens of the answer", \
-     .min = 1, .max = 1e6}, \
+    {"--tokens", "N", CLI_INTEGER, &(lm).tokens, .help = "largest number of tokens of the answer", .min = 1, \
+     .max = 1e6}, \
     {"--temperature", "X", CLI_NUMBER, &(lm).temperature, \
-     .help = "of sampling; 0: always the likeliest token", .max = 1e6}, \
+     .help = "temperature of sampling; 0: always take the likeliest token", .max = 1e6}, \
     {"--top-k", "N", CLI_INTEGER, &(lm).top_k, .help = "sample from the likeliest N (0: all)", .max = 1e9}, \
     {"--top-p", "X", CLI_NUMBER, &(lm).top_p, \
-     .help = "... and from the fewest whose probabilities are X together", .max = 1}, \
+     .help = "sample from the fewest tokens whose probabilities sum to X", .max = 1}, \
     {"--penalty", "X", CLI_NUMBER, &(lm).penalty, \
-     .help = "makes tokens that were there before less likely, above 1", .max = 1e6}
+     .help = "above 1: makes tokens that already occurred less likely", .max = 1e6}
 
 /* Checks the options. generates: the program generates text and does not train. */
 static inline void check_lm(cli_lm *lm, const cli_training *run, bool generates)
 {
     if (lm->shaped && (run->model || generates))
-        die("--kind, --layers, --hidden and --heads make a new model, and --%s %s: leave them out",
-            run->model ? "model" : "generate", run->model ? "has one" : "uses one");
+        die("--kind, --layers, --hidden and --heads shape a new model, but --%s %s: leave them out",
+            run->model ? "model" : "generate", run->model ? "has its own shape" : "uses a trained one");
     if (generates && (run->data || run->resume))
         die("--generate trains nothing: leave out --data and --resume");
-    if (lm->hidden % lm->heads) die("--hidden %d is not a multiple of --heads %d", lm->hidden, lm->heads);
-    if (!(lm->top_p > 0)) die("--top-p %g: expected a number above 0, up to 1 (all tokens)", lm->top_p);
-    if (!(lm->penalty > 0)) die("--penalty %g: expected a number above 0 (1: none)", lm->penalty);
-    if ((lm->lora || lm->adapter) && !run->model) die("--lora and --adapter adapt a --model: name one");
+    if (lm->hidden % lm->heads)
+        die("--hidden is %d, but must be a multiple of --heads, %d", lm->hidden, lm->heads);
+    if (!(lm->top_p > 0)) die("--top-p is %g, but must be above 0 and at most 1 (all tokens)", lm->top_p);
+    if (!(lm->penalty > 0)) die("--penalty is %g, but must be above 0 (1: none)", lm->penalty);
+    if ((lm->lora || lm->adapter) && !run->model)
+        die("--lora and --adapter adapt a model: name it with --model");
     if (lm->lora && generates)
-        die("--lora makes adapters to train, and --generate trains nothing: leave one out, or name trained "
-            "ones by --adapter");
-    if (lm->lora && lm->adapter) die("--lora makes new adapters, and --adapter has some: choose one");
+        die("--lora makes adapters to train, but --generate trains nothing: leave one out, or name trained "
+            "adapters with --adapter");
+    if (lm->lora && lm->adapter)
+        die("--lora makes new adapters, but --adapter names trained ones: leave one out");
     if ((lm->lora_targets || lm->lora_alpha > 0) && !lm->lora)
-        die("--lora-targets and --lora-alpha are of new adapters: give them a rank by --lora N");
+        die("--lora-targets and --lora-alpha are for new adapters: set their rank with --lora N");
     if (lm->lora_alpha == 0) lm->lora_alpha = 2 * lm->lora;
 }
 
@@ -97,7 +103,7 @@ static inline void make_model(tt_context *ctx, tt_lm *m, cli_lm *lm, const cli_t
     if (rate >= 0) m->config.embedding_dropout = m->config.dropout = m->config.attention_dropout = rate;
     if (!lm->length) lm->length = m->config.max_positions < 256 ? m->config.max_positions : 256;
     if (lm->length > m->config.max_positions)
-        die("--length %d: the model has positions for %d", lm->length, m->config.max_positions);
+        die("--length is %d, but the model has only %d positions", lm->length, m->config.max_positions);
     freeze(ctx, run->freeze);
 }
 

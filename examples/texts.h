@@ -16,10 +16,12 @@ typedef struct cli_table {
      .help = "a table's column of texts", .min = 1, .max = 1000}, \
     {"--label-column", "NAME", CLI_TEXT, &(table).label_column, \
      .help = "a table's column of labels", .min = 1, .max = 1000}, \
-    {"--delimiter", "C", CLI_TEXT, &(table).delimiter, .help = "what divides a table's columns, such as " \
-     "';' or \\t (a comma in .csv, else a tab)", .min = 1, .max = 2}, \
-    {"--quote", "Q", CLI_CHOICE, &(table).quote, .help = "whether double quotes enclose a table's fields, " \
-     "or are characters like others", .choices = "double none"}
+    {"--delimiter", "C", CLI_TEXT, &(table).delimiter, \
+     .help = "what separates a table's columns, such as ';' or \\t (a comma in .csv, else a tab)", .min = 1, \
+     .max = 2}, \
+    {"--quote", "Q", CLI_CHOICE, &(table).quote, \
+     .help = "double: double quotes enclose a table's fields; none: they are ordinary characters", \
+     .choices = "double none"}
 
 /* Checks the options, and sets is_table according to the data's name and type. */
 static inline void check_table(cli_table *table, const char *data)
@@ -27,7 +29,7 @@ static inline void check_table(cli_table *table, const char *data)
     struct stat s;
     if (table->delimiter && strcmp(table->delimiter, "\\t") == 0) table->delimiter = "\t";
     if (table->delimiter && table->delimiter[1])
-        die("--delimiter is one character, or \\t for a tab, not '%s'", table->delimiter);
+        die("--delimiter must be one character, or \\t for a tab, not '%s'", table->delimiter);
     const char *ending = data ? strrchr(data, '.') : NULL;
     static const char *const endings[] = {".tsv", ".csv", ".jsonl", ".json"};
     bool known = false;

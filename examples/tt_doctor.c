@@ -14,7 +14,8 @@ static const char *device;
 
 static const cli_flag flags[] = {
     {"--device", "KIND", CLI_TEXT, &device,
-     .help = "cpu or cuda: only this one (all are shown, and TINYTRAIN_DEVICE, else cpu, is tried)"},
+     .help = "cpu or cuda: show and try only this one (all are shown, and TINYTRAIN_DEVICE, else cpu, is "
+     "tried)"},
 };
 
 /* Prints the devices of a kind, or why programs cannot use them. */
@@ -58,8 +59,8 @@ static tt_status train(tt_context *ctx, const char *kind, tt_stats *first, tt_st
 
 int main(int argc, char **argv)
 {
-    cli_parse(argc, argv, flags, CLI_COUNT(flags), "tt_doctor", "Says what tinytrain finds on this machine, "
-              "what it would use and why, and trains for a moment.");
+    cli_parse(argc, argv, flags, CLI_COUNT(flags), "tt_doctor", "Shows what tinytrain finds on this machine, "
+              "and what it would use and why, and trains for a moment.");
     const char *environment = getenv("TINYTRAIN_DEVICE"), *tried = device ? device : "cpu";
     if (!device && environment && *environment) tried = environment;
     tt_context *ctx = tt_open(NULL);

@@ -61,7 +61,7 @@ static void make_model(tt_context *ctx, tt_vit *m, tt_dataset *d, tt_dataset *he
         tt_vit_config c = tt_vit_config_default(opt.vit ? opt.vit : "Ti/8");
         if (!opt.vit) c.hidden_size = 128, c.layers = 4, c.heads = 4, c.intermediate_size = 256;
         if (!c.hidden_size || c.patch_size < 1)
-            die("--vit '%s' is unknown: use Ti, S, B, L or H, a slash and the size of a patch, as in S/16",
+            die("--vit '%s' is unknown: use Ti, S, B, L or H, a slash and the size of a patch, such as S/16",
                 opt.vit);
         c.image_size = opt.size ? opt.size : opt.vit && !cifar ? 224 : 32;
         c.classes = tt_dataset_classes(d);
@@ -163,19 +163,22 @@ static int predict(void)
 static const cli_flag flags[] = {
     {"--data", "DIR", CLI_TEXT, &opt.run.data, .help = "cifar-10-batches-bin, or a folder of images: "
      "DIR/train/CLASS/FILE and DIR/test/..., or DIR/CLASS/FILE, of " FORMATS " (none: shapes, drawn here)"},
-    {"--skip-unreadable", "", CLI_SWITCH, &opt.skip_unreadable, .help = "decode each file before training, "
-     "and leave out those that cannot be read, instead of ending there"},
+    {"--skip-unreadable", "", CLI_SWITCH, &opt.skip_unreadable,
+     .help = "decode each file before training, and leave out files that cannot be read, instead of "
+     "stopping"},
     {"--model", "PATH", CLI_TEXT, &opt.run.model, .help = "checkpoint to start from: a folder or a "
      ".safetensors file, of transformers or torchvision (none: from scratch)"},
-    {"--vit", "SIZE", CLI_TEXT, &opt.vit, .help = "from scratch: Ti/16, S/16, B/16, L/16 or H/14, or with "
-     "patches of another size (none: L/16 for CIFAR-10 at --size 224, else a small one)"},
-    {"--size", "N", CLI_INTEGER, &opt.size, .help = "height and width of what the model sees; images are "
-     "resized to it (0: as the model says; from scratch 32, or with --vit 224, but 32 for CIFAR-10)",
-     .max = 16384},
+    {"--vit", "SIZE", CLI_TEXT, &opt.vit,
+     .help = "without --model: Ti/16, S/16, B/16, L/16 or H/14, or with patches of another size (L/16 for "
+     "CIFAR-10 at --size 224, else a small one)"},
+    {"--size", "N", CLI_INTEGER, &opt.size,
+     .help = "height and width to which images are resized for the model (0: as the model says; from scratch "
+     "32, or with --vit 224, but 32 for CIFAR-10)", .max = 16384},
     {"--augment", "", CLI_SWITCH, &opt.augment,
-     .help = "training images: shifted by up to an eighth and mirrored at random"},
-    {"--batch", "N", CLI_INTEGER, &opt.run.batch, .help = "images in a step; max: as many as --budget, or "
-     "else a GPU's memory, allows (0: 16 with --model, else 20)", .max = 65536, .choices = "max"},
+     .help = "shift training images by up to an eighth and mirror them at random"},
+    {"--batch", "N", CLI_INTEGER, &opt.run.batch,
+     .help = "images in a step; max: as many as --budget or, without it, a GPU's memory allows (0: 16 with "
+     "--model, else 20)", .max = 65536, .choices = "max"},
     CLI_CLASSIFIER_FLAGS(opt.run, "images", "3 with --model, else 12", "5e-5 with --model, else 1e-3"),
     {"--predict", "FILE", CLI_TEXT, &opt.run.predict,
      .help = "classify an image file with the model in --out"},
@@ -184,10 +187,11 @@ static const cli_flag flags[] = {
 int main(int argc, char **argv)
 {
     cli_parse(argc, argv, flags, CLI_COUNT(flags), "vit_l16",
-              "Trains a vision transformer to tell images apart.");
+              "Trains a vision transformer to classify images.");
     if (opt.run.lr == 0) opt.run.lr = opt.run.model ? 5e-5 : 1e-3;
     if (!opt.run.batch) opt.run.batch = opt.run.model ? 16 : 20;
     check_training(&opt.run);
-    if (opt.run.model && opt.vit) die("--vit is for training from scratch; --model says its own size");
+    if (opt.run.model && opt.vit)
+        die("--vit is for training from scratch, but --model has its own size: leave one out");
     return opt.run.predict ? predict() : train();
 }

@@ -82,32 +82,32 @@ def planned(*options, program=TEXT):
 
 @check
 def wrong_options_are_named(folder):
-    refused(TEXT, "--lrr=3", saying="there is no option '--lrr=3'; is --lr meant?")
-    refused(TEXT, "--optimiser", "adam", saying="is --optimizer meant?")
+    refused(TEXT, "--lrr=3", saying="there is no option '--lrr=3'; did you mean --lr?")
+    refused(TEXT, "--optimiser", "adam", saying="did you mean --optimizer?")
     refused(TEXT, "stop", saying="there is no option 'stop'")
-    refused(TEXT, "--learning-rate", "1e-4", saying="is --lr meant?")
-    refused(IMAGES, "--per_device_train_batch_size=8", saying="is --batch meant?")
+    refused(TEXT, "--learning-rate", "1e-4", saying="did you mean --lr?")
+    refused(IMAGES, "--per_device_train_batch_size=8", saying="did you mean --batch?")
     refused(IMAGES, "--max-seq-length=8", saying="there is no option '--max-seq-length=8'; --help lists all")
-    refused(TEXT, "--optimizer=adagrad", saying="--optimizer is sgd, adam or adamw, not 'adagrad'")
-    refused(TEXT, "--lr=fast", saying="--lr takes a number, not 'fast'")
-    refused(TEXT, "--lr=nan", saying="--lr is a number from 0 to")
-    refused(TEXT, "--epochs", "1.5", saying="--epochs takes a whole number, not '1.5'")
-    refused(TEXT, "--warmup=2", saying="--warmup is a number from 0 to 1, not 2")
+    refused(TEXT, "--optimizer=adagrad", saying="--optimizer must be sgd, adam or adamw, not 'adagrad'")
+    refused(TEXT, "--lr=fast", saying="--lr must be a number, not 'fast'")
+    refused(TEXT, "--lr=nan", saying="--lr must be a number from 0 to")
+    refused(TEXT, "--epochs", "1.5", saying="--epochs must be a whole number, not '1.5'")
+    refused(TEXT, "--warmup=2", saying="--warmup must be a number from 0 to 1, not 2")
     refused(TEXT, "--out", "--plan",
             saying="'--plan' looks like an option; if it is the value, write --out=--plan")
-    refused(TEXT, "--delimiter=ab", saying="--delimiter is one character")
+    refused(TEXT, "--delimiter=ab", saying="--delimiter must be one character")
     refused(TEXT, "--data=/dev/null",
             saying="cannot open '/dev/null': it is a pipe or a device; expected a regular file")
-    refused(TEXT, "--budget=3G", saying="--budget takes bytes, as 3GB or 500MiB, not '3G'")
+    refused(TEXT, "--budget=3G", saying="--budget must be a number of bytes, such as 3GB or 500MiB, not '3G'")
     refused(TEXT, "--plan", "--offload=optimizer,params",
             saying="--offload params is unknown: use none or budget")
     for program in TEXT, IMAGES:
-        refused(program, "--threads", "1000", saying="--threads is a number from 0 to 256, not 1000")
-        refused(program, "--out", "a" * 1200, saying="--out is 1200 characters long; 1 to 1000 are possible")
-        refused(program, "--out=", saying="--out is 0 characters long")
+        refused(program, "--threads", "1000", saying="--threads must be a number from 0 to 256, not 1000")
+        refused(program, "--out", "a" * 1200, saying="--out has 1200 characters, but must have 1 to 1000")
+        refused(program, "--out=", saying="--out has 0 characters")
         for seconds in "0", "-1", "nan", "2e6":
             refused(program, "--timeout", seconds,
-                    saying="--timeout is a number from 0.1 to 1e+06, not " + seconds)
+                    saying="--timeout must be a number from 0.1 to 1e+06, not " + seconds)
 
 
 @check
@@ -115,30 +115,30 @@ def ranks_that_cannot_share_the_work_are_refused(folder):
     for program in TEXT, IMAGES:
         def wrong(*options, saying):
             refused(program, "--plan", "--out", os.path.join(folder, "plan"), *options, saying=saying)
-        wrong("--zero=4", saying="--zero is 0, 1, 2, 3 or budget, not '4'")
-        wrong("--tensor=0", saying="--tensor is a number from 1 to 64, not 0")
-        wrong("--groups=-1", saying="--groups is a number from 0 to 64, not -1")
-        wrong("--data-ranks=65", saying="--data-ranks is a number from 0 to 64, not 65")
-        wrong("--tensr=2", saying="is --tensor meant?")
-        wrong("--device=", saying="--device is 0 characters long")
+        wrong("--zero=4", saying="--zero must be 0, 1, 2, 3 or budget, not '4'")
+        wrong("--tensor=0", saying="--tensor must be a number from 1 to 64, not 0")
+        wrong("--groups=-1", saying="--groups must be a number from 0 to 64, not -1")
+        wrong("--data-ranks=65", saying="--data-ranks must be a number from 0 to 64, not 65")
+        wrong("--tensr=2", saying="did you mean --tensor?")
+        wrong("--device=", saying="--device has 0 characters")
         wrong("--device=gpu*2", saying="--device gpu*2 is unknown")
         wrong("--device=cpu*0", saying="--device cpu*0")
         wrong("--device=cpu", "--tensor=2",
-              saying="--device cpu has 1 rank, and --data-ranks 1 x --tensor 2 want 2")
-        wrong("--device=cpu*4", "--data-ranks=3", saying="--data-ranks 3 x --tensor 1 want 3")
+              saying="--device cpu has 1 rank, but --data-ranks 1 x --tensor 2 need 2")
+        wrong("--device=cpu*4", "--data-ranks=3", saying="--data-ranks 3 x --tensor 1 need 3")
         wrong("--device=cpu*3", "--groups=4", saying="--groups 4 is not a multiple of the 3 data ranks")
         wrong("--device=cpu*2", "--server", "--zero=2",
               saying="--server keeps whole gradients and parameters: use --zero 0 or 1")
         wrong("--device=cpu*2", "--sequence", saying="--sequence needs --tensor 2 or more")
-        wrong("--device=cpu*8", "--batch=4", saying="set --batch to 8 at least")
+        wrong("--device=cpu*8", "--batch=4", saying="set --batch to at least 8")
         wrong("--device=cpu*2", "--pipeline=3",
-              saying="--data-ranks 1 x --tensor 1 x --pipeline 3 want 3")
+              saying="--data-ranks 1 x --tensor 1 x --pipeline 3 need 3")
         wrong("--device=cpu*2", "--pipeline=2", "--zero=3",
               saying="--pipeline 2 does not go with --zero 2 and 3: use --zero 0 or 1")
         for name in "--stages=gpipe", "--schedule=gpipe":
             wrong("--device=cpu*2", "--pipeline=2", name, saying="--stages gpipe needs --micros")
-        wrong("--stages=linear", saying="--stages is 1f1b or gpipe, not 'linear'")
-        wrong("--schedule", "step", saying="--schedule is constant, linear or cosine, not 'step'")
+        wrong("--stages=linear", saying="--stages must be 1f1b or gpipe, not 'linear'")
+        wrong("--schedule", "step", saying="--schedule must be constant, linear or cosine, not 'step'")
 
 
 @check
@@ -162,8 +162,8 @@ def budget_in_units(folder):
     table = small_table(os.path.join(folder, "t.csv"))
     options = [TEXT, "--data", table, "--plan", "--out", os.path.join(folder, "plan")]
     for budget in "1MB", "1000 kB", "1000000", "0.001GB", "1e6B":
-        refused(*options, "--budget", budget, saying="--budget of 1000000 bytes is less")
-    refused(*options, "--budget=1.2MiB", saying="--budget of 1258291 bytes is less")
+        refused(*options, "--budget", budget, saying="--budget is 1000000 bytes, but")
+    refused(*options, "--budget=1.2MiB", saying="--budget is 1258291 bytes, but")
     refused(*options, "--budget=1MB", "--device=cuda", saying="the plan needs")
     expect(call(*options, "--budget=1 TB")[0] == 0)
 
@@ -189,16 +189,16 @@ def offload_saves_memory_of_the_device(folder):
     whole, said = planned(*options)
     expect("on the host" not in said, said)
     less, said = planned(*options, "--offload=optimizer")
-    host = re.search(r"on the host: ([\d.]+) MB; copied to and from it a step: ([\d.]+) MB", said)
+    host = re.search(r"on the host: ([\d.]+) MB; copied to and from it per step: ([\d.]+) MB", said)
     expect(host, "no bytes of the host in", said)
     expect(less < whole - 1 and float(host[2]) > float(host[1]) > 1, "of", whole, "MB", less, "stay:", said)
     by_host, said = planned(*options, "--update=host")
-    expect(re.search(r"GPU in particular: [\d.]+ ms of computation \([\d.]+ by the host's processor\)", said),
+    expect(re.search(r"generic rates: [\d.]+ ms of computation \([\d.]+ by the host's processor\)", said),
            said)
-    fewer = re.search(r"copied to and from it a step: ([\d.]+) MB", said)
+    fewer = re.search(r"copied to and from it per step: ([\d.]+) MB", said)
     expect(by_host <= less and float(fewer[1]) < float(host[2]), by_host, "MB stay with updates there:", said)
     with open(os.path.join(folder, "plan", "plan.svg")) as f:
-        expect("copied a step" in f.read(), "the picture does not show what is copied")
+        expect("copied per step" in f.read(), "the picture does not show what is copied")
 
 
 @check
@@ -208,7 +208,7 @@ def rates_are_measured(folder):
     _, said = planned(*options)
     expect("ms of computation" not in said, said)
     _, said = planned(*options, "--measure")
-    expect(re.search(r"by the given rates: [\d.]+ ms .* ms for each more micro-batch", said), said)
+    expect(re.search(r"by the given rates: [\d.]+ ms .* ms for each further micro-batch", said), said)
 
 
 @check
@@ -234,7 +234,7 @@ def options_make_a_budget_fit(folder):
         on = [*options, "--device=" + device]
         by_hand = ["--recompute=cheap", "--offload=none"]
         whole, said = planned(*on, *by_hand, "--budget=1TB", program=IMAGES)
-        beside = re.search(r"--budget also holds ([\d.]+) MB beside the plan", said)
+        beside = re.search(r"--budget also counts ([\d.]+) MB that are in use beside the plan", said)
         expect(bool(beside) == (device == "cpu"), said)
         budget = whole - 0.8 + float(beside[1]) if beside else whole - 0.5
         less = [*on, f"--budget={budget:.1f}MB"]
@@ -261,7 +261,7 @@ def the_largest_batch_of_a_budget(folder):
     table = small_table(os.path.join(folder, "t.csv"), texts=200)
     for program, data in (TEXT, ["--data", table]), (IMAGES, ["--train=100", "--test=20"]):
         refused(program, plan, "--plan", *data, "--batch=most",
-                saying="--batch takes a whole number or max, not 'most'")
+                saying="--batch must be a whole number or max, not 'most'")
         refused(program, plan, "--plan", *data, "--device=cpu", "--batch=max",
                 saying="depends on --budget, which is not set")
         refused(program, plan, "--plan", *data, "--batch=max", "--budget=1MB", "--device=cuda",
@@ -272,7 +272,7 @@ def the_largest_batch_of_a_budget(folder):
             few, many = (14, 18) if device == "cuda" else (40, 80)
             less = planned(*options, f"--batch={few}", program=program)[0]
             most, said = planned(*options, f"--batch={many}", "--budget=1TB", program=program)
-            beside = re.search(r"--budget also holds ([\d.]+) MB", said) # the figure varies with time
+            beside = re.search(r"--budget also counts ([\d.]+) MB", said) # the figure varies with time
             more = float(beside[1]) if beside else 0
             options.append(f"--budget={(less + most) / 2 + more:.1f}MB")
             _, said = planned(*options, "--batch=max", program=program)
@@ -289,9 +289,9 @@ def the_largest_batch_of_a_budget(folder):
                                  f"--budget={most + 20:.1f}MB", "--device=cpu", "--threads=1")
         expect(status == 0 and "best epoch: accuracy" in said, said, err)
         _, said = planned(plan, *data, "--batch=max", "--budget=1TB", program=program)
-        expect(", since there are no more" in said, said)
+        expect(", because there are no more examples" in said, said)
     refused(TEXT, "--plan", "--batch=max", "--max-tokens=1000", "--budget=1GB",
-            saying="--max-tokens does not go with --batch max")
+            saying="--max-tokens cannot be combined with --batch max")
 
 
 @check
@@ -300,14 +300,14 @@ def columns_and_delimiter(folder):
     with open(path, "w") as f:
         f.write("kind|body\n" + "".join(f"{'xy'[k % 2]}|{WORDS[k % 6]} film\n" for k in range(40)))
     refused(TEXT, "--data", path, "--delimiter=|", "--plan",
-            saying="have none named 'text', but 'kind', 'body'")
+            saying="is named 'text'; they are 'kind', 'body'")
     _, said = planned("--data", path, "--delimiter=|", "--text-column", "body", "--label-column=kind",
                       "--out", os.path.join(folder, "plan"))
     expect("32 texts to train on, 4 for validation" in said, said)
     path = os.path.join(folder, "glue.tsv")
     with open(path, "w") as f:
         f.write("text\tlabel\n" + "".join(f'"{WORDS[k % 6]}" film\t{"xy"[k % 2]}\n' for k in range(40)))
-    refused(TEXT, "--data", path, "--plan", saying="say so (unquoted; --quote none)")
+    refused(TEXT, "--data", path, "--plan", saying="set unquoted (--quote none)")
     _, said = planned("--data", path, "--quote=none", "--out", os.path.join(folder, "plan"))
     expect("32 texts to train on, 4 for validation" in said, said)
 
@@ -388,7 +388,7 @@ def a_model_keeps_the_numbers_of_its_classes(folder):
         config["id2label"] = {"0": "down", "1": "UP"}
     other = changed_model(path("run"), path("other"), other_names)
     status, out, err = call(TEXT, "--data", table, "--model", other, "--out", path("named"), "--epochs=1")
-    expect(status == 0 and "the model's classes are called 'down', 'UP', and those of the data 'down', 'up'"
+    expect(status == 0 and "the model's classes are 'down', 'UP'; those of the data are 'down', 'up'"
            in err, out, err)
 
 
@@ -410,10 +410,12 @@ def a_model_without_a_classifier_does_not_predict(folder):
             expect(status == 0 and "note: " in out and " steps are few" in out, out, err)
         without = changed_model(run, f"{run}_{of[0]}", lacks(*of))
         status, out, err = call(program, "--out", without, "--predict", "good")
-        expect(status == 1 and "holds no trained classifier, so that it cannot --predict" in err, out, err)
-        expect("has no " + ", ".join(f"'{name}'" for name in of) + ": what it lacks starts anew" in err, err)
+        refused_to = "holds a model whose classifier is not trained, so it cannot --predict"
+        expect(status == 1 and refused_to in err, out, err)
+        expect("has no " + ", ".join(f"'{name}'" for name in of) + ": these start with new values" in err,
+               err)
         status, out, err = call(program, *data, "--epochs=1", "--model", without, "--out", without + "_more")
-        expect(status == 0 and "what it lacks starts anew" in err, out, err)
+        expect(status == 0 and "these start with new values" in err, out, err)
 
 
 @check
@@ -434,25 +436,29 @@ def classes_are_shown_and_odd_ones_told_of(folder):
     line, notes = said(*["10", "9", "-1"] * 3)
     expect(line == "-1: 3, 9: 3, 10: 3" and not notes, line, notes)
     line, notes = said(*["pos", "pos ", "neg"] * 3)
-    expect(line == "neg: 3, pos: 3, pos : 3" and notes == ["are the classes 'pos' and 'pos ' one?"], notes)
+    expect(line == "neg: 3, pos: 3, pos : 3" and notes == ["the classes 'pos' and 'pos ' have similar "
+                                                           "names: are they one class?"], notes)
     _, notes = said(*["1", "1.0", "2"] * 3)
-    expect(notes == ["are the classes '1' and '1.0' one?"], notes)
+    expect(notes == ["the classes '1' and '1.0' have similar names: are they one class?"], notes)
     _, notes = said(*["pos", "neg"] * 4, "odd")
-    expect(notes == ["the class 'odd' has at most one of the texts to train on, from which little is learnt"],
+    expect(notes == ["the class 'odd' has at most one of the texts to train on, which is too few to learn "
+                     "from"],
            notes)
     _, notes = said(*["pos"] * 57, *["neg"] * 3)
-    expect(notes == ["95.0% of the texts are 'pos': a model that always says so is right as often"], notes)
+    expect(notes == ["95.0% of the texts are 'pos': a model that always gives this answer is right as often"],
+           notes)
     line, notes = said(*[f"id{k:02d}" for k in range(30)])
     expect(line.endswith("id09: 1 and 20 others") and
-           notes == ["there are 30 classes for 30 texts: are these the labels?"], line, notes)
+           notes == ["there are 30 classes for 30 texts: is this the column or folder of the labels?"], line,
+    notes)
     photos = os.path.join(folder, "photos")
     for name in "train/10", "train/9", "test/9", "test/10", "test/11":
         for k in range(6):
             picture(os.path.join(photos, name, f"{k}.ppm"), k)
     options = [IMAGES, "--data", photos, *plan[2:], "--size=16"]
-    refused(*options, saying=f"'{photos}' has 3 classes to test on, those to train on 2")
+    refused(*options, saying=f"'{photos}' has 3 classes to test on, but those to train on are 2")
     shutil.rmtree(os.path.join(photos, "test/9"))
-    refused(*options, saying=f"'{photos}' has a class '11' to test on, which is none of those to train on")
+    refused(*options, saying=f"'{photos}' has a class '11' to test on, which is not one of those to train on")
     os.rename(os.path.join(photos, "test/11"), os.path.join(photos, "test/9"))
     status, out, err = call(*options)
     expect(status == 0 and "\nclasses: 9: 5, 10: 5\n" in out, out, err)
@@ -471,8 +477,9 @@ def losses_of_classifiers(folder):
         status, out, err = call(program, *data, "--epochs=1", "--groups=2", "--out", path(name), *options)
         expect(status == 0 and not err and "best epoch: accuracy" in out, name, out, err)
         return contents(path(name), "model.safetensors")
-    refused(TEXT, "--data", table, "--label-smoothing=1", saying="--label-smoothing is 0 or more and below 1")
-    refused(TEXT, "--data", table, "--best-by=f1", saying="--best-by is accuracy or loss, not 'f1'")
+    refused(TEXT, "--data", table, "--label-smoothing=1", saying="--label-smoothing is 1, but must be 0 or "
+            "more and below 1")
+    refused(TEXT, "--data", table, "--best-by=f1", saying="--best-by must be accuracy or loss, not 'f1'")
     models = [trained("plain"), trained("weighted", "--class-weights=balanced"),
               trained("smooth", "--label-smoothing=0.1"),
               trained("both", "--class-weights=balanced", "--label-smoothing=0.1")]
@@ -484,7 +491,7 @@ def losses_of_classifiers(folder):
     trained("loss", "--best-by=loss")
     again = (TEXT, "--data", table, "--groups=2", "--epochs=2", "--out", path("loss"), "--resume")
     status, out, err = call(*again)
-    expect(status == 1 and "was told by its loss, not by its accuracy" in err, out, err)
+    expect(status == 1 and "was chosen by its loss, not by its accuracy" in err, out, err)
     status, out, err = call(*again, "--best-by=loss")
     expect(status == 0, out, err)
 
@@ -511,7 +518,7 @@ def from_scratch_in_any_folder(folder):
     os.makedirs(elsewhere)
     program = shutil.copy(TEXT, programs)
     refused(program, "--plan", folder=elsewhere,
-            saying="nor examples/data/reviews.tsv in a folder above '" + program)
+            saying="and no examples/data/reviews.tsv in a folder above '" + program)
     shutil.copytree("examples/data", os.path.join(folder, "tree", "examples", "data"))
     status, out, err = call(program, "--plan", folder=elsewhere)
     expect(status == 0, out, err)
@@ -546,10 +553,10 @@ def statuses_of_signals(folder):
         options = ["--out", run, *few]
         got, said, _ = stopped(program, options, number)
         expect(got == status, "status", got, "and not", status, "of", program, said)
-        expect("--resume goes on from there" in said, said)
+        expect("--resume continues from there" in said, said)
         expect(os.path.exists(os.path.join(run, "state.safetensors")), said)
         if is_text and status == 130:
-            refused(program, *options, saying="holds a run: go on with it (--resume)")
+            refused(program, *options, saying="holds a run: continue it (--resume)")
             got, out, err = call(program, *options, "--resume")
             expect(got == 0 and "best epoch: accuracy" in out, "resumed:", out, err)
 
@@ -570,7 +577,7 @@ def any_number_of_ranks_trains_the_same(folder):
             options = ["--out", out, "--groups=4", "--reduce-micros", *more, *options]
             if then:
                 got, said, _ = stopped(program, options, signal.SIGINT)
-                expect(got == 130 and "--resume goes on from there" in said, name, "status", got, said)
+                expect(got == 130 and "--resume continues from there" in said, name, "status", got, said)
                 return run(name, *then)
             status, said, err = call(program, *options)
             expect(status == 0 and "warning" not in err, name, "status", status, said, err)
@@ -635,13 +642,13 @@ def other_signals_stop_training_too(folder):
             process.send_signal(number)
         said = process.communicate(timeout=300)[0]
         expect(process.returncode == 128 + number, "status", process.returncode, said)
-        expect("--resume goes on from there" in said, said)
+        expect("--resume continues from there" in said, said)
     process = begun(*options("pipe"), stderr=subprocess.PIPE)
     process.stdout.close()
     process.stdout = None
     err = process.communicate(timeout=300)[1]
     expect(process.returncode == 128 + signal.SIGPIPE, "status", process.returncode, err)
-    expect("as nobody reads standard output any more; --resume goes on from there" in err, err)
+    expect("because nobody reads standard output any more; --resume continues from there" in err, err)
     process = begun(*options("nohup", 20), before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     process.send_signal(signal.SIGHUP)
     said = process.communicate(timeout=300)[0]
@@ -678,8 +685,8 @@ def a_run_that_blows_up_says_what_helps(folder):
     expect(status == 0, out, err)
     status, out, err = call(TEXT, *options, "--resume", "--epochs=6", "--lr=1e6", "--schedule=constant")
     expect(status == 1 and "7 steps in a row updated nothing" in err, status, out, err)
-    expect("the state of step 14 is kept: resume it with a lower learning rate" in err, err)
-    expect("nothing was saved" not in out and "goes on from" not in out, out)
+    expect("the state of step 14 is saved: resume it with a lower learning rate" in err, err)
+    expect("no state was saved" not in out and "continues from" not in out, out)
     status, out, err = call(TEXT, *options, "--resume", "--epochs=6", "--lr=1e-5", "--schedule=constant")
     expect(status == 0 and "best epoch: accuracy" in out, status, out, err)
 
@@ -692,7 +699,7 @@ def no_promise_to_resume_what_was_not_saved(folder):
     got, said, _ = stopped(TEXT, ["--out", run, "--epochs=100"], signal.SIGINT)
     expect(got != 0 and "loss.svg" in said, got, said)
     saved = os.path.exists(os.path.join(run, "state.safetensors"))
-    expect("--resume goes on from there" not in said or saved, said)
+    expect("--resume continues from there" not in said or saved, said)
 
 
 @check
@@ -756,7 +763,7 @@ def two_runs_into_one_folder(folder):
     wait_for("state.safetensors")
     first.send_signal(signal.SIGINT)
     said = first.communicate(timeout=300)[0]
-    expect(first.returncode == 130 and "--resume goes on from there" in said, first.returncode, said)
+    expect(first.returncode == 130 and "--resume continues from there" in said, first.returncode, said)
 
 
 @check
@@ -775,7 +782,7 @@ def folders_with_and_without_a_run(folder):
                 saying="holds an adapter, which transformers would add")
     # too long for a file name, so that the program cannot tell whether the folder exists
     name = "n" * 300
-    refused(TEXT, "--data", table, "--out", os.path.join(folder, name), saying="cannot tell whether '")
+    refused(TEXT, "--data", table, "--out", os.path.join(folder, name), saying="cannot find out whether '")
 
 
 def on_terminal(columns, *command):
@@ -834,7 +841,7 @@ def hello_goes_on_bit_for_bit(folder):
     expect(contents(whole, state) == contents(parts, state), "a resumed run has another state")
     with open(os.path.join(parts, state), "wb") as f:
         f.write(contents(whole, state).replace(b'"q.1"', b'"q.7"'))
-    refused(HELLO, "90", folder=parts, saying="has no tensor 'q.1': it is no state of this model")
+    refused(HELLO, "90", folder=parts, saying="has no tensor 'q.1': it is the state of another model")
 
 
 @check
@@ -855,7 +862,8 @@ def language_models(folder):
     bits = float(re.search(r"([0-9.]+) bits per byte", out)[1])
     expect(bits < 3, bits)
     loads = (GPT, "--generate", "the ", "--tokens=20", "--temperature=0")
-    for other, what in ("--layers=1", "and --generate uses one"), ("--resume", "--generate trains nothing"):
+    for other, what in ("--layers=1", "but --generate uses a trained one"), ("--resume",
+                                                                             "--generate trains nothing"):
         refused(*loads, "--out", path("run"), other, saying=what)
     status, made, err = call(*loads, "--out", path("run"))
     expect(status == 0 and made.startswith("the ") and len(made) > 6, status, made, err)
@@ -882,7 +890,7 @@ def language_models(folder):
            "model.safetensors" not in os.listdir(path("adapter")), status, out, err)
     status, adapted, err = call(*loads, "--model", path("run"), "--adapter", path("adapter"))
     expect(status == 0 and adapted.startswith("the "), status, adapted, err)
-    refused(*loads, "--out", path("adapter"), saying="holds an adapter: name its model by --model")
+    refused(*loads, "--out", path("adapter"), saying="holds an adapter: name its model with --model")
     sampled = [call(*loads[:-1], "--temperature=1", "--seed=3", "--out", path("run")) for _ in range(2)]
     expect(sampled[0][0] == 0 and sampled[0] == sampled[1], *sampled)
 
@@ -890,7 +898,7 @@ def language_models(folder):
            contents(path("adapter"), "adapter_config.json").decode(), "an adapter does not name its base")
     for run, other in ("run", [*tiny, "--hidden=32"]), ("adapter", [*tuned, "--model", path("run")]):
         status, out, err = call(*other, "--epochs=4", "--out", path(run), "--resume")
-        hint = f"the model that '{path(run)}' was begun with: is --model the same"
+        hint = f"the model that '{path(run)}' started with: give the same --model"
         expect(status == 1 and hint in err, err)
     sizes = [os.path.getsize(os.path.join(path(run), "state.safetensors")) for run in ("run", "adapter")]
     expect(sizes[1] < sizes[0] / 4, "the state of adapters has the model too:", sizes)
@@ -899,37 +907,38 @@ def language_models(folder):
     adapted = contents(path("adapter"), "adapter_model.safetensors")
     status, out, err = call(*tuned, "--model", path("other"), "--lora=2", "--epochs=2", "--out",
                             path("adapter"), "--resume")
-    hint = "', which is frozen, has other values: go on with the model that it began with"
+    hint = "' has other values: resume with the model that the run started from"
     expect(status == 1 and hint in err, err)
     expect(contents(path("adapter"), "adapter_model.safetensors") == adapted, "a refused run wrote one")
     status, out, err = call(*lora, "--epochs=2", "--out", path("adapter"), "--resume")
     expect(status == 0 and contents(path("adapter"), "adapter_model.safetensors") != adapted, out, err)
     answers(path("run"), loads)
     refused(GPT, "--model", path("run"), "--lora=2", "--generate=x",
-            saying="--lora makes adapters to train, and --generate trains nothing")
-    refused(GPT, "--lora=2", saying="--lora and --adapter adapt a --model: name one")
+            saying="--lora makes adapters to train, but --generate trains nothing")
+    refused(GPT, "--lora=2", saying="--lora and --adapter adapt a model: name it with --model")
     for alone in ("--lora-targets=q", "--lora-alpha=4"):
         refused(GPT, "--model", path("run"), alone,
-                saying="--lora-targets and --lora-alpha are of new adapters")
+                saying="--lora-targets and --lora-alpha are for new adapters")
     refused(GPT, "--generate=x", "--out", path("none"), saying="holds no trained model")
-    refused(GPT, "--hidden=10", "--heads=4", saying="--hidden 10 is not a multiple of --heads 4")
-    refused(GPT, "--top-p=0", saying="--top-p 0: expected a number above 0")
-    refused(GPT, "--hidden=6", "--heads=2", saying="3 columns of heads of 3 cannot turn")
+    refused(GPT, "--hidden=10", "--heads=4", saying="--hidden is 10, but must be a multiple of --heads, 4")
+    refused(GPT, "--top-p=0", saying="--top-p is 0, but must be above 0")
+    refused(GPT, "--hidden=6", "--heads=2", saying="size is 3 in heads of 3 columns")
     refused(GPT, "--held-out=1", "--out", path("held"), saying="leaves 0 of 684769 tokens")
-    refused(GPT, "--kind=gpt3", saying="--kind is gpt2, llama")
+    refused(GPT, "--kind=gpt3", saying="--kind must be gpt2, llama")
     for shape in "--kind=llama", "--layers=1", "--hidden=16", "--heads=2":
-        refused(GPT, "--model", path("run"), shape, saying="--kind, --layers, --hidden and --heads make a")
-    refused(GPT, "--generate", "a" * 50, "--out", path("run"), saying="50 tokens, and the model 32 positions")
+        refused(GPT, "--model", path("run"), shape, saying="--kind, --layers, --hidden and --heads shape a")
+    refused(GPT, "--generate", "a" * 50, "--out", path("run"),
+            saying="50 tokens, but must have fewer than the model's 32 positions")
     refused(*lora, "--lora-targets=q", "--out", path("x"),
-            saying="no module that can have one is called 'q'")
+            saying="no module that can have an adapter has a name that matches 'q'")
     refused(GPT, "--model", path("text.txt"), "--data", path("text.txt"), "--out", path("x"),
             saying="config.json'")
     refused(*tuned, "--model", path("run"), "--length=64", "--out", path("x"),
-            saying="--length 64: the model has positions for 32")
+            saying="--length is 64, but the model has only 32 positions")
     with open(path("wide.txt"), "w", encoding="utf-16") as f:
         f.write(text)
     refused(GPT, "--data", path("wide.txt"), "--out", path("x"),
-            saying="begins with the byte order mark of UTF-16, and texts are read as UTF-8: convert it")
+            saying="begins with the byte order mark of UTF-16, but must be UTF-8: convert the file")
 
 
 def answers(model, loads):
@@ -970,11 +979,11 @@ def answers(model, loads):
     write("tokenizer.json", {**tokenizer, "added_tokens": added, "post_processor": post})
     expect(said("<end>the ") == "<end>" + said("the "), said("<end>the "), said("the "))
     write("tokenizer.json", {**tokenizer, "added_tokens": [{"id": 300, "content": "zebra"}]})
-    refused(GPT, "--generate=a zebra", "--model", model, saying="id 300 is not in 0..256")
+    refused(GPT, "--generate=a zebra", "--model", model, saying="the id is 300, but must be 0 to 256")
     with open(os.path.join(model, "zebras.txt"), "w") as f:
         f.write("one zebra\n")
     refused(GPT, "--model", model, "--data", os.path.join(model, "zebras.txt"), "--out", model + "_tuned",
-            saying="has the token 300 ('zebra'), and the model 257 tokens")
+            saying="has the token 300 ('zebra'), but the model has only 257 tokens")
 
 
 def picture(path, number, height=9, width=12):
@@ -1001,14 +1010,14 @@ def folders_of_images(folder):
     with open(os.path.join(photos, "README"), "w") as f:
         f.write("photos")
     status, out, err = call(*plan)
-    note = f"note: left out of '{photos}': 'README', '__MACOSX', 'empty' (no image in it), 1 hidden\n"
+    note = f"note: left out of '{photos}': 'README', '__MACOSX', 'empty' (has no images), 1 hidden\n"
     expect(status == 0 and out == note + clean, out, err)
     bad = os.path.join(photos, "dog", "13x.ppm")
     with open(bad, "w") as f:
         f.write("no image")
     os.mkdir(os.path.join(photos, "dog", "more"))
     refused(*plan, saying=f"'{bad}' cannot be read (")
-    refused(*plan, saying=", nor can 1 more: take away")
+    refused(*plan, saying=", and 1 more cannot be read: remove files")
     status, out, err = call(*plan, "--skip-unreadable")
     expect(status == 0 and f"note: left out: '{bad}' cannot be read (" in out, out, err)
     expect(out.endswith(clean), out)
@@ -1018,7 +1027,7 @@ def folders_of_images(folder):
         else:
             f.write(b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\4\0\0\0\4\x08\2\0\0\0crc.\0\0\1\0IDATcut off")
     status, out, err = call(*plan, "--skip-unreadable")
-    expect(status == 0 and "nor can 2 more" in out and out.endswith(clean), out, err)
+    expect(status == 0 and "and 2 more cannot be read" in out and out.endswith(clean), out, err)
     shutil.rmtree(photos)
     for split in "train", "test":
         for k in range(8):

@@ -113,16 +113,16 @@ def train(folder, processes, ranks, steps, kind="none", process=0, at=0):
 FAULTS = {
     "kill": (lambda k: (k % 3, 2 + 9 * k), r"process rank \d+ .*signal 9|process \d+ \(.*\)"),
     "stop": (lambda k: (k % 3, 2 + 9 * k),
-             r": rank \d, process \d \(.*\), has not come for 4 s; its last message came in \w+ '.*'|"
+             r": rank \d, process \d \(.*\), has not arrived within 4 s; its last message came in \w+ '.*'|"
              # the error if the fault comes before the first message
-             r": \w+ '.*': rank \d, process \d \(.*\), has not come for 4 s|"
-             r": (tt_allocate|a micro-batch|what losses have counted): "
-             r"rank \d, process \d \(.*\), has not come for 4 s$"),
+             r": \w+ '.*': rank \d, process \d \(.*\), has not arrived within 4 s|"
+             r": (tt_allocate|a micro-batch|collecting the counts of losses): "
+             r"rank \d, process \d \(.*\), has not arrived within 4 s$"),
     "full": (lambda k: (0, 20000 + 45000 * k), # largest file in bytes, smaller than a state
              r"process 0 \(.*\): cannot write '.*state.tmp': File too large"),
     "missing": (lambda k: (k % 3, 0), r"process \d+ \(.*\): cannot open '.*none'"),
     "input": (lambda k: (k % 3, 1 + k % 4),
-              r"process \d \(.*\): rank \d of .*: embedding: 'ids' has 417 in row \d+, which is not in"),
+              r"process \d \(.*\): rank \d of .*: embedding: 'ids' has 417 in row \d+, but must have"),
     "launch": (lambda k: (k % 3, 5 + 37 * k), r"process \d \(.*\): rank \d of .*: injected at \w+"),
     "exit": (lambda k: (k % 3, 1 + k % 4), r"exit code|Exit code|process \d \(.*\)"),
     "close": (lambda k: (k % 3, 1 + k % 4),
@@ -161,12 +161,12 @@ def faults(folder):
 
 def openings(folder):
     """Checks that processes wait no longer than the timeout for a process missing in tt_open or tt_close."""
-    late = r"process [12] \(.*\) has waited 2 s in tt_open for another process, which has not come there"
+    late = r"process [12] \(.*\) has waited 2 s in tt_open for another process, which has not arrived there"
     for kind, sentence in (("none", None), ("own_none", None), ("stop_before", late),
                            ("own_stop_before", late),
                            ("kill_before", "signal 9|non-zero exit code"), ("exit_before", late + "|exit"),
-                           ("stop_between", r"tt_close: process 0 \(.*\) has not come for 2"),
-                           ("own_stop_between", r"tt_close: process 0 \(.*\) has not come for 2")):
+                           ("stop_between", r"tt_close: process 0 \(.*\) has not arrived within 2"),
+                           ("own_stop_between", r"tt_close: process 0 \(.*\) has not arrived within 2")):
         status, out, seconds = mpirun(3, RANKS, folder, 1, "open", 2, kind)
         if sentence is None:
             wrong = status != 0 or out.strip()
@@ -240,7 +240,7 @@ def examples(folder):
     wrong = f"status {one.returncode}, {status}: {out[-600:]}"
     check("language_model_in_two_processes", None if same else wrong)
     status, out, _ = mpirun(2, GPT, "--out", together, "--generate", "x")
-    refused = status and "--generate runs in one process, and there are 2" in out
+    refused = status and "--generate runs in one process, but there are 2" in out
     check("texts_are_continued_by_one_process", None if refused else f"status {status}: {out[-600:]}")
     other = f"{folder}/other_gpt"
     shutil.copytree(together, other)

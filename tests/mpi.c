@@ -252,7 +252,7 @@ TEST(bytes_of_processes)
         const tt__net *x = n.ctx->net;
         REQUIRE(x && x->processes == processes && x->me == me);
         CHECK((double)plan.sent_bytes == x->sent && fabs((double)plan.min_sent_bytes - x->min) <= 1);
-        CHECK(strstr(text, "sent by this process in such a step: ") != NULL);
+        CHECK(strstr(text, "sent by this process in that step: ") != NULL);
         const double own[2] = {x->sent, x->min};
         double all[2];
         MPI_Allreduce(own, all, 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);

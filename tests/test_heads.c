@@ -308,7 +308,7 @@ TEST(predictions_of_tasks)
                                                                   : x, 3e-6);
         }
         CHECK(tt_confusion(r, NULL, NULL, NULL) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model with a class of each sequence");
+        CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model that predicts the class of each");
         if (heads[k].task == TT_TASK_TAGS) {
             CHECK(tt_predict_text(r, NULL, "a", NULL, mine) == TT_ERR_ARGUMENT);
             CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "predicts a tag of each token");
@@ -353,9 +353,9 @@ TEST(folders_for_other_tasks)
     } rows[] = {
         {"bert_labels", {TT_TASK_SCORES, 0}, 4, NULL},
         {"bert_labels", {TT_TASK_CLASS, 4}, 4, NULL},
-        {"bert_labels", {TT_TASK_CLASS, 3}, 3, "is of 4 classes, and 3 are asked for: 'classifier.weight', "},
+        {"bert_labels", {TT_TASK_CLASS, 3}, 3, "has 4 classes, but 3 are requested: 'classifier.weight', "},
         {"bert_labels", {TT_TASK_TAGS, 0}, 4,
-         "has a classifier for another task: 'classifier.weight', 'classifier.bias' start with random"},
+         "has a classifier for another task: 'classifier.weight', 'classifier.bias' start with new"},
         {"bert_tags", {TT_TASK_CLASS, 5}, 5, "has no 'bert.pooler.dense.weight', 'bert.pooler.dense.bias'"},
         {"roberta_labels", {TT_TASK_TAGS, 3}, 3, "has no 'classifier.weight', 'classifier.bias'"},
         {"roberta_tags", {TT_TASK_LABELS, 5}, 5, "has no 'classifier.dense.weight', 'classifier.dense.bias', "
@@ -413,7 +413,7 @@ TEST(tasks_of_a_config)
          NULL},
         {"bert_labels", "\"multi_label_classification\"", "null", TT_TASK_CLASS, NULL},
         {"bert_labels", "\"multi_label_classification\"", "\"ranking\"", TT_TASK_CLASS,
-         "problem_type is 'ranking'; 'single_label_classification', 'multi_label_classification' and "
+         "problem_type is 'ranking'; only 'single_label_classification', 'multi_label_classification' and "
          "'regression' are supported"},
         {"distilbert_scores", "\"regression\"", "null", TT_TASK_SCORES, NULL}, /* of one class */
         {"albert_scores", "\"regression\"", "null", TT_TASK_CLASS, NULL},      /* of three classes */
@@ -461,7 +461,7 @@ TEST(weights_and_smoothing_of_tasks)
     o.label_smoothing = 0.1f;
     tt_model model = tt_bert_model(&g.m);
     CHECK(tt_trainer_new(g.ctx, &model, &o) == NULL);
-    CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "label_smoothing is 0.1, and the task has no classes to smooth");
+    CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "label_smoothing is 0.1, but the task has no classes to smooth");
     golden_close(&g);
 
     if (!golden_open(&g, "albert_scores", NULL)) return;
@@ -469,7 +469,7 @@ TEST(weights_and_smoothing_of_tasks)
     o.class_weights = weights;
     model = tt_bert_model(&g.m);
     CHECK(tt_trainer_new(g.ctx, &model, &o) == NULL);
-    CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "class_weights are given, and the model has no input of that name");
+    CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "class_weights are set, but the model has no input");
     golden_close(&g);
 }
 
@@ -587,7 +587,8 @@ TEST(datasets_of_another_task)
                                                      strlen(labels)), NULL, NULL, 0, &table);
     CHECK(d && tt_bert_load(ctx, &m, folder_of("bert_tags"), 0) == TT_OK);
     CHECK(tt_bert_name_classes(&m, d) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_LABELS, the model's TT_TASK_TAGS");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_LABELS, but the model's is "
+                "TT_TASK_TAGS");
     tt_bert_free(&m);
     tt_dataset_free(d);
     TEST_CLOSE(ctx, &a);
@@ -732,7 +733,8 @@ TEST(embedders_without_a_loss_or_logits)
     c.pooling = (tt_pooling)7;
     c.max_length = -1;
     CHECK(tt_bert_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "task 9 is unknown; pooling 7 is unknown; max_length is -1");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "task is 9, but must be one of tt_task; pooling is 7, but must "
+                "be one of tt_pooling; max_length is -1, but must be at least 0");
     TEST_CLOSE(ctx, &a);
 }
 
@@ -746,20 +748,20 @@ TEST(files_of_sentence_transformers)
          "{\"max_seq_length\": 7}", NULL},
         {list, "{\"pooling_mode\": \"cls\"}", "{\"max_seq_length\": null}", NULL},
         {list, "{\"pooling_mode\": \"cls\"}", NULL, NULL},
-        {list, "{\"pooling_mode\": \"max\"}", NULL, "the pooling is 'max'; 'mean' and 'cls' are supported"},
-        {list, "{\"pooling_mode\": \"any\"}", NULL, "the pooling is 'any'; 'mean' and 'cls'"},
-        {list, "{}", NULL, "the pooling is 'none'; 'mean' and 'cls'"},
+        {list, "{\"pooling_mode\": \"max\"}", NULL, "the pooling is 'max', but only 'mean' and 'cls' are"},
+        {list, "{\"pooling_mode\": \"any\"}", NULL, "the pooling is 'any', but only 'mean' and 'cls'"},
+        {list, "{}", NULL, "the pooling is 'none', but only 'mean' and 'cls'"},
         {list, "{\"pooling_mode_cls_token\": true, \"pooling_mode_mean_tokens\": true}", NULL,
          "has the poolings 'mean' and 'cls'"},
         {list, NULL, NULL, "1_P/config.json'"},
         {list, "{\"pooling_mode\": \"cls\"}", "{\"max_seq_length\": 0}", "max_seq_length"},
-        {"{}", "", NULL, "modules.json' is not a list of modules"},
+        {"{}", "", NULL, "modules.json' is not a JSON array of modules"},
         {"[3]", "", NULL, "modules.json'"},
         {"[{\"path\": \"\"}]", "", NULL, "\"type\""},
         {"[{\"type\": \"a.Transformer\", \"path\": \"0_T\"}]", "", NULL,
          "the encoder is in the folder '0_T'"},
         {"[{\"type\": \"a.b.Dense\", \"path\": \"2_Dense\"}]", "", NULL,
-         "the module 'a.b.Dense' is not supported; Transformer, Pooling, Dropout and Normalize are"},
+         "the module is 'a.b.Dense', but only Transformer, Pooling, Dropout and Normalize are"},
     };
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         test_allocator a;

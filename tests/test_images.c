@@ -99,7 +99,7 @@ TEST(resize_limits)
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         tt_image wrong = {line, bad[i].height, bad[i].width, bad[i].channels};
         CHECK(tt_image_resize(ctx, &wrong, bad[i].to_height, bad[i].to_width, to) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "expected sides of 1 to 65535 and 1 to 4 channels");
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "expected sides of 1 to 65535 pixels and 1 to 4 channels");
     }
     image.pixels = NULL;
     CHECK(tt_image_resize(ctx, &image, 1, 1, to) == TT_ERR_ARGUMENT);
@@ -202,9 +202,9 @@ TEST(cifar_files)
     tt_dataset_free(test);
     cifar_free(&images);
     test_write(path, names, 5);
-    CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why), "batches.meta.txt' holds 1 names");
+    CHECK_WHY(!cifar_open(ctx, &images, folder, "test" , why), "batches.meta.txt' has 1 names");
     test_write(path, "a\nb\nc\nd\ne\nf\ng\nh\ni\nj\nk", 21);
-    CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why), "holds 11 names");
+    CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why), "has 11 names");
     remove(path);
 
     CHECK_WHY(!cifar_open(ctx, &images, folder, "dev", why), "no split 'dev'");
@@ -225,7 +225,7 @@ TEST(cifar_files)
     record[2 * 3073] = 10;
     test_write(path, record, 3 * 3073);
     CHECK_WHY(!cifar_open(ctx, &images, folder, "test", why),
-              "test_batch.bin', byte 6146: label 10; CIFAR-10 has labels 0 to 9");
+              "test_batch.bin', byte 6146: the label is 10, but CIFAR-10 has labels 0 to 9");
     free(record);
     TEST_CLOSE(ctx, &a);
 }
@@ -281,7 +281,7 @@ TEST(cifar_split) /* the split takes an equal share of each class, by the seed *
         tt_dataset_free(d);
         CHECK(place >= 0 && cifar_is(ctx, part, 0, place < 40 ? 2 : 5, place < 40 ? place : place - 40));
         CHECK(!tt_dataset_split(part, 5));
-        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "5 images of 5");
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "cannot split 5 images off 5");
         tt_dataset_free(part);
         cifar_free(&images);
         TEST_CLOSE(ctx, &a);
@@ -445,7 +445,7 @@ TEST(image_dataset)
     }
     for (int i = 0; i < 30; i++) s.labels[i] = i == 17 ? 3 : 0;
     CHECK(!tt_dataset_images(ctx, &source));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "image 17 has label 3; labels go from 0 to 2");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "image 17 has label 3, but labels must be 0 to 2");
     s.labels[17] = -1;
     CHECK(!tt_dataset_images(ctx, &source));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "image 17 has label -1");
@@ -456,8 +456,8 @@ TEST(image_dataset)
     const char *const latin1[] = {"red", "blue", "br\xFBl\xE9"};
     source.class_names = latin1;
     CHECK(!tt_dataset_images(ctx, &source));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the name of class 2 of 3, 'br', breaks off at byte 0xfb, which is not "
-                "UTF-8");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                "the name of class 2 of 3, 'br', is followed by the byte 0xfb, which is not valid UTF-8");
     tt_dataset_free(part);
     tt_dataset_free(d);
     TEST_CLOSE(ctx, &a);
@@ -730,17 +730,17 @@ TEST(image_loader_option_errors)
     static const struct {
         int height, width, channels, resize_height, resize_width, pad;
         const char *error;
-    } bad[] = {{0, 8, 3, 0, 0, 0, "results of 0 x 8"},
-               {8, 65536, 3, 0, 0, 0, "results of 8 x 65536"},
-               {8, 8, 0, 0, 0, 0, "of 0 channels"},
-               {8, 8, 5, 0, 0, 0, "of 5 channels"},
-               {8, 8, 3, 9, 0, 0, "resize_height = 9 and resize_width = 0"},
-               {8, 8, 3, 0, 9, 0, "resize_height = 0 and resize_width = 9"},
-               {8, 8, 3, -1, -1, 0, "resize_height = -1"},
-               {8, 8, 3, 0, 0, -1, "pad = -1"},
-               {8, 8, 3, 0, 0, 65536, "pad = 65536"},
-               {12, 8, 3, 9, 9, 1, "12 x 8 pixels cannot be cropped out of 9 x 9 with 1 zeros"},
-               {8, 10, 3, 9, 9, 0, "8 x 10 pixels cannot be cropped out of 9 x 9 with 0 zeros"}};
+    } bad[] = {{0, 8, 3, 0, 0, 0, "the height is 0, the width 8"},
+               {8, 65536, 3, 0, 0, 0, "the height is 8, the width 65536"},
+               {8, 8, 0, 0, 0, 0, "channels 0"},
+               {8, 8, 5, 0, 0, 0, "channels 5"},
+               {8, 8, 3, 9, 0, 0, "resize_height is 9 and resize_width 0"},
+               {8, 8, 3, 0, 9, 0, "resize_height is 0 and resize_width 9"},
+               {8, 8, 3, -1, -1, 0, "resize_height is -1"},
+               {8, 8, 3, 0, 0, -1, "pad is -1"},
+               {8, 8, 3, 0, 0, 65536, "pad is 65536"},
+               {12, 8, 3, 9, 9, 1, "12 x 8 pixels cannot be cropped out of 9 x 9 pixels with a pad of 1"},
+               {8, 10, 3, 9, 9, 0, "8 x 10 pixels cannot be cropped out of 9 x 9 pixels with a pad of 0"}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         tt_image_options o = tt_image_options_default(bad[i].height, bad[i].width);
         o.channels = bad[i].channels;
@@ -752,9 +752,9 @@ TEST(image_loader_option_errors)
     }
     /* Tests options that the table above does not set: resize_shortest and resample. */
     static const struct { int shortest, height, resample; const char *error; } other[] = {
-        {-1, 0, 2, "resize_shortest = -1"}, {65536, 0, 2, "resize_shortest = 65536"},
-        {9, 9, 2, "resize_shortest = 9 beside resize_height = 9"}, {0, 0, 4, "resample = 4"},
-        {0, 0, -1, "resample = -1"}};
+        {-1, 0, 2, "resize_shortest is -1"}, {65536, 0, 2, "resize_shortest is 65536"},
+        {9, 9, 2, "resize_shortest is 9 and resize_height 9"}, {0, 0, 4, "resample is 4"},
+        {0, 0, -1, "resample is -1"}};
     for (int i = 0; i < TEST_COUNT(other); i++) {
         tt_image_options o = tt_image_options_default(8, 8);
         const uint8_t pixel[3] = {0, 0, 0};
@@ -774,7 +774,7 @@ TEST(image_loader_option_errors)
         uint8_t to[8 * 8 * 3];
         o.resize_shortest = 1000;
         CHECK(tt_image_prepare(ctx, &image, &o, to) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "a shorter side of 1000 have a longer one of 100000");
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "a shorter side of 1000 get a longer side of 100000");
     }
     /* Sizes and channels of CIFAR-10 are known in advance. */
     tt_image_options o = tt_image_options_default(33, 32);
@@ -783,10 +783,10 @@ TEST(image_loader_option_errors)
     o = tt_image_options_default(32, 32);
     o.channels = 1;
     CHECK(!tt_image_loader_new(ctx, sized, &o, NULL));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "3 channels cannot become 1");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "3 channels cannot be converted to 1");
     static const struct { int batch, accumulate, threads; bool drop_last; const char *error; } wrong[] = {
-        {0, 1, 1, false, "batch = 0"}, {4, 5, 1, false, "accumulate = 5"}, {4, 1, 65, false, "threads = 65"},
-        {4, 1, -1, false, "threads = -1"}, {21, 1, 1, true, "20 images make no whole step"}};
+        {0, 1, 1, false, "batch = 0"}, {4, 5, 1, false, "accumulate = 5"}, {4, 1, 65, false, "threads is 65"},
+        {4, 1, -1, false, "threads is -1"}, {21, 1, 1, true, "20 images are fewer than batch"}};
     for (int i = 0; i < TEST_COUNT(wrong); i++) {
         tt_loader_options lo = tt_loader_options_default();
         lo.max_length = lo.window = -7; /* unused for images */
@@ -815,12 +815,15 @@ TEST(image_loader_failing_source)
         {{NULL, 0, 0, 0}, true, TT_ERR_FILE, "loader: image 'drawing-23.png': not a picture"},
         {{NULL, 0, 0, 0}, false, TT_ERR_FILE, "loader: image 23: not a picture"},
         {{NULL, 9, 9, 3}, true, TT_ERR_ARGUMENT,
-         "'drawing-23.png': there are 9 x 9 pixels (NULL) of 3 channels"},
-        {{pixels, 0, 1, 3}, true, TT_ERR_ARGUMENT, "'drawing-23.png': there are 0 x 1 pixels of 3 channels"},
-        {{pixels, 1, 1, 7}, true, TT_ERR_ARGUMENT, "'drawing-23.png': there are 1 x 1 pixels of 7 channels"},
+         "'drawing-23.png': the image has 9 x 9 pixels (NULL) and 3 channels"},
+        {{pixels, 0, 1, 3}, true, TT_ERR_ARGUMENT,
+         "'drawing-23.png': the image has 0 x 1 pixels and 3 channels"},
+        {{pixels, 1, 1, 7}, true, TT_ERR_ARGUMENT,
+         "'drawing-23.png': the image has 1 x 1 pixels and 7 channels"},
         {{pixels, 1, 1, 3}, true, TT_ERR_ARGUMENT,
          "'drawing-23.png': 8 x 8 pixels cannot be cropped out of 1 x 1"},
-        {{pixels, 1, 1, 2}, false, TT_ERR_ARGUMENT, "image 23: 2 channels cannot become 3: set channels"}};
+        {{pixels, 1, 1, 2}, false, TT_ERR_ARGUMENT,
+         "image 23: 2 channels cannot be converted to 3: set channels"}};
     for (int n = 0; n < TEST_COUNT(cases); n++)
         for (int threads = 0; threads < 4; threads++) {
             drawing s;
@@ -1029,7 +1032,7 @@ TEST(cifar_faults)
 {
     static const struct { char kind; const char *says; int failures; } faults[] = {
         {'m', "out of memory", 10}, {'o', "cannot open '", 4}, {'z', "cannot open '", 10},
-        {'r', "cannot read '", 4}, {'c', "was cut off at byte 0 while it was read", 4}};
+        {'r', "cannot read '", 4}, {'c', "ends at byte 0, but was longer when it was opened", 4}};
     test_allocator a;
     tt_context *ctx = test_open(&a);
     char folder[600], why[DATASET_WHY];
@@ -1103,8 +1106,8 @@ TEST(pnm_files)
         {"P6 1 2\n255\nabcde", "ends before its last pixel", 0, 0, 0},
         {"P6 1 2\n65535\nabcdefabcdef", "not that of a PPM or PGM of 8 bits", 0, 0, 0},
         {"P6 0 2\n255\n", "not that of a PPM", 0, 0, 0}, {"P6 1 x", "not that of a PPM", 0, 0, 0},
-        {"P6 1 2 255", "not that of a PPM", 0, 0, 0}, {"P3 1 1 255 1 2 3", "no PPM or PGM", 0, 0, 0},
-        {"P", "no PPM or PGM", 0, 0, 0}, {"P6 65536 1 255 ", "not that of a PPM", 0, 0, 0}};
+        {"P6 1 2 255", "not that of a PPM", 0, 0, 0}, {"P3 1 1 255 1 2 3", "not a PPM or PGM", 0, 0, 0},
+        {"P", "not a PPM or PGM", 0, 0, 0}, {"P6 65536 1 255 ", "not that of a PPM", 0, 0, 0}};
     for (int k = 0; k < TEST_COUNT(files); k++) {
         tt_image image = {NULL, 0, 0, 0};
         const size_t n = strlen(files[k].text);

@@ -431,9 +431,9 @@ TEST(what_ends_an_answer)
         {"{\"top_k\": 7,\n \"eos_token_id\": 2}\n", 1, {2}, NULL},
         {"{\"eos_token_id\": [1, -1, 4, 99999, 2]}", 3, {1, 4, 2}, NULL},
         {"{\"eos_token_id\": []}", 0, {0}, NULL},
-        {"{\"eos_token_id\": \"2\"}", 0, {0}, "\"eos_token_id\" is neither an id nor a list of ids"},
-        {"{\"eos_token_id\": [[2]]}", 0, {0}, "\"eos_token_id\" is neither an id nor a list of ids"},
-        {"{\"eos_token_id\": 1.5}", 0, {0}, "\"eos_token_id\" is neither an id nor a list of ids"},
+        {"{\"eos_token_id\": \"2\"}", 0, {0}, "\"eos_token_id\" is not an id or a list of ids"},
+        {"{\"eos_token_id\": [[2]]}", 0, {0}, "\"eos_token_id\" is not an id or a list of ids"},
+        {"{\"eos_token_id\": 1.5}", 0, {0}, "\"eos_token_id\" is not an id or a list of ids"},
         {"[]", 0, {0}, "is an array; expected a JSON object"}, {"{", 0, {0}, "not valid JSON"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         test_allocator a;
@@ -456,7 +456,7 @@ TEST(what_ends_an_answer)
     }
     remove(generation);
     replace(config, "\"eos_token_id\": [3, 5]", "\"eos_token_id\": {}");
-    refused(folder, TT_ERR_FORMAT, "\"eos_token_id\" is neither an id nor a list of ids", "config.json'");
+    refused(folder, TT_ERR_FORMAT, "\"eos_token_id\" is not an id or a list of ids", "config.json'");
 }
 
 /* A trained model that is saved in its dtype and loaded again has the same logits, bit for bit. */
@@ -533,7 +533,9 @@ TEST(saves_over_older_ones)
         free(bytes);
         ctx = test_open(&a);
         CHECK(tt_lm_load(ctx, &m, folder) == (k < few ? TT_ERR_FORMAT : TT_OK));
-        if (k < few) CHECK_ERROR(ctx, TT_ERR_FORMAT, "are not of the same model: a save over an older");
+        if (k < few)
+            CHECK_ERROR(ctx, TT_ERR_FORMAT,
+                        "belong to different models, probably because a save over an older");
         else tt_lm_free(&m);
         TEST_CLOSE(ctx, &a);
     }
@@ -670,27 +672,29 @@ TEST(configs)
         {"gpt2", "\"scale_attn_weights\": true", "\"scale_attn_weights\": false", TT_ERR_UNSUPPORTED,
          "scale_attn_weights is false; only true is supported"},
         {"gpt2", "\"n_head\": 3", "\"n_head\": 5", TT_ERR_ARGUMENT,
-         "hidden_size 24 is not a multiple of 5 heads"},
+         "hidden_size is 24, but must be a multiple of heads, 5"},
         {"gpt2", "\"vocab_size\": 37", "\"vocab_size\": 38", TT_ERR_SHAPE,
          "'transformer.wte.weight' has shape (37, 24), expected (38, 24)"},
         {"gpt2", "\"n_inner\": 28", "\"n_inner\": 29", TT_ERR_SHAPE,
          "'transformer.h.0.mlp.c_fc.weight' has shape (24, 28), expected (24, 29)"},
         {"gpt2", "\"n_inner\": 28", "\"n_inner\": null", TT_ERR_SHAPE, "expected (24, 96)"},
-        {"gpt2", "\"n_layer\": 2", "\"n_layer\": 3", TT_ERR_FORMAT, "calls for 3"},
+        {"gpt2", "\"n_layer\": 2", "\"n_layer\": 3", TT_ERR_FORMAT, "config.json says 3"},
         {"gpt2", "gelu_new", "mish", TT_ERR_ARGUMENT, "activation 'mish' is unknown"},
         {"llama", "\"rope_type\": \"llama3\"", "\"rope_type\": \"dynamic\"", TT_ERR_UNSUPPORTED,
-         "rope_type is 'dynamic'; there are default, linear, llama3, yarn"},
+         "rope_type is 'dynamic'; only default, linear, llama3 and yarn are supported"},
         {"llama", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", TT_ERR_ARGUMENT,
-         "4 heads are not a multiple of 3 key heads"},
-        {"llama", "\"head_dim\": 6", "\"head_dim\": 7", TT_ERR_ARGUMENT, "rotary positions of 7 columns"},
+         "heads is 4, but must be a multiple of key_heads, 3"},
+        {"llama", "\"head_dim\": 6", "\"head_dim\": 7", TT_ERR_ARGUMENT, "rotary.size is 7, but"},
         {"llama", "\"rope_type\"", "\"partial_rotary_factor\": 0.5, \"rope_type\"", TT_ERR_UNSUPPORTED,
-         "a share of 0.5 of the columns of a head of 6 would turn; only gpt_neox may have another than 1"},
+         "rotary positions would turn a share of 0.5 of the 6 columns of a head; only gpt_neox may have a "
+         "share other than 1"},
         {"qwen2", "\"rope_parameters\"", "\"partial_rotary_factor\": 0.5, \"rope_parameters\"",
-         TT_ERR_UNSUPPORTED, "a share of 0.5 of the columns of a head of 4 would turn"},
+         TT_ERR_UNSUPPORTED, "rotary positions would turn a share of 0.5 of the 4 columns of a head"},
         {"neox", "\"partial_rotary_factor\": 0.25", "\"partial_rotary_factor\": 0.1", TT_ERR_UNSUPPORTED,
-         "a share of 0.1 of the columns of a head of 8 would turn; at least one must"},
+         "rotary positions would turn a share of 0.1 of the 8 columns of a head; at least one column must "
+         "turn"},
         {"neox_odd", "\"rope_type\": \"default\"", "\"rope_type\": \"yarn\", \"factor\": 2", TT_ERR_ARGUMENT,
-         "rotary positions of 5 columns, which must be even with yarn"},
+         "rotary.size is 5, but must be even with yarn"},
         {"llama_original", "\"original_max_position_embeddings\": 8",
          "\"original_max_position_embeddings\": \"8\"", TT_ERR_FORMAT,
          "\"original_max_position_embeddings\" is a string"},
@@ -698,7 +702,7 @@ TEST(configs)
         {"llama", "\"rms_norm_eps\": 1e-06", "\"rms_norm_eps\": \"1e-06\"", TT_ERR_FORMAT,
          "\"rms_norm_eps\""},
         {"llama", "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", TT_ERR_UNSUPPORTED,
-         "'lm_head.weight' is not 'model.embed_tokens.weight', to which config.json ties it"},
+         "'lm_head.weight' differs from 'model.embed_tokens.weight', although config.json ties them"},
         {"llama", "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": 1", TT_ERR_FORMAT,
          "\"tie_word_embeddings\""},
         {"llama", "\"mlp_bias\": false", "\"mlp_bias\": true", TT_ERR_FORMAT,
@@ -707,14 +711,14 @@ TEST(configs)
          "truncate of qwen2 is not supported"},
         {"qwen2", "\"full_attention\",\n    \"sliding_attention\"",
          "\"sliding_attention\", \"full_attention\"", TT_ERR_UNSUPPORTED,
-         "layer_types: layer 1 sees all tokens after one with a window"},
+         "layer_types: layer 1 has full attention after a layer with sliding attention"},
         {"qwen2", "\"sliding_attention\"", "\"chunked_attention\"", TT_ERR_FORMAT,
          "\"layer_types\" is chunked_attention; expected full_attention or sliding_attention"},
         {"qwen2", "\"sliding_window\": 5", "\"sliding_window\": -5", TT_ERR_FORMAT,
          "\"sliding_window\" is -5"},
         {"neox", "\"use_parallel_residual\": true", "\"use_parallel_residual\": \"yes\"", TT_ERR_FORMAT,
          "\"use_parallel_residual\" is a string"},
-        {"falcon_groups", "\"num_kv_heads\": 2", "\"num_kv_heads\": 4", TT_ERR_ARGUMENT, "4 key heads"},
+        {"falcon_groups", "\"num_kv_heads\": 2", "\"num_kv_heads\": 4", TT_ERR_ARGUMENT, "key_heads, 4"},
         {"falcon_groups", "\"parallel_attn\": true", "\"parallel_attn\": false", TT_ERR_UNSUPPORTED,
          "parallel_attn is false; only true"},
     };
@@ -860,7 +864,7 @@ TEST(members_that_are_not_saved_again)
                     "\"quantization_config\": {\"quant_method\": \"bitsandbytes\"}, \"head_dim\"");
         tt_context *ctx = test_open_logged(&a, &log);
         CHECK(tt_lm_load(ctx, &m, folder) == TT_OK && m.config.rotary.original == 8);
-        CHECK(log.warnings == (k == 2) && (k < 2 || strstr(log.text, "\"quantization_config\" is left out")));
+        CHECK(log.warnings == (k == 2) && (k < 2 || strstr(log.text, "\"quantization_config\" is ignored")));
         if (k == 1) m.config.rotary.original = 24;
         CHECK(tt_lm_save(&m, folder) == TT_OK);
         tt_lm_free(&m);
@@ -951,20 +955,21 @@ TEST(new_models)
     tt_context *ctx = test_open(&a);
     tt_lm_config c = tt_lm_config_default("bloom");
     CHECK(tt_lm_new(ctx, &m, &c) == TT_ERR_UNSUPPORTED);
-    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "kind 'bloom' is unknown; there are gpt2, llama");
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "kind 'bloom' is unknown: use gpt2, llama");
     c = tt_lm_config_default("llama");
     c.key_heads = 5;
     CHECK(tt_lm_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "32 heads are not a multiple of 5 key heads");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "heads is 32, but must be a multiple of key_heads, 5");
     c.key_heads = 4;
     c.rotary.size = 32;
     CHECK(tt_lm_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "rotary.size is 32, and all 128 columns of a head of llama turn");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                "rotary.size is 32, but must be 0 or 128, all columns of a head, in a model of kind llama");
     c.rotary.size = 0;
     for (int end = -2; end <= c.vocab_size; end += c.vocab_size + 2) {
         c.end_token = end;
         CHECK(tt_lm_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "expected one of 32000 tokens, or -1 for none");
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "expected a token below 32000, or -1 for none");
     }
     c.end_token = -1;
     c.layers = 0;
@@ -1356,7 +1361,8 @@ TEST(continued_texts)
     }
     reported x = {"", 0, 64};
     CHECK(tt_generate_text(g, NULL, "as long as the model", NULL, tell, &x, NULL) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the text has 20 tokens, and the generator a context of 20");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                "the text has 20 tokens, but must have fewer than the generator's context of 20");
     s.max_new = 0;
     CHECK(tt_generate_text(g, NULL, "and", &s, tell, &x, NULL) == TT_ERR_ARGUMENT && x.bytes == 0);
     s.max_new = 2;
@@ -1508,9 +1514,10 @@ TEST(generation_errors)
     golden g;
     if (!golden_open(&g, "gpt2", 1)) return;
     static const struct { int seqs, context, tokens; const char *error; } sizes[] = {
-        {0, 9, 9, "max_seqs is 0"}, {1, 1, 9, "a context of 1 tokens"},
-        {1, 20, 9, "a context of 20 tokens, and the model has 19 positions"},
-        {5, 9, 4, "max_tokens 4 is less than max_seqs 5"}, {200000000, 19, 300000000, "2^31 tokens or more"}};
+        {0, 9, 9, "max_seqs is 0"}, {1, 1, 9, "the context is 1 tokens"},
+        {1, 20, 9, "the context is 20 tokens, but the model has only 19 positions"},
+        {5, 9, 4, "max_tokens is 4, but must be at least max_seqs, 5"},
+        {200000000, 19, 300000000, "2^31 tokens or more"}};
     for (int k = 0; k < TEST_COUNT(sizes); k++) {
         tt_generator_options o = tt_generator_options_default();
         o.max_seqs = sizes[k].seqs;
@@ -1530,7 +1537,7 @@ TEST(generation_errors)
     o.compile.memory_budget = 0;
     o.compile.device = "cpu*2";
     CHECK(tt_generator_new(&g.m, &o) == NULL);
-    CHECK_ERROR(g.ctx, TT_ERR_UNSUPPORTED, "runs on one rank, and its device has 2");
+    CHECK_ERROR(g.ctx, TT_ERR_UNSUPPORTED, "runs on one rank, but its device option has 2");
     tt_generator *made = generator(&g, 2, 19, 8, NULL);
     if (!made) return;
     int32_t ids[20] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, start[3] = {0, 4, 6}, out[20];
@@ -1538,9 +1545,10 @@ TEST(generation_errors)
     tt_sampling s = tt_sampling_default();
     s.max_new = 4;
     static const struct { int field; float value; const char *error; } samplings[] = {
-        {0, 0, "max_new is 0"}, {1, -1, "temperature -1 is not in [0, inf)"}, {1, NAN, "temperature nan"},
-        {2, -3, "top_k is -3"}, {3, 0, "top_p 0 is not in (0, 1]"}, {3, 1.5f, "top_p 1.5"},
-        {3, NAN, "top_p nan"}, {4, 0, "repetition_penalty 0 is not above 0"}, {5, 2, "2 tokens in `stop`"}};
+        {0, 0, "max_new is 0"}, {1, -1, "temperature is -1, but must be"}, {1, NAN, "temperature is nan"},
+        {2, -3, "top_k is -3"}, {3, 0, "top_p is 0, but must be in (0, 1]"}, {3, 1.5f, "top_p is 1.5"},
+        {3, NAN, "top_p is nan"}, {4, 0, "repetition_penalty is 0, but must be finite and above 0"},
+        {5, 2, "n_stop is 2, but must be the number of tokens in `stop`"}};
     for (int k = 0; k < TEST_COUNT(samplings); k++) {
         tt_sampling bad = s;
         const float x = samplings[k].value;
@@ -1557,14 +1565,14 @@ TEST(generation_errors)
     }
     ids[5] = 37;
     CHECK(tt_generate(made, ids, start, 2, &s, out, n) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "prompt 1, token 1: id 37 is not in 0..36");
+    CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "prompt 1, token 1: the id is 37, but must be 0 to 36");
     ids[5] = 5;
     start[2] = 4;
     CHECK(tt_generate(made, ids, start, 2, &s, out, n) == TT_ERR_ARGUMENT);
     CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "prompt 1 has 0 tokens");
     start[1] = start[2] = 19;
     CHECK(tt_generate(made, ids, start, 1, &s, out, n) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "prompt 0 has 19 tokens; there must be one, and fewer than");
+    CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "prompt 0 has 19 tokens, but must have at least 1 and fewer than");
     CHECK(tt_generate(made, ids, start, 0, &s, out, n) == TT_OK); /* 0 sequences: nothing to do */
 
     /* An error names the parameter that is not finite, and the caches forget the rows that it made NaN. */
@@ -1594,7 +1602,8 @@ TEST(generation_errors)
     const tt_value none = {0};
     tt_value loss = tt_mean_squared_error(t, tt_gather_rows(t, stored, at), y, none);
     CHECK(tt_compile(t, loss, NULL) == NULL);
-    CHECK_ERROR(g.ctx, TT_ERR_UNSUPPORTED, "op 'store_rows' has no backward, and 'cache' needs a gradient");
+    CHECK_ERROR(g.ctx, TT_ERR_UNSUPPORTED, "op 'store_rows' has no backward, but its result 'cache' needs a "
+                "gradient: use other ops, or freeze the parameters before it");
     tt_store_rows(t, y, y, at);
     CHECK(tt_tape_status(t) == TT_ERR_ARGUMENT);
     CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "store_rows: 'y' is not a cache");
@@ -1692,7 +1701,7 @@ TEST(adapters_go_round)
         lora_path(path, adapted[k], "");
         CHECK(tt_lm_lora_load(&g.m, path) == TT_OK);
         CHECK(tt_lm_lora_load(&g.m, path) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "the model has adapters already");
+        CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "the model already has adapters: add adapters only once");
         snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "adapter"));
         CHECK(tt_lm_lora_save(&g.m, folder) == TT_OK);
         char base[600], said[700];
@@ -1798,13 +1807,14 @@ TEST(adapters_that_are_refused)
     CHECK(tt_lm_lora_save(&g.m, "nowhere") == TT_ERR_ARGUMENT);
     CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "the model has no adapters");
     static const struct { const char *targets; int rank; float alpha, dropout; const char *error; } rows[] = {
-        {"c_attn", 8, 8, 0, "no module that can have one is called 'c_attn'; the first is "
-         "'model.layers.0.self_attn.q_proj'"},
-        {"", 8, 8, 0, "no module that can have one is called ''"},
-        {"q_proj,v_porj", 8, 8, 0, "no module that can have one is called 'v_porj'"},
-        {"q_proj,lm_head", 8, 8, 0, "no module that can have one is called 'lm_head'"},
-        {NULL, 0, 8, 0, "rank 0 is not above 0"},
-        {NULL, 8, NAN, 0, "alpha nan is not above 0"}, {NULL, 8, 8, 1, "dropout 1 is not in [0, 1)"}};
+        {"c_attn", 8, 8, 0, "no module that can have an adapter has a name that matches 'c_attn'; the first "
+         "such module is 'model.layers.0.self_attn.q_proj'"},
+        {"", 8, 8, 0, "no module that can have an adapter has a name that matches ''"},
+        {"q_proj,v_porj", 8, 8, 0, "no module that can have an adapter has a name that matches 'v_porj'"},
+        {"q_proj,lm_head", 8, 8, 0, "no module that can have an adapter has a name that matches 'lm_head'"},
+        {NULL, 0, 8, 0, "rank is 0, but must be above 0"},
+        {NULL, 8, NAN, 0, "alpha is nan, but must be"},
+        {NULL, 8, 8, 1, "dropout is 1, but must be in [0, 1)"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         const tt_lora_options o = {rows[k].targets, rows[k].rank, rows[k].alpha, rows[k].dropout};
         CHECK(tt_lm_lora(&g.m, &o) == TT_ERR_ARGUMENT);
@@ -1824,9 +1834,9 @@ TEST(adapters_that_are_refused)
         {"\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa\"", TT_ERR_UNSUPPORTED,
          "init_lora_weights is 'pissa'"},
         {"\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 2}", TT_ERR_UNSUPPORTED,
-         "rank_pattern is not"},
+         "rank_pattern is set, but not"},
         {"\"r\": 4", "\"r\": 0", TT_ERR_FORMAT, "\"r\" is 0"},
-        {"\"r\": 4", "\"r\": 3", TT_ERR_SHAPE, "is not (3, 20), as r of adapter_config.json"},
+        {"\"r\": 4", "\"r\": 3", TT_ERR_SHAPE, "r of adapter_config.json need (3, 20)"},
         {"{", "", TT_ERR_FORMAT, "not valid JSON"}};
     for (int k = 0; k < TEST_COUNT(edits) + 2; k++) {
         const bool edit = k < TEST_COUNT(edits);

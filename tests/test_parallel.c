@@ -966,24 +966,24 @@ TEST(ranks_that_contradict_are_refused)
 {
     static const struct { const char *device; tt_parallel p; const char *say; } rows[] = {
         {"cpu*4", {3, 1, 1, false, false, 0, false, 1, NULL, 0},
-         "device 'cpu*4' has 4 ranks, and parallel.data 3 x parallel.tensor 1 want 3"},
+         "device 'cpu*4' has 4 ranks, but parallel.data 3 x parallel.tensor 1 need 3"},
         {"cpu*4", {2, 1, 1, false, false, 0, false, 1, NULL, 0},
-         "has 4 ranks, and parallel.data 2 x parallel.tensor 1 want 2"},
+         "has 4 ranks, but parallel.data 2 x parallel.tensor 1 need 2"},
         {"cpu*4", {4, 2, 1, false, false, 0, false, 1, NULL, 0},
-         "has 4 ranks, and parallel.data 4 x parallel.tensor 2 want 8"},
+         "has 4 ranks, but parallel.data 4 x parallel.tensor 2 need 8"},
         {"cpu*4", {0, 3, 1, false, false, 0, false, 1, NULL, 0},
-         "has 4 ranks, and parallel.data 1 x parallel.tensor 3 want 3"},
+         "has 4 ranks, but parallel.data 1 x parallel.tensor 3 need 3"},
         {"cpu*4", {-1, 1, 1, false, false, 0, false, 1, NULL, 0},
-         "has 4 ranks, and parallel.data -1 x parallel.tensor 1 want -1"},
+         "has 4 ranks, but parallel.data -1 x parallel.tensor 1 need -1"},
         {"cpu", {2, 1, 1, false, false, 0, false, 1, NULL, 0},
-         "device 'cpu' has 1 rank, and parallel.data 2 x parallel.tensor 1 want 2"},
+         "device 'cpu' has 1 rank, but parallel.data 2 x parallel.tensor 1 need 2"},
         {"cpu*4", {0, 1, 1, false, false, 6, false, 1, NULL, 0},
          "groups 6 is not a multiple of the 4 data ranks"},
         {"cpu*4", {0, 1, 1, false, false, -4, false, 1, NULL, 0},
          "groups -4 is not a multiple of the 4 data ranks"},
         {"cpu*3", {0, 1, 1, false, false, 6, false, 1, NULL, 0},
-         "groups 6 is more than the data ranks, which are then a power of two, not 3"},
-        {"cpu*4", {0, 1, 1, false, false, 128, false, 1, NULL, 0}, "groups 128 is more than 64"},
+         "groups 6 is more than the data ranks, whose number must then be a power of two, not 3"},
+        {"cpu*4", {0, 1, 1, false, false, 128, false, 1, NULL, 0}, "groups 128 is too large: at most 64"},
         {"cpu*4", {0, 1, 4, false, false, 0, false, 1, NULL, 0}, "zero 4 is not 0, 1, 2, 3 or TT_ZERO_BU"},
         {"cpu", {0, 1, -2, false, false, 0, false, 1, NULL, 0}, "zero -2 is not 0, 1, 2, 3 or TT_ZERO_BU"},
         {"cpu*4", {0, 1, 2, true, false, 0, false, 1, NULL, 0},
@@ -991,10 +991,10 @@ TEST(ranks_that_contradict_are_refused)
         {"cpu*4", {0, 1, 1, false, true, 0, false, 1, NULL, 0},
          "parallel.sequence needs parallel.tensor 2 or more"},
         {"cpu*2", {3, 1, 7, true, true, 100, false, 1, NULL, 0},
-         "device 'cpu*2' has 2 ranks, and parallel.data 3 x parallel.tensor 1 want 3; parallel.groups 100 is "
-         "more than 64; parallel.zero 7 is not 0, 1, 2, 3 or TT_ZERO_BUDGET; parallel.server keeps whole "
-         "gradients and parameters: use parallel.zero 0 or 1; parallel.sequence needs parallel.tensor 2 or "
-         "more"}};
+         "device 'cpu*2' has 2 ranks, but parallel.data 3 x parallel.tensor 1 need 3; parallel.groups 100 is "
+         "too large: at most 64 are possible; parallel.zero 7 is not 0, 1, 2, 3 or TT_ZERO_BUDGET; "
+         "parallel.server keeps whole gradients and parameters: use parallel.zero 0 or 1; "
+         "parallel.sequence needs parallel.tensor 2 or more"}};
     setup s = setup_of((layout){"cpu*2", 1, 0}, "32-true", 2, 1);
     net n;
     if (!open_net(&n, &s, false)) return;
@@ -1030,33 +1030,34 @@ TEST(programs_of_other_layouts_are_refused)
     o.device = "cpu*2";
     o.parallel.groups = 0;
     CHECK(!tt_compile(n.t, n.loss, &o));
-    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "`share` is a program for device 'cpu*4', and this one is for "
-                "'cpu*2'");
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT,
+                "`share` is a program for device 'cpu*4', but this one is for 'cpu*2'");
     o.device = "cpu*4";
     o.parallel.tensor = 2;
     CHECK(!tt_compile(n.t, n.loss, &o));
-    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "`share` is a program of data 4 x tensor 1 ranks, and this one is of "
-                "data 2 x tensor 2");
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "`share` is a program of data 4 x tensor 1 ranks, but this one has "
+                "data 2 x tensor 2: use the same ranks, or leave `share` NULL");
     o.parallel.tensor = 1;
     o.offload = "parameters";
     CHECK(!tt_compile(n.t, n.loss, &o));
-    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "parameter 'table' lies in the device's memory, where an earlier "
-                "program has put it: compile both with the same `offload`");
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "an earlier program keeps parameter 'table' in the device's memory, "
+                "and this one elsewhere: compile both with the same `offload`");
     o.offload = NULL;
     o.parallel.zero = 2;
     CHECK(!tt_compile(n.t, n.loss, &o));
-    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "an earlier program has parameter 'table' in other parts");
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT,
+                "an earlier program shards parameter 'table' over the ranks in another way");
     o.share = NULL;
     CHECK(!tt_compile(n.t, n.loss, &o));
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "compile both with the same `parallel`");
     o.device = "cpu";
     CHECK(!tt_compile(n.t, n.loss, &o));
-    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "parameter 'table' lives on device 'cpu*4'");
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "an earlier program has put parameter 'table' on device 'cpu*4'");
     o.device = "cpu*4";
     o.parallel.zero = 3;
     n.eval = tt_compile(n.t, n.loss, &o); /* eval has a separate arena and the first program's parameters */
     CHECK(n.eval != NULL && tt_set_rank(n.eval, 0, n.ids, &(int32_t){0}, 1) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "lives in a program that is not allocated");
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "is in the arena of an earlier program, which is not allocated");
     FINE(&n, run_step(&n, 0, 4));
     const micro_batch m = batch_of(0, 0);
     CHECK(n.eval && FINE(&n, set_batch(&n, n.eval, 0, &m)) && FINE(&n, tt_run(n.eval, NULL)));
@@ -1086,12 +1087,13 @@ TEST(misuse_of_ranks)
     net n;
     if (!open_net(&n, &s, true)) return;
     CHECK(tt_set(n.p, n.ids, m.ids, m.rows) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "tt_set is for programs with one data rank, and this one has 4: use "
-                "tt_set_rank");
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT,
+                "tt_set is for programs with one data rank, but this program has 4: use tt_set_rank");
     for (int rank = -1; rank <= 4; rank += 5) {
         CHECK(tt_set_rank(n.p, rank, n.ids, m.ids, m.rows) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, rank < 0 ? "the program has 4 data ranks, and no rank -1" :
-                    "tt_set_rank: the program has 4 data ranks, and no rank 4");
+        CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT,
+                    rank < 0 ? "data rank -1 does not exist: the program has 4 data ranks" :
+                    "tt_set_rank: data rank 4 does not exist: the program has 4 data ranks");
     }
     FINE(&n, set_batch(&n, n.p, 0, &m)); /* rank 1 gets no inputs */
     FINE(&n, set_batch(&n, n.p, 2, &m));
@@ -1106,25 +1108,26 @@ TEST(misuse_of_ranks)
     for (int rank = 0; rank < 3; rank++) FINE(&n, set_batch(&n, n.eval, rank, &m));
     FINE(&n, run_step(&n, 0, 1));
     CHECK(tt_run(n.eval, NULL) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "of data rank 0 was set, and then overwritten by an update or by "
-                "another program of the same arena");
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "of data rank 0 was set, but then an update or another program of "
+                "the same arena overwrote it");
     for (int rank = 0; rank < 3; rank++) FINE(&n, set_batch(&n, n.eval, rank, &m));
     FINE(&n, tt_run(n.eval, NULL));
     CHECK(tt_get(n.eval, n.out, x, SEQS * WIDTH) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "tt_get is for programs with one data rank, and this one has 4: use "
-                "tt_get_rank");
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT,
+                "tt_get is for programs with one data rank, but this program has 4: use tt_get_rank");
     CHECK(tt_get_rank(n.eval, 4, n.out, x, SEQS * WIDTH) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "tt_get_rank: the program has 4 data ranks, and no rank 4");
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT,
+                "tt_get_rank: data rank 4 does not exist: the program has 4 data ranks");
     CHECK(tt_get_rank(n.eval, 3, n.out, x, SEQS * WIDTH) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "'pooled' has no contents on data rank 3, which had no micro-batch");
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "'pooled' has no contents on data rank 3, because only the first");
     FINE(&n, tt_get_rank(n.eval, 2, n.out, x, SEQS * WIDTH));
     FINE(&n, run_step(&n, 0, 6));
     for (int rank = 0; rank < 3; rank++) FINE(&n, set_batch(&n, n.p, rank, &m));
     FINE(&n, tt_micro_step(n.p, NULL));
     for (int rank = 0; rank < 4; rank++) FINE(&n, set_batch(&n, n.p, rank, &m));
     CHECK(tt_micro_step(n.p, NULL) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "data rank 3 has a micro-batch, and had none in an earlier round of "
-                "this step: only the last round may leave data ranks out");
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "data rank 3 has a micro-batch, but had none in an earlier round of "
+                "this step: only the last round of a step may leave data ranks out");
     close_net(&n);
 }
 
@@ -1244,7 +1247,7 @@ static bool after_fault(net *n, const char *state, const char *path)
     size_t x_bytes, y_bytes;
     if (tt__within_step(n->p)) { /* the step failed in its second round */
         CHECK(tt_update(n->p, 0.01f, NULL) == TT_ERR_NUMERIC);
-        CHECK_ERROR(n->ctx, TT_ERR_NUMERIC, "a micro-batch failed; nothing was updated");
+        CHECK_ERROR(n->ctx, TT_ERR_NUMERIC, "a micro-batch failed, so nothing was updated");
     }
     if (tt_program_save(n->p, path) != TT_OK)
         return CHECK_ERROR(n->ctx, TT_ERR_DEVICE, "load the last state");
@@ -1325,7 +1328,7 @@ TEST(a_rank_that_is_late_is_named)
             n.p->settings.group->rank_group->timeout = 0.5;
             arm(1, 1, true);
             CHECK(run_step(&n, 1, 4) == TT_ERR_DEVICE && fault.happened);
-            CHECK_ERROR(n.ctx, TT_ERR_DEVICE, "has waited 0.5 s for rank 1, which has not come");
+            CHECK_ERROR(n.ctx, TT_ERR_DEVICE, "has waited 0.5 s for rank 1, which has not arrived");
             n.p->settings.group->rank_group->timeout = n.ctx->options.timeout;
             ok = steps_again(&n, &s, state, &again);
         }

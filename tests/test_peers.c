@@ -826,14 +826,19 @@ TEST(pairs_of_devices_are_tried)
     static const struct { unsigned wrong; const char *peers, *expected; } links[] = {
         {0, NULL, NULL},
         {0, "1", NULL},
-        {EMU_NO_ACCESS, NULL, "device pair 0 -> 1 has no peer access: staged through the host ("},
+        {EMU_NO_ACCESS, NULL,
+         "device pair 0 -> 1 has no peer access: copies between them go through the host ("},
         {EMU_WRONG_COPIES, NULL,
-         "device pair 0 -> 1 says peer access and copies wrong bytes: staged through the host ("},
+         "device pair 0 -> 1 reports peer access, but copies wrong bytes: copies between them go through "
+         "the host ("},
         {EMU_WRONG_LOADS, NULL,
-         "device pair 0 -> 1 says peer access and loads wrong bytes: staged through the host ("},
+         "device pair 0 -> 1 reports peer access, but loads wrong bytes: copies between them go through the "
+         "host ("},
         {EMU_WRONG_COPIES | EMU_WRONG_LOADS, NULL,
-         "device pair 0 -> 1 says peer access and copies wrong bytes: staged through the host ("},
-        {0, "0", "device pair 0 -> 1 is not tried, TINYTRAIN_PEERS=0: staged through the host ("}};
+         "device pair 0 -> 1 reports peer access, but copies wrong bytes: copies between them go through "
+         "the host ("},
+        {0, "0", "device pair 0 -> 1 is not tried, because TINYTRAIN_PEERS is 0: copies between them go "
+         "through the host ("}};
     for (int k = 0; k < TEST_COUNT(links) * seeds(2); k++) {
         const int link = k % TEST_COUNT(links);
         char error[256] = "";

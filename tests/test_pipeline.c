@@ -654,8 +654,8 @@ TEST(pipelines_that_contradict_are_refused)
 {
     static const struct { const char *device; tt_parallel p; const char *update, *part; } cases[] = {
         {"cpu*4", {0, 1, 1, false, false, 0, false, 3, NULL, 0}, NULL,
-         "device 'cpu*4' has 4 ranks, and parallel.data 1 x parallel.tensor 1 x parallel.pipeline 3 want 3"},
-        {"cpu*4", {0, 1, 1, false, false, 0, false, -2, NULL, 0}, NULL, "x parallel.pipeline -2 want"},
+         "device 'cpu*4' has 4 ranks, but parallel.data 1 x parallel.tensor 1 x parallel.pipeline 3 need 3"},
+        {"cpu*4", {0, 1, 1, false, false, 0, false, -2, NULL, 0}, NULL, "x parallel.pipeline -2 need"},
         {"cpu*2", {0, 1, 2, false, false, 0, false, 2, NULL, 0}, NULL,
          "does not go with parallel.zero 2 and 3"},
         {"cpu*2", {0, 1, 1, true, false, 0, false, 2, NULL, 0}, NULL,
@@ -669,8 +669,8 @@ TEST(pipelines_that_contradict_are_refused)
         {"cpu*2", {0, 1, 1, false, false, 0, false, 2, NULL, 0}, "backward",
          "update 'backward' does not go with parallel.pipeline"},
         {"cpu*8", {0, 1, 1, false, false, 0, false, 8, NULL, 0}, NULL,
-         "pipeline 8 needs 7 places to cut, and of the 5 values that tt_block_end marks, all that follows "
-         "depends on the marked value alone at 5: 'layer.0', 'layer.1'"}};
+         "pipeline 8 needs 7 places to cut, but only 5 of the 5 values that tt_block_end marks are places to "
+         "cut, where all that follows depends on the marked value alone: 'layer.0', 'layer.1'"}};
     for (int k = 0; k < TT__COUNT(cases); k++) {
         setup s = setup_of(cases[k].device, 1, NULL, 1);
         net n;
@@ -713,7 +713,7 @@ TEST(programs_that_share_are_cut_alike)
         tt_tape_free(t);
     }
     CHECK(p[0] && p[1] && !p[2]);
-    CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED, "pipeline 2: no cut leaves every parameter on the stage");
+    CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED, "pipeline 2: every cut moves some parameter away from the stage");
     for (int k = 0; k < 3; k++) tt_program_free(p[k]);
     close_net(&n);
 }
@@ -733,7 +733,7 @@ TEST(misuse_of_pipelines)
     run_round(&n, n.p, 1, 0, 1, &status);
     FINE(&n, status);
     CHECK(tt_get_gradient(n.p, n.param[0], gradient) != TT_OK);
-    CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED, "a pipeline runs the micro-batches of a step together");
+    CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED, "a pipeline runs a step's micro-batches and its update together");
     micro_batch m = batch_of(0, 0);
     m.ids[0] = VOCAB; /* an error on the first stage, which reads ids */
     FINE(&n, set_batch(&n, n.p, 0, &m));
@@ -833,7 +833,7 @@ TEST(stages_that_do_not_fit_are_refused_together)
         s.budget = 1;
         tt_compile_options o = options_of(&s);
         CHECK(!tt_compile(n.t, n.loss, &o));
-        CHECK_ERROR(n.ctx, TT_ERR_BUDGET, "a rank, memory_budget is 1: ");
+        CHECK_ERROR(n.ctx, TT_ERR_BUDGET, "a rank, but memory_budget is 1: ");
         int stage = -1;
         size_t needs = 0;
         CHECK(sscanf(tt_error(n.ctx), "the plan of stage %d needs %zu", &stage, &needs) == 2);

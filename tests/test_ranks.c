@@ -210,7 +210,7 @@ TEST(a_rank_that_does_not_come_is_named)
         for (int r = 0; r < sizes[s] - 1; r++) CHECK(!m.met[r]);
         snprintf(text, sizeof text, "has waited %g s for rank ", timeouts[s]);
         CHECK_ERROR(ctx, TT_ERR_DEVICE, text);
-        snprintf(text, sizeof text, "for rank %d, which has not come", sizes[s] - 1);
+        snprintf(text, sizeof text, "for rank %d, which has not arrived", sizes[s] - 1);
         if (timeouts[s] > 0) CHECK_ERROR(ctx, TT_ERR_DEVICE, text); /* with timeout 0 any rank may be late */
         tt__rank_group_free(m.rank_group);
     }
@@ -285,8 +285,8 @@ TEST(ranks_wait_for_a_process_that_ends)
     pthread_mutex_unlock(&n->mutex);
     ctx->options.timeout = 0.01;
     wait_for_message(&w, 0);
-    CHECK_ERROR(ctx, TT_ERR_DEVICE, "here: one of the ranks 2 to 3, process 1 (b), has not come for 0.01 s; "
-                "its last message came in reduce 'x'");
+    CHECK_ERROR(ctx, TT_ERR_DEVICE, "here: one of the ranks 2 to 3, process 1 (b), has not arrived within "
+                "0.01 s; its last message came in reduce 'x'");
     pthread_mutex_destroy(&n->mutex);
     free(n);
     tt_close(ctx);
@@ -320,8 +320,8 @@ TEST(ranks_let_others_wait_for_messages)
         CHECK(x.met == x.waits);
         tt__rank_group_free(x.rank_group);
     }
-    CHECK_ERROR(ctx, TT_ERR_DEVICE, "rank 0 has waited 0.15 s for rank 1, which has not come to reduce "
-                "'d(w)'; it is at linear 'y'");
+    CHECK_ERROR(ctx, TT_ERR_DEVICE, "rank 0 has waited 0.15 s for rank 1, which has not arrived at reduce "
+                "'d(w)'; that rank is at linear 'y'");
     tt_close(ctx);
 }
 
@@ -878,14 +878,14 @@ TEST(operands_of_ranks)
             c.i->move.reduce = TT__MAX;
             CHECK(tt__verify(c.t, "test") == TT_OK);
             c.i->add_later = 1;
-            REFUSED("no sum with the largest or smallest");
+            REFUSED("a result that is written, not added to, for a maximum or minimum");
         }
     static const int in_units[] = {TT__OP_ALL_REDUCE, TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER,
                                    TT__OP_BROADCAST};
     for (int k = 0; k < TT__COUNT(in_units); k++) {
         REQUIRE(one(&c, in_units[k], false));
         c.i->move.unit = 0;
-        REFUSED("its pieces have no unit");
+        REFUSED("the unit of its shards is not set");
     }
     for (int k = 0; k < 20; k++) { /* the shard or the shape differs from the instruction's */
         const bool gathers = k % 2;
@@ -896,7 +896,7 @@ TEST(operands_of_ranks)
         if (k / 4 == 2) x->part.root = true;
         if (k / 4 == 3) x->shape.cols = --x->ld;
         if (k / 4 == 4) c.t->data = DATA_RANKS / 2;
-        REFUSED(gathers ? "a piece of the result" : "a piece of the operand");
+        REFUSED(gathers ? "a shard of the result" : "a shard of the operand");
     }
 }
 
@@ -918,7 +918,7 @@ TEST(rows_over_tensor_ranks) /* a rank has some of the rows, with all columns */
         if (k / 2 == 1) some->shape.rows = WHOLE_ROWS + 1;
         if (k / 2 == 2) some->shape.cols = some->ld = WHOLE_COLS - 1;
         if (k / 2 == 3) c.i->move.over = TT__OVER_DATA; /* the shard is not over data ranks */
-        REFUSED(gathers ? "a piece of the result" : "a piece of the operand");
+        REFUSED(gathers ? "a shard of the result" : "a shard of the operand");
     }
 }
 
@@ -949,8 +949,8 @@ TEST(squares_of_ranks_have_their_shapes)
         if (k == 2) t->values[sum].shape.cols = 2;
         if (k == 3) t->code[3].in[0] = g;
         if (k == 4) t->values[g].shape.dtype = TT_I32;
-        REFUSED(k == 0 || k == 2 ? "result has another shape than its rule says"
-                : k == 1 ? "result has the wrong dtype" : k == 3 ? "a row of f64" : "a float dtype");
+        REFUSED(k == 0 || k == 2 ? "result has another shape than the op's rule gives" : k == 1 ?
+                "result has the wrong dtype" : k == 3 ? "a row of f64" : "a float dtype");
     }
 }
 
@@ -1307,12 +1307,12 @@ TEST(plans_name_their_ranks)
         if (!open_counted(&c, rows[k].device, "32-true", rows[k].how)) return;
         const tt_plan plan = tt_program_plan(c.p);
         CHECK(says(&c, rows[k].text, rows[k].title));
-        snprintf(line, sizeof line, "\n  moved a step and rank: %.1f MB between ranks (at least %.1f), with "
-                 "one micro-batch on each\n", 1e-6 * (double)plan.moved_bytes,
+        snprintf(line, sizeof line, "\n  moved per step and rank: %.1f MB between ranks (at least %.1f), "
+                 "with one micro-batch on each\n", 1e-6 * (double)plan.moved_bytes,
                  1e-6 * (double)plan.min_moved_bytes);
         CHECK(says(&c, line, "") == (plan.ranks > 1) && (plan.moved_bytes > 0) == (plan.ranks > 1));
         const int digits = plan.bytes < 10000000 ? 3 : plan.bytes < 100000000 ? 2 : 1;
-        snprintf(line, sizeof line, ">moved a step and rank %.*f MB (at least %.*f)<", digits,
+        snprintf(line, sizeof line, ">moved per step and rank %.*f MB (at least %.*f)<", digits,
                  1e-6 * (double)plan.moved_bytes, digits, 1e-6 * (double)plan.min_moved_bytes);
         CHECK(says(&c, "", line) == (plan.ranks > 1));
         snprintf(line, sizeof line, ", every other rank %.1f (", 1e-6 * (double)plan.min_bytes);

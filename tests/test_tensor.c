@@ -631,7 +631,7 @@ static void refused(const net *n, const char *text, int line)
 /* Damages the collectives, biases and divided parameters of a program, one at a time. */
 TEST(verifier_finds_wrong_layouts)
 {
-    static const char *const unsummed = "reads what is yet to be summed over ranks";
+    static const char *const unsummed = "reads a value that must first be summed over ranks";
     static const char *const misfit = "has operands that are split over ranks in ways that do not fit";
     int sums = 0, biases = 0, params = 0;
     for (int kind = 0; kind < 2 * NETS; kind++) {
@@ -840,10 +840,10 @@ static tt_value result_of(const net *n, int op, int at)
    such an evaluation keeps the layer whole. An evaluation may end before the last layers. */
 TEST(programs_split_alike)
 {
-    static const char *const sentence = "parameter 'up.0' is split over the tensor ranks by an earlier "
-        "program, and this one needs it whole, because here ";
-    static const char *const causes[] = {"is an output: compile this one before that",
-        "is needed whole: compile this one before that", "2 ops read it"};
+    static const char *const sentence = "an earlier program shards parameter 'up.0' over the tensor ranks, "
+                                        "but this program needs it whole, because here ";
+    static const char *const causes[] = {"is an output: compile this program first",
+                                         "is needed whole: compile this program first", "2 ops read it"};
     static float x[2][TOKENS * WIDTH];
     for (int cause = 0; cause < 3; cause++) {
         net n;

@@ -56,7 +56,8 @@ TEST(texts)
     static const char *const none[] = {"", " \n\t\r\n", "\n"};
     for (int k = 0; k < TEST_COUNT(none); k++) {
         CHECK(of_text(ctx, none[k], "") == NULL);
-        CHECK_ERROR(ctx, TT_ERR_FORMAT, "token stream of 'a text': there are no tokens to train on");
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, "token stream of 'a text': the stream has fewer than 2 tokens, which "
+                    "is too few to train on");
     }
     TEST_CLOSE(ctx, &a);
 }
@@ -76,7 +77,9 @@ TEST(ids_of_larger_models_are_refused)
     o.vocab = id;
     CHECK(tt_token_stream_text(ctx, "o", 1, &o) == NULL);
     char expected[80];
-    snprintf(expected, sizeof expected, "'a text' has the token %d ('o'), and the model %d tokens", id, id);
+    snprintf(expected, sizeof expected, "'a text' has the token %d ('o'), but the model has only %d tokens",
+             id,
+             id);
     CHECK_ERROR(ctx, TT_ERR_FORMAT, expected);
     o.vocab = id + 1;
     tt_token_stream *s = tt_token_stream_text(ctx, "o", 1, &o);
@@ -88,10 +91,10 @@ TEST(ids_of_larger_models_are_refused)
     o.vocab = 'o';
     o.end = 0;
     CHECK(tt_token_stream_text(ctx, "o", 1, &o) == NULL);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "'a text' has the token 111, and the model 111 tokens");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "'a text' has the token 111, but the model has only 111 tokens");
     o.end = -1;
     CHECK(tt_token_stream_text(ctx, "o", 1, &o) == NULL);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "end 256 is not below the vocabulary's 111");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "end is 256, but must be below the vocabulary's size, 111");
     TEST_CLOSE(ctx, &a);
 }
 
@@ -135,7 +138,7 @@ TEST(texts_with_a_tokenizer)
         tt_token_stream_free(s);
         o.end = tt_tokenizer_size(t);
         CHECK(tt_token_stream_text(ctx, all, strlen(all), &o) == NULL);
-        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "is not below the vocabulary's");
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "but must be below the vocabulary's size");
         tt_tokenizer_free(t);
         TEST_CLOSE(ctx, &a);
     }
@@ -214,8 +217,8 @@ TEST(ordinary_tokens_as_ends)
             REQUIRE(t);
             CHECK(tt_tokenizer_special(t, TT_TOKEN_EOS) == (ordinary && kind ? letter : own));
             CHECK(log.warnings == ordinary);
-            CHECK(!ordinary || strstr(log.text, "'a', which ordinary texts have too: "));
-            const char *said = kind ? "name an \"eos_token\"" : "documents end with '<|endoftext|>'";
+            CHECK(!ordinary || strstr(log.text, "'a', which also occurs in ordinary texts: "));
+            const char *said = kind ? "set \"eos_token\"" : "documents end with '<|endoftext|>'";
             CHECK(!ordinary || strstr(log.text, said));
             tt_tokenizer_free(t);
         }
@@ -234,7 +237,7 @@ TEST(invalid_texts_of_a_tokenizer_are_refused)
     tt_stream_options o = tt_stream_options_default();
     o.tokenizer = t;
     CHECK(tt_token_stream_text(ctx, "a\ncaf\xE9", 6, &o) == NULL);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "'a text', line 2, byte 5: 0xe9 begins no character of UTF-8");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "'a text', line 2, byte 5: the byte 0xe9 is not valid UTF-8");
     tt_token_stream *s = tt_token_stream_text(ctx, "\xEF\xBB\xBF" "caf\xC3\xA9", 8, &o);
     CHECK(s && tt_token_stream_bytes(s) == 5);
     tt_token_stream_free(s);
@@ -268,7 +271,7 @@ TEST(files_and_folders)
     are_bytes(part, "bb|");
     CHECK(tt_token_stream_bytes(part) == 2 && tt_token_stream_bytes(s) == 3);
     CHECK(tt_token_stream_split(s, 4) == NULL);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "4 of 5 tokens; two at least must go, and stay");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "cannot split 4 of 5 tokens off");
     tt_token_stream_free(s); /* the remaining stream keeps its ids */
     are_bytes(part, "bb|");
     tt_token_stream_free(part);
@@ -293,11 +296,11 @@ TEST(files_and_folders)
     s = tt_token_stream_open(ctx, path, 2, 256, -1);
     int32_t ids[6];
     CHECK(s && tt_token_stream_get(s, 0, 6, ids) == TT_ERR_FORMAT);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "ids.bin', token 2: id 256 is not below vocab 256");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "ids.bin', token 2: the id is 256, but must be below vocab, 256");
     CHECK(tt_token_stream_get(s, 4, 3, ids) == TT_ERR_ARGUMENT);
     tt_token_stream_free(s);
     static const struct { int width, vocab, end; const char *error; } bad[] = {
-        {3, 9, -1, "ids of 3 bytes"}, {2, 0, -1, "expected 2 or 4 bytes"}, {2, 9, 9, "end 9"},
+        {3, 9, -1, "ids have 3 bytes"}, {2, 0, -1, "expected 2 or 4 bytes"}, {2, 9, 9, "end 9"},
         {2, 9, -2, "end -2"}};
     for (int k = 0; k < TEST_COUNT(bad); k++) {
         CHECK(tt_token_stream_open(ctx, path, bad[k].width, bad[k].vocab, bad[k].end) == NULL);
@@ -305,10 +308,11 @@ TEST(files_and_folders)
     }
     test_write(path, "12345", 5);
     CHECK(tt_token_stream_open(ctx, path, 2, 9, -1) == NULL);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "ids.bin': 5 bytes are no whole number of ids of 2 bytes");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "ids.bin': 5 bytes are not a multiple of the 2 bytes of an id: the file "
+                "may be cut off, or its ids have another size");
     test_write(path, "12", 2);
     CHECK(tt_token_stream_open(ctx, path, 2, 9, -1) == NULL);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "no tokens to train on");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "too few to train on");
 
     test_write(path, "\xEF\xBB\xBFx\xC3\xA9", 6); /* a byte order mark is not part of the text */
     s = tt_token_stream_read(ctx, path, NULL);
@@ -320,7 +324,7 @@ TEST(files_and_folders)
     for (int vocab = 1000; vocab < 100000; vocab += 90000) {
         test_write(path, eights, sizeof eights);
         CHECK(tt_token_stream_open(ctx, path, 0, vocab, -1) == NULL);
-        CHECK_ERROR(ctx, TT_ERR_FORMAT, "ids.bin': each second 4 bytes are 0, as of ids of 8 bytes (int64)");
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, "ids.bin' seems to have ids of 8 bytes (int64)");
         s = tt_token_stream_open(ctx, path, 4, vocab, -1); /* allowed if the caller gives the size */
         CHECK(s && tt_token_stream_count(s) == 64);
         tt_token_stream_free(s);
@@ -352,10 +356,12 @@ TEST(files_and_folders)
     tt_token_stream_free(s);
     test_write(path, bytes, sizeof bytes - 2);
     CHECK(tt_token_stream_open(ctx, path, 2, 10, -1) == NULL);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "its header tells of 4 ids, and it has 3");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT,
+                "its header says that there are 4 ids, but the file has 3: it may be cut off");
     test_write(path, bytes, sizeof bytes);
     CHECK(tt_token_stream_open(ctx, path, 4, 10, -1) == NULL);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "its header tells of ids of 2 bytes, not 4");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT,
+                "its header says that ids have 2 bytes, not 4: name the right number of bytes");
     header[0] = 20240801;
     header[1] = 7;
     header[2] = 2;
@@ -371,7 +377,7 @@ TEST(files_and_folders)
         tt_token_loader_options lo = tt_token_loader_options_default();
         lo.across = across;
         CHECK(s && tt_token_loader_new(ctx, s, &lo) == NULL);
-        CHECK_ERROR(ctx, TT_ERR_FORMAT, "token 1: id 128255 is not below vocab 128255");
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, "token 1: the id is 128255, but must be below vocab, 128255");
     }
     tt_token_stream_free(s);
     TEST_CLOSE(ctx, &a);
@@ -525,10 +531,10 @@ TEST(windows_of_bad_options)
     tt_token_stream *s = of_text(ctx, "some text", NULL);
     static const struct { int batch, accumulate, length, groups, data; const char *error; } rows[] = {
         {0, 1, 4, 0, 1, "batch = 0 and accumulate = 1"}, {4, 5, 4, 0, 1, "expected 1 <= accumulate <= batch"},
-        {4, 1, 0, 0, 1, "length = 0"}, {4, 1, 4, 3, 2, "parallel.groups = 3 and parallel.data = 2"},
+        {4, 1, 0, 0, 1, "length is 0"}, {4, 1, 4, 3, 2, "parallel.groups = 3 and parallel.data = 2"},
         {4, 2, 4, 4, 1, "batch = 4 has fewer sequences than micro-batches, accumulate = 2 for each of 4 "
          "groups"},
-        {2000000000, 1, 1000, 0, 1, "more tokens than can be counted"}};
+        {2000000000, 1, 1000, 0, 1, "a micro-batch must have less than 2^29 tokens"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         tt_token_loader_options o = tt_token_loader_options_default();
         o.batch = rows[k].batch;

@@ -236,15 +236,16 @@ TEST(another_head)
     CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 10) == TT_OK && m.config.classes == 10 &&
           tt_param_dims(m.classifier_w)[0] == 10);
     CHECK(log.warnings == 1 && m.new_head);
-    CHECK(strstr(log.text, "is of 3 classes, and 10 are asked for: 'classifier.weight', 'classifier.bias' "
-                           "start anew") != NULL);
+    CHECK(strstr(log.text, "has 3 classes, but 10 are requested: 'classifier.weight', 'classifier.bias' "
+                 "start with new values") != NULL);
     CHECK(m.token->read != NULL && m.classifier_w->read == NULL);
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
     ctx = test_open_logged(&a, &log);
     CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit/torchvision.safetensors"), 0, 10) == TT_OK &&
           log.warnings == 1 && m.new_head);
-    CHECK(strstr(log.text, "10 are asked for: 'heads.head.weight', 'heads.head.bias' start anew") != NULL);
+    CHECK(strstr(log.text,
+                 "10 are requested: 'heads.head.weight', 'heads.head.bias' start with new values") != NULL);
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
 }
@@ -338,13 +339,13 @@ TEST(names_and_numbers_that_are_saved)
     REQUIRE(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 0) == TT_OK);
     m.config.std[1] = INFINITY;
     CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "std inf of channel 1");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "std is inf for channel 1");
     m.config.std[1] = 1e-40f; /* no preprocessor_config.json may hold such a number */
     CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
     m.config.std[1] = 0.5f;
     strcpy(m.class_names[2], "\xFF");
     CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "class_names[2] is not UTF-8");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "class_names[2] must be a string");
     strcpy(m.class_names[2], "crane");
     strcpy(m.class_names[0], "crane");
     CHECK(tt_vit_save(&m, folder) == TT_OK);
@@ -368,19 +369,19 @@ TEST(broken_checkpoints)
     refused(edited("config.json", "\"hidden_size\": 36", "\"hidden_size\": 39"), 0, 0, TT_ERR_SHAPE,
             "cls_token' has shape (1, 1, 36), expected (1, 1, 39)", "model.safetensors");
     refused(edited("config.json", "\"num_attention_heads\": 3", "\"num_attention_heads\": 5"), 0, 0,
-            TT_ERR_ARGUMENT, "hidden_size 36 is not a multiple of 5 heads", "ViT config");
+            TT_ERR_ARGUMENT, "hidden_size is 36, but must be a multiple of heads, 5", "ViT config");
     refused(edited("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), 0, 0,
-            TT_ERR_FORMAT, "has no tensor 'vit.encoder.layer.2.layernorm_before.weight'", "calls for");
+            TT_ERR_FORMAT, "has no tensor 'vit.encoder.layer.2.layernorm_before.weight'",
+            "config.json says 3");
     refused(edited("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4000"), 0, 0,
-            TT_ERR_FORMAT,
-            "has no tensor 'vit.encoder.layer.2.layernorm_before.weight': it has 2 layers, config.json calls "
-                "for 4000", "model.safetensors'");
+            TT_ERR_FORMAT, "has no tensor 'vit.encoder.layer.2.layernorm_before.weight': it has 2 layers, "
+            "but config.json says 4000", "model.safetensors'");
     refused(edited("config.json", "\"image_size\": 12", "\"image_size\": 16384"), 0, 0, TT_ERR_SHAPE,
             "position_embeddings' has shape (1, 10, 36), expected (1, 16777217, 36)", "model.safetensors'");
     refused(edited("config.json", "\"image_size\": 12", "\"image_size\": 16384"), 12, 0, TT_ERR_SHAPE,
             "expected (1, 16777217, 36)", "for parameter '");
     refused(edited("config.json", "\"patch_size\": 4", "\"patch_size\": 5"), 0, 0, TT_ERR_ARGUMENT,
-            "image_size 12 is not a multiple of patch_size 5", "ViT config");
+            "image_size is 12, but must be a multiple of patch_size, 5", "ViT config");
     refused(edited("config.json", "\"layer_norm_eps\": 1e-12", "\"layer_norm_eps\": 1e300"), 0, 0,
             TT_ERR_FORMAT,
             "\"layer_norm_eps\" is 1e+300; expected a number that a float holds, of at least 0",
@@ -397,24 +398,25 @@ TEST(broken_checkpoints)
     refused(edited("config.json", "\"image_size\": 12", "\"image_size\": \"12\""), 0, 0, TT_ERR_FORMAT,
             "\"image_size\" is a string; expected an integer", "config.json");
     refused(edited("model.safetensors", "vit.embeddings.cls_token", "vit.embeddings.cls_tokem"), 0, 0,
-            TT_ERR_FORMAT, "has no tensor 'vit.embeddings.cls_token'", "calls for");
-    refused(TEST_GOLDEN("vit"), 14, 0, TT_ERR_ARGUMENT, "image_size 14 is not a multiple of patch_size 4",
+            TT_ERR_FORMAT, "has no tensor 'vit.embeddings.cls_token'", "config.json");
+    refused(TEST_GOLDEN("vit"), 14, 0, TT_ERR_ARGUMENT,
+            "image_size is 14, but must be a multiple of patch_size, 4",
             "ViT config");
-    refused(TEST_GOLDEN("vit"), 0, 100001, TT_ERR_ARGUMENT, "100001 classes, at most 100000 are supported",
-            "ViT config");
+    refused(TEST_GOLDEN("vit"), 0, 100001, TT_ERR_ARGUMENT,
+            "classes is 100001, but at most 100000 are supported", "ViT config");
     refused(TEST_GOLDEN("vit"), -4, 0, TT_ERR_ARGUMENT, "image_size is -4", "ViT config");
     refused(TEST_GOLDEN("nothing"), 0, 0, TT_ERR_FILE, "cannot list the folder '", "nothing': No such file");
     refused(TEST_GOLDEN("nothing.safetensors"), 0, 0, TT_ERR_FILE, "cannot open '",
             "nothing.safetensors': No such file");
     snprintf(path, sizeof path, "%s/model.safetensors", edited("config.json", "{", NULL));
     refused(path, 0, 0, TT_ERR_FORMAT,
-            "a width of 36 does not tell how many heads there are: put a config.json beside the file",
+            "the number of heads cannot be derived from the width 36: put a config.json beside the file",
             "model.safetensors");
     size_t n;
     char *bert = test_read(TEST_GOLDEN("bert/model.safetensors"), &n);
     test_write(path, bert, n);
     free(bert);
-    refused(path, 0, 0, TT_ERR_FORMAT, "is no ViT: 'vit.embeddings.position_embeddings'", "first layer");
+    refused(path, 0, 0, TT_ERR_FORMAT, "is not a ViT: 'vit.embeddings.position_embeddings'", "first layer");
     const char *folder = edited("config.json", "{", "{");
     snprintf(path, sizeof path, "%s/preprocessor_config.json", folder);
     test_write(path, "{\"image_mean\": [0.1, 0.2]}", 26);
@@ -440,7 +442,7 @@ TEST(broken_checkpoints)
     /* More channels than the config has room for. */
     folder = edited("config.json", "\"num_channels\": 3", "\"num_channels\": 500");
     test_write(test_path(folder, "preprocessor_config.json"), "{\"do_normalize\": false}", 23);
-    refused(folder, 0, 0, TT_ERR_ARGUMENT, "channels is 500, at most 4 are supported", "ViT config");
+    refused(folder, 0, 0, TT_ERR_ARGUMENT, "channels is 500, but must be at most 4", "ViT config");
 }
 
 /* A model's preprocessor_config.json, as read and as saved again, gives the pixels of transformers'
@@ -496,10 +498,11 @@ TEST(preprocessors_refused)
 {
     static const struct { const char *json; tt_status status; const char *error; } bad[] = {
         {"{\"image_processor_type\": \"CLIPImageProcessor\"}", TT_ERR_UNSUPPORTED,
-         "prepared by 'CLIPImageProcessor'"},
+         "the image processor is 'CLIPImageProcessor'"},
         {"{\"resample\": 4}", TT_ERR_FORMAT, "\"resample\" is 4; expected an integer from 0 to 3"},
         {"{\"do_pad\": true}", TT_ERR_UNSUPPORTED, "\"do_pad\""},
-        {"{\"size\": 13}", TT_ERR_FORMAT, "become 13 x 13 pixels, and \"image_size\" of config.json is 12"},
+        {"{\"size\": 13}", TT_ERR_FORMAT,
+         "resized to 13 x 13 pixels, but \"image_size\" of config.json is 12"},
         {"{\"size\": {\"height\": 12, \"width\": 13}}", TT_ERR_UNSUPPORTED, "\"size\" has neither"},
         {"{\"size\": {\"shortest_edge\": 12, \"longest_edge\": 20}, \"do_center_crop\": true}",
          TT_ERR_UNSUPPORTED, "\"size\" has neither"},
@@ -507,7 +510,7 @@ TEST(preprocessors_refused)
         {"{\"size\": {\"shortest_edge\": 12}}", TT_ERR_UNSUPPORTED, "without \"do_center_crop\""},
         {"{\"size\": 16, \"do_center_crop\": true, \"crop_size\": {\"shortest_edge\": 12}}",
          TT_ERR_UNSUPPORTED, "\"crop_size\" has neither"},
-        {"{\"size\": 16, \"do_center_crop\": true, \"crop_size\": 14}", TT_ERR_FORMAT, "become 14 x 14"},
+        {"{\"size\": 16, \"do_center_crop\": true, \"crop_size\": 14}", TT_ERR_FORMAT, "resized to 14 x 14"},
         {"{\"size\": 0}", TT_ERR_FORMAT, "\"size\" is 0"},
         {"{\"do_resize\": 1}", TT_ERR_FORMAT, "\"do_resize\" is a number"},
     };
@@ -526,7 +529,7 @@ TEST(preprocessor_of_another_image_size) /* the cropped share of an image stays 
     CHECK(m.config.image_size == 20 && m.config.resize == 25 && m.config.resample == TT_BICUBIC);
     m.config.resize = 65536;
     CHECK(tt_vit_save(&m, test_folder()) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "resize is 65536, expected -1 to 65535");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "resize is 65536, but must be -1 to 65535");
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
 }
@@ -555,23 +558,23 @@ TEST(configs)
     tt_context *ctx = test_open(&a);
     tt_vit_config c = tt_vit_config_default("XL/16");
     CHECK(tt_vit_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
-                "patch_size is 0; hidden_size is 0; layers is 0; heads is 0; intermediate_size is 0");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "patch_size is 0, but must be at least 1; hidden_size is 0, but must "
+                "be at least 1; layers is 0, but must be at least 1");
     c = tiny();
     c.channels = 5;
     c.dropout = 1;
     c.std[0] = 0;
     c.activation = "sine";
     CHECK(tt_vit_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
-                "channels is 5, at most 4 are supported; mean 0.5 and std 0 of channel 0; dropout 1 is not "
-                "in [0, 1); activation 'sine' is unknown");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "channels is 5, but must be at most 4; mean is 0.5 and std is 0 for "
+                "channel 0, but both must be finite and std above 0; dropout is 1, but must be in [0, 1); "
+                "activation 'sine' is unknown");
     c = tiny();
     c.qkv_bias = false;
     CHECK(tt_vit_new(ctx, &m, &c) == TT_OK && m.layer[0].q_b == NULL);
     m.torchvision = true;
     CHECK(tt_vit_save(&m, test_folder()) == TT_ERR_UNSUPPORTED);
-    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "torchvision's ViT has biases of q, k and v");
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "torchvision's ViT needs them: set torchvision to false");
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
 }
@@ -758,7 +761,8 @@ TEST(misuse)
     draw(pixels, labels);
     tt_batch b = batch_of(pixels, labels, 0, 5, true);
     CHECK(tt_train_batch(r, &b, &s, NULL) == TT_ERR_SHAPE);
-    CHECK_ERROR(ctx, TT_ERR_SHAPE, "the batch has 5 images, max_seqs is 4");
+    CHECK_ERROR(ctx, TT_ERR_SHAPE,
+                "the batch has 5 images, but max_seqs is 4: make the trainer for more, or the batch smaller");
     b.seqs = 0;
     CHECK(tt_train_batch(r, &b, &s, NULL) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the batch is empty");
@@ -774,9 +778,8 @@ TEST(misuse)
     b = batch_of(pixels, labels, 1, 3, true);
     b.image_bytes = 32 * 32 * 3;
     CHECK(tt_train_batch(r, &b, &s, NULL) == TT_ERR_SHAPE);
-    CHECK_ERROR(
-        ctx, TT_ERR_SHAPE,
-        "the images of the batch have 3072 bytes (height * width * channels), those of the model 432");
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "the images of the batch have 3072 bytes (height * width * channels), but "
+                "the model reads images of 432");
     b.image_bytes = IMAGE;
     /* the waiting micro-batches were not lost */
     CHECK(tt_train_batch(r, &b, &s, NULL) == TT_OK && s.targets == 3);
@@ -815,8 +818,8 @@ TEST(misuse)
 TEST(misuse_of_patches)
 {
     static const struct { int height, width, channels, patch; const char *message; } rows[] = {
-        {8, 8, 3, 3, "images of 8 x 8 pixels and 3 channels (1 to 4) cannot be cut into patches of 3 x 3"},
-        {8, 8, 5, 4, "5 channels (1 to 4)"}, {0, 8, 3, 4, "images of 8 x 0 pixels"},
+        {8, 8, 3, 3, "images of 8 x 8 pixels and 3 channels cannot be cut into patches of 3 x 3"},
+        {8, 8, 5, 4, "5 channels cannot be cut"}, {0, 8, 3, 4, "images of 8 x 0 pixels"},
         {8, 8, 3, 0, "patches of 0 x 0"},
         {8, 12, 3, 4,
          "operand 0 is 'pixels' u8 (2, 192), expected u8 of width 288 (height * width * channels)"},};
@@ -853,7 +856,7 @@ TEST(misuse_of_patches)
     CHECK(p && tt_set(p, pixels, image, 2) == TT_OK && tt_set(p, positions, position, 10) == TT_OK &&
           tt_set(p, starts, start, 3) == TT_OK);
     CHECK(tt_run(p, NULL) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "patches: 'positions' has 5 in row 9, which is not in 0..4");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "patches: 'positions' has 5 in row 9, but must have 0 to 4");
     tt_program_free(p);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);

@@ -83,7 +83,7 @@ static void multiply(const product *p)
     (void)p;
     if (dnnl_primitive_execute(matmul, stream, 3, operands) != dnnl_success ||
         dnnl_stream_wait(stream) != dnnl_success) {
-        fprintf(stderr, "gemm_onednn: a product failed\n");
+        fprintf(stderr, "gemm_onednn: oneDNN could not compute a product\n");
         exit(1);
     }
 }
@@ -112,7 +112,7 @@ static void *numbers(size_t n, int bf16)
 {
     uint32_t random = 1;
     float *x = (float *)malloc(n * sizeof *x);
-    if (!x) { fprintf(stderr, "gemm peer: no memory\n"); exit(1); }
+    if (!x) { fprintf(stderr, "gemm peer: out of memory\n"); exit(1); }
     for (size_t i = 0; i < n; i++) {
         uint32_t bits;
         random = random * 1664525u + 1013904223u;
@@ -145,7 +145,8 @@ int main(int argc, char **argv)
         const product *p = &products[k];
         double best = 0, end, sum = 0, size = 0;
         if (!prepare(p)) {
-            fprintf(stderr, "%s: no %s of %s on this CPU\n", argv[0], p->name, bf16 ? "bf16" : "fp32");
+            fprintf(stderr, "%s: %s has no products of %s on this CPU\n", argv[0], p->name,
+                    bf16 ? "bf16" : "fp32");
             return 2;
         }
         multiply(p);
@@ -159,7 +160,7 @@ int main(int argc, char **argv)
         }
         if (!(fabs(element(c, bf16, (size_t)p->m * (size_t)p->n - 1) - sum) <=
               1e-5 * size + (bf16 ? fabs(sum) / 128 : 0))) {
-            fprintf(stderr, "%s: %s is wrong\n", argv[0], p->name);
+            fprintf(stderr, "%s: %s computes wrong products\n", argv[0], p->name);
             return 1;
         }
         end = now() + least;

@@ -41,14 +41,15 @@ static void start_peer(const char *program, int batch, int length, int threads)
     int in[2], out[2];
     char text[3][16];
     if (access(program, X_OK) != 0)
-        bench_die("--peer '%s': %s; make bench-peers LLMC=dir builds it", program, strerror(errno));
-    if (pipe(in) != 0 || pipe(out) != 0) bench_die("no pipe: %s", strerror(errno));
+        bench_die("cannot run the peer '%s': %s; build it with make bench-peers LLMC=DIR", program,
+                  strerror(errno));
+    if (pipe(in) != 0 || pipe(out) != 0) bench_die("cannot make a pipe: %s", strerror(errno));
     snprintf(text[0], sizeof text[0], "%d", batch);
     snprintf(text[1], sizeof text[1], "%d", length);
     snprintf(text[2], sizeof text[2], "%d", threads);
     signal(SIGPIPE, SIG_IGN);
     pid_t child = fork();
-    if (child < 0) bench_die("no process: %s", strerror(errno));
+    if (child < 0) bench_die("cannot start a process: %s", strerror(errno));
     if (child == 0) {
         dup2(in[0], 0);
         dup2(out[1], 1);
@@ -60,7 +61,7 @@ static void start_peer(const char *program, int batch, int length, int threads)
     close(in[0]), close(out[1]);
     to_peer = fdopen(in[1], "w");
     from_peer = fdopen(out[0], "r");
-    if (!to_peer || !from_peer) bench_die("no pipe: %s", strerror(errno));
+    if (!to_peer || !from_peer) bench_die("cannot make a pipe: %s", strerror(errno));
 }
 
 static double peer_step(double *loss) /* milliseconds */
@@ -71,7 +72,7 @@ static double peer_step(double *loss) /* milliseconds */
     fflush(to_peer);
     while (fgets(line, sizeof line, from_peer))
         if (sscanf(line, "step %lf ms, loss %lf", &ms, loss) == 2) return ms;
-    bench_die("the peer ended");
+    bench_die("the peer ended before the last step");
 }
 
 static double median(double *x, int n)
@@ -85,14 +86,15 @@ int main(int argc, char **argv)
     int batch = 4, length = 64, steps = 5;
     const char *peer = NULL;
     const bench_flag flags[] = {
-        {"--batch", &batch, NULL, NULL, "sequences"},
-        {"--length", &length, NULL, NULL, "tokens of each, up to 1024"},
-        {"--steps", &steps, NULL, NULL, "steps measured, after one that is not"},
-        {"--peer", NULL, &peer, NULL, "PROGRAM, build/llmc: its steps in turn with these"}};
+        {"--batch", &batch, NULL, NULL, "sequences in a step"},
+        {"--length", &length, NULL, NULL, "tokens of a sequence, up to 1024"},
+        {"--steps", &steps, NULL, NULL, "measured steps, after one that is not measured"},
+        {"--peer", NULL, &peer, NULL, "PROGRAM, such as build/llmc, whose steps run in turn with these"}};
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
-    if (length > POSITIONS) bench_die("--length %d: the model has %d positions", length, POSITIONS);
-    if (batch > 4096) bench_die("--batch %d is more than 4096", batch);
-    if (steps > MOST) bench_die("--steps %d is more than %d", steps, MOST);
+    if (length > POSITIONS)
+        bench_die("--length is %d, but the model has only %d positions", length, POSITIONS);
+    if (batch > 4096) bench_die("--batch is %d, but must be at most 4096", batch);
+    if (steps > MOST) bench_die("--steps is %d, but must be at most %d", steps, MOST);
     if (peer) start_peer(peer, batch, length, tt_threads(ctx));
 
     int rows = batch * length;
@@ -126,7 +128,7 @@ int main(int argc, char **argv)
     int32_t *data = (int32_t *)malloc((size_t)(2 * rows + 1 + batch + 1) * sizeof *data),
             *place = data + rows + 1, *starts = place + rows;
     uint32_t random = 1;
-    if (!data) bench_die("no memory");
+    if (!data) bench_die("out of memory");
     for (int r = 0; r <= rows; r++) {
         random = random * 1664525u + 1013904223u;
         data[r] = (int32_t)((random >> 8) % VOCAB);

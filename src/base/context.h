@@ -129,7 +129,7 @@ const char *tt_status_name(tt_status status)
 
 const char *tt_error(const tt_context *ctx)
 {
-    if (!ctx) return "no context: tt_open failed";
+    if (!ctx) return "there is no context: tt_open failed, and the log says why";
     ((tt_context *)(uintptr_t)ctx)->unmade[0] = 0;
     return ctx->error;
 }

@@ -16,7 +16,7 @@ static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, 
     int64_t bytes = files->size(files->user, *file);
     *size = (size_t)bytes;
     if (bytes >= 0) return TT_OK;
-    tt__fail(ctx, TT_ERR_FILE, "cannot tell the size of '%s': %s", path, files->reason(files->user));
+    tt__fail(ctx, TT_ERR_FILE, "cannot get the size of '%s': %s", path, files->reason(files->user));
     files->close(files->user, *file);
     *file = NULL;
     return TT_ERR_FILE;
@@ -33,8 +33,8 @@ static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, ui
     snprintf(reason, sizeof reason, "%s", files->reason(files->user));
     int64_t size = files->size(files->user, file);
     if (size >= 0 && (uint64_t)size < offset + n)
-        return tt__fail(ctx, TT_ERR_FILE, "'%s', byte %lld: the file was cut off while it was read", path,
-                        (long long)size);
+        return tt__fail(ctx, TT_ERR_FILE, "'%s', byte %lld: the file ends here, but was longer when it was "
+                        "opened: do not change files that a run reads", path, (long long)size);
     return tt__fail(ctx, TT_ERR_FILE, "cannot read %zu bytes of '%s': %s", n, path, reason);
 }
 
@@ -110,7 +110,9 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
     memset(w, 0, offsetof(tt__writer, path));
     w->ctx = ctx;
     if (strlen(path) >= sizeof w->path)
-        return w->status = tt__fail(ctx, TT_ERR_ARGUMENT, "path of %zu bytes is too long", strlen(path));
+        return w->status = tt__fail(ctx, TT_ERR_ARGUMENT, "the path '%.60s...' has %zu bytes, but at most "
+                                    "%zu are possible: use a shorter path", path, strlen(path),
+                                    sizeof w->path - 1);
     snprintf(w->path, sizeof w->path, "%s", path);
     snprintf(w->temporary, sizeof w->temporary, "%s.tmp", path);
     if (ctx->writes_nothing) return TT_OK;

@@ -74,7 +74,8 @@ static bool tt__grow(tt_context *ctx, void **array, size_t item, int *capacity)
     size_t bytes;
     int larger = *capacity ? *capacity * 2 : 16;
     if (larger < *capacity || !tt__mul_size(item, (size_t)larger, &bytes)) {
-        tt__fail(ctx, TT_ERR_MEMORY, "a list of %d entries of %zu bytes cannot grow", *capacity, item);
+        tt__fail(ctx, TT_ERR_MEMORY, "out of memory: a list of %d entries of %zu bytes cannot be doubled",
+                 *capacity, item);
         return false;
     }
     void *p = tt__realloc(ctx, *array, bytes);

@@ -195,7 +195,8 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
         worker->pool = pool;
         worker->thread = pool->started + 1;
         if (!tt__thread_start(&pool->handles[pool->started], tt__pool_main, worker)) {
-            tt__fail(ctx, TT_ERR_MEMORY, "could not start thread %d of %d", pool->started + 2, threads);
+            tt__fail(ctx, TT_ERR_MEMORY, "cannot start thread %d of %d: set `threads` lower, or raise the "
+                     "system's limit of threads", pool->started + 2, threads);
             tt__pool_free(ctx, pool);
             return NULL;
         }

@@ -23,7 +23,7 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
     if (c->kind->host || !c->kind->backend)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch for {device '%s'} depends on "
                         "{memory_budget}, which is not set%s", c->name,
-                        c->kind->host ? "" : ", and this build cannot ask the device what it has free");
+                        c->kind->host ? "" : ", and this build cannot ask the device for its free memory");
     tt_status status = tt__device_group_open(ctx, c);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
         size_t bytes = 0, sharers = 0;
@@ -65,7 +65,8 @@ static int64_t tt__largest_size(tt_context *ctx, tt_compile_options *o, int64_t 
     int64_t up = 1; /* next step up from `fits` if there is no estimate */
     if (status != TT_OK) return 0;
     if (max < 1)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)max),
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: max is %lld, but must be at least 1",
+                        (long long)max),
                0;
     while (fails - fits > 1) {
         const int64_t gap = fails - fits;
@@ -121,7 +122,7 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
 {
     tt__batch_of b = {ctx, record, user, o ? *o : tt_compile_options_default()};
     if (b.options.share)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: `share` names a program, whose arena would "
-                        "grow with all that is tried: leave it out"), 0;
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: `share` is set, but the programs that the "
+                        "search tries would enlarge the shared arena: leave it NULL"), 0;
     return tt__largest_size(ctx, &b.options, max, tt__try_batch, &b);
 }

@@ -192,16 +192,16 @@ static tt_status tt__check_placement(const tt_program *p, const tt__arena *a, in
     const tt__placement *placement = tt__placement_in(a, x->param);
     const tt_dtype dtype = placement->dtype;
     if (a->group != s->group)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives on device '%s', where an earlier "
-                        "program has put it, and this program is for '%s'", name, a->group->name,
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "an earlier program has put parameter '%s' on device '%s', "
+                        "but this program is for '%s': compile both for one device", name, a->group->name,
                         s->group->name);
     if (!tt__same_ranks(a, s) || placement->part.split != x->part.split ||
         placement->part.unit != x->part.unit)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "an earlier program has parameter '%s' in other parts on "
-                        "the ranks than this one: compile both with the same `parallel`", name);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "an earlier program shards parameter '%s' over the ranks in "
+                        "another way than this one: compile both with the same `parallel`", name);
     if (placement->space != x->space)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lies in the %s memory, where an earlier "
-                        "program has put it: compile both with the same `offload`", name,
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "an earlier program keeps parameter '%s' in the %s memory, "
+                        "and this one elsewhere: compile both with the same `offload`", name,
                         placement->space == TT__HOST ? "host's" : "device's");
     if (dtype == x->shape.dtype) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier "
@@ -298,8 +298,8 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
 {
     tt_status status = tt__extent_of(p, shared, e);
     if (status != TT_OK || !shared || !shared->allocated || !e->grows) return status;
-    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the arena of `share` is allocated already, with "
-                    "%zu bytes, and this program needs %zu: compile it before tt_allocate or the first "
-                    "tt_set of those that it shares with, or without `share`",
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the arena of `share` is already allocated with %zu "
+                    "bytes, but this program needs %zu: compile it before tt_allocate and the first tt_set "
+                    "of the programs of that arena, or without `share`",
                     shared->persistent + shared->transient + shared->of_first, e->bytes);
 }

@@ -127,18 +127,21 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
 {
     const tt_program *share = s->options.share;
     if (share && share->ctx != ctx)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program of another context: use one "
+                        "context, or leave `share` NULL");
     if (share && share->settings.group != s->group)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this "
-                        "one is for '%s'", share->settings.group->name, s->group->name);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', but this "
+                        "one is for '%s': use one device, or leave `share` NULL", share->settings.group->name,
+                        s->group->name);
     if (share && share->settings.memory != s->memory)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program with memory '%s', and this "
-                        "one is with '%s'", tt__memory_names[share->settings.memory],
-                        tt__memory_names[s->memory]);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program with memory '%s', but this "
+                        "one has memory '%s': use one of them, or leave `share` NULL",
+                        tt__memory_names[share->settings.memory], tt__memory_names[s->memory]);
     if (!share || tt__same_ranks(share->arena, s)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program of data %d x tensor %d "
-                    "ranks, and this one is of data %d x tensor %d", share->arena->data, share->arena->tensor,
-                    s->options.parallel.data, s->options.parallel.tensor);
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program of data %d x tensor %d ranks, "
+                    "but this one has data %d x tensor %d: use the same ranks, or leave `share` NULL",
+                    share->arena->data, share->arena->tensor, s->options.parallel.data,
+                    s->options.parallel.tensor);
 }
 
 /* Sets the number of the pipeline stage in *s, and its max number of micro-batches in flight. */
@@ -208,9 +211,9 @@ static void tt__tell_unsplit(const tt_program *p)
     int64_t all, split;
     tt__count_params(p, &all, &split);
     if (p->arena->tensor == 1 || split || !all) return;
-    tt__log(p->ctx, TT_LOG_WARNING, "tensor", "'%s', tensor %d: the program has no layers of %d weights that "
-            "can be split, so that all tensor ranks do the same work", p->arena->group->name,
-            p->arena->tensor, (int)TT__TENSOR_LEAST);
+    tt__log(p->ctx, TT_LOG_WARNING, "tensor", "device '%s', tensor %d: the program has no layer of at least "
+            "%d weights that can be split, so all tensor ranks do the same work: use data ranks",
+            p->arena->group->name, p->arena->tensor, (int)TT__TENSOR_LEAST);
 }
 
 /* Returns whether any stage reads input v. */
@@ -246,8 +249,8 @@ static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     if (r->max <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);
     char said[32];
-    return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %s",
-                    TT__ERROR - 80, r->error, r->at, tt__say_bytes(ctx, r->max, said));
+    return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. The smallest possible plan of stage %d is %s", TT__ERROR - 80,
+                    r->error, r->at, tt__say_bytes(ctx, r->max, said));
 }
 
 /* Compiles the other stages of a pipeline. p: the first stage, whose compilation returned `status`. */
@@ -351,8 +354,9 @@ static tt_status tt__agree_lines(tt_context *ctx, const char *where, tt_status s
             b += m + 1;
         }
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s: %s has %.*s, and process 0 has %.*s: all processes must "
-                          "%s the same", where, tt__process_name(n, k, name), (int)strcspn(b, "\n"), b,
-                          (int)strcspn(a, "\n"), a, strcmp(where, "tt_compile") == 0 ? "compile" : "train");
+                          "%s with the same settings", where, tt__process_name(n, k, name),
+                          (int)strcspn(b, "\n"), b, (int)strcspn(a, "\n"), a,
+                          strcmp(where, "tt_compile") == 0 ? "compile" : "train");
     }
     return status;
 }

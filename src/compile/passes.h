@@ -81,8 +81,8 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     if (train) TT__PASS(t, "differentiate", tt__differentiate(t, b->root, persist && !t->sums_micros));
     if (train && tensor > 1) TT__PASS(t, "tensor gradients", tt__pass_tensor_gradients(t));
     if (train && !losses)
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on "
-                        "tt_cross_entropy or tt_mean_squared_error", t->values[b->root].name);
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "the root '%s' depends on no loss: compute it from a loss "
+                        "such as tt_cross_entropy or tt_mean_squared_error", t->values[b->root].name);
     TT__PASS(t, "fuse later", tt__pass_fuse(t, b->root, true));
     if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "number factors", tt__pass_number_factors(t, train));
     b->forward_values = t->n_values;

@@ -283,7 +283,7 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     tt__text_buffer all = {text, sizeof text, 0}; /* collects all errors for one message */
     tt__attr unread;
     if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
-    else tt__print(&all, "; kind %d is unknown", (int)o->kind);
+    else tt__print(&all, "; kind is %d, but must be one of tt_optimizer_kind", (int)o->kind);
     if (!(o->weight_decay >= 0)) tt__print(&all, "; {weight_decay %g} is negative", o->weight_decay);
     if (!(o->clip_norm >= 0))
         tt__print(&all, "; {clip_norm %g} is negative (0 means no clipping)", o->clip_norm);
@@ -310,12 +310,12 @@ static tt_status tt__check_loss_scale(tt_context *ctx, const tt_loss_scale *s)
     char text[512];
     tt__text_buffer all = {text, sizeof text, 0};
     if (!tt__is_power_of_two(s->init, 1, TT__LOSS_SCALE_MOST))
-        tt__print(&all, "; init %g is not a power of two in 1..2^40", (double)s->init);
+        tt__print(&all, "; init is %g, but must be a power of two from 1 to 2^40", (double)s->init);
     if (!tt__is_power_of_two(s->growth, 1, FLT_MAX))
-        tt__print(&all, "; growth %g is not a power of two >= 1", (double)s->growth);
+        tt__print(&all, "; growth is %g, but must be a power of two, at least 1", (double)s->growth);
     if (!tt__is_power_of_two(s->backoff, 0, 0.5))
-        tt__print(&all, "; backoff %g is not a power of two below 1", (double)s->backoff);
-    if (s->interval < 1) tt__print(&all, "; interval %d is less than 1", s->interval);
+        tt__print(&all, "; backoff is %g, but must be a power of two below 1", (double)s->backoff);
+    if (s->interval < 1) tt__print(&all, "; interval is %d, but must be at least 1", s->interval);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loss_scale: %s", text + 2) : TT_OK;
 }
 

@@ -608,8 +608,8 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         tt__print(&text, "; without %s, which saves nothing on {device \"cpu\"}, it is less",
                   tt__say_option(p->ctx, "offload", NULL, name));
     const bool plain = p->ctx->options.wording.bytes == tt__default_bytes; /* numbers without a unit */
-    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, {memory_budget} is %s%s%s. A micro-"
-                    "batch of fewer {rows} needs less", of_stage, tt__say_bytes(p->ctx, s->bytes, said),
+    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, but {memory_budget} is %s%s%s. A "
+                    "micro-batch of fewer {rows} needs less", of_stage, tt__say_bytes(p->ctx, s->bytes, said),
                     plain ? " bytes" : "", p->settings.group->ranks > 1 ? " a rank" : "",
                     tt__say_bytes(p->ctx, e->budget, limit),
                     e->by_them ? " for a program that this one shares an arena with" : "", rows);

@@ -39,7 +39,7 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
         for (int j = 0; j < TT__MAX_OUT; j++) l.out[j] = tt__at_capacity(t, i->out[j]);
         if (!(why = kind->backend->refuses(index, &l))) continue;
         int32_t named = i->out[0] ? i->out[0] : i->out[1] ? i->out[1] : i->in[0];
-        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run %s, for '%s': %s",
+        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run %s, which computes '%s': %s",
                         tt__device_name(kind, index, device), tt__instr_name(i), t->values[named].name, why);
     }
     return TT_OK;
@@ -64,16 +64,16 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt
     if (p->pipeline != 1) snprintf(stages, sizeof stages, " x {parallel.pipeline %d}", p->pipeline);
     const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
     if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
-        tt__print(&all, "; {device '%s'} has %d rank%s, and {parallel.data %d} x {parallel.tensor %d}%s want "
+        tt__print(&all, "; {device '%s'} has %d rank%s, but {parallel.data %d} x {parallel.tensor %d}%s need "
                   "%lld", c->name, c->ranks, c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
                   (long long)p->data * p->tensor * p->pipeline);
     else if (p->groups < 0 || p->groups % p->data)
         tt__print(&all, "; {parallel.groups %d} is not a multiple of the %d data ranks", p->groups, p->data);
     else if (p->groups > p->data && !power)
-        tt__print(&all, "; {parallel.groups %d} is more than the data ranks, which are then a power of two, "
-                  "not %d", p->groups, p->data);
+        tt__print(&all, "; {parallel.groups %d} is more than the data ranks, whose number must then be a "
+                  "power of two, not %d", p->groups, p->data);
     if (p->groups > TT__RANKS)
-        tt__print(&all, "; {parallel.groups %d} is more than %d", p->groups, TT__RANKS);
+        tt__print(&all, "; {parallel.groups %d} is too large: at most %d are possible", p->groups, TT__RANKS);
     if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
         tt__print(&all, "; {parallel.zero %d} is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
     if (!gpipe && strcmp(schedule, tt__stage_names[0]) != 0)
@@ -82,11 +82,11 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt
     p->schedule = tt__stage_names[gpipe]; /* a string that outlives the options */
     const int of_stage = ranks ? p->data * p->tensor : 1;
     if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
-        tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
-                  "them", of_stage, c->local);
+        tt__print(&all, "; the %d ranks of a stage must divide the %d ranks of a process, or be a multiple "
+                  "of them", of_stage, c->local);
     if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
-        tt__print(&all, "; {parallel.tensor %d} neither divides the %d ranks of a process, nor is a multiple "
-                  "of them", p->tensor, c->local);
+        tt__print(&all, "; {parallel.tensor %d} must divide the %d ranks of a process, or be a multiple of "
+                  "them", p->tensor, c->local);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s", text + 2) : TT_OK;
 }
 
@@ -145,22 +145,22 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
              "{parallel.pipeline %d} does not go with %s: a pipeline runs its micro-batches together with "
              "the update", p->pipeline, o->before_update ? "before_update" : "keep_gradients")
     TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
-             "{parallel.schedule 'gpipe'} needs {parallel.micros}, the most micro-batches of a step on a "
-             "data rank, for which it plans memory")
+             "{parallel.schedule 'gpipe'} needs {parallel.micros}, the largest number of micro-batches "
+             "of a step on a data rank, for which the plan has memory")
     TT__RULE(custom && !on_host, TT_ERR_UNSUPPORTED,
-             "the optimizer TT_OPTIMIZER_CUSTOM runs on {device 'cpu'} only, and the device is '%s'", kind)
+             "the optimizer TT_OPTIMIZER_CUSTOM runs on {device 'cpu'} only, but the device is '%s'", kind)
     TT__RULE((custom || averages) && narrow, TT_ERR_UNSUPPORTED,
-             "%s needs fp32 weights, and {precision '%s'} has 16-bit weights: use {precision '32-true'}, "
+             "%s needs fp32 weights, but {precision '%s'} has 16-bit weights: use {precision '32-true'}, "
              "bf16-mixed or 16-mixed", custom ? "the optimizer TT_OPTIMIZER_CUSTOM" : "{ema_decay}",
              tt__precision_names[s->precision.kind])
     TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED,
-             "{matmul 'fp8'} is for {device 'cuda'}, and the device is '%s'", kind)
+             "{matmul 'fp8'} needs {device 'cuda'}, but the device is '%s'", kind)
     TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,
              "{matmul 'fp8'} rounds 16-bit operands, of which {precision '32-true'} has none")
     TT__RULE(managed && on_host, TT_ERR_UNSUPPORTED,
-             "{memory '%s'} is for {device 'cuda'}, and the device is '%s'", memory, kind)
+             "{memory '%s'} needs {device 'cuda'}, but the device is '%s'", memory, kind)
     TT__RULE(managed && ranks > 1, TT_ERR_UNSUPPORTED,
-             "{memory '%s'} is for one rank, and {device '%s'} has %d: use {memory 'device'}", memory,
+             "{memory '%s'} needs one rank, but {device '%s'} has %d: use {memory 'device'}", memory,
              s->group->name, ranks)
 #undef TT__RULE
     return status;
@@ -219,7 +219,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->zero_fits = o->parallel.zero == TT_ZERO_BUDGET;
     if (o->tune && !*o->tune)
         tt__note_error(ctx, &all, &status,
-                       tt__fail(ctx, TT_ERR_ARGUMENT, "{tune} '' is neither off nor on, nor a file's name"));
+                       tt__fail(ctx, TT_ERR_ARGUMENT, "{tune} is '', but must be off, on or a file's name"));
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));

@@ -79,7 +79,7 @@ tt_context *tt_open(const tt_context_options *options)
     memset(&failed, 0, sizeof failed);
     failed.options = o;
     if (!ctx) {
-        tt__log(&failed, TT_LOG_ERROR, "open", "the allocator returned NULL for the context");
+        tt__log(&failed, TT_LOG_ERROR, "open", "out of memory: the allocator returned NULL for the context");
         return NULL;
     }
     memset(ctx, 0, sizeof *ctx);
@@ -92,14 +92,14 @@ tt_context *tt_open(const tt_context_options *options)
         tt__fail(ctx, TT_ERR_UNSUPPORTED, "instruction set '%s' is unknown, or this CPU does not have it: "
                  "use portable, avx2, avx512 or neon", isa);
     else if (!tt__choose_bf16(ctx->cpu.isa, bf16, &ctx->cpu.bf16))
-        tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 = '%s': use convert, or dot or tiles where kernels (%s) and "
-                 "CPU have dot products or tiles of bf16", bf16, ctx->cpu.isa->name);
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 is '%s': use convert; dot and tiles need a CPU and kernels "
+                 "(%s) with dot products or tiles of bf16", bf16, ctx->cpu.isa->name);
     else if (!(o.timeout > 0))
-        tt__fail(ctx, TT_ERR_ARGUMENT, "timeout = %g seconds is not above 0", o.timeout);
+        tt__fail(ctx, TT_ERR_ARGUMENT, "timeout is %g seconds, but must be above 0", o.timeout);
     else if (o.threads < 0 || o.threads > 256)
-        tt__fail(ctx, TT_ERR_ARGUMENT, "threads = %d is not in 0..256", o.threads);
+        tt__fail(ctx, TT_ERR_ARGUMENT, "threads is %d, but must be 0 (all) to 256", o.threads);
     else if (tt__unknown_option(o.wording.names))
-        tt__fail(ctx, TT_ERR_ARGUMENT, "wording.names has '%s', which is no field of TT__OPTIONS",
+        tt__fail(ctx, TT_ERR_ARGUMENT, "wording.names names '%s', which is not a field of TT__OPTIONS",
                  tt__unknown_option(o.wording.names));
     else ctx->cpu.pool = tt__pool_new(ctx, o.threads ? o.threads : tt__usable_cpus());
     const int first = 0;
@@ -108,7 +108,7 @@ tt_context *tt_open(const tt_context_options *options)
     if (status == TT_OK && !tt__device_group_of(ctx, &tt__device_kinds[0], &first, 1, 0))
         status = ctx->status;
     if (status == TT_OK && !ctx->cpu.isa->optimized)
-        tt__log(ctx, TT_LOG_WARNING, "build", "training takes several times as long as it could, as %s",
+        tt__log(ctx, TT_LOG_WARNING, "build", "training is several times slower than it could be, because %s",
                 tt__unoptimized);
     if (status == TT_OK) return ctx;
     tt__net_close(ctx);
@@ -128,23 +128,23 @@ static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capaci
     (void)index;
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     const char *asked = tt__option(ctx->options.isa, "TINYTRAIN_ISA");
-    const char *of = asked ? "which was asked for, of" : "the best of";
+    const char *of = asked ? "as requested, of" : "the best of";
     tt__line_of("/proc/cpuinfo", "model name", line);
-    tt__print(&text, "processor: %s, %ld online\n", *line ? line : "of unknown name", online);
+    tt__print(&text, "processor: %s, %ld online\n", *line ? line : "unknown", online);
     tt__print(&text, "instruction set: %s, %s", tt_isa(ctx), of);
     for (int k = 0; k < TT__COUNT(isas); k++) if (tt__choose_isa(isas[k])) tt__print(&text, " %s", isas[k]);
     tt__bf16 how;
     const bool unused = ctx->cpu.bf16 == TT__BF16_CONVERT && tt__choose_bf16(ctx->cpu.isa, "dot", &how);
     tt__print(&text, "; bf16 matrices: %s%s\n", text_of_bf16[ctx->cpu.bf16],
-              unused ? ", though there are bf16 dot products" : "");
-    if (!ctx->cpu.isa->optimized) tt__print(&text, "build: slow, as %s\n", tt__unoptimized);
+              unused ? ", although the CPU has bf16 dot products" : "");
+    if (!ctx->cpu.isa->optimized) tt__print(&text, "build: slow, because %s\n", tt__unoptimized);
     tt__print(&text, "threads: %d, %s", tt_threads(ctx),
-              ctx->options.threads ? "as the options say" : "all that it may use");
+              ctx->options.threads ? "as the options say" : "all that this process may use");
 #if defined(__linux__)
     double quota = tt__cgroup_quota("");
     int mask = tt__affinity_cpus();
     if (mask) tt__print(&text, "; the affinity mask allows %d", mask);
-    if (isfinite(quota)) tt__print(&text, "; control groups allow the time of %.4g", quota);
+    if (isfinite(quota)) tt__print(&text, "; control groups allow the time of %.4g processors", quota);
     else tt__print(&text, "; control groups set no limit");
 #endif
     tt__print(&text, "\n");
@@ -164,8 +164,9 @@ static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capaci
     tt__line_of("/sys/kernel/mm/transparent_hugepage/enabled", "", line);
     const bool never = strstr(line, "[never]") != NULL;
     if (*line)
-        tt__print(&text, "huge pages for large tensors: %s\n", never ? "never, which is slower; madvise in "
-                  "/sys/kernel/mm/transparent_hugepage/enabled allows them" : "yes");
+        tt__print(&text, "huge pages for large tensors: %s\n",
+                  never ? "never, which is slower; to allow them, write madvise to "
+                  "/sys/kernel/mm/transparent_hugepage/enabled" : "yes");
 }
 
 int tt_threads(const tt_context *ctx) { return ctx->cpu.pool->threads; }

@@ -35,7 +35,7 @@ static void tt__device_group_try(tt_context *ctx, tt__device_group *c)
         }
     c->tried = true;
     if (pairs > 1)
-        tt__log(ctx, TT_LOG_WARNING, "peers", "%s; the same holds for %d of all pairs of '%s'", first, pairs,
+        tt__log(ctx, TT_LOG_WARNING, "peers", "%s; this is so for %d pairs of devices of '%s'", first, pairs,
                 c->name);
     else if (pairs) tt__log(ctx, TT_LOG_WARNING, "peers", "%s", first);
 }
@@ -50,8 +50,9 @@ static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
         if (!c->device[r] && c->kind->host) return ctx->status; /* out of memory or threads */
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
-                            tt__device_name(c->kind, c->index[r], name), why, c->moved ? "; the processes of "
-                            "a host take devices in turn, unless these are named, as cuda:0" : "");
+                            tt__device_name(c->kind, c->index[r], name), why,
+                            c->moved ? "; each process of a host takes the next device, unless the option "
+                            "names one, such as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
     const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* to send and to receive */
@@ -181,7 +182,7 @@ static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_typ
     tt_status status = tt__is_local(c, x->rank) ? tt__read_memory(x, to, to_type, n) : TT_OK;
     if (c->local == c->ranks) return status;
     if (status != TT_OK) return tt__net_fail(c->ctx, status);
-    return tt__net_fetch(c->ctx, tt__process_of(c, x->rank), -1, "what a rank has", to,
+    return tt__net_fetch(c->ctx, tt__process_of(c, x->rank), -1, "reading from another rank", to,
                          n * tt_dtype_bytes(to_type));
 }
 
@@ -189,7 +190,7 @@ static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_typ
 static tt_status tt__net_to_first(const tt__device_group *c, int rank, void *data, size_t bytes)
 {
     if (c->local == c->ranks) return TT_OK;
-    return tt__net_fetch(c->ctx, tt__process_of(c, rank), 0, "what a rank has", data, bytes);
+    return tt__net_fetch(c->ctx, tt__process_of(c, rank), 0, "reading from another rank", data, bytes);
 }
 
 /* Converts n numbers from dtype `from_type` to the dtype of *x and writes them to *x. */
@@ -277,8 +278,8 @@ static tt__device_group *tt__device_group_of(tt_context *ctx, const tt__device_k
         if (c->kind == kind && c->local == local && c->moved == moved && memcmp(c->index, index, bytes) == 0)
             return c;
     if (processes * local > TT__RANKS) {
-        tt__fail(ctx, TT_ERR_ARGUMENT, "%d processes of %d ranks each are more than %d ranks", processes,
-                 local, (int)TT__RANKS);
+        tt__fail(ctx, TT_ERR_ARGUMENT, "%d processes of %d ranks each are more than the %d ranks that are "
+                 "possible: start fewer processes", processes, local, (int)TT__RANKS);
         return NULL;
     }
     tt__device_group *c = (tt__device_group *)tt__calloc(ctx, sizeof *c);
@@ -312,12 +313,12 @@ static tt__device_group *tt__find_devices(tt_context *ctx, const char *name)
         if (strncmp(name, kind->name, length) != 0 || (name[length] && !strchr(":*", name[length]))) continue;
         const int ranks = tt__device_numbers(name + length, index);
         if (!ranks)
-            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'}: after '%s' comes nothing, ':' and numbers from 0 "
-                     "to %d with commas between them, or '*' and how many, at most %d", name, kind->name,
+            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'}: expected nothing after '%s', or ':' and numbers "
+                     "from 0 to %d separated by commas, or '*' and a number of at most %d", name, kind->name,
                      TT__DEVICES - 1, TT__RANKS);
         else if (kind->host && name[length] == ':' && (ranks > 1 || index[0]))
-            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'} is not there: the CPU is one device, %s; %s*2 is "
-                     "two ranks that share its threads", name, kind->name, kind->name);
+            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'} does not exist: the CPU is one device, %s; %s*2 "
+                     "is two ranks that share its threads", name, kind->name, kind->name);
         else {
             const bool in_turn = !kind->host && name[length] != ':'; /* processes of a host take devices in
                                                                         turn */

@@ -68,18 +68,22 @@ static int64_t tt__new_param_size(tt_context *ctx, const char *name, int ndim, c
 {
     int64_t size = 1;
     tt_status status = TT_OK;
-    if (!name || !*name) status = tt__fail(ctx, TT_ERR_ARGUMENT, "a parameter needs a name");
+    if (!name || !*name)
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "a parameter has no name (NULL or empty): give it one");
     else if (tt_param_find(ctx, name))
-        status = tt__fail(ctx, TT_ERR_ARGUMENT, "parameter '%s' exists already", name);
+        status = tt__fail(ctx, TT_ERR_ARGUMENT,
+                          "parameter '%s' exists already: give the new one another name", name);
     else if (ndim < 1 || ndim > 4)
-        status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s' has %d dimensions, not 1 to 4", name, ndim);
+        status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s' has %d dimensions, but must have 1 to 4", name,
+                          ndim);
     for (int k = 0; status == TT_OK && k < ndim; k++) {
         if (dims[k] < 1)
-            status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d is %lld; each must be at "
-                              "least 1", name, k, (long long)dims[k]);
+            status = tt__fail(ctx, TT_ERR_SHAPE,
+                              "parameter '%s': dimension %d is %lld, but must be at least 1", name, k,
+                              (long long)dims[k]);
         else if (dims[k] > TT__MOST_ELEMENTS / size)
-            status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': with dimension %d, %lld, it has 2^47 "
-                              "elements or more", name, k, (long long)dims[k]);
+            status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d, %lld, makes 2^47 elements or "
+                              "more, which is too many: make it smaller", name, k, (long long)dims[k]);
         else size *= dims[k];
     }
     return status == TT_OK ? size : 0;
@@ -260,10 +264,10 @@ static tt_status tt__check_whole(tt_context *ctx, const tt__arena *a)
 {
     if (!a->partly_updated) return TT_OK;
     if (a->group->ranks == 1)
-        return tt__fail(ctx, TT_ERR_DEVICE, "an update has not ended, and some parameters have new values: "
-                        "load the last state");
-    return tt__fail(ctx, TT_ERR_DEVICE, "an update has not ended on all ranks, whose parameters may differ "
-                    "now: load the last state");
+        return tt__fail(ctx, TT_ERR_DEVICE, "an update stopped halfway, so some parameters have new values "
+                        "and others do not: load the last state");
+    return tt__fail(ctx, TT_ERR_DEVICE, "an update stopped on some ranks, so parameters may differ between "
+                    "ranks: load the last state");
 }
 
 static uint64_t tt__init_key(const tt_param *p)
@@ -311,8 +315,8 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     const bool narrow = tt__param_placement(p)->dtype == TT_F16;
     for (int64_t k = 0; k < n && narrow; k++)
         if (fabsf(values[k]) >= 65520 && isfinite(values[k]))
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s': element %lld is %g, more than f16 can "
-                            "hold (65504): use precision 16-mixed or bf16-true", p->name,
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s': element %lld is %g, but f16 holds at "
+                            "most 65504: use precision 16-mixed or bf16-true", p->name,
                             (long long)(first + k), (double)values[k]);
     return TT_OK;
 }
@@ -416,8 +420,9 @@ void tt_close(tt_context *ctx)
     tt__free(ctx, ctx->param_slots);
     tt__pool_free(ctx, ctx->cpu.pool);
     if (ctx->allocated)
-        tt__log(ctx, TT_LOG_WARNING, "close", "%zu bytes are still held: free programs, tapes and trainers "
-                "before the context", ctx->allocated);
+        tt__log(ctx, TT_LOG_WARNING, "close",
+                "%zu bytes are still allocated: free programs, tapes and trainers before the context",
+                ctx->allocated);
     tt_allocator allocator = ctx->options.allocator;
     pthread_mutex_destroy(&ctx->mutex);
     allocator.release(allocator.user, ctx, sizeof *ctx);

@@ -43,9 +43,9 @@ tt_status check(tt__device *d, cudaError_t e, const char *what)
     if (e == cudaSuccess) return TT_OK;
     cudaGetLastError(); // clears the error, which the next call would return
     const bool lost = ends_all(e);
-    const char *advice = !lost ? "" : d->waits ? "; CUDA does nothing more in this process"
-        : "; CUDA does nothing more in this process, and with TINYTRAIN_CUDA_SYNC=1 in the environment the "
-          "op that failed is named";
+    const char *advice = !lost ? "" : d->waits ? "; restart the process, in which CUDA can do nothing more"
+        : "; restart the process, in which CUDA can do nothing more; with TINYTRAIN_CUDA_SYNC=1 in the "
+          "environment the error names the op that failed";
     tt_status status = fail(d, e == cudaErrorMemoryAllocation ? TT_ERR_MEMORY : TT_ERR_DEVICE,
                             "%s: %s (%s)%s", what, cudaGetErrorString(e), cudaGetErrorName(e), advice);
     d->lost = d->lost || lost;
@@ -135,8 +135,8 @@ void explain(cudaError_t e, char *to, size_t capacity)
                  "update the driver, or build with an older toolkit",
                  TT__VERSION_OF(driver), TT__VERSION_OF(runtime));
     else if (e == cudaErrorNoDevice)
-        snprintf(to, capacity, "the driver finds no GPU%s%s%s", visible ? " that CUDA_VISIBLE_DEVICES=" : "",
-                 visible ? visible : "", visible ? " leaves" : "");
+        snprintf(to, capacity, "the driver finds no GPU%s%s%s", visible ? ": CUDA_VISIBLE_DEVICES, '" : "",
+                 visible ? visible : "", visible ? "', selects none" : "");
     else
         snprintf(to, capacity, "%s (%s)", cudaGetErrorString(e), cudaGetErrorName(e));
 }
@@ -151,18 +151,15 @@ tt_status check_kernels(tt__device *d)
     char archs[128] = "";
     text_buffer text = {archs, sizeof archs, 0};
     if (major < 8)
-        return fail(d, TT_ERR_DEVICE,
-                    "%s has compute capability %d.%d, and at least 8.0 is needed; "
-                    "CUDA_VISIBLE_DEVICES chooses among several", d->properties.name, major, minor);
+        return fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, but 8.0 or more is needed: choose "
+                    "another GPU with CUDA_VISIBLE_DEVICES", d->properties.name, major, minor);
     cudaError_t e = cudaFuncGetAttributes(&attributes, add_counts);
     if (e != cudaErrorNoKernelImageForDevice && e != cudaErrorInvalidDeviceFunction)
         return check(d, e, "kernels");
     cudaGetLastError();
     print_archs(&text);
-    return fail(d, TT_ERR_DEVICE,
-                "%s has compute capability %d.%d, and the kernels were built for %s: "
-                "build them with CUDA_ARCHS=%d%d",
-                d->properties.name, major, minor, archs, major, minor);
+    return fail(d, TT_ERR_DEVICE, "%s has compute capability %d.%d, but the kernels were built for %s: build "
+                "them with CUDA_ARCHS=%d%d", d->properties.name, major, minor, archs, major, minor);
 }
 
 // Returns whether the device may start a kernel before the stream's previous kernels are done, also in graphs
@@ -210,7 +207,9 @@ tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capac
     if (e != cudaSuccess || index >= devices) {
         cudaGetLastError();
         if (e != cudaSuccess) explain(e, error, capacity);
-        else snprintf(error, capacity, "number %d asked for, %d found", index, devices);
+        else
+            snprintf(error, capacity, "device number %d was requested, but CUDA finds %d, numbered from 0",
+                     index, devices);
         return NULL;
     }
     tt__device *d = (tt__device *)calloc(1, sizeof *d);
@@ -224,7 +223,7 @@ tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capac
         status = check(d, cudaStreamCreateWithFlags(&d->stream.it, cudaStreamNonBlocking),
                        "cudaStreamCreate");
     if (status == TT_OK && cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS)
-        status = fail(d, TT_ERR_DEVICE, "cublasLtCreate failed");
+        status = fail(d, TT_ERR_DEVICE, "cublasLtCreate failed: check that the device has free memory");
     const char *waits = getenv("TINYTRAIN_CUDA_SYNC");
     d->waits = waits && *waits && strcmp(waits, "0") != 0;
     if (status == TT_OK) status = choose_wgmma(d);
@@ -327,7 +326,8 @@ void *cuda_allocate(tt__device *d, size_t bytes)
     check(d, e, "cudaMalloc");
     if (e != cudaErrorMemoryAllocation) return NULL;
     cudaMemGetInfo(&unused, &total);
-    fail(d, TT_ERR_MEMORY, "%zu bytes wanted, %zu of its %zu are free", bytes, unused, total);
+    fail(d, TT_ERR_MEMORY, "%zu bytes are needed, but only %zu of the device's %zu are free", bytes, unused,
+         total);
     return NULL;
 }
 
@@ -366,10 +366,9 @@ tt_status cuda_allocate_managed(tt__device *d, size_t bytes, bool beyond, void *
                     "0, as under Windows and WSL): leave `memory` out", d->properties.name);
     if (status == TT_OK) status = check(d, cudaMemGetInfo(available, &total), "cudaMemGetInfo");
     if (status == TT_OK && !beyond && bytes > *available)
-        return fail(d, TT_ERR_MEMORY,
-                    "the arena has %zu bytes of managed memory, and %zu of the device's %zu are free: "
-                    "offload, recompute or train with smaller micro-batches, or choose memory "
-                    "'managed-oversubscribed', which is slower", bytes, *available, total);
+        return fail(d, TT_ERR_MEMORY, "the arena needs %zu bytes of managed memory, but only %zu of the "
+                    "device's %zu are free: offload, recompute or train with smaller micro-batches, or "
+                    "choose memory 'managed-oversubscribed', which is slower", bytes, *available, total);
     if (status == TT_OK)
         status = check(d, cudaMallocManaged(memory, bytes, cudaMemAttachGlobal), "cudaMallocManaged");
     return status;

@@ -151,9 +151,9 @@ tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, siz
     long long line = 1;
     for (int i = 0; i < TT__COUNT(marks); i++)
         if (bytes >= marks[i].bytes && memcmp(text, marks[i].mark, marks[i].bytes) == 0)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, and texts are "
-                            "read as UTF-8: convert it, as by iconv -f %s -t UTF-8", path, marks[i].name,
-                            marks[i].name);
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, but must be "
+                            "UTF-8: convert the file, for example with iconv -f %s -t UTF-8", path,
+                            marks[i].name, marks[i].name);
     /* UTF-8 text has few control characters. In UTF-16 text of most scripts, every other byte is a control
        character. */
     const size_t looked = bytes < 4096 ? bytes : 4096;
@@ -161,17 +161,17 @@ tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, siz
     for (size_t i = 0; i < looked; i++)
         control[i % 2] += (unsigned char)text[i] < ' ' && !(text[i] >= '\t' && text[i] <= '\r');
     if (8 * (control[0] + control[1]) > looked)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': %zu of the first %zu bytes are control characters, so "
-                        "that this is no text in UTF-8: convert a text in UTF-16, as by iconv -f UTF-16%s -t "
-                        "UTF-8; a file of anything but text is not read", path, control[0] + control[1],
-                        looked, control[0] > control[1] ? "BE" : "LE");
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': %zu of the first %zu bytes are control characters, so the "
+                        "file is not text in UTF-8: if it is text in UTF-16, convert it, for example with "
+                        "iconv -f UTF-16%s -t UTF-8", path, control[0] + control[1], looked,
+                        control[0] > control[1] ? "BE" : "LE");
     const size_t invalid = tt__utf8_invalid(text, bytes);
     *begin = bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
     if (invalid == bytes) return TT_OK;
     for (size_t i = 0; i < invalid; i++) line += text[i] == '\n';
-    return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld, byte %zu: 0x%02x begins no character of UTF-8: "
-                    "convert a text in Latin-1, as by iconv -f LATIN1 -t UTF-8; a file of anything but text "
-                    "is not read", path, line, invalid, (unsigned char)text[invalid]);
+    return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld, byte %zu: the byte 0x%02x is not valid UTF-8: if "
+                    "the file is text in Latin-1, convert it, for example with iconv -f LATIN1 -t UTF-8",
+                    path, line, invalid, (unsigned char)text[invalid]);
 }
 
 static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
@@ -191,11 +191,13 @@ static tt_status tt__number_classes(tt_dataset *d, const char *const *names, int
     if (!d->classes) return TT_ERR_MEMORY;
     for (d->n_classes = 0; d->n_classes < n; d->n_classes++) {
         const char *name = names[d->n_classes];
-        if (!name) return tt__fail(d->ctx, TT_ERR_ARGUMENT, "class %d of %d is NULL", d->n_classes, n);
+        if (!name)
+            return tt__fail(d->ctx, TT_ERR_ARGUMENT,
+                            "the name of class %d of %d is NULL: give every class a name", d->n_classes, n);
         size_t valid = tt__utf8_invalid(name, strlen(name)); /* config.json lists the names in UTF-8 */
         if (name[valid])
-            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the name of class %d of %d, '%.*s', breaks off at byte "
-                            "0x%02x, which is not UTF-8: rename the class", d->n_classes, n,
+            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the name of class %d of %d, '%.*s', is followed by the "
+                            "byte 0x%02x, which is not valid UTF-8: rename the class", d->n_classes, n,
                             (int)tt__min((int64_t)valid, 200), name, (unsigned char)name[valid]);
         d->classes[d->n_classes] = tt__chunks_text(d->ctx, &d->chunks, name, strlen(name));
         if (!d->classes[d->n_classes])
@@ -265,29 +267,31 @@ static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
     const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
     const size_t first = 0, *end = &first; /* end of the word before */
     if ((!text->text && text->bytes) || (!text->words && text->n_words))
-        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %s %d is NULL",
-                        text->words || !text->n_words ? "text" : "the list of words of text", d->count);
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %s %d is NULL: pass a pointer, or the "
+                        "size 0", text->words || !text->n_words ? "text" : "the list of words of text",
+                        d->count);
     if (values && !text->values)
         return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: the values of text %d are NULL; expected "
-                        "%d", d->count, d->n_classes);
+                        "%d values", d->count, d->n_classes);
     for (int c = 0; c < d->n_classes && values; c++) {
         const float x = text->values[c];
         if (d->task == TT_TASK_SCORES ? !isfinite(x) : !(x >= 0 && x <= 1))
             return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: value %d of text %d is %g; expected "
                             "%s", c, d->count, x,
-                            d->task == TT_TASK_SCORES ? "a finite number" : "0 or 1, or a number between");
+                            d->task == TT_TASK_SCORES ? "a finite number" : "a number from 0 to 1");
     }
     if (d->task != TT_TASK_TAGS) return TT_OK;
     if (text->pair)
-        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has a second text; texts whose "
-                        "words have tags have none", d->count);
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has a second text, but "
+                        "TT_TASK_TAGS reads one text: leave `pair` NULL", d->count);
     for (const tt_word *w = text->words; w < text->words + text->n_words; end = &w->end, w++)
         if (w->begin < *end || w->end <= w->begin || w->end > text->bytes || w->tag < -1 ||
             w->tag >= d->n_classes)
-            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: word %d of text %d is bytes %zu to "
-                            "%zu with tag %d; expected bytes from %zu on within %zu, in order, and a tag up "
-                            "to %d, or -1", (int)(w - text->words), d->count, w->begin, w->end, w->tag, *end,
-                            text->bytes, d->n_classes - 1);
+            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: word %d of text %d begins at byte "
+                            "%zu and ends at %zu, with tag %d; expected a begin of at least %zu, an end "
+                            "after it and at most %zu, and a tag from -1 (none) to %d",
+                            (int)(w - text->words), d->count, w->begin, w->end, w->tag, *end, text->bytes,
+                            d->n_classes - 1);
     return TT_OK;
 }
 
@@ -296,7 +300,7 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *t
 {
     if (text && tt__dataset_check(d, text) != TT_OK) return d->ctx->status;
     if (d->task == TT_TASK_CLASS && (label < 0 || label >= d->n_classes))
-        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "%s: %s %d has label %d; labels go from 0 to %d", of,
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "%s: %s %d has label %d, but labels must be 0 to %d", of,
                         d->images ? "image" : "text", d->count, label, d->n_classes - 1);
     tt__example *e = tt__dataset_add(d, of);
     if (!e) return TT_ERR_MEMORY;
@@ -320,10 +324,10 @@ tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts
                              const char *const *class_names, int classes)
 {
     if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names || !tt__is_task(task))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %lld texts%s of %d classes%s, task %d; "
-                        "expected at least one text and one class, and one of tt_task", (long long)count,
-                        texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)", (int)task),
-               (tt_dataset *)NULL;
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are %lld texts%s of %d classes%s, "
+                        "task %d; expected at least one text and one class, and one of tt_task",
+                        (long long)count, texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)",
+                        (int)task), (tt_dataset *)NULL;
     tt_dataset *d = tt__dataset_new(ctx, task, class_names, classes);
     tt_status status = d ? TT_OK : ctx->status;
     for (int64_t i = 0; i < count && status == TT_OK; i++)
@@ -335,8 +339,8 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
 {
     if (source->count < 1 || source->count > INT_MAX || source->classes < 1 || !source->labels ||
         !source->class_names || !source->read)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_images: %lld images%s of %d classes%s%s; expected "
-                        "at least one image and one class, and labels, class_names and read",
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_images: there are %lld images%s of %d classes%s%s; "
+                        "expected at least one image and one class, with labels, class_names and read",
                         (long long)source->count, source->labels ? "" : " without labels", source->classes,
                         source->class_names ? "" : " without class_names",
                         source->read ? "" : " without read"), (tt_dataset *)NULL;

@@ -48,7 +48,7 @@ static bool tt__deal_check(tt__text_buffer *all, int batch, int accumulate, cons
                   "tt_parallel after tt_check_options", p->groups, data);
     else if (groups > batch / accumulate)
         tt__print(all, "; a step of {batch = %d} has fewer sequences than micro-batches, {accumulate = %d} "
-                  "for each of %d groups: set {batch} to %lld at least", batch, accumulate, groups,
+                  "for each of %d groups: set {batch} to at least %lld", batch, accumulate, groups,
                   (long long)groups * accumulate);
     return all->length == before;
 }
@@ -81,8 +81,9 @@ static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int ba
 static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, int64_t step)
 {
     if (epoch < 0 || step < 0 || step > d->steps)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "%s: no step %lld of epoch %lld; an epoch has steps 0 to %lld",
-                        d->of, (long long)step, (long long)epoch, (long long)d->steps - 1);
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "%s: step %lld of epoch %lld does not exist: an epoch has steps 0 to %lld", d->of,
+                        (long long)step, (long long)epoch, (long long)d->steps - 1);
     const uint32_t n = epoch != d->epoch ? (uint32_t)d->count : 0;
     for (uint32_t k = 0; k < n && !d->shuffle; k++) d->order[k] = k;
     if (n && d->shuffle)

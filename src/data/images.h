@@ -34,9 +34,9 @@ static bool tt__image_resized(const tt_image_options *o, int *height, int *width
     const int shorter = (int)tt__min(*height, *width), longer = (int)tt__max(*height, *width);
     const int64_t resized = (int64_t)o->resize_shortest * longer / shorter;
     if (resized > TT__IMAGE_SIDE) {
-        snprintf(why, 256, "%d x %d pixels resized to a shorter side of %d have a longer one of %lld; at "
-                 "most %d are possible", *height, *width, o->resize_shortest, (long long)resized,
-                 TT__IMAGE_SIDE);
+        snprintf(why, 256, "%d x %d pixels resized to a shorter side of %d get a longer side of %lld, but at "
+                 "most %d are possible: set resize_height and resize_width", *height, *width,
+                 o->resize_shortest, (long long)resized, TT__IMAGE_SIDE);
         return false;
     }
     const bool upright = *height >= *width;
@@ -51,16 +51,17 @@ static bool tt__image_resized(const tt_image_options *o, int *height, int *width
 static bool tt__image_fits(const tt_image_options *o, int height, int width, char why[256])
 {
     if (o->height <= height + 2 * o->pad && o->width <= width + 2 * o->pad) return true;
-    snprintf(why, 256, "%d x %d pixels cannot be cropped out of %d x %d with %d zeros on each side: set "
-             "resize_height and resize_width, or more pad", o->height, o->width, height, width, o->pad);
+    snprintf(why, 256, "%d x %d pixels cannot be cropped out of %d x %d pixels with a pad of %d on each "
+             "side: set resize_height and resize_width, or a larger pad", o->height, o->width, height, width,
+             o->pad);
     return false;
 }
 
 static bool tt__image_channels(const tt_image_options *o, int channels, char why[256])
 {
     if (channels == o->channels || (o->channels == 3 && (channels == 1 || channels == 4))) return true;
-    snprintf(why, 256, "%d channels cannot become %d: set channels of the image options (3 takes 1 and 4 "
-             "too)", channels, o->channels);
+    snprintf(why, 256, "%d channels cannot be converted to %d: set channels of the image options (channels = "
+             "3 reads images of 1, 3 and 4)", channels, o->channels);
     return false;
 }
 
@@ -80,9 +81,9 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     const uint32_t zero[4] = {0, 0, 0, 0};
     uint32_t u[4];
     if (!tt__image_valid(image)) {
-        snprintf(why, 256, "there are %d x %d pixels%s of %d channels; expected sides of 1 to %d and 1 to "
-                 "4 channels", image->height, image->width, image->pixels ? "" : " (NULL)", image->channels,
-                 TT__IMAGE_SIDE);
+        snprintf(why, 256, "the image has %d x %d pixels%s and %d channels; expected sides of 1 to %d pixels "
+                 "and 1 to 4 channels", image->height, image->width, image->pixels ? "" : " (NULL)",
+                 image->channels, TT__IMAGE_SIDE);
         return TT_ERR_ARGUMENT;
     }
     int height = image->height, width = image->width;

@@ -96,9 +96,9 @@ static tt_status tt__table_name(const tt_dataset *d, tt__table *t, tt__example *
 {
     const int number = t->order && *name ? tt__find_class(d, t->order, name) : -1;
     if (t->order && *name && number < 0)
-        return tt__row_fail(t, "the %s '%.200s' is none of the %d classes given, of which the first is "
-                            "'%.200s'", t->task == TT_TASK_TAGS ? "tag" : "label", name, d->n_classes,
-                            d->classes[0]);
+        return tt__row_fail(t, "the %s '%.200s' is not one of the %d given classes, whose first is '%.200s': "
+                            "give this class too, or correct the row", t->task == TT_TASK_TAGS ? "tag" :
+                            "label", name, d->n_classes, d->classes[0]);
     if (!TT__GROW(t->ctx, t->names, t->n_names, t->cap_names)) return t->ctx->status;
     t->names[t->n_names].name = name;
     t->names[t->n_names++].number = number;
@@ -120,13 +120,13 @@ static tt_status tt__table_row_end(const tt_dataset *d, tt__table *t, int first)
     const int n = t->n_values - first, width = t->width ? t->width : t->order ? d->n_classes : n;
     if (!n && !t->width && t->task == TT_TASK_LABELS) return TT_OK; /* labels are names in this file */
     if (n && t->task == TT_TASK_LABELS && (t->n_names || (d->count > 1 && !t->width)))
-        return tt__row_fail(t, "the label has %d numbers, but labels of this file are names: write names "
-                            "in all rows, or 0 or 1 for each class in all rows", n);
+        return tt__row_fail(t, "the label has %d numbers, but other labels of this file are names: write "
+                            "names in all rows, or 0 or 1 for each class in all rows", n);
     if (!n && !t->width)
-        return tt__row_fail(t, "the label is an empty list; expected a score");
+        return tt__row_fail(t, "the label is an empty list; expected a score or scores");
     if (n != width)
-        return tt__row_fail(t, "the label has %d number%s; expected %d, as %s", n, n == 1 ? "" : "s", width,
-                            t->order ? "there are classes" : "in the rows before");
+        return tt__row_fail(t, "the label has %d number%s; expected %d, as many as %s", n, n == 1 ? "" : "s",
+                            width, t->order ? "classes are given" : "the rows before have");
     t->width = width;
     return TT_OK;
 }
@@ -147,8 +147,9 @@ static tt_status tt__table_classes(tt_dataset *d, tt__table *t)
     tt__free(d->ctx, order);
     if (!order) return TT_ERR_MEMORY;
     if (!d->n_classes)
-        return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s': no %s; add labels, or give the names of the classes",
-                        t->path, t->task == TT_TASK_TAGS ? "word has a tag" : "row has a label");
+        return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s': no %s: add %s, or give the names of the classes",
+                        t->path, t->task == TT_TASK_TAGS ? "word has a tag" : "row has a label",
+                        t->task == TT_TASK_TAGS ? "tags" : "labels");
     if (!(d->classes = (const char **)tt__alloc(d->ctx, (size_t)d->n_classes * sizeof *d->classes)))
         return TT_ERR_MEMORY;
     for (int i = 0; i < t->n_names; i++)
@@ -172,7 +173,8 @@ static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int 
     tt__strings names = {d->classes, sizeof *d->classes};
     if (!(*order = tt__sort_strings(d->ctx, names, n, &twice))) return TT_ERR_MEMORY;
     if (!twice) return TT_OK;
-    return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the class '%.200s' is given twice", twice);
+    return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the class '%.200s' is given twice: give each class once",
+                    twice);
 }
 
 /* Names the classes of a file that has values and no names: LABEL_0, LABEL_1, ..., as transformers does. */

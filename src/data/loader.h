@@ -36,32 +36,33 @@ void tt_loader_free(tt_loader *l)
 static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
                                   const tt_loader_options *o)
 {
-    char text[640] = "";
+    char text[1024] = "";
     tt__text_buffer all = {text, sizeof text, 0};
     const bool deals = tt__deal_check(&all, o->batch, o->accumulate, &o->parallel), texts = !d->images;
     const int64_t max = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
-    if (!d->count) tt__print(&all, "; the dataset is empty");
+    if (!d->count) tt__print(&all, "; the dataset is empty: give it at least one example");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
-        tt__print(&all, "; threads = %d; expected 0 to %d", o->threads, TT__LOADER_THREADS);
+        tt__print(&all, "; threads is %d, but must be 0 to %d", o->threads, TT__LOADER_THREADS);
     if (o->drop_last && d->count < o->batch)
-        tt__print(&all, "; %d %s make no whole step of batch = %d, and drop_last leaves out others", d->count,
-                  texts ? "texts" : "images", o->batch);
+        tt__print(&all, "; drop_last leaves out all steps, because %d %s are fewer than batch, %d: set batch "
+                  "lower or drop_last = false", d->count, texts ? "texts" : "images", o->batch);
     if (texts && o->max_length < 2)
-        tt__print(&all, "; max_length = %d; expected at least 2, for [CLS] and [SEP]", o->max_length);
+        tt__print(&all, "; max_length is %d, but must be at least 2, for [CLS] and [SEP]", o->max_length);
     else if (texts && o->max_tokens != 0 && o->max_tokens < o->max_length)
-        tt__print(&all, "; max_tokens = %d; expected 0 or at least max_length = %d, so that every text fits",
+        tt__print(&all,
+                  "; max_tokens is %d, but must be 0 or at least max_length, %d, so that every text fits",
                   o->max_tokens, o->max_length);
     else if (texts && max > INT32_MAX / o->max_length && !o->max_tokens)
-        tt__print(&all, "; batch = %d of max_length = %d are more tokens than can be counted: set max_tokens",
-                  o->batch, o->max_length);
+        tt__print(&all, "; batch %d of max_length %d has more than 2^31 tokens: set max_tokens", o->batch,
+                  o->max_length);
     if (texts && d->pairs && !k->finish.pairs)
-        tt__print(&all, "; the dataset has pairs of texts, and the tokenizer's post_processor does not say "
-                  "how to join them: add a \"pair\" with $A and then $B to its TemplateProcessing");
+        tt__print(&all, "; the dataset has pairs of texts, but the tokenizer's post_processor does not say "
+                  "how to join the texts: add a \"pair\" with $A and then $B to its TemplateProcessing");
     else if (texts && d->pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
-        tt__print(&all, "; max_length = %d; pairs of texts need at least %d, for the tokens around the texts",
-                  o->max_length, tt__ids_around(k, true));
+        tt__print(&all, "; max_length is %d, but must be at least %d for pairs of texts, with the tokens "
+                  "around the texts", o->max_length, tt__ids_around(k, true));
     if (texts && o->window < 0)
-        tt__print(&all, "; window = %d; expected 0 (no sorting) or more batches", o->window);
+        tt__print(&all, "; window is %d, but must be 0 (no sorting) or a number of batches", o->window);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
@@ -115,7 +116,7 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     if (!d || (!k && !image)) { /* the context's error says why the dataset or the tokenizer is NULL */
         char why[TT__ERROR];
         memcpy(why, ctx->error, sizeof why);
-        tt__fail(ctx, TT_ERR_ARGUMENT, "a loader: the %s is NULL%s%.900s", !d ? "dataset" : "tokenizer",
+        tt__fail(ctx, TT_ERR_ARGUMENT, "loader: the %s is NULL%s%.900s", !d ? "dataset" : "tokenizer",
                  why[0] ? ": " : "", why);
         return NULL;
     }
@@ -149,7 +150,7 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
         ok = tt__thread_start(&thread->handle, tt__image_main, thread);
         if (ok) l->started++;
         else
-            tt__fail(ctx, TT_ERR_MEMORY, "loader: could not start thread %d of %d: set threads lower",
+            tt__fail(ctx, TT_ERR_MEMORY, "loader: cannot start thread %d of %d: set threads lower",
                      l->started + 1, o.threads);
     }
     if (ok) return l;
@@ -174,22 +175,23 @@ tt_image_options tt_image_options_default(int height, int width)
 static tt_status tt__image_options_check(tt_context *ctx, const tt_image_options *o)
 {
     if (!tt__side(o->height) || !tt__side(o->width) || o->channels < 1 || o->channels > 4)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: results of %d x %d pixels of %d channels; "
-                        "expected sides of 1 to %d and 1 to 4 channels", o->height, o->width, o->channels,
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: the height is %d, the width %d and channels "
+                        "%d; expected sides of 1 to %d and 1 to 4 channels", o->height, o->width, o->channels,
                         TT__IMAGE_SIDE);
     if ((o->resize_height || o->resize_width) && (!tt__side(o->resize_height) || !tt__side(o->resize_width)))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_height = %d and resize_width = %d; "
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_height is %d and resize_width %d; "
                         "expected both 0, or both 1 to %d", o->resize_height, o->resize_width,
                         TT__IMAGE_SIDE);
     if (o->resize_shortest && (!tt__side(o->resize_shortest) || o->resize_height))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_shortest = %d beside resize_height = "
-                        "%d; expected one of them 0, the other 0 to %d", o->resize_shortest,
-                        o->resize_height, TT__IMAGE_SIDE);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_shortest is %d and resize_height %d; "
+                        "expected one of them 0, the other 0 to %d", o->resize_shortest, o->resize_height,
+                        TT__IMAGE_SIDE);
     if ((int)o->resample < TT_NEAREST || o->resample > TT_BICUBIC)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resample = %d; expected one of tt_resample, "
-                        "%d to %d", (int)o->resample, TT_NEAREST, TT_BICUBIC);
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "image options: resample is %d, but must be one of tt_resample, %d to %d",
+                        (int)o->resample, TT_NEAREST, TT_BICUBIC);
     if (o->pad < 0 || o->pad > TT__IMAGE_SIDE)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: pad = %d; expected 0 to %d", o->pad,
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: pad is %d, but must be 0 to %d", o->pad,
                         TT__IMAGE_SIDE);
     return TT_OK;
 }
@@ -199,8 +201,8 @@ static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_
 {
     char why[256];
     if (!o)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the image options are NULL: how large "
-                        "are the results to be?");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the image options are NULL: set at least "
+                        "their height and width");
     if (!d->images)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the dataset holds texts: use "
                         "tt_loader_new");
@@ -219,8 +221,8 @@ tt_status tt_image_prepare(tt_context *ctx, const tt_image *image, const tt_imag
     tt__resampler r;
     char why[256];
     if (!image || !options || !to)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_prepare: the image, its options and what to write to "
-                        "must be there");
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "tt_image_prepare: the image, its options or the output is NULL: pass all three");
     tt_image_options o = *options;
     if (tt__image_options_check(ctx, &o) != TT_OK) return ctx->status;
     o.random_crop = o.flip = false;

@@ -21,13 +21,11 @@ static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char
     tt_dataset *held = NULL, *result;
     if (part == TT__SPLIT_VALIDATION) return d->count = 0, d;
     if (!part)
-        tt__fail(d->ctx, TT_ERR_ARGUMENT,
-                 "'%s' has no column '%.100s', so its rows are \"train\" or \"test\", not '%.200s'", path,
-                 column, split);
+        tt__fail(d->ctx, TT_ERR_ARGUMENT, "'%s' has no column '%.100s', so it has only the splits \"train\" "
+                 "and \"test\", not '%.200s'", path, column, split);
     else if (d->count < 2)
-        tt__fail(d->ctx, TT_ERR_FORMAT,
-                 "'%s' has one row and no column '%.100s': it cannot be divided into \"train\" and \"test\"",
-                 path, column);
+        tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has one row and no column '%.100s': one row cannot be divided "
+                 "into \"train\" and \"test\"", path, column);
     else
         held = tt_dataset_split(d, (d->count + 9) / 10);
     result = part == TT__SPLIT_TEST ? held : held ? d : NULL;
@@ -48,18 +46,17 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
         for (int k = 0; k <= i; k++) good &= names[i] && (k == i || strcmp(t->column[i], t->column[k]) != 0);
     if (!good)
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: the columns of text, label, split and pair "
-                        "are '%.100s', '%.100s', '%.100s' and '%.100s'; expected four names", t->column[0],
-                        t->column[1], t->column[2], t->column[3]);
+                        "are '%.100s', '%.100s', '%.100s' and '%.100s'; expected four different names",
+                        t->column[0], t->column[1], t->column[2], t->column[3]);
     if (o->delimiter && (strchr("\"\n\r", o->delimiter) || (unsigned char)o->delimiter >= 0x80))
         return tt__fail(t->ctx, TT_ERR_ARGUMENT,
-                        "table options: the delimiter has the code %d; a table's columns cannot be divided "
-                        "by quotes, by ends of lines, or by bytes beyond ASCII", (unsigned char)o->delimiter);
+                        "table options: the delimiter is the byte %d; expected an ASCII character that is "
+                        "neither a quote nor the end of a line", (unsigned char)o->delimiter);
     if (!o->label_delimiter || (unsigned char)o->label_delimiter >= 0x80)
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: the label_delimiter has the code %d; labels "
-                        "are divided by a character of ASCII, such as a comma",
-                        (unsigned char)o->label_delimiter);
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: the label_delimiter is the byte %d; "
+                        "expected an ASCII character, such as a comma", (unsigned char)o->label_delimiter);
     if (!tt__is_task(o->task))
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: task = %d; expected one of tt_task, %d to "
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: task is %d; expected one of tt_task, %d to "
                         "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_TAGS);
     return TT_OK;
 }
@@ -96,9 +93,10 @@ static tt_status tt__table_file(tt_dataset *d, tt__table *t, const tt_table_opti
                : o->task == TT_TASK_TAGS ? tt__read_conll(d, t) : tt__table_read(d, t, split);
     const int part = split && t->splits ? tt__split_of(split) : TT__SPLIT_OTHER;
     if (status != TT_OK || d->count || (part && part != TT__SPLIT_TRAIN)) return status;
-    if (!split || !t->splits) return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows", t->path, lines ||
-                                              o->task == TT_TASK_TAGS ? "" : "a header and ");
-    return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
+    if (!split || !t->splits) return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows: add rows", t->path,
+                                              lines || o->task == TT_TASK_TAGS ? "" : "a header but ");
+    return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s': add one, or choose "
+                    "another split", t->path, split);
 }
 
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
@@ -113,8 +111,8 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     t.task = o.task;
     t.line = 1;
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to "
-                        "take them from the file", path, n_classes, classes ? "" : " as NULL"),
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given%s; give at least one, or NULL and "
+                        "0 to take the classes from the file", path, n_classes, classes ? "" : " as NULL"),
                (tt_dataset *)NULL;
     if (tt__table_check(&t, &o) != TT_OK) return NULL;
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);

@@ -235,9 +235,10 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
     tt__resampler r;
     tt__window whole = {0, 0, height, width, false};
     if (!tt__image_valid(image) || !tt__side(height) || !tt__side(width))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_resize: %d x %d pixels%s of %d channels to %d x %d; "
-                        "expected sides of 1 to %d and 1 to 4 channels", image->height, image->width,
-                        image->pixels ? "" : " (NULL)", image->channels, height, width, TT__IMAGE_SIDE);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_resize: cannot resize %d x %d pixels%s of %d "
+                        "channels to %d x %d; expected sides of 1 to %d pixels and 1 to 4 channels",
+                        image->height, image->width, image->pixels ? "" : " (NULL)", image->channels, height,
+                        width, TT__IMAGE_SIDE);
     memset(&r, 0, sizeof r);
     bool ok = tt__resample_image(ctx, &r, image, height, width, TT_BILINEAR, image->channels, &whole, to,
                            (size_t)width * (size_t)image->channels);

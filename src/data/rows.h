@@ -21,8 +21,9 @@ static tt_status tt__row_wrong(const tt__table *t, const tt__json *j, int node, 
     for (int child = 1; child < j->nodes[0].after; child = j->nodes[child].after)
         tt__print(&list, "%s\"%.100s\"", child > 1 ? ", " : "", j->pool + j->nodes[child].key);
     const char *more = list.length >= sizeof there ? "..." : "";
-    return tt__row_fail(t, "the object has no \"%.100s\", but %s%s; expected %s: name the column in the "
-                        "table options", t->column[column], *there ? there : "no members", more, expected);
+    return tt__row_fail(t, "the object has no \"%.100s\", but %s%s; expected %s: set the column's name in "
+                        "the table options", t->column[column], *there ? there : "no members", more,
+                        expected);
 }
 
 /* Copies the text of a string of a line of JSON, into *text and *bytes. Returns false if memory runs out. */
@@ -48,7 +49,8 @@ static const char *tt__row_name(tt_dataset *d, const tt__table *t, const tt__jso
     else if (t->task == TT_TASK_TAGS && at->exact && at->integer == -100) bytes = 0;
     else if (!bytes) return NULL;
     if (at->kind == TT__JSON_STRING && !bytes)
-        return tt__row_fail(t, "%s is empty", t->task == TT_TASK_CLASS ? "the label" : "a label"),
+        return tt__row_fail(t, "%s is empty: write one, or remove the row", t->task == TT_TASK_CLASS ?
+                            "the label" : "a label"),
                (const char *)NULL;
     name = tt__chunks_text(d->ctx, &d->chunks, text, bytes);
     if (!name) tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the labels of '%s'", t->path);
@@ -59,20 +61,21 @@ static const char *tt__row_name(tt_dataset *d, const tt__table *t, const tt__jso
 static tt_status tt__row_words(tt_dataset *d, tt__table *t, const tt__json *j, const char *line, int words,
                                int tags, tt__example *e)
 {
-    static const char list[] = "a list, as the words and tags of TT_TASK_TAGS are";
+    static const char list[] = "a list: TT_TASK_TAGS reads a list of words and a list of tags";
     if (words < 0 || j->nodes[words].kind != TT__JSON_ARRAY)
         return tt__row_wrong(t, j, words, TT__COLUMN_TEXT, list);
     if (tags < 0 || j->nodes[tags].kind != TT__JSON_ARRAY)
         return tt__row_wrong(t, j, tags, TT__COLUMN_LABEL, list);
     const int n = j->nodes[words].count;
     if (n != j->nodes[tags].count)
-        return tt__row_fail(t, "%d words and %d tags; expected a tag for each word", n, j->nodes[tags].count);
+        return tt__row_fail(t, "the row has %d words, but %d tags; expected a tag for each word", n,
+                            j->nodes[tags].count);
     size_t bytes = 0, at = 0;
     for (int w = words + 1; w < j->nodes[words].after; w = j->nodes[w].after) {
         if (j->nodes[w].kind != TT__JSON_STRING)
             return tt__row_wrong(t, j, w, TT__COLUMN_TEXT, "a list of strings");
         if (!j->nodes[w].count)
-            return tt__row_fail(t, "a word is empty: leave it out, and its tag");
+            return tt__row_fail(t, "a word is empty: remove the word and its tag");
         bytes += (size_t)j->nodes[w].count + 1;
     }
     char *text = (char *)tt__chunks_take(d->ctx, &d->chunks, bytes ? bytes : 1);
@@ -104,12 +107,12 @@ static tt_status tt__row_label(tt_dataset *d, tt__table *t, const tt__json *j, c
     const double x = truth ? at->kind == TT__JSON_TRUE : at->number;
     const bool number = at->kind == TT__JSON_NUMBER_KIND;
     if (t->task == TT_TASK_SCORES && (!number || !(fabs(x) <= FLT_MAX)))
-        return tt__row_wrong(t, j, node, TT__COLUMN_LABEL, "a score, a number that a float holds, or a list "
-                             "of scores");
+        return tt__row_wrong(t, j, node, TT__COLUMN_LABEL, "a score (a number that a float holds), or a "
+                             "list of scores");
     if (t->task == TT_TASK_SCORES) return tt__table_value(t, (float)x);
     if (number && x != 0 && x != 1)
-        return tt__row_fail(t, "the label has the number %g; expected 0 or 1 for each class, or the names "
-                            "of labels in quotes", x);
+        return tt__row_fail(t, "the label contains the number %g; expected 0 or 1 for each class, or the "
+                            "names of labels in quotes", x);
     if (number || truth) return tt__table_value(t, (float)x);
     if (at->kind != TT__JSON_STRING)
         return tt__row_wrong(t, j, node, TT__COLUMN_LABEL, "a list of names, or of 0 and 1 for each class");
@@ -157,7 +160,7 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
     const int part = at[TT__COLUMN_SPLIT];
     if (!t->first_line) t->first_line = t->row_line, t->splits = part >= 0;
     if (split && t->splits != (part >= 0))
-        return tt__row_fail(t, "%s \"%.100s\", unlike line %lld: write it in all rows or in none",
+        return tt__row_fail(t, "the row has %s \"%.100s\", unlike line %lld: write it in all rows or in none",
                             part < 0 ? "no" : "a", t->column[TT__COLUMN_SPLIT], t->first_line);
     if (part >= 0)
         status = tt__table_part(t, j->pool + j->nodes[part].integer, (size_t)j->nodes[part].count, split,
@@ -231,7 +234,7 @@ static tt_status tt__conll_line(tt_dataset *d, tt__table *t, tt__sentence *s, ch
     if (!name || !TT__GROW(d->ctx, s->words, s->n, s->capacity))
         return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the tags of '%s'", t->path);
     if (strlen(name) != (size_t)(end - tag))
-        return tt__row_fail(t, "the tag holds a NUL");
+        return tt__row_fail(t, "the tag contains a NUL byte: remove it");
     if (!s->n && !tt__dataset_add(d, t->path)) return t->ctx->status;
     if (!s->n) s->text = line, s->bytes = 0;
     else s->text[s->bytes++] = ' ';

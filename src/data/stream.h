@@ -156,8 +156,9 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
         if (id >= s->vocab)
-            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s' has the token %d%s%.60s%s, and the model %d tokens",
-                            s->store->path, id, s->tokenizer ? " ('" : "",
+            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s' has the token %d%s%.60s%s, but the model has only "
+                            "%d tokens: use the model's tokenizer", s->store->path, id,
+                            s->tokenizer ? " ('" : "",
                             s->tokenizer ? tt_tokenizer_token(s->tokenizer, id) : "",
                             s->tokenizer ? "')" : "", s->vocab);
         tt__stream_push(s->store, id);
@@ -219,10 +220,11 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     if (s->end >= 0 && s->end < s->vocab) return s;
     if (s->end < 0)
         tt__fail(ctx, TT_ERR_ARGUMENT, "token stream of '%s': the tokenizer has no token that ends a "
-                 "document: name one in tt_stream_options.end, or as \"eos_token\" in tokenizer_config.json",
-                 path);
-    else tt__fail(ctx, TT_ERR_ARGUMENT, "token stream of '%s': end %d is not below the vocabulary's %d", path,
-                  s->end, s->vocab);
+                 "document: set tt_stream_options.end, or \"eos_token\" in tokenizer_config.json", path);
+    else
+        tt__fail(ctx, TT_ERR_ARGUMENT,
+                 "token stream of '%s': end is %d, but must be below the vocabulary's size, %d", path, s->end,
+                 s->vocab);
     tt_token_stream_free(s);
     return NULL;
 }
@@ -234,14 +236,14 @@ static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
     s->count = s->store->count;
     for (int at = 0; at < 2 && status == TT_OK; at++)
         if (s->spelled[at])
-            tt__log(s->ctx, TT_LOG_WARNING, "tokens", "'%s': %lld document%s out '%.60s', which is put %s "
-                    "each: they have it once", s->store->path, (long long)s->spelled[at],
-                    s->spelled[at] == 1 ? " spells" : "s spell",
+            tt__log(s->ctx, TT_LOG_WARNING, "tokens", "'%s': %lld document%s out '%.60s', which the stream "
+                    "adds %s each document: these documents get it once only", s->store->path,
+                    (long long)s->spelled[at], s->spelled[at] == 1 ? " spells" : "s spell",
                     tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->finish.one.around[0].ids[0]),
-                    at ? "behind" : "in front of");
+                    at ? "after" : "before");
     if (status == TT_OK && s->count < 2)
-        status = tt__fail(s->ctx, TT_ERR_FORMAT, "token stream of '%s': there are no tokens to train on",
-                          s->store->path);
+        status = tt__fail(s->ctx, TT_ERR_FORMAT, "token stream of '%s': the stream has fewer than 2 tokens, "
+                          "which is too few to train on: name a longer text", s->store->path);
     if (status == TT_OK) return s;
     tt_token_stream_free(s);
     return NULL;
@@ -289,7 +291,8 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     if (!s) return NULL;
     const bool folder = files->list(files->user, path, tt__names_add, &names) && !names.failed;
     if (names.failed) status = TT_ERR_MEMORY;
-    else if (folder && !names.n) status = tt__fail(ctx, TT_ERR_FILE, "folder '%s' has no file *.txt", path);
+    else if (folder && !names.n)
+        status = tt__fail(ctx, TT_ERR_FILE, "folder '%s' has no file *.txt: name a folder with texts", path);
     else if (folder) qsort(names.name, (size_t)names.n, sizeof *names.name, tt__by_name);
     for (int k = 0; k < (folder ? names.n : 1) && status == TT_OK; k++) {
         if (folder) status = tt__path_join(ctx, full, path, names.name[k]);
@@ -323,9 +326,9 @@ static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, si
     *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
     const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
     if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look so by chance */
-    return tt__fail(ctx, TT_ERR_FORMAT, "'%s': each second 4 bytes are 0, as of ids of 8 bytes (int64), and "
-                    "ids of 2 or 4 bytes are read: convert them, as by NumPy's astype('uint32').tofile(...)",
-                    store->path);
+    return tt__fail(ctx, TT_ERR_FORMAT, "'%s' seems to have ids of 8 bytes (int64), because every second "
+                    "group of 4 bytes is 0, but ids must have 2 or 4 bytes: convert them, for example with "
+                    "NumPy's astype('uint32').tofile(...)", store->path);
 }
 
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end)
@@ -337,9 +340,9 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
     tt__token_store *store = s->store;
     tt_status status = TT_OK;
     if ((width != 0 && width != 2 && width != 4) || vocab < 1 || end >= vocab || end < -1)
-        status = tt__fail(ctx, TT_ERR_ARGUMENT, "token stream of '%s': ids of %d bytes, %d of them, end %d; "
-                          "expected 2 or 4 bytes and an end below vocab (or -1: none)", path, width, vocab,
-                          end);
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "token stream of '%s': ids have %d bytes, vocab is %d and "
+                          "end %d; expected 2 or 4 bytes, and an end below vocab, or -1 for none", path,
+                          width, vocab, end);
     if (status == TT_OK) status = tt__file_begin(ctx, path, &store->file, &bytes);
     if (status == TT_OK && bytes >= 1024)
         status = tt__file_read(ctx, path, store->file, 0, header, sizeof header);
@@ -348,16 +351,17 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
     if (status == TT_OK && !width && reported) width = reported;
     if (status == TT_OK && !width) status = tt__ids_width(store, ctx, bytes, vocab, &width);
     if (status == TT_OK && reported && reported != width)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': its header tells of ids of %d bytes, not %d", path,
-                          reported, width);
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': its header says that ids have %d bytes, not %d: name "
+                          "the right number of bytes", path, reported, width);
     if (status == TT_OK && (bytes - store->skip) % (size_t)width != 0)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': %zu bytes are no whole number of ids of %d bytes", path,
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': %zu bytes are not a multiple of the %d bytes of an id: "
+                          "the file may be cut off, or its ids have another size", path,
                           bytes - (size_t)store->skip, width);
     store->width = width;
     store->count = (int64_t)(bytes - store->skip) / (width == 4 ? 4 : 2);
     if (status == TT_OK && store->skip && header[2] != store->count)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': its header tells of %d ids, and it has %lld", path,
-                          (int)header[2], (long long)store->count);
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': its header says that there are %d ids, but the file has "
+                          "%lld: it may be cut off", path, (int)header[2], (long long)store->count);
     s->vocab = vocab;
     s->end = end;
     return tt__stream_done(s, status);
@@ -366,8 +370,8 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
 tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n)
 {
     if (n < 2 || n > s->count - 2) {
-        tt__fail(s->ctx, TT_ERR_ARGUMENT, "tt_token_stream_split: %lld of %lld tokens; two at least must go, "
-                 "and stay", (long long)n, (long long)s->count);
+        tt__fail(s->ctx, TT_ERR_ARGUMENT, "tt_token_stream_split: cannot split %lld of %lld tokens off: at "
+                 "least two must go, and at least two must stay", (long long)n, (long long)s->count);
         return NULL;
     }
     tt_token_stream *part = (tt_token_stream *)tt__alloc(s->ctx, sizeof *part);
@@ -388,8 +392,9 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
     const tt__token_store *store = s->store;
     const size_t width = (size_t)store->width;
     if (first < 0 || n < 0 || first > s->count - n)
-        return tt__fail(s->ctx, TT_ERR_ARGUMENT, "tokens %lld to %lld of a stream of %lld", (long long)first,
-                        (long long)(first + n), (long long)s->count);
+        return tt__fail(s->ctx, TT_ERR_ARGUMENT,
+                        "tokens %lld to %lld are not all in the stream, which has %lld tokens",
+                        (long long)first, (long long)(first + n), (long long)s->count);
     const uint64_t at = (uint64_t)(s->first + first) * width;
     const char *from = store->ids ? (const char *)store->ids + at : NULL;
     if (!store->ids) { /* reads 2-byte ids into the second half of `to`, then widens them in place */
@@ -405,8 +410,9 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
         if (width == 2) memcpy(&half, from + 2 * k, 2), whole = half;
         else memcpy(&whole, from + 4 * k, 4);
         if (whole >= (uint32_t)s->vocab)
-            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s', token %lld: id %u is not below vocab %d",
-                            store->path, (long long)(s->first + first + k), (unsigned)whole, s->vocab);
+            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s', token %lld: the id is %u, but must be below vocab, "
+                            "%d: set vocab to that of the tokenizer that made the file", store->path,
+                            (long long)(s->first + first + k), (unsigned)whole, s->vocab);
         to[k] = (int32_t)whole;
     }
     return TT_OK;

@@ -28,12 +28,12 @@ static tt_status tt__table_after_quote(const tt__table *t, char found)
 {
     char separator[24];
     if (tt__table_other_separator(&found, 1))
-        return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; if columns are "
-                        "separated by %s, say so (delimiter; --delimiter)", t->path, t->line,
+        return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: there is text after a closing quote; if "
+                        "columns are separated by %s, set delimiter (--delimiter)", t->path, t->line,
                         tt__table_separator(found, separator));
-    return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; a quote within a "
-                    "quoted field is written twice; if quotes are characters like others, say so (unquoted; "
-                    "--quote none)", t->path, t->line);
+    return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: there is text after a closing quote; write a "
+                    "quote within a quoted field twice, or, if quotes are ordinary characters, set unquoted "
+                    "(--quote none)", t->path, t->line);
 }
 
 /* Reads the field at t->at, unquotes it in place, and moves t->at past the separator or newline that ends the
@@ -47,8 +47,8 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         for (;;) {
             if (t->at == t->bytes)
                 return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: the quoted field that starts here "
-                                "is not closed before the end of the file; if quotes are characters like "
-                                "others, say so (unquoted; --quote none)", t->path, opened);
+                                "is not closed before the end of the file; if quotes are ordinary "
+                                "characters, set unquoted (--quote none)", t->path, opened);
             char c = text[t->at++];
             if (c == '"') {
                 if (t->at == t->bytes || text[t->at] != '"') break;
@@ -111,22 +111,22 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
         for (int i = 0; i < TT__COLUMNS; i++) {
             if (!tt__field_is(&field, t->column[i])) continue;
             if (column[i] >= 0)
-                return tt__row_fail(t, "two columns are named '%.200s'", t->column[i]);
+                return tt__row_fail(t, "two columns are named '%.200s': rename one of them", t->column[i]);
             column[i] = *columns;
         }
         if (*columns == INT_MAX - 1)
-            return tt__row_fail(t, "too many columns");
+            return tt__row_fail(t, "the line has 2^31 columns or more, which is too many");
     }
     const char other = *columns == 1 ? tt__table_other_separator(there, strlen(there)) : 0;
     for (int i = 0; i < TT__COLUMNS; i++)
         if (column[i] < 0 && i < TT__COLUMN_SPLIT)
-            return tt__fail(t->ctx, TT_ERR_FORMAT,
-                            "'%.300s', line %lld: the header's %d columns, separated by %s, have none named "
-                            "'%.100s', but %.300s%s%s%s%s", t->path, t->row_line, *columns,
-                            tt__table_separator(t->separator, separator), t->column[i], there,
-                            strlen(there) > 300 ? "..." : "", other ? "; if columns are separated by " : "",
+            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%.300s', line %lld: none of the header's %d columns, "
+                            "separated by %s, is named '%.100s'; they are %.300s%s%s%s%s", t->path,
+                            t->row_line, *columns, tt__table_separator(t->separator, separator), t->column[i],
+                            there, strlen(there) > 300 ? "..." : "",
+                            other ? "; if columns are separated by " : "",
                             other ? tt__table_separator(other, others) : "",
-                            other ? ", say so (delimiter; --delimiter)" : "");
+                            other ? ", set delimiter (--delimiter)" : "");
     return TT_OK;
 }
 
@@ -178,7 +178,8 @@ static tt_status tt__table_label(const tt_dataset *d, tt__table *t, tt__example 
 {
     float score = 0;
     if (!*label)
-        return tt__row_fail(t, "%s is empty", t->task == TT_TASK_CLASS ? "the label" : "a label");
+        return tt__row_fail(t, "%s is empty: write one, or remove the row", t->task == TT_TASK_CLASS ?
+                            "the label" : "a label");
     if (t->task != TT_TASK_SCORES) return tt__table_name(d, t, e, label);
     if (tt__is_score(label, &score)) return tt__table_value(t, score);
     return tt__row_fail(t, "the score '%.200s' is not a number that a float holds, such as 2.5", label);
@@ -193,7 +194,7 @@ static tt_status tt__table_field_labels(const tt_dataset *d, tt__table *t, tt__e
     bool more = t->task != TT_TASK_LABELS || field->bytes;
     tt_status status = TT_OK;
     if (strlen(at) != field->bytes)
-        return tt__row_fail(t, "the label holds a NUL");
+        return tt__row_fail(t, "the label contains a NUL byte: remove it");
     if (t->task == TT_TASK_CLASS) return tt__table_label(d, t, e, at);
     while (more && status == TT_OK) {
         char *stop = strchr(at, t->between), *last = stop ? stop : end;
@@ -228,8 +229,9 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split)
         } while (status == TT_OK && !field.last);
         if (status != TT_OK) break;
         if (n != columns)
-            return tt__row_fail(t, "%d columns; the header has %d: put fields that hold %s or newlines in "
-                                "double quotes", n, columns, tt__table_separator(t->separator, separator));
+            return tt__row_fail(t, "the row has %d columns, but the header has %d: put fields that contain "
+                                "%s or newlines in double quotes", n, columns,
+                                tt__table_separator(t->separator, separator));
         const tt__field *part = &fields[TT__COLUMN_SPLIT];
         if (t->splits) status = tt__table_part(t, part->text, part->bytes, split, &keep);
         if (status != TT_OK || !keep) continue;

@@ -123,15 +123,16 @@ static uint64_t tt__window_hash(void *self) { return ((const tt_token_loader *)s
 
 static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, const tt_token_loader_options *o)
 {
-    char text[400] = "";
+    char text[800] = "";
     tt__text_buffer all = {text, sizeof text, 0};
-    if (o->length < 1) tt__print(&all, "; length = %d", o->length);
+    if (o->length < 1) tt__print(&all, "; length is %d, but must be at least 1", o->length);
     if (tt__deal_check(&all, o->batch, o->accumulate, &o->parallel) && o->length > 0 &&
         tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) > INT32_MAX / 4 / o->length)
-        tt__print(&all, "; batch = %d windows of length = %d are more tokens than can be counted", o->batch,
-                  o->length);
+        tt__print(&all, "; batch %d of windows of length %d is too large: a micro-batch must have less than "
+                  "2^29 tokens", o->batch, o->length);
     if (o->length > 0 && s->count / o->length >= INT32_MAX)
-        tt__print(&all, "; %lld tokens are too many windows of length = %d", (long long)s->count, o->length);
+        tt__print(&all, "; %lld tokens make 2^31 windows of length %d or more, which is too many: use a "
+                  "larger length", (long long)s->count, o->length);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "token loader: %s", text + 2) : TT_OK;
 }
 

@@ -147,7 +147,7 @@ static bool tt__json_escape(tt__json *j) /* appends the character of an escape s
                                  code);
         if (!tt__json_hex4(j, &low)) return false;
         if (low < 0xDC00 || low > 0xDFFF)
-            return tt__json_fail(j, from, "\\u%04x\\u%04x is no surrogate pair", code, low);
+            return tt__json_fail(j, from, "\\u%04x\\u%04x is not a valid surrogate pair", code, low);
         code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
     }
     j->used += (size_t)tt__utf8_put(code, j->pool + j->used);
@@ -165,8 +165,8 @@ static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
         if (c == '\\') {
             if (!tt__json_escape(j)) return false;
         } else if (c < 0x20) {
-            return tt__json_fail(j, j->at, "control character 0x%02x in a string; it must be written "
-                                 "\\u%04x", c, c);
+            return tt__json_fail(j, j->at, "a string contains the control character 0x%02x, which must be "
+                                 "written \\u%04x", c, c);
         } else {
             size_t from = j->at;
             if (tt__utf8_next(j->text, j->bytes, &j->at) == TT__INVALID)
@@ -213,7 +213,7 @@ static bool tt__json_number(tt__json *j)
     uint64_t magnitude = 0, limit = (uint64_t)INT64_MAX + (negative ? 1 : 0);
     if (!tt__json_digit(j)) return tt__json_expected(j, j->at, "expected a digit");
     if (tt__json_take(j, '0') && tt__json_digit(j))
-        return tt__json_fail(j, from, "a number with a leading zero");
+        return tt__json_fail(j, from, "a number begins with a superfluous zero: remove it");
     for (; tt__json_digit(j); j->at++) {
         uint64_t digit = (uint64_t)(j->text[j->at] - '0');
         if (magnitude > (limit - digit) / 10) fits = false;
@@ -230,7 +230,7 @@ static bool tt__json_number(tt__json *j)
     }
     size_t length = j->at - from;
     if (length > TT__JSON_NUMBER)
-        return tt__json_fail(j, from, "a number of %zu characters; at most %d are read", length,
+        return tt__json_fail(j, from, "a number has %zu characters, but at most %d are possible", length,
                              TT__JSON_NUMBER);
     int self = tt__json_push(j, TT__JSON_NUMBER_KIND, from);
     if (self < 0) return false;
@@ -239,7 +239,7 @@ static bool tt__json_number(tt__json *j)
     if (node->exact)
         node->integer = !negative ? (int64_t)magnitude : magnitude ? -(int64_t)(magnitude - 1) - 1 : 0;
     node->number = tt__json_double(j->text + from, length);
-    return isfinite(node->number) || tt__json_fail(j, from, "a number too large for a double");
+    return isfinite(node->number) || tt__json_fail(j, from, "a number is too large for a double");
 }
 
 static int tt__json_compare_keys(const tt__json *j, uint32_t a, uint32_t b)
@@ -271,8 +271,8 @@ static bool tt__json_index(tt__json *j, int object)
     for (int i = from + 1; i < j->n_sorted; i++) {
         const tt__json_node *node = &j->nodes[j->sorted[i]];
         if (tt__json_compare_keys(j, j->sorted[i - 1], j->sorted[i]) == 0)
-            return tt__json_fail(j, node->offset, "the key \"%.200s\" is there twice in one object; this is "
-                                 "the value of the second", j->pool + node->key);
+            return tt__json_fail(j, node->offset, "the key \"%.200s\" is twice in one object, and this is "
+                                 "its second value: remove one", j->pool + node->key);
     }
     return true;
 }
@@ -302,7 +302,8 @@ static bool tt__json_value(tt__json *j, int depth)
     }
     if (c != '{' && c != '[') return tt__json_expected(j, j->at, "expected a value");
     if (depth == TT__JSON_DEPTH)
-        return tt__json_fail(j, j->at, "arrays and objects within each other more than %d deep",
+        return tt__json_fail(j, j->at,
+                             "arrays and objects are nested more than %d deep, which is not supported",
                              TT__JSON_DEPTH);
 
     int self = tt__json_push(j, object ? TT__JSON_OBJECT : TT__JSON_ARRAY, j->at++);
@@ -348,15 +349,16 @@ static tt_status tt__json_parse_line(tt__json *j, tt_context *ctx, const char *p
     j->bytes = bytes;
     j->base = base;
     if (bytes > INT32_MAX / 2)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' holds %zu bytes of JSON; at most %d are read", path, bytes,
-                        INT32_MAX / 2);
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes of JSON, but at most %d are possible", path,
+                        bytes, INT32_MAX / 2);
     j->pool = (char *)tt__alloc(ctx, bytes + 1);
     if (!j->pool) return TT_ERR_MEMORY;
     if (bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) j->at = 3;
     tt__json_skip_space(j);
     if (!tt__json_value(j, 0)) return ctx->status;
     tt__json_skip_space(j);
-    if (j->at < bytes) return tt__json_expected(j, j->at, "expected the end after the value"), ctx->status;
+    if (j->at < bytes)
+        return tt__json_expected(j, j->at, "expected the end of the text after the value"), ctx->status;
     j->text = NULL;
     return TT_OK;
 }
@@ -435,7 +437,7 @@ static int tt__json_member(const tt__json *j, int object, const char *key, bool 
     if (node >= 0 && j->nodes[node].kind != TT__JSON_NULL)
         *status = tt__json_wrong(j, key, node, NULL, expected);
     else if (required)
-        *status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"%s\", which is needed", j->path, key);
+        *status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"%s\", which is required", j->path, key);
     return -1;
 }
 

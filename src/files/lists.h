@@ -104,6 +104,7 @@ static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char 
     size_t n = strlen(folder);
     int length = snprintf(path, TT__PATH, "%s%s%s", folder, n && folder[n - 1] == '/' ? "" : "/", name);
     if (length >= 0 && length < TT__PATH) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "the path '%.200s...' and '%.200s' are together longer than %d "
-                    "bytes", folder, name, TT__PATH - 1);
+    return tt__fail(ctx, TT_ERR_ARGUMENT,
+                    "the path '%.200s...' and '%.200s' together have more than %d bytes: use a shorter path",
+                    folder, name, TT__PATH - 1);
 }

@@ -101,7 +101,7 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
     int offsets = tt__json_get(j, node, "data_offsets");
 
     if (strlen(name) != j->nodes[node].key_bytes)
-        return tt__safetensors_fail(s, name, node, "has a NUL in its name");
+        return tt__safetensors_fail(s, name, node, "has a NUL byte in its name, which is not allowed");
     if (j->nodes[node].kind != TT__JSON_OBJECT)
         return tt__safetensors_fail(s, name, node, "is %s; expected an object", tt__json_kind_name(j, node));
     const char *missing = dtype < 0 ? "dtype" : shape < 0 ? "shape" : offsets < 0 ? "data_offsets" : NULL;
@@ -109,7 +109,7 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
     const char *type_name = tt__json_text(j, dtype);
     int type = tt__safetensors_type(type_name);
     if (type < 0)
-        return tt__safetensors_fail(s, name, dtype, "has the dtype %.40s, which the format does not know",
+        return tt__safetensors_fail(s, name, dtype, "has the dtype %.40s, which safetensors does not define",
                                     type_name ? type_name : tt__json_kind_name(j, dtype));
     if (j->nodes[shape].kind != TT__JSON_ARRAY)
         return tt__safetensors_fail(s, name, shape, "has %s as \"shape\"; expected an array",
@@ -118,31 +118,33 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
     info->dtype = tt__safetensors_types[type].name;
     info->ndim = j->nodes[shape].count;
     if (info->ndim > TT__COUNT(info->dims))
-        return tt__safetensors_fail(s, name, shape, "has %d dimensions; at most %d are read", info->ndim,
-                                    TT__COUNT(info->dims));
+        return tt__safetensors_fail(s, name, shape, "has %d dimensions, but at most %d are possible",
+                                    info->ndim, TT__COUNT(info->dims));
     for (int d = 0; d < info->ndim; d++) {
         const tt__json_node *dim = &j->nodes[shape + 1 + d];
         if (!dim->exact || dim->integer < 0)
-            return tt__safetensors_fail(s, name, shape + 1 + d, "has a dimension that is no integer >= 0");
+            return tt__safetensors_fail(s, name, shape + 1 + d,
+                                        "has a dimension that is not an integer >= 0");
         info->dims[d] = dim->integer;
     }
     if (!tt__safetensors_size(info, type, &info->bytes))
-        return tt__safetensors_fail(s, name, shape, "has a shape whose bytes are too many to count or, for a "
-                                    "dtype of less than a byte, no whole number");
+        return tt__safetensors_fail(s, name, shape, "has a shape whose size overflows or, for a dtype of "
+                                    "less than a byte, is not a whole number of bytes");
     const tt__json_node *begin = &j->nodes[offsets + 1], *end = &j->nodes[offsets + 2];
     bool two = j->nodes[offsets].kind == TT__JSON_ARRAY && j->nodes[offsets].count == 2;
     if (!two || !begin->exact || !end->exact)
         return tt__safetensors_fail(s, name, offsets,
-                                    "has \"data_offsets\" that are no array of two integers");
+                                    "has \"data_offsets\" that are not an array of two integers");
     if (begin->integer < 0 || end->integer < begin->integer || (uint64_t)end->integer > data_bytes)
-        return tt__safetensors_fail(s, name, offsets, "lies in bytes [%lld, %lld) of the data, of which the "
-                                    "file has %zu; it may be truncated", (long long)begin->integer,
-                                    (long long)end->integer, data_bytes);
+        return tt__safetensors_fail(s, name, offsets, "is in bytes [%lld, %lld) of the data, but the file "
+                                    "has only %zu bytes of data; it may be truncated",
+                                    (long long)begin->integer, (long long)end->integer, data_bytes);
     s->begin[index] = (size_t)begin->integer;
     size_t bytes = (size_t)(end->integer - begin->integer);
     if (bytes == info->bytes) return TT_OK;
-    return tt__safetensors_fail(s, name, offsets, "has %zu bytes of data; its dtype %s and shape need %zu",
-                                bytes, info->dtype, info->bytes);
+    return tt__safetensors_fail(s, name, offsets,
+                                "has %zu bytes of data, but its dtype %s and shape need %zu", bytes,
+                                info->dtype, info->bytes);
 }
 
 /* Reads the length of the header, then the header. */
@@ -151,17 +153,18 @@ static tt_status tt__safetensors_read_header(tt_safetensors *s)
     tt_context *ctx = s->ctx;
     uint64_t length = 0;
     if (s->size < 8)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a safetensors file starts with 8 bytes that "
-                        "give the length of its header", s->path, s->size);
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes, but a safetensors file starts with 8 bytes "
+                        "that give the length of its header: is it a safetensors file?", s->path, s->size);
     tt_status status = tt__file_read(ctx, s->path, s->file, 0, &length, 8);
     if (status != TT_OK) return status;
     if (length > TT__SAFETENSORS_HEADER)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: a header of %llu bytes; the format allows %u: is "
-                        "it a safetensors file?", s->path, (unsigned long long)length,
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: the header has %llu bytes, but the format allows "
+                        "%u: is it a safetensors file?", s->path, (unsigned long long)length,
                         TT__SAFETENSORS_HEADER);
     if (length > s->size - 8)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: a header of %llu bytes in a file of %zu: "
-                        "truncated, or no safetensors file", s->path, (unsigned long long)length, s->size);
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte 0: the header has %llu bytes, but the file has only "
+                        "%zu: it is truncated, or not a safetensors file", s->path,
+                        (unsigned long long)length, s->size);
     s->data = 8 + (size_t)length;
     char *header = (char *)tt__alloc(ctx, (size_t)length + 1);
     status = header ? tt__file_read(ctx, s->path, s->file, 8, header, (size_t)length) : TT_ERR_MEMORY;
@@ -211,16 +214,17 @@ static tt_status tt__safetensors_check(tt_safetensors *s)
         int k = (int)s->order[i];
         if (s->begin[k] < expected)
             return tt__safetensors_fail(s, s->infos[k].name, s->nodes[k], "starts at byte %zu of the data, "
-                                        "within '%.200s', which ends at %zu", s->begin[k],
+                                        "but overlaps '%.200s', which ends at %zu", s->begin[k],
                                         s->infos[s->order[i - 1]].name, expected);
         if (s->begin[k] > expected)
-            return tt__safetensors_fail(s, s->infos[k].name, s->nodes[k], "starts at byte %zu of the data "
-                                        "and leaves a hole from %zu", s->begin[k], expected);
+            return tt__safetensors_fail(s, s->infos[k].name, s->nodes[k], "starts at byte %zu of the data, "
+                                        "but must start at %zu, where the tensor before it ends", s->begin[k],
+                                        expected);
         expected = s->begin[k] + s->infos[k].bytes;
     }
     if (expected != data_bytes)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: %zu bytes behind the last tensor; expected the "
-                        "end of the file", s->path, s->data + expected, data_bytes - expected);
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: there are %zu bytes after the last tensor; "
+                        "expected the end of the file", s->path, s->data + expected, data_bytes - expected);
     tt__free(ctx, s->order);
     s->order = NULL;
     return TT_OK;
@@ -263,15 +267,17 @@ static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t 
                                        bool elements)
 {
     if (i < 0 || i >= s->count)
-        return tt__fail(s->ctx, TT_ERR_ARGUMENT, "'%s' has no tensor number %d; it has %d", s->path, i,
+        return tt__fail(s->ctx, TT_ERR_ARGUMENT,
+                        "'%s' has no tensor number %d: it has %d tensors, numbered from 0", s->path, i,
                         s->count);
     const tt_tensor_info *info = &s->infos[i];
     uint64_t total = info->bytes;
     if (elements) total = total * 8 / (unsigned)tt__safetensors_types[tt__safetensors_type(info->dtype)].bits;
     if (first <= total && n <= total - first) return TT_OK;
-    return tt__fail(s->ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has %llu %s, not %lld from %lld on",
-                    s->path, info->name, (unsigned long long)total, elements ? "elements" : "bytes",
-                    (long long)n, (long long)first);
+    return tt__fail(s->ctx, TT_ERR_ARGUMENT,
+                    "'%s': tensor '%.200s' has %llu %s, but the call asks for %lld from %lld on", s->path,
+                    info->name, (unsigned long long)total, elements ? "elements" : "bytes", (long long)n,
+                    (long long)first);
 }
 
 tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size_t n, void *to)
@@ -340,8 +346,9 @@ static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_
         int64_t fit = integers ? tt__safetensors_integers(type, piece, part, (int32_t *)to + done, found)
                                : tt__safetensors_floats(type, piece, part, (float *)to + done, found);
         if (fit < part)
-            status = tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': tensor '%.200s' holds %s at element %lld, which "
-                              "a %s cannot", s->path, info->name, found, (long long)(first + done + fit),
+            status = tt__fail(s->ctx, TT_ERR_FORMAT,
+                              "'%s': tensor '%.200s' has %s at element %lld, which a %s cannot hold", s->path,
+                              info->name, found, (long long)(first + done + fit),
                               integers ? "32-bit integer" : "float");
     }
     return status;
@@ -403,18 +410,21 @@ static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *p
     tt_context *ctx = w->ctx;
     size_t n = (size_t)(count > 0 ? count : 1), end = 0;
     if (count < 0 || (count > 0 && !tensors))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d tensors to write", path, count);
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "'%s': cannot write %d tensors: the number must be at least 0, and the list not NULL",
+                        path, count);
     for (int i = 0; metadata && metadata[i]; i++) {
         if (!tt__is_utf8(metadata[i]))
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': metadata string %d is not UTF-8", path, i);
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': metadata string %d is not valid UTF-8", path, i);
         if (i % 2) continue;
         if (!metadata[i + 1])
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the metadata key \"%.200s\" has no value behind it",
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the metadata key \"%.200s\" has no value after it",
                             path, metadata[i]);
         for (int k = 0; k < i; k += 2)
             if (strcmp(metadata[k], metadata[i]) == 0)
-                return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the metadata key \"%.200s\" is given twice",
-                                path, metadata[i]);
+                return tt__fail(ctx, TT_ERR_ARGUMENT,
+                                "'%s': the metadata key \"%.200s\" is given twice: give each key once", path,
+                                metadata[i]);
     }
     w->ends = (size_t *)tt__calloc(ctx, n * sizeof *w->ends);
     w->names = (char **)tt__calloc(ctx, n * sizeof *w->names);
@@ -430,11 +440,13 @@ static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *p
             return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor %d of %d has no usable name: it must be "
                             "UTF-8 and not \"__metadata__\"", path, i, count);
         if (type < 0)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has the dtype '%.40s', which the "
-                            "format does not know", path, t->name, t->dtype ? t->dtype : "NULL");
+            return tt__fail(ctx, TT_ERR_ARGUMENT,
+                            "'%s': tensor '%.200s' has the dtype '%.40s', which safetensors does not define",
+                            path, t->name, t->dtype ? t->dtype : "NULL");
         if (!dims || !tt__safetensors_size(t, type, &bytes) || bytes > (size_t)INT64_MAX - end)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' needs 0 to %d dimensions >= 0, of a "
-                            "size that can be counted", path, t->name, TT__COUNT(t->dims));
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': tensor '%.200s' has a shape that cannot be written: "
+                            "expected 0 to %d dimensions >= 0, without overflow of the size", path, t->name,
+                            TT__COUNT(t->dims));
         if (!(w->names[i] = tt__strdup(ctx, t->name))) return TT_ERR_MEMORY;
         w->ends[i] = end += bytes;
     }
@@ -444,7 +456,8 @@ static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *p
     tt__free(ctx, order);
     if (!order) return TT_ERR_MEMORY;
     if (!twice) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': two tensors are named '%.200s'", path, twice);
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': two tensors are named '%.200s': rename one of them", path,
+                    twice);
 }
 
 tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, const tt_tensor_info *tensors,
@@ -458,8 +471,9 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
     if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* counts bytes */
     uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* the data starts at a multiple of 8 */
     if (status == TT_OK && padded > TT__SAFETENSORS_HEADER)
-        status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %llu bytes; the format allows "
-                          "%u", path, (unsigned long long)padded, TT__SAFETENSORS_HEADER);
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %llu bytes, but the format "
+                          "allows %u: write fewer tensors", path, (unsigned long long)padded,
+                          TT__SAFETENSORS_HEADER);
     text.capacity = (size_t)padded + 1;
     if (status == TT_OK && !(text.to = (char *)tt__alloc(ctx, text.capacity))) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__writer_begin(&w->file, ctx, path);
@@ -483,8 +497,9 @@ tt_status tt_safetensors_write(tt_safetensors_writer *w, const void *bytes, size
     size_t total = w->count ? w->ends[w->count - 1] : 0;
     if (w->file.status != TT_OK) return w->file.status;
     if (n > total - w->written)
-        return w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s': %zu bytes more than the %zu of all "
-                                         "declared tensors", w->file.path, n - (total - w->written), total);
+        return w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s': the call adds %zu bytes more than "
+                                         "the %zu of all declared tensors", w->file.path,
+                                         n - (total - w->written), total);
     if (n) tt__write(&w->file, bytes, n);
     w->written += n;
     return w->file.status;
@@ -496,10 +511,9 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
     if (w->file.status == TT_OK && w->written < total) {
         int i = 0;
         while (w->ends[i] <= w->written) i++;
-        w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s' was ended %zu bytes too early: tensor "
-                                  "'%.200s' (%d of %d) lacks %zu of its bytes; the file was not written",
-                                  w->file.path, total - w->written, w->names[i], i + 1, w->count,
-                                  w->ends[i] - w->written);
+        w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s' is %zu bytes short, because tensor '%.200s' "
+                                  "(%d of %d) lacks %zu of its bytes: the file was not written", w->file.path,
+                                  total - w->written, w->names[i], i + 1, w->count, w->ends[i] - w->written);
     }
     tt_status status = tt__writer_end(&w->file);
     tt__safetensors_writer_free(w);

@@ -89,10 +89,13 @@ static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
     char name[256], text[400] = "";
     tt__packing order;
     tt__text_buffer all = {text, sizeof text, 0};
-    if (m->lora) return tt__fail(m->ctx, TT_ERR_ARGUMENT, "the model has adapters already");
-    if (o->rank < 1) tt__print(&all, "; rank %d is not above 0", o->rank);
-    if (!(o->alpha > 0 && o->alpha < INFINITY)) tt__print(&all, "; alpha %g is not above 0", o->alpha);
-    if (!(o->dropout >= 0 && o->dropout < 1)) tt__print(&all, "; dropout %g is not in [0, 1)", o->dropout);
+    if (m->lora)
+        return tt__fail(m->ctx, TT_ERR_ARGUMENT, "the model already has adapters: add adapters only once");
+    if (o->rank < 1) tt__print(&all, "; rank is %d, but must be above 0", o->rank);
+    if (!(o->alpha > 0 && o->alpha < INFINITY))
+        tt__print(&all, "; alpha is %g, but must be finite and above 0", o->alpha);
+    if (!(o->dropout >= 0 && o->dropout < 1))
+        tt__print(&all, "; dropout is %g, but must be in [0, 1)", o->dropout);
     if (all.length) return tt__fail(m->ctx, TT_ERR_ARGUMENT, "adapters: %s", text + 2);
     int modules = 0;
     while (tt__lm_module(m, modules, name, &order)) modules++;
@@ -134,8 +137,8 @@ static tt_status tt__lora_check_targets(const tt_lm *m, const char *patterns)
     }
     if (!*patterns && any) return TT_OK;
     tt__lm_module(m, 0, name, &order);
-    return tt__fail(m->ctx, TT_ERR_ARGUMENT, "adapters: no module that can have one is called '%s'; the "
-                    "first is '%s'", any ? one : "", name);
+    return tt__fail(m->ctx, TT_ERR_ARGUMENT, "adapters: no module that can have an adapter has a name that "
+                    "matches '%s'; the first such module is '%s'", any ? one : "", name);
 }
 
 /* Removes the adapters if `status` is an error, and returns `status`. The context keeps the parameters that
@@ -247,7 +250,9 @@ static tt_status tt__lora_write(const tt_lm *m, const char *path, tt_tensor_info
 tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
 {
     char path[TT__PATH];
-    if (!m->n_lora) return tt__fail(m->ctx, TT_ERR_ARGUMENT, "tt_lm_lora_save: the model has no adapters");
+    if (!m->n_lora)
+        return tt__fail(m->ctx, TT_ERR_ARGUMENT,
+                        "tt_lm_lora_save: the model has no adapters to save: call tt_lm_lora first");
     tt_status status = tt__make_folder(m->ctx, folder);
     if (status == TT_OK) status = tt__path_join(m->ctx, path, folder, "adapter_model.safetensors");
     if (status != TT_OK) return status;
@@ -297,7 +302,9 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, con
         const tt__json_node *n = at >= 0 ? &j->nodes[at] : NULL;
         const bool list = n && (n->kind == TT__JSON_ARRAY || n->kind == TT__JSON_OBJECT);
         if (n && (list ? n->count > 0 : n->kind > TT__JSON_FALSE))
-            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s is not supported", j->path, empty[k]);
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                            "'%s': %s is set, but not supported: train the adapter without it", j->path,
+                            empty[k]);
     }
     o->rank = (int)rank;
     return status != TT_OK ? status : tt__json_read_string(j, 0, "base_model_name_or_path", false, base);
@@ -310,11 +317,13 @@ static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int 
     char name[300];
     snprintf(name, sizeof name, "base_model.model.%.256s.lora_%c.weight", module, 'A' + k);
     const int at = tt_safetensors_find(s, name);
-    if (at < 0) return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s'", s->path, name);
+    if (at < 0)
+        return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which the adapter needs", s->path,
+                        name);
     const tt_tensor_info *info = tt_safetensors_info(s, at);
     if (info->ndim != 2 || memcmp(info->dims, p->dims, 2 * sizeof *p->dims) != 0)
-        return tt__fail(s->ctx, TT_ERR_SHAPE, "'%s': tensor '%s' is not (%lld, %lld), as r of "
-                        "adapter_config.json and the model ask for", s->path, name, (long long)p->dims[0],
+        return tt__fail(s->ctx, TT_ERR_SHAPE, "'%s': tensor '%s' has the wrong shape; the model and r of "
+                        "adapter_config.json need (%lld, %lld)", s->path, name, (long long)p->dims[0],
                         (long long)p->dims[1]);
     float *values = (float *)tt__alloc(s->ctx, sizeof *values * (size_t)p->size * 2);
     float *rows = values ? values + p->size : NULL;
@@ -350,8 +359,8 @@ static tt_status tt__lora_read_all(tt_lm *m, const tt_safetensors *s)
             known = strcmp(a, tensor) == 0;
         }
         if (!known)
-            status = tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' belongs to no module of "
-                              "this model (%s) that can have an adapter", s->path, tensor, m->config.kind);
+            status = tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' does not belong to a module "
+                              "of this model (%s) that can have an adapter", s->path, tensor, m->config.kind);
     }
     return status;
 }

@@ -62,7 +62,7 @@ tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_va
     int32_t *lists = NULL;
     if (sparse) lists = (int32_t *)tt__alloc(m->ctx, (lists_of + blocks + 2 * random + 5) * sizeof *lists);
     if (sparse && !lists) {
-        tt__tape_fail(t, TT_ERR_MEMORY, "no memory for the lists of blocks");
+        tt__tape_fail(t, TT_ERR_MEMORY, "out of memory for the lists of blocks");
         return tt__handle(t, 0);
     }
     /* The values of a layer, except h, have the shape (rows, hidden). */
@@ -186,8 +186,9 @@ static tt_status tt__bert_read_task(const tt__json *j, tt_bert_config *c)
             c->task = (tt_task)k;
             return TT_OK;
         }
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; 'single_label_classification', "
-                    "'multi_label_classification' and 'regression' are supported", j->path, type);
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; only "
+                    "'single_label_classification', 'multi_label_classification' and 'regression' are "
+                    "supported", j->path, type);
 }
 
 static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
@@ -225,11 +226,12 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': position_embedding_type is '%s'; only "
                         "'absolute' is supported", j->path, position);
     if (!c->block_sparse && sparse && strcmp(attention, "original_full") != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': attention_type is '%s'; 'block_sparse' and "
-                        "'original_full' are supported", j->path, attention);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                        "'%s': attention_type is '%s'; only 'block_sparse' and 'original_full' are supported",
+                        j->path, attention);
     if (groups[0] != 1 || groups[1] != 1)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': num_hidden_groups is %lld and inner_group_num "
-                        "%lld; only an ALBERT with 1 and 1 is supported", j->path, (long long)groups[0],
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': num_hidden_groups is %lld and inner_group_num is "
+                        "%lld, but only 1 and 1 are supported", j->path, (long long)groups[0],
                         (long long)groups[1]);
     if (decoder)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': is_decoder is true; only encoders are supported",

@@ -234,17 +234,21 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
     const int flags = tt__bert_of(c)->flags;
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
-    if ((unsigned)c->task > TT_TASK_EMBED) tt__print(all, "; task %d is unknown", (int)c->task);
-    if ((unsigned)c->pooling > TT_POOL_CLS) tt__print(all, "; pooling %d is unknown", (int)c->pooling);
-    if (c->max_length < 0) tt__print(all, "; max_length is %d", c->max_length);
+    if ((unsigned)c->task > TT_TASK_EMBED)
+        tt__print(all, "; task is %d, but must be one of tt_task", (int)c->task);
+    if ((unsigned)c->pooling > TT_POOL_CLS)
+        tt__print(all, "; pooling is %d, but must be one of tt_pooling", (int)c->pooling);
+    if (c->max_length < 0) tt__print(all, "; max_length is %d, but must be at least 0", c->max_length);
     if (flags & TT__BERT_OFFSET && c->max_positions <= c->pad_token + 1)
-        tt__print(all, "; pad_token %d leaves none of %d max_positions", c->pad_token, c->max_positions);
+        tt__print(all,
+                  "; max_positions must be above pad_token + 1, but pad_token is %d and max_positions is %d",
+                  c->pad_token, c->max_positions);
     if (!(flags & TT__BERT_SPARSE)) return;
     if ((c->max_positions - 1) / tt__max(1, c->block_size) > UINT16_MAX)
-        tt__print(all, "; max_positions are more than 65536 blocks of %d", c->block_size);
-    if (listed > 1 << 20) tt__print(all, "; random_blocks is %d", c->random_blocks);
+        tt__print(all, "; max_positions is more than 65536 blocks of block_size, %d", c->block_size);
+    if (listed > 1 << 20) tt__print(all, "; random_blocks is %d, which is too many", c->random_blocks);
     if ((2.0 * c->random_blocks + 5) * c->block_size > 1 << 30)
-        tt__print(all, "; block_size is %d", c->block_size);
+        tt__print(all, "; block_size is %d, which is too large", c->block_size);
 }
 
 /* Values of "problem_type" in config.json, in the order of tt_task. */

@@ -46,8 +46,8 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__ch
     if (status == TT_OK) status = tt__json_open(&j, ctx, path);
     const int map = status == TT_OK ? tt__json_get(&j, 0, "weight_map") : -1;
     if (status == TT_OK && (map < 0 || j.nodes[map].kind != TT__JSON_OBJECT || !j.nodes[map].count))
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no \"weight_map\", which says what file has what "
-                          "tensor", path);
+        status = tt__fail(ctx, TT_ERR_FORMAT,
+                          "'%s' has no \"weight_map\", which names the file of each tensor", path);
     const int n = status == TT_OK ? j.nodes[map].count : 0;
     const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)(n + 1));
     if (status == TT_OK) s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file * (size_t)n);
@@ -72,9 +72,9 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__ch
         const char *one = tt_safetensors_metadata(s->file[0], tt__save_key);
         const char *other = tt_safetensors_metadata(s->file[k], tt__save_key);
         if (strcmp(one ? one : "", other ? other : "") != 0)
-            status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' and '%s' are not of the same model: a save over an "
-                              "older one was cut off; save it again, or take a copy", s->file[0]->path,
-                              s->file[k]->path);
+            status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' and '%s' belong to different models, probably "
+                              "because a save over an older model was interrupted: save the model again, or "
+                              "copy it from elsewhere", s->file[0]->path, s->file[k]->path);
     }
     tt__free(ctx, (void *)(uintptr_t)name);
     tt__json_free(&j);

@@ -72,8 +72,8 @@ static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const t
     if (task == TT_TASK_CLASS) return tt__classify(t, logits, in->labels, o);
     if (task == TT_TASK_TAGS) return tt__classify(t, logits, tt_input(t, "tags", TT_I32, rows, 1), o);
     if (o->label_smoothing > 0)
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "label_smoothing is %g, and the task has no classes to smooth: set "
-                      "it to 0", o->label_smoothing);
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "label_smoothing is %g, but the task has no classes to smooth: "
+                      "set label_smoothing to 0", o->label_smoothing);
     tt_value values = tt_input(t, "label_values", TT_F32, rows, n);
     if (task == TT_TASK_LABELS) {
         tt_sigmoid_cross_entropy_options c = tt_sigmoid_cross_entropy_options_default();

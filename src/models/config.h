@@ -20,7 +20,7 @@ static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int
         name[k] = names[k];
         if (!memchr(name[k], 0, sizeof names[k]) || !tt__is_utf8(name[k]))
             status = tt__fail(ctx, TT_ERR_ARGUMENT,
-                              "class_names[%d] is not UTF-8 of at most 63 bytes with a NUL behind them", k);
+                              "class_names[%d] must be a string of at most 63 bytes of UTF-8", k);
     }
     tt__strings all = {name, sizeof *name};
     *last = status == TT_OK ? (bool *)tt__calloc(ctx, sizeof **last * (size_t)classes) : NULL;
@@ -64,7 +64,7 @@ static tt_status tt__read_classes(const tt__json *j, int *classes)
     if (labels >= 0 && j->nodes[labels].kind == TT__JSON_OBJECT) n = j->nodes[labels].count;
     else status = tt__json_read_int(j, 0, "num_labels", false, 1, TT__MOST_CLASSES, &n);
     if (status == TT_OK && (n < 1 || n > TT__MOST_CLASSES))
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': id2label has %lld classes; 1 to %d are supported",
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': id2label has %lld classes, but must have 1 to %d",
                         j->path, (long long)n, TT__MOST_CLASSES);
     *classes = (int)n;
     return status;
@@ -117,8 +117,8 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, v
     if (act) memcpy((char *)config + a->activation, &act, sizeof act);
     const int quantized = tt__json_get(j, 0, "quantization_config");
     if (quantized >= 0 && j->nodes[quantized].kind != TT__JSON_NULL)
-        tt__log(j->ctx, TT_LOG_WARNING, "checkpoint", "'%s': \"quantization_config\" is left out: the "
-                "weights are taken as they are in the file, and saved without it", j->path);
+        tt__log(j->ctx, TT_LOG_WARNING, "checkpoint", "'%s': \"quantization_config\" is ignored: the weights "
+                "are read as they are in the file, and saved without it", j->path);
     return !a->classes ? TT_OK : tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
@@ -135,7 +135,7 @@ static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
 /* Checks a config, and fails with one message about all its mistakes. */
 static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, const void *config)
 {
-    char text[512];
+    char text[1024];
     tt__text_buffer all = {text, sizeof text, 0};
     const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
     const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
@@ -145,24 +145,27 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         if (tt__is_int(r) && tt__int_field(config, r->offset) < (r->kind != '0'))
-            tt__print(&all, "; %s is %d", r->field, tt__int_field(config, r->offset));
+            tt__print(&all, "; %s is %d, but must be at least %d", r->field, tt__int_field(config, r->offset),
+                      r->kind != '0');
     }
-    if (classes < 1) tt__print(&all, "; classes is %d", classes);
+    if (classes < 1) tt__print(&all, "; classes is %d, but must be at least 1", classes);
     if (classes > TT__MOST_CLASSES)
-        tt__print(&all, "; %d classes, at most %d are supported", classes, TT__MOST_CLASSES);
+        tt__print(&all, "; classes is %d, but at most %d are supported", classes, TT__MOST_CLASSES);
     if (a->check) a->check(&all, config);
     if (layers > TT__MOST_LAYERS)
-        tt__print(&all, "; %d layers, at most %d are supported", layers, TT__MOST_LAYERS);
+        tt__print(&all, "; layers is %d, but at most %d are supported", layers, TT__MOST_LAYERS);
     if (heads > 0 && hidden % heads)
-        tt__print(&all, "; hidden_size %d is not a multiple of %d heads", hidden, heads);
+        tt__print(&all, "; hidden_size is %d, but must be a multiple of heads, %d", hidden, heads);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         const float x = r->kind == 'p' || r->kind == 'f' ? tt__float_field(config, r->offset) : 0;
-        if (r->kind == 'p' && !(x >= 0 && x < 1)) tt__print(&all, "; %s %g is not in [0, 1)", r->field, x);
-        if (r->kind == 'f' && !(x >= 0 && isfinite(x))) tt__print(&all, "; %s is %g", r->field, x);
+        if (r->kind == 'p' && !(x >= 0 && x < 1))
+            tt__print(&all, "; %s is %g, but must be in [0, 1)", r->field, x);
+        if (r->kind == 'f' && !(x >= 0 && isfinite(x)))
+            tt__print(&all, "; %s is %g, but must be a finite number of at least 0", r->field, x);
     }
     if (!tt__activation_of(activation))
-        tt__print(&all, "; activation '%s' is unknown (gelu, gelu_new, relu, silu)",
+        tt__print(&all, "; activation '%s' is unknown: use gelu, gelu_new, relu or silu",
                   activation ? activation : "(null)");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s config: %s", a->name, text + 2) : TT_OK;
 }

@@ -31,15 +31,16 @@ static tt_status tt__pooling_read(const tt__json *j, tt_pooling *pooling)
         if (!mode) status = tt__json_read_bool(j, 0, tt__poolings[k].key, &set);
         if (mode ? strcmp(mode, tt__poolings[k].mode) != 0 : !set) continue;
         if (number >= 0)
-            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s' has the poolings '%s' and '%s'; one of 'mean' "
-                            "and 'cls' is supported", j->path, tt__poolings[number].mode,
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s' has the poolings '%s' and '%s', but only one "
+                            "of 'mean' and 'cls' is supported", j->path, tt__poolings[number].mode,
                             tt__poolings[k].mode);
         number = k;
     }
     if (status != TT_OK) return status;
     if (number > TT_POOL_CLS || number < 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the pooling is '%s'; 'mean' and 'cls' are "
-                        "supported", j->path, number < 0 ? mode ? mode : "none" : tt__poolings[number].mode);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the pooling is '%s', but only 'mean' and 'cls' "
+                        "are supported", j->path, number < 0 ? mode ? mode : "none"
+                                                : tt__poolings[number].mode);
     *pooling = (tt_pooling)number;
     return TT_OK;
 }
@@ -56,14 +57,14 @@ static tt_status tt__module_read(const tt__json *j, int module, const char *fold
     if (status != TT_OK) return status;
     const char *dot = strrchr(type, '.'), *name = dot ? dot + 1 : type;
     if (strcmp(name, "Transformer") == 0 && *path)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the encoder is in the folder '%s'; move its files "
-                        "to '%s' and set this module's path to \"\"", j->path, path, folder);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the encoder is in the folder '%s': move its files "
+                        "to '%s', and set this module's path to \"\"", j->path, path, folder);
     if (strcmp(name, "Transformer") == 0 || strcmp(name, "Dropout") == 0) return TT_OK;
     if (strcmp(name, "Normalize") == 0) c->normalize = true;
     if (strcmp(name, "Normalize") == 0) return TT_OK;
     if (strcmp(name, "Pooling") != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the module '%s' is not supported; Transformer, "
-                        "Pooling, Dropout and Normalize are", j->path, type);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the module is '%s', but only Transformer, "
+                        "Pooling, Dropout and Normalize are supported", j->path, type);
     status = tt__path_join(j->ctx, of_module, folder, path);
     if (status == TT_OK) status = tt__path_join(j->ctx, file, of_module, "config.json");
     if (status == TT_OK) status = tt__json_open(&own, j->ctx, file);
@@ -88,7 +89,7 @@ static tt_status tt__embedder_read(tt_context *ctx, const char *folder, tt_bert_
     if (status == TT_OK) status = tt__json_open(&j, ctx, path);
     const bool list = status == TT_OK && j.count && j.nodes[0].kind == TT__JSON_ARRAY;
     if (status == TT_OK && !list)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not a list of modules", path);
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not a JSON array of modules", path);
     for (int k = 0, at = 1; list && k < j.nodes[0].count && status == TT_OK; k++, at = j.nodes[at].after)
         status = tt__module_read(&j, at, folder, c);
     tt__json_free(&j);

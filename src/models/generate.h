@@ -127,8 +127,8 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
     if (!g->program) return g->ctx->status;
     const tt_plan plan = tt_program_plan(g->program);
     if (plan.ranks == 1 || share) return TT_OK;
-    return tt__fail(g->ctx, TT_ERR_UNSUPPORTED, "a generator without `share` runs on one rank, and its "
-                    "device has %d: name one device, as \"cpu\" or \"cuda:0\"", plan.ranks);
+    return tt__fail(g->ctx, TT_ERR_UNSUPPORTED, "a generator without `share` runs on one rank, but its "
+                    "device option has %d: name one device, such as \"cpu\" or \"cuda:0\"", plan.ranks);
 }
 
 tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
@@ -137,18 +137,20 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
     const tt_lm_config *c = &m->config;
     if (!o) o = &defaults;
     const int context = o->context ? o->context : (int)tt__min(c->max_positions, 2048);
-    char text[400] = "";
+    char text[800] = "";
     tt__text_buffer all = {text, sizeof text, 0};
-    if (o->compile.train) tt__print(&all, "; compile.train is true, and a generator does not train");
-    if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d", o->max_seqs);
-    if (context < 2) tt__print(&all, "; a context of %d tokens", context);
+    if (o->compile.train)
+        tt__print(&all, "; compile.train is true, but a generator does not train: set it to false");
+    if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d, but must be at least 1", o->max_seqs);
+    if (context < 2) tt__print(&all, "; the context is %d tokens, but must be at least 2", context);
     if (m->position && context > c->max_positions)
-        tt__print(&all, "; a context of %d tokens, and the model has %d positions", context,
+        tt__print(&all, "; the context is %d tokens, but the model has only %d positions", context,
                   c->max_positions);
     if (o->max_tokens < o->max_seqs)
-        tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
+        tt__print(&all, "; max_tokens is %d, but must be at least max_seqs, %d", o->max_tokens, o->max_seqs);
     if ((int64_t)o->max_seqs * context > INT32_MAX)
-        tt__print(&all, "; max_seqs %d of %d tokens each are 2^31 tokens or more", o->max_seqs, context);
+        tt__print(&all, "; max_seqs, %d, of %d tokens each are 2^31 tokens or more, which is too many: set "
+                  "max_seqs lower", o->max_seqs, context);
     if (all.length) {
         tt__fail(m->ctx, TT_ERR_ARGUMENT, "tt_generator_new: %s", text + 2);
         return NULL;
@@ -249,16 +251,17 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
 
 static tt_status tt__check_sampling(tt_context *ctx, const tt_sampling *s)
 {
-    char text[400] = "";
+    char text[800] = "";
     tt__text_buffer all = {text, sizeof text, 0};
-    if (s->max_new < 1) tt__print(&all, "; max_new is %d", s->max_new);
+    if (s->max_new < 1) tt__print(&all, "; max_new is %d, but must be at least 1", s->max_new);
     if (!(s->temperature >= 0 && s->temperature < INFINITY))
-        tt__print(&all, "; temperature %g is not in [0, inf)", s->temperature);
-    if (s->top_k < 0) tt__print(&all, "; top_k is %d", s->top_k);
-    if (!(s->top_p > 0 && s->top_p <= 1)) tt__print(&all, "; top_p %g is not in (0, 1]", s->top_p);
+        tt__print(&all, "; temperature is %g, but must be finite and at least 0", s->temperature);
+    if (s->top_k < 0) tt__print(&all, "; top_k is %d, but must be at least 0", s->top_k);
+    if (!(s->top_p > 0 && s->top_p <= 1)) tt__print(&all, "; top_p is %g, but must be in (0, 1]", s->top_p);
     if (!(s->repetition_penalty > 0 && s->repetition_penalty < INFINITY))
-        tt__print(&all, "; repetition_penalty %g is not above 0", s->repetition_penalty);
-    if (s->n_stop < 0 || (s->n_stop && !s->stop)) tt__print(&all, "; %d tokens in `stop`", s->n_stop);
+        tt__print(&all, "; repetition_penalty is %g, but must be finite and above 0", s->repetition_penalty);
+    if (s->n_stop < 0 || (s->n_stop && !s->stop))
+        tt__print(&all, "; n_stop is %d, but must be the number of tokens in `stop`", s->n_stop);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "tt_generate: %s", text + 2) : TT_OK;
 }
 
@@ -267,12 +270,13 @@ static tt_status tt__check_prompts(const tt_generator *g, const int32_t *ids, co
     for (int s = 0; s < seqs; s++) {
         const int n = start[s + 1] - start[s];
         if (n < 1 || n >= g->context)
-            return tt__fail(g->ctx, TT_ERR_ARGUMENT, "tt_generate: prompt %d has %d tokens; there must be "
-                            "one, and fewer than the context of %d", s, n, g->context);
+            return tt__fail(g->ctx, TT_ERR_ARGUMENT, "tt_generate: prompt %d has %d tokens, but must have at "
+                            "least 1 and fewer than the context of %d", s, n, g->context);
         for (int32_t r = start[s]; r < start[s + 1]; r++)
             if (ids[r] < 0 || ids[r] >= g->vocab)
-                return tt__fail(g->ctx, TT_ERR_ARGUMENT, "tt_generate: prompt %d, token %d: id %d is not in "
-                                "0..%d", s, (int)(r - start[s]), (int)ids[r], g->vocab - 1);
+                return tt__fail(g->ctx, TT_ERR_ARGUMENT,
+                                "tt_generate: prompt %d, token %d: the id is %d, but must be 0 to %d", s,
+                                (int)(r - start[s]), (int)ids[r], g->vocab - 1);
     }
     return TT_OK;
 }
@@ -333,7 +337,7 @@ static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, cons
             for (int k = 0; k < g->program->stages; k++) /* so that the next run clears the caches */
                 g->program->stage[k]->zeroed = false;
             return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
-                            "token %d is not finite", slot->seq, slot->length, v);
+                            "token %d is not finite: check the model's weights", slot->seq, slot->length, v);
         }
         if (s->repetition_penalty != 1 && slot->seen[v >> 3] >> (v & 7) & 1)
             x[v] = x[v] > 0 ? x[v] / s->repetition_penalty : x[v] * s->repetition_penalty;
@@ -426,8 +430,8 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
     if (k) n = tt__encode_ids(k, text, bytes, true, ids, room);
     else for (int64_t i = 0; i < n && i < room; i++) ids[i] = (uint8_t)text[i];
     if (k && n > 1 && ids[0] == ids[1] && tt__encode_ids(k, "", 0, true, &first, 1) && first == ids[0]) {
-        tt__log(g->ctx, TT_LOG_WARNING, "generate", "the text spells out '%s', which is put in front of a "
-                "text: it has it once", tt_tokenizer_token(k, first));
+        tt__log(g->ctx, TT_LOG_WARNING, "generate", "the text spells out '%s', which the generator adds "
+                "before each text: this text gets it once only", tt_tokenizer_token(k, first));
         n--;
         memmove(ids, ids + 1, sizeof *ids * (size_t)tt__min(n, room - 1));
     }
@@ -475,8 +479,9 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
     const int64_t n = tt__prompt(g, k, text, end, ids, (int64_t)room);
     const int32_t start[2] = {0, (int32_t)n};
     if (n >= g->context)
-        status = tt__fail(g->ctx, TT_ERR_ARGUMENT, "the text has %lld tokens, and the generator a context of "
-                          "%d", (long long)n, g->context);
+        status = tt__fail(g->ctx, TT_ERR_ARGUMENT,
+                          "the text has %lld tokens, but must have fewer than the generator's context of %d",
+                          (long long)n, g->context);
     else if (n < 0 || (k && !tt__answer_begin(&w, g->ctx, k, ids, n))) w.no_memory = true;
     else status = tt_generate(g, ids, start, 1, &s, out, &given);
     if (status == TT_OK && w.stream && !w.no_memory) {
@@ -484,7 +489,7 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
         const char *last = tt_decode_stream_end(w.stream, &bytes);
         tt__answer_text(&w, last, bytes);
     }
-    if (w.no_memory) status = tt__fail(g->ctx, TT_ERR_MEMORY, "no memory for the tokens of a text");
+    if (w.no_memory) status = tt__fail(g->ctx, TT_ERR_MEMORY, "out of memory for the tokens of a text");
     tt_decode_stream_free(w.stream);
     if (count) *count = given;
     tt__free(g->ctx, w.text);

@@ -19,8 +19,9 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
     memset(m, 0, sizeof *m);
     const tt__architecture *a = tt__lm_complete(ctx, &c);
     if (a && (c.end_token < -1 || c.end_token >= c.vocab_size))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "language model: end_token is %d; expected one of %d tokens, "
-                        "or -1 for none", c.end_token, c.vocab_size);
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "language model: end_token is %d; expected a token below %d, or -1 for none",
+                        c.end_token, c.vocab_size);
     tt_status status = a ? tt__model_new(ctx, a, m, &c) : ctx->status;
     if (status == TT_OK) m->shard_bytes = (size_t)5000000000u;
     return status;
@@ -57,9 +58,9 @@ static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
             same = memcmp(head, tied, (size_t)n * sizeof *head) == 0;
         }
         if (!same)
-            return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "'%s': '%s' is not '%s', to which config.json ties "
-                            "it: set \"tie_word_embeddings\" to false there, or take it out of the file",
-                            file->path, names[k % 2], word->name);
+            return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "'%s': '%s' differs from '%s', although config.json "
+                            "ties them: set \"tie_word_embeddings\" to false there, or remove the first "
+                            "tensor from the file", file->path, names[k % 2], word->name);
     }
     return TT_OK;
 }
@@ -78,8 +79,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     for (int64_t k = 0; k < count; k++) {
         const tt__json_node *id = at + k + list;
         if (id->kind != TT__JSON_NUMBER_KIND || !id->exact)
-            return tt__fail(j->ctx, TT_ERR_FORMAT,
-                            "'%s': \"eos_token_id\" is neither an id nor a list of ids", j->path);
+            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': \"eos_token_id\" is not an id or a list of ids",
+                            j->path);
         if (id->integer >= 0 && id->integer < vocab) (*ids)[(*n)++] = (int32_t)id->integer;
     }
     return TT_OK;

@@ -74,9 +74,11 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     }
     c->rotary.size = (int)(c->head_size * share);
     if (c->rotary.size == 0 || (!shared && c->rotary.size != c->head_size))
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': a share of %g of the columns of a head of %d "
-                        "would turn; %s", j->path, share, c->head_size,
-                        shared ? "at least one must" : "only gpt_neox may have another than 1");
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                        "'%s': rotary positions would turn a share of %g of the %d columns of a head; %s",
+                        j->path, share, c->head_size,
+                        shared ? "at least one column must turn" : "only gpt_neox may have a share other "
+                        "than 1");
     return TT_OK;
 }
 
@@ -128,8 +130,9 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
                             unknown[k], c->kind);
     }
     if (status == TT_OK && r->scaling == TT_ROTARY_PLAIN)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': rope_type is '%s'; there are default, linear, "
-                        "llama3, yarn", j->path, type);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                        "'%s': rope_type is '%s'; only default, linear, llama3 and yarn are supported",
+                        j->path, type);
     return status;
 }
 
@@ -179,8 +182,9 @@ static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
             if (!slides && (!type || strcmp(type, "full_attention") != 0))
                 return tt__json_wrong(j, "layer_types", at, type, "full_attention or sliding_attention");
             if (!slides && from < k)
-                return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d sees all tokens "
-                                "after one with a window; only the first layers may", j->path, k);
+                return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d has full attention "
+                                "after a layer with sliding attention; only the first layers may have full "
+                                "attention", j->path, k);
             from += !slides;
         }
     }
@@ -222,31 +226,35 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
     const tt__lm_kind *k = tt__lm_kind_of(c->kind);
-    if (c->key_heads < 1) tt__print(all, "; key_heads is %d", c->key_heads);
+    if (c->key_heads < 1) tt__print(all, "; key_heads is %d, but must be at least 1", c->key_heads);
     else if (c->heads % c->key_heads)
-        tt__print(all, "; %d heads are not a multiple of %d key heads", c->heads, c->key_heads);
+        tt__print(all, "; heads is %d, but must be a multiple of key_heads, %d", c->heads, c->key_heads);
     if (k->flags & TT__LM_EQUAL_HEADS && c->key_heads != c->heads)
-        tt__print(all, "; %s has as many key heads as heads", c->kind);
+        tt__print(all, "; key_heads must equal heads in a model of kind %s", c->kind);
     if (c->head_size < 1)
-        tt__print(all, "; hidden_size %d is not a multiple of %d heads", c->hidden_size, c->heads);
+        tt__print(all, "; hidden_size is %d, but must be a multiple of heads, %d", c->hidden_size, c->heads);
     else if (!(k->flags & TT__LM_LLAMA) && (int64_t)c->head_size * c->heads != c->hidden_size)
-        tt__print(all, "; %d heads of %d are not hidden_size %d", c->heads, c->head_size, c->hidden_size);
+        tt__print(all, "; heads, %d, times head_size, %d, is not hidden_size, %d", c->heads, c->head_size,
+                  c->hidden_size);
     if (c->head_size > 1 << 16)
-        tt__print(all, "; head_size %d, at most %d are supported", c->head_size, 1 << 16);
+        tt__print(all, "; head_size is %d, but at most %d is supported", c->head_size, 1 << 16);
     const bool turns = !(k->flags & TT__LM_POSITIONS) && !c->alibi, odd = c->rotary.size % 2 != 0;
     if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* as in transformers */
-        tt__print(all, "; rotary positions of %d columns, which must be even with yarn", c->rotary.size);
+        tt__print(all, "; rotary.size is %d, but must be even with yarn", c->rotary.size);
     else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
-        tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
+        tt__print(all, "; rotary.size is %d, but must be 0 to the columns of a head, %d", c->rotary.size,
+                  c->head_size);
     else if (turns && !k->share_key && c->rotary.size && c->rotary.size != c->head_size)
-        tt__print(all, "; rotary.size is %d, and all %d columns of a head of %s turn", c->rotary.size,
-                  c->head_size, c->kind);
-    if (c->window < 0) tt__print(all, "; window is %d", c->window);
+        tt__print(all,
+                  "; rotary.size is %d, but must be 0 or %d, all columns of a head, in a model of kind %s",
+                  c->rotary.size, c->head_size, c->kind);
+    if (c->window < 0) tt__print(all, "; window is %d, but must be at least 0", c->window);
     if (c->window_from < 0 || (c->window_from && !(k->flags & TT__LM_WINDOW_FROM)))
-        tt__print(all, "; window_from is %d", c->window_from);
-    if (c->two_norms && !c->parallel) tt__print(all, "; two_norms without parallel");
+        tt__print(all, "; window_from is %d, but must be at least 0, and 0 in kinds without full attention "
+                  "in the first layers", c->window_from);
+    if (c->two_norms && !c->parallel) tt__print(all, "; two_norms needs parallel = true");
     if (k->flags & TT__LM_FALCON && !c->parallel && c->key_heads != 1 && c->key_heads != c->heads)
-        tt__print(all, "; %s with %d key heads is parallel", c->kind, c->key_heads);
+        tt__print(all, "; a model of kind %s with %d key heads needs parallel = true", c->kind, c->key_heads);
 }
 
 /* Prints the share of a head's columns that rotary positions turn. A reader multiplies the share by head_size

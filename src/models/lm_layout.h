@@ -269,7 +269,7 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
     const tt__lm_kind *k = tt__lm_kind_of(c->kind);
     char names[256];
     if (!k) {
-        tt__fail(ctx, TT_ERR_UNSUPPORTED, "language model: kind '%s' is unknown; there are %s",
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "language model: kind '%s' is unknown: use %s",
                  c->kind ? c->kind : "(null)", tt__lm_names(names));
         return NULL;
     }

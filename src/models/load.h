@@ -104,8 +104,9 @@ static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, 
     tt_status status = tt__tensor_fits(s, index, ndim, dims, part, p->name);
     if (status != TT_OK) return status;
     if (tt__safetensors_type(info->dtype) > TT__ST_F64)
-        return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s': tensor '%s' has dtype %s; parameters are F32, BF16, "
-                        "F16 or F64", s->path, info->name, info->dtype);
+        return tt__fail(p->ctx, TT_ERR_FORMAT,
+                        "'%s': tensor '%s' has dtype %s, but parameters must be F32, BF16, F16 or F64",
+                        s->path, info->name, info->dtype);
     tt__checkpoint_tensor *t = (tt__checkpoint_tensor *)tt__calloc(p->ctx, sizeof *t);
     if (!t) return TT_ERR_MEMORY;
     if (order) t->order = *order;
@@ -174,10 +175,11 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
         any = row->name[l->naming] && tt__layout_find(l, other, &index);
     }
     if (any)
-        return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for, or "
-                        "without one the other tensors do", l->from->file[0]->path, name);
-    return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it has %d layers, config.json calls for "
-                    "%d", l->from->file[0]->path, name, layer, l->layers);
+        return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json or, without a "
+                        "config.json, the other tensors require", l->from->file[0]->path, name);
+    return tt__fail(l->ctx, TT_ERR_FORMAT,
+                    "'%s' has no tensor '%s': it has %d layers, but config.json says %d",
+                    l->from->file[0]->path, name, layer, l->layers);
 }
 
 /* Fails unless the checkpoint has each tensor of the layout with the right shape. Called before memory for
@@ -250,20 +252,20 @@ static tt_status tt__layout_attach(const tt__layout *l)
     }
     if (l->a->new_head_at) l->self[l->a->new_head_at] = new_head;
     if (anew[0].length)
-        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' has no %s: what it lacks starts anew, with "
-                "values that must be trained", path, text[0]);
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint",
+                "'%s' has no %s: these start with new values, which must be trained", path, text[0]);
     if (anew[1].length && l->from->other_head)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' has a classifier for another task: %s start with "
-                "random values, which must be trained", path, text[1]);
+                "new values, which must be trained", path, text[1]);
     else if (anew[1].length)
-        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' is of %lld classes, and %lld are asked for: %s "
-                "start anew, with values that must be trained", path, (long long)classes,
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' has %lld classes, but %lld are requested: %s "
+                "start with new values, which must be trained", path, (long long)classes,
                 (long long)tt__int_field(l->self + l->a->config_at, l->a->classes), text[1]);
     for (int f = 0; f < l->from->files; f++)
         for (int k = 0; k < files[f]->count && unused > 0; k++)
             unused -= tt__is_buffer(l, files[f]->infos[k].name);
     if (unused > 0)
-        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': %d tensors are not part of this model and were "
-                "left out", path, unused);
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint",
+                "'%s': %d tensors are not part of this model and were ignored", path, unused);
     return TT_OK;
 }

@@ -155,15 +155,15 @@ static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[6
 {
     static const char *const tasks[] = {"CLASS", "LABELS", "SCORES", "TAGS", "EMBED"};
     if (d->task != task)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_%s, the model's TT_TASK_%s: "
-                        "load the model for the dataset's task (tt_bert_load_head)", tasks[d->task],
-                        tasks[task]);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_%s, but the model's is "
+                        "TT_TASK_%s: load the model for the dataset's task (tt_bert_load_head)",
+                        tasks[d->task], tasks[task]);
     if (d->n_classes != classes)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, the model %d", d->n_classes,
-                        classes);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, but the model has %d: load the "
+                        "model for the dataset's number of classes", d->n_classes, classes);
     for (int c = 0; c < classes; c++)
         if (strlen(d->classes[c]) >= sizeof *names)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.40s...' has more than 63 bytes",
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.40s...' has more than 63 bytes: rename it",
                             d->classes[c]);
     const char **own = (const char **)tt__alloc(ctx, sizeof *own * (size_t)classes), *twice;
     for (int c = 0; c < classes && own; c++) own[c] = names[c];
@@ -178,10 +178,10 @@ static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[6
         char text[1024];
         tt__text_buffer list = {text, sizeof text, 0};
         tt__list_names(&list, own, classes);
-        tt__print(&list, ", and those of the data ");
+        tt__print(&list, "; those of the data are ");
         tt__list_names(&list, d->classes, classes);
-        tt__log(ctx, TT_LOG_WARNING, "classes", "the model's classes are called %s: its classifier goes on "
-                "under the data's names, number by number", text);
+        tt__log(ctx, TT_LOG_WARNING, "classes", "the model's classes are %s: each class of the model gets "
+                "the name of the data's class with its number", text);
     }
     for (int c = 0; c < classes && from && !same; c++) strcpy(names[c], d->classes[c]);
     tt__free(ctx, from);

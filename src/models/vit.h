@@ -67,18 +67,21 @@ static void tt__vit_check(tt__text_buffer *all, const void *config)
 {
     const tt_vit_config *c = (const tt_vit_config *)config;
     if (c->patch_size > 0 && c->image_size % c->patch_size)
-        tt__print(all, "; image_size %d is not a multiple of patch_size %d", c->image_size, c->patch_size);
-    if (c->image_size > 16384) tt__print(all, "; image_size %d is above 16384", c->image_size);
-    if (c->channels > 4) tt__print(all, "; channels is %d, at most 4 are supported", c->channels);
+        tt__print(all, "; image_size is %d, but must be a multiple of patch_size, %d", c->image_size,
+                  c->patch_size);
+    if (c->image_size > 16384) tt__print(all, "; image_size is %d, but must be at most 16384", c->image_size);
+    if (c->channels > 4) tt__print(all, "; channels is %d, but must be at most 4", c->channels);
     for (int k = 0; k < c->channels && k < 4; k++)
         if (!isfinite(c->mean[k]) || !(c->std[k] >= FLT_MIN) || !isfinite(c->std[k]))
-            tt__print(all, "; mean %g and std %g of channel %d", c->mean[k], c->std[k], k);
+            tt__print(all,
+                      "; mean is %g and std is %g for channel %d, but both must be finite and std above 0",
+                      c->mean[k], c->std[k], k);
     if (c->resize < -1 || c->resize > TT__IMAGE_SIDE || (c->resize_shortest && c->resize < 1))
-        tt__print(all, "; resize is %d%s, expected %d to %d", c->resize,
+        tt__print(all, "; resize is %d%s, but must be %d to %d", c->resize,
                   c->resize_shortest ? " with resize_shortest" : "", c->resize_shortest ? 1 : -1,
                   TT__IMAGE_SIDE);
     if ((int)c->resample < TT_NEAREST || c->resample > TT_BICUBIC)
-        tt__print(all, "; resample is %d, expected one of tt_resample", (int)c->resample);
+        tt__print(all, "; resample is %d, but must be one of tt_resample", (int)c->resample);
 }
 
 /* Computes the weights of four neighbouring pixels for a point that lies x in [0, 1) pixels after the second
@@ -336,8 +339,9 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
     config->patch_size = tt__tensor_size(s, patch[naming], 2);
     config->channels = tt__tensor_size(s, patch[naming], 1);
     if (config->patch_size > TT__MAX_PATCH)
-        return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d",
-                        s->file[0]->path, config->patch_size, TT__MAX_PATCH);
+        return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT,
+                        "'%s': patches have a side of %d pixels, but must have at most %d", s->file[0]->path,
+                        config->patch_size, TT__MAX_PATCH);
     config->image_size = tt__square_root(tt__tensor_size(s, position[naming], 1) - 1) * config->patch_size;
     int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H; 64 in Ti, S, B and L */
     config->heads = config->hidden_size / head_size;
@@ -356,12 +360,12 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
     int classes = tt__tensor_size(s, head[naming], 0);
     if (classes) config->classes = classes;
     if (config->hidden_size % head_size)
-        return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT,
-                        "'%s': a width of %d does not tell how many heads there are: put a config.json "
-                        "beside the file", s->file[0]->path, config->hidden_size);
+        return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT, "'%s': the number of heads cannot be derived from "
+                        "the width %d: put a config.json beside the file", s->file[0]->path,
+                        config->hidden_size);
     if (config->hidden_size && config->patch_size && config->image_size && config->layers) return TT_OK;
     return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT,
-                    "'%s' is no ViT: '%s', '%s' or the first layer is not there, or not of the shape of one",
+                    "'%s' is not a ViT: '%s', '%s' or the first layer is missing or has another shape",
                     s->file[0]->path, position[naming], patch[naming]);
 }
 
@@ -382,10 +386,11 @@ static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size
     if (status != TT_OK) return status;
     const bool square = n[0] && n[0] == n[1] && !n[2], short_side = shortest && n[2] && !n[0] && !n[1];
     if (n[3] || n[4] || n[5] || (!square && !short_side))
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s', byte %zu: \"%s\" has neither a \"height\" and "
-                        "\"width\" that are equal%s", j->path, j->base + j->nodes[node].offset, key,
-                        shortest ? " nor a \"shortest_edge\" alone: other sizes are not supported"
-                                 : ": other sizes are not supported");
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
+                        "'%s', byte %zu: \"%s\" has neither a \"height\" and \"width\" that are equal%s",
+                        j->path, j->base + j->nodes[node].offset, key,
+                        shortest ? " nor a \"shortest_edge\" alone: other sizes are not supported" :
+                        ": other sizes are not supported");
     *size = (int)(square ? n[0] : n[2]);
     if (shortest) *shortest = short_side;
     return TT_OK;
@@ -405,8 +410,8 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
     const bool deit = type && strncmp(type, "DeiT", 4) == 0;
     if (status == TT_OK && type && !deit && strncmp(type, "ViTImage", 8) != 0 &&
         strncmp(type, "ViTFeature", 10) != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': images are prepared by '%s'; supported are "
-                        "ViTImageProcessor and DeiTImageProcessor", j->path, type);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the image processor is '%s'; only "
+                        "ViTImageProcessor and DeiTImageProcessor are supported", j->path, type);
     if (deit) size = 256, crop = 224;
     crops = deit;
     resample = deit ? TT_BICUBIC : TT_BILINEAR;
@@ -426,9 +431,9 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
                         "leaves images that are not square, which is not supported", j->path);
     const int model = c->image_size, side = crops ? crop : resizes ? size : model;
     if (!image_size && side != model)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': images become %d x %d pixels, and \"image_size\" of "
-                        "config.json is %d: correct one of them, or ask for an image size", j->path, side,
-                        side, model);
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': images are resized to %d x %d pixels, but "
+                        "\"image_size\" of config.json is %d: correct one of them, or set an image size",
+                        j->path, side, side, model);
     c->resample = (tt_resample)resample;
     c->resize = !resizes ? -1 : !crops || (size == crop && !c->resize_shortest) ? 0 : size;
     if (c->resize > 0 && image_size) /* scales `resize`, so that the crop keeps its share of the image */
@@ -449,9 +454,8 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt
         status = tt__json_read_float(j, 0, "rescale_factor", -FLT_MAX, INFINITY, &factor);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_normalize", &normalizes);
     if (status == TT_OK && (!rescales || !(fabsf(factor * 255 - 1) < 1e-6f)))
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
-                        "'%s': pixels are taken divided by 255, and this file asks for another "
-                        "\"rescale_factor\" or none", j->path);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': pixels are divided by 255, but this file has "
+                        "another \"rescale_factor\" or none, which is not supported", j->path);
     for (int k = 0; k < c->channels && !normalizes; k++) c->mean[k] = 0, c->std[k] = 1;
     for (int side = 0; side < 2 && normalizes && status == TT_OK; side++) {
         const char *key = side ? "image_std" : "image_mean";
@@ -530,8 +534,8 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
     tt_vit_config config = m->config;
     config.activation = m->activation;
     if (m->torchvision && !m->config.qkv_bias)
-        return tt__fail(m->ctx, TT_ERR_UNSUPPORTED,
-                        "torchvision's ViT has biases of q, k and v: set torchvision to false");
+        return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "this model has no biases of q, k and v, but "
+                        "torchvision's ViT needs them: set torchvision to false");
     tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &config, m->torchvision, 0, folder);
     if (status != TT_OK) return status;
     return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);

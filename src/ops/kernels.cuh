@@ -45,7 +45,7 @@ const char *cuda_refuses(int index, const tt__launch *l)
         if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
             cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) != cudaSuccess)
             (void)cudaGetLastError(); // without a device, programs can still be planned
-        if (major * 10 + minor < 89) return "matmul 'fp8' needs compute capability 8.9";
+        if (major * 10 + minor < 89) return "matmul 'fp8' needs a GPU of compute capability 8.9 or more";
     }
     for (const tt__mat &m : l->in) {
         if (kernels.max_cols && m.cols > kernels.max_cols)

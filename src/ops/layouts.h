@@ -78,7 +78,7 @@ static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t lim
     const int64_t first = tt__is_own_rows(l->tape, l->instr->in[operand]) ? l->first_row : 0;
     for (int64_t r = 0; index && r < l->in[operand].rows; r++)
         if ((index[r] < 0 || index[r] >= limit) && !(ignored && index[r] == *ignored))
-            return tt__launch_fail(l, operand, "has %d in row %lld, which is not in 0..%lld (%s)", index[r],
+            return tt__launch_fail(l, operand, "has %d in row %lld, but must have 0 to %lld (%s)", index[r],
                                    (long long)(first + r), (long long)(limit - 1), of_what);
     return TT_OK;
 }
@@ -90,13 +90,16 @@ static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows
     const int32_t *start = (const int32_t *)l->in[operand].data;
     int64_t seqs = l->in[operand].rows - 1;
     if (start[0] != 0)
-        return tt__launch_fail(l, operand, "begins with %d; the first sequence starts at row 0", start[0]);
+        return tt__launch_fail(l, operand,
+                               "begins with %d, but must begin with 0, the first row of the first sequence",
+                               start[0]);
     for (int64_t s = 0; s < seqs; s++)
         if (start[s + 1] <= start[s])
-            return tt__launch_fail(l, operand, "has %d after %d at %lld: sequences must have at least one "
-                                   "row", start[s + 1], start[s], (long long)(s + 1));
+            return tt__launch_fail(l, operand, "has %d after %d at entry %lld, but each sequence must have "
+                                   "at least one row", start[s + 1], start[s], (long long)(s + 1));
     if (start[seqs] == rows) return TT_OK;
-    return tt__launch_fail(l, operand, "ends with %d, but there are %lld rows", start[seqs], (long long)rows);
+    return tt__launch_fail(l, operand, "ends with %d, but must end with the number of rows, %lld",
+                           start[seqs], (long long)rows);
 }
 
 /* Returns the number of the sequence that contains a row. */

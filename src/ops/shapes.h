@@ -83,8 +83,9 @@ static bool tt__rate_in(tt_tape *t, const tt__instr *i)
 {
     const float p = i->attr.dropout; /* p, rounded to a multiple of 2^-16, must be below 1 */
     if (p >= 0 && p < 65535.0f / 65536) return true;
-    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: dropout %g must be at least 0 and below 65535/65536",
-                         tt__instr_name(i), p);
+    return tt__tape_fail(t, TT_ERR_ARGUMENT,
+                         "%s: dropout is %g, but must be at least 0 and below 65535/65536", tt__instr_name(i),
+                         p);
 }
 
 static void tt__set_shape(tt__shape *to, tt_dtype dtype, const tt__shape *rows_of, int64_t cols)

@@ -17,8 +17,9 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
     int forward = tt__index(t);
     char what[256];
     if (!t->values[root].needs_grad)
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "nothing to train: no trainable parameter lies behind the "
-                        "loss %s", tt__describe(t, root, what, sizeof what));
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT,
+                        "nothing to train: the loss depends on no trainable parameter: %s",
+                        tt__describe(t, root, what, sizeof what));
     const tt__shape *shape = &t->values[root].shape;
     if (shape->rows != 1 || shape->cols != 1 || shape->axis || t->values[root].base != root)
         return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s",
@@ -34,7 +35,8 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
         const tt__gradient *how = &tt__rules_of(&f)->backward;
         if (!g || !t->values[f.out[0]].needs_grad) continue;
         if (!how->emit && !how->reads)
-            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "op '%s' has no backward, and '%s' needs a gradient",
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "op '%s' has no backward, but its result '%s' needs "
+                            "a gradient: use other ops, or freeze the parameters before it",
                             tt__instr_name(&f), t->values[f.out[0]].name);
         if (how->emit) how->emit(&b, &f, g);
         else tt__emit_gradient(&b, &f, g, how->op, how->reads, how->into);

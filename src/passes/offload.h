@@ -33,9 +33,8 @@ static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *
                (strlen(tt__out_names[k]) != n || strncmp(tt__out_names[k], at, n) != 0)) k++;
         if (k == TT__COUNT(tt__out_names))
             return tt__fail(ctx, TT_ERR_UNSUPPORTED, "{offload '%.*s'} is unknown: use none or budget "
-                            "alone, or optimizer, gradients, parameters and activations with commas "
-                            "between them",
-                            (int)n, at);
+                            "alone, or a list of optimizer, gradients, parameters and activations, "
+                            "separated by commas", (int)n, at);
         *out |= 1u << k;
         if (!at[n]) return TT_OK;
         at += n + 1;

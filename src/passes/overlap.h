@@ -42,7 +42,7 @@ static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
         const double value = costs[k].value;
         const bool seconds = k >= TT__COUNT(costs) - 2;
         if ((seconds ? value >= 0 : value > 0) && isfinite(value)) continue;
-        tt__print(&all, "; %s is %g and not a finite number %s", costs[k].name, value,
+        tt__print(&all, "; %s is %g, but must be a finite number %s", costs[k].name, value,
                   seconds ? "of seconds" : "above 0");
     }
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "costs: %s", text + 2) : TT_OK;

@@ -51,11 +51,11 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
     out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
     if (residual)
         status = tt__parse(ctx, "residual", residual, residuals, 2,
-                           ", or NULL for what suits the precision", &wide);
+                           ", or NULL to choose by precision", &wide);
     if (status != TT_OK) return status;
     out->residual_f32 = residual ? wide : k == TT__16_MIXED;
     if (!residual || out->mixed) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "{residual '%s'}: {precision '%s'} has one dtype for all values; "
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "{residual '%s'}: {precision '%s'} has one dtype for all values: "
                     "leave {residual} NULL, or use 16-mixed or bf16-mixed", residual, tt__precision_names[k]);
 }
 

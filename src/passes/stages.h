@@ -109,9 +109,9 @@ static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, doubl
             }
         }
     if (status == TT_OK && best[size - 1] == INFINITY)
-        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d}: no cut leaves every parameter "
-                          "on the stage that holds it since an earlier program was compiled: record both "
-                          "with the same ends of blocks, or free that program first", stages);
+        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d}: every cut moves some "
+                          "parameter away from the stage on which an earlier program keeps it: record both "
+                          "programs with the same ends of blocks, or free the earlier program first", stages);
     for (int s = stages - 1, c = cuts; s > 0 && status == TT_OK; s--) {
         c = from[s * row + c];
         t->values[cut[c].value].ends = s;
@@ -142,10 +142,10 @@ static tt_status tt__pass_ends(tt_tape *t)
     tt__free(t->ctx, first);
     for (int32_t v = 1; v < t->n_values; v++) marks += t->values[v].block_end && t->values[v].base == v;
     if (status != TT_OK || cuts >= stages - 1) return status;
-    return tt__fail(t->ctx, TT_ERR_ARGUMENT, "{parallel.pipeline %d} needs %d places to cut, and of the %d "
-                    "values that tt_block_end marks, all that follows depends on the marked value alone at %d"
-                    "%s: mark more ends of blocks, or use fewer stages", stages, stages - 1, marks, cuts,
-                    names);
+    return tt__fail(t->ctx, TT_ERR_ARGUMENT, "{parallel.pipeline %d} needs %d places to cut, but only %d of "
+                    "the %d values that tt_block_end marks are places to cut, where all that follows depends "
+                    "on the marked value alone%s: mark more ends of blocks, or use fewer stages", stages,
+                    stages - 1, cuts, marks, names);
 }
 
 /* Sets the stage of each instruction of the forward. Autodiff gives the backward of an instruction the same
@@ -214,8 +214,8 @@ static tt_status tt__check_forward(const tt__cutter *c)
             const int at = x->producer - 1;
             if (!base || x->storage != TT__TRANSIENT || at < 0 || at >= c->forward || c->kept[at]) continue;
             if (x->ends == c->me - 1 || t->code[at].stage > c->me) continue;
-            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline}: stage %d would need '%s' "
-                            "of stage %d, beside what that ends with: use fewer stages, or mark other ends "
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline}: stage %d would need '%s' of "
+                            "stage %d, besides that stage's last value: use fewer stages, or mark other ends "
                             "of blocks with tt_block_end", c->me - 1, x->name, t->code[at].stage - 1);
         }
     return TT_OK;
@@ -248,8 +248,8 @@ static tt_status tt__share_parameters(const tt__cutter *c)
             if (!(stages >> s & 1)) continue;
             x->tied[1] = s;
             if (++n < 3) continue;
-            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d}: parameter '%s' is read by "
-                            "more than two of the stages: use fewer stages", t->stages, x->name);
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d}: more than two stages read "
+                            "parameter '%s': use fewer stages", t->stages, x->name);
         }
         if (stages >> (c->me - 1) & 1) continue;
         x->elsewhere = true;
@@ -344,7 +344,7 @@ static tt_status tt__cut_stage(tt__cutter *c)
     tt_tape *t = c->t;
     int32_t other = 0, more = 0;
     for (int k = 0; k < c->n; k++)
-        if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "is of no stage", t->code[k].out[0]);
+        if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "has no stage", t->code[k].out[0]);
     tt__note_reading(c);
     for (int k = c->n - 1; k >= 0; k--) { /* each stage casts the weights that it reads */
         const tt__instr *i = &t->code[k];
@@ -355,10 +355,10 @@ static tt_status tt__cut_stage(tt__cutter *c)
     const int32_t from_next = c->me < t->stages ? tt__gradient_between(c, c->me, &other) : 0;
     const int32_t to_before = c->me > 1 ? tt__gradient_between(c, c->me - 1, &more) : 0;
     if (other || more)
-        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline}: beside the gradient '%s', '%s' too "
-                        "would have to go from a stage of the pipeline to the one before: use fewer stages, "
-                        "or mark other ends of blocks with tt_block_end",
-                        t->values[other ? from_next : to_before].name, t->values[other ? other : more].name);
+        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline}: a stage would have to pass '%s' to "
+                        "the stage before it, besides the gradient '%s': use fewer stages, or mark other "
+                        "ends of blocks with tt_block_end", t->values[other ? other : more].name,
+                        t->values[other ? from_next : to_before].name);
     tt_status status = tt__check_forward(c);
     if (status == TT_OK) status = tt__share_parameters(c);
     if (status != TT_OK) return status;

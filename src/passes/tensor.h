@@ -509,16 +509,16 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
 static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
 {
     const tt__tape_value *p = &s->t->values[v];
-    char why[160] = "the ops around it are others";
+    char why[160] = "the ops around it cannot be split";
     if (p->uses == 1) tt__find_region(s, p->reader);
     const tt__tape_value *x = &s->t->values[p->uses == 1 ? s->unsplit : 0];
     const bool output = x->keep || s->unsplit == s->root;
     if (p->uses > 1) snprintf(why, sizeof why, "%d ops read it", (int)p->uses);
     else if (s->unsplit)
         snprintf(why, sizeof why, output ? "'%s' is an output" : "'%s' is needed whole", x->name);
-    return tt__fail(s->t->ctx, TT_ERR_ARGUMENT, "parameter '%s' is split over the tensor ranks by an earlier "
-                    "program, and this one needs it whole, because here %s: compile this one before that, "
-                    "so that both have it whole", p->name, why);
+    return tt__fail(s->t->ctx, TT_ERR_ARGUMENT, "an earlier program shards parameter '%s' over the tensor "
+                    "ranks, but this program needs it whole, because here %s: compile this program first, so "
+                    "that both have it whole", p->name, why);
 }
 
 /* Returns whether an arena holds shards of parameter v in layout `split`, but this program needs v whole. */

@@ -17,7 +17,8 @@ static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const cha
 {
     char text[256];
     if (value < 0 || value >= t->n_values) value = 0;
-    return tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d (%s): %s: %s", pass, at,
+    return tt__fail(t->ctx, TT_ERR_INTERNAL,
+                    "after pass '%s': instruction %d (%s): %s: %s; please report this program", pass, at,
                     tt__instr_name(&t->code[at]), what, tt__describe(t, value, text, sizeof text));
 }
 
@@ -58,8 +59,8 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     if (!k->defined && !left) return "reads a value that nothing has written";
     if (!tt__reaches(t, i, id)) return i->on_host ? "cannot read the device's memory"
                                                   : "cannot read the host's memory";
-    if (j == TT__RUN_IN && id != t->run) return "operand is not the step's settings";
-    if (k->group == group) return "reads what an instruction that it runs together with writes";
+    if (j == TT__RUN_IN && id != t->run) return "operand is not the value of the step's settings";
+    if (k->group == group) return "reads a value that an instruction of its group writes";
     return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
 }
 
@@ -78,8 +79,8 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
     bool same_shape = tt__same_rows(rule, &v->shape) && rule->cols == v->shape.cols;
     bool other_kind = tt__is_float(rule->dtype) != tt__is_float(v->shape.dtype);
     bool given = v->storage == TT__INPUT || v->storage == TT__PARAMETER || i->out[j] == t->run;
-    if (j >= tt__ops[i->op].outputs || !rule->rows) return "writes an output that it has not";
-    if (!same_shape) return "result has another shape than its rule says";
+    if (j >= tt__ops[i->op].outputs || !rule->rows) return "writes an output that the op does not have";
+    if (!same_shape) return "result has another shape than the op's rule gives";
     if (other_kind || (v->pinned_f32 && v->shape.dtype != TT_F32)) return "result has the wrong dtype";
     if (!tt__reaches(t, i, i->out[j])) return i->on_host ? "cannot write the device's memory"
                                                          : "cannot write the host's memory";
@@ -96,13 +97,13 @@ static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__kno
 {
     int at = known[t->values[i->in[0]].base].writer - 1;
     const tt__instr *work = &t->code[tt__max(0, at)];
-    if (at < 0 || i->in[0] != work->out[0]) return "waits for nothing that is under way";
+    if (at < 0 || i->in[0] != work->out[0]) return "waits for a value that is not in flight";
     if (i->stream || i->segment != work->segment) return "waits in another segment or stream";
     for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
         int32_t id = j < TT__MAX_IN ? work->in[j] : work->out[j - TT__MAX_IN];
         bool kept = !id;
         for (int m = 0; m < TT__MAX_IN; m++) kept |= i->in[m] == id;
-        if (!kept) return "does not keep all operands of what it waits for";
+        if (!kept) return "does not keep all operands of the instruction that it waits for";
         if (!id) continue;
         if (j < TT__MAX_IN) known[t->values[id].base].readers--;
         else known[t->values[id].base].writer = 0;
@@ -128,13 +129,13 @@ static const char *tt__lay_out(const tt_tape *t, const tt__instr *i, int j, tt__
     const bool adds = i->add >> j & 1, joins = adds || y->base != i->out[j];
     if (tt__is_own_rows(t, i->out[j])) { /* a shard of the rows is added to a sum, whose other rows stay 0 */
         const bool sums = adds && now == y->part.split && (before == TT__ZEROS || before == TT__PARTIAL);
-        if (!sums) return "writes a rank's own rows of what is no sum over ranks";
+        if (!sums) return "writes a rank's own rows of a value that is no sum over ranks";
         now = TT__PARTIAL;
     } else if (now != TT__ZEROS && (now == TT__PARTIAL ? TT__WHOLE : now) != y->part.split) {
-        return "result is split over ranks in another way than its rule says";
+        return "result is split over ranks in another way than the op's rule gives";
     }
     if (joins && before != TT__ZEROS && now != TT__ZEROS && now != before)
-        return "is put together of parts that are split over ranks in different ways";
+        return "joins parts that are split over ranks in different ways";
     if (now != TT__ZEROS || !joins) *to = now;
     return NULL;
 }
@@ -158,8 +159,8 @@ static const char *tt__derive(const tt_tape *t, const tt__instr *i, tt__split *l
     for (int o = 0; o < tt__summed(i); o++)
         if (tt__column_sums(i, o)) out[tt__column_sums(i, o)] = out[o] == TT__ROWS ? TT__PARTIAL : out[o];
     if (!fits)
-        return partial ? "reads what is yet to be summed over ranks"
-                       : "has operands that are split over ranks in ways that do not fit";
+        return partial ? "reads a value that must first be summed over ranks"
+                       : "has operands that are split over ranks in ways that do not fit together";
     for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
         if (i->out[j] && (wrong = tt__lay_out(t, i, j, out[j], layout)) != NULL) *value = i->out[j];
     return wrong;
@@ -200,16 +201,17 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
         tt__shape shape[TT__MAX_OUT];
         const char *wrong = NULL;
         int32_t which = 0;
-        if (k && i->segment < i[-1].segment) wrong = "stands behind those of a later segment";
+        if (k && i->segment < i[-1].segment) wrong = "follows an instruction of a later segment";
         bool alike = k + 1 < t->n_code && i[1].op == i->op && i[1].segment == i->segment;
         if (i->with_next && (!alike || i->stream || i[1].stream))
-            wrong = "runs together with one of another op";
+            wrong = "runs together with an instruction of another op";
         for (int j = 0; j < TT__MAX_IN && !wrong; j++)
             if ((which = i->in[j]) != 0) wrong = tt__verify_operand(t, i, j, known, group);
         for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
             if ((which = i->out[j]) < 0 || which >= t->n_values) wrong = "result is no value";
         if (!wrong && !tt__shape_of(t, i, shape)) {
-            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d: %s", pass, k,
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL,
+                              "after pass '%s': instruction %d: %s; please report this program", pass, k,
                               t->error);
             break;
         }
@@ -218,7 +220,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
                 /* A later result of the instruction may add to this one. */
                 known[t->values[which].base].defined = true;
         if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(t, i)) {
-            wrong = "lacks the step's settings";
+            wrong = "has no operand with the step's settings";
             which = t->run;
         }
         if (!wrong && tt__is(i, TT__WAITS)) {
@@ -226,7 +228,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
             wrong = tt__verify_wait(t, i, known);
             in_flight--;
         }
-        if (!wrong && i->stream && !i->out[0]) wrong = "is of another stream and writes nothing";
+        if (!wrong && i->stream && !i->out[0]) wrong = "runs on another stream and writes nothing";
         if (!wrong && layout) wrong = tt__derive(t, i, layout, &which);
         if (wrong) status = tt__verify_fail(t, pass, k, wrong, which);
         for (int j = 0; j < TT__MAX_IN && i->stream && !wrong; j++)

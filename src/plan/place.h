@@ -353,9 +353,8 @@ static tt_status tt__check_total(const tt_tape *t, size_t more)
     for (int k = 0; k < t->n_code && total <= max; k++)
         total += tt__align_to(t->code[k].workspace, t->alignment);
     if (total <= max) return TT_OK;
-    return tt__fail(t->ctx, TT_ERR_SHAPE,
-                    "the tensors of the program are together 2^62 bytes or more; the largest is %s",
-                    tt__describe(t, largest, what, sizeof what));
+    return tt__fail(t->ctx, TT_ERR_SHAPE, "the tensors of the program need 2^62 bytes or more, which is too "
+                    "many; the largest is %s", tt__describe(t, largest, what, sizeof what));
 }
 
 /* Fills in box[at]. value: a storage; 0: the box is a workspace. */
@@ -471,12 +470,12 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
         if (b->space != space) continue;
         if (b->place % t->alignment || b->place > height || b->bytes > height - b->place) {
             status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its "
-                              "region of %zu", k, b->bytes, b->place, height);
+                              "region of %zu; please report this program", k, b->bytes, b->place, height);
         } else if (b->merged == k && b->bytes && tt__overlaps(&taken, b)) {
             int other = 0;
             while (!tt__collide(box, other, k)) other++;
-            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d are alive together and "
-                              "overlap", k, other);
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d overlap while both are "
+                              "in use; please report this program", k, other);
         } else if (b->merged == k && b->bytes && !tt__take(&taken, b, 1, 0, taken.leaves)) {
             status = TT_ERR_MEMORY;
         }

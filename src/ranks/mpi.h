@@ -133,8 +133,8 @@ static tt_status tt__mpi_late(tt_context *ctx, const char *what)
     for (int k = 0; k < TT__COUNT(ranks) && !rank; k++) rank = getenv(ranks[k]);
     if (gethostname(host, sizeof host - 1) != 0) snprintf(host, sizeof host, "unnamed");
     return tt__fail(ctx, TT_ERR_DEVICE, "process %s (%s) has waited %g s in tt_open for another process, "
-                    "which has not come there: it is stopped or busy, or opens no context (%s has not ended)",
-                    rank ? rank : "of unknown number", host, ctx->options.timeout, what);
+                    "which has not arrived there: that process is stopped or busy, or opens no context (%s "
+                    "has not ended)", rank ? rank : "of unknown number", host, ctx->options.timeout, what);
 }
 
 /* Starts MPI, unless another context has begun to, and waits until MPI runs. */
@@ -153,9 +153,13 @@ static tt_status tt__mpi_start(tt_context *ctx)
     const bool runs = tt__mpi.state == TT__MPI_RUNS;
     const int code = tt__mpi.code;
     pthread_mutex_unlock(&tt__mpi.mutex);
-    if (!thread) return tt__fail(ctx, TT_ERR_DEVICE, "the thread that starts MPI cannot be started");
+    if (!thread)
+        return tt__fail(ctx, TT_ERR_DEVICE,
+                        "cannot start the thread that calls MPI_Init: raise the system's limit of threads");
     if (!runs) return tt__mpi_late(ctx, "MPI_Init");
-    if (code != MPI_SUCCESS) return tt__fail(ctx, TT_ERR_DEVICE, "MPI cannot be initialised (%d)", code);
+    if (code != MPI_SUCCESS)
+        return tt__fail(ctx, TT_ERR_DEVICE, "MPI_Init failed with error %d: start the program with the "
+                        "mpirun of the MPI library that it was built with", code);
     return TT_OK;
 }
 
@@ -172,7 +176,9 @@ static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
         if (waited > n->ctx->options.timeout) return tt__mpi_late(n->ctx, "MPI_Comm_idup");
         tt__net_rest(waited);
     }
-    if (code != MPI_SUCCESS) return tt__fail(n->ctx, TT_ERR_DEVICE, "MPI_Comm_idup has failed");
+    if (code != MPI_SUCCESS)
+        return tt__fail(n->ctx, TT_ERR_DEVICE, "MPI_Comm_idup failed, because MPI has no communicator left "
+                        "for another context: close contexts that are not used");
     MPI_Comm_set_errhandler(*to, MPI_ERRORS_RETURN);
     return TT_OK;
 }
@@ -199,8 +205,8 @@ static tt_status tt__mpi_open(tt__net *n)
     tt_status status = TT_OK;
     MPI_Finalized(&has);
     if (has)
-        return tt__fail(ctx, TT_ERR_DEVICE, "MPI has been finalised: close contexts before that, and open "
-                        "none after it");
+        return tt__fail(ctx, TT_ERR_DEVICE,
+                        "MPI has been finalised: close contexts before MPI_Finalize, and open none after it");
     MPI_Initialized(&has);
     pthread_mutex_lock(&tt__mpi.mutex);
     const bool by_caller = has && tt__mpi.state == TT__MPI_NONE;
@@ -213,11 +219,12 @@ static tt_status tt__mpi_open(tt__net *n)
     tt__mpi.in_use++;
     pthread_mutex_unlock(&tt__mpi.mutex);
     if (level < MPI_THREAD_SERIALIZED)
-        return tt__fail(ctx, TT_ERR_DEVICE, "MPI was initialised for one thread, and the ranks of a process "
-                        "take turns: call MPI_Init_thread with MPI_THREAD_SERIALIZED or more");
+        return tt__fail(ctx, TT_ERR_DEVICE, "MPI was initialised for one thread, but several threads of a "
+                        "process call MPI in turn: call MPI_Init_thread with MPI_THREAD_SERIALIZED or more");
     MPI_Comm_size(MPI_COMM_WORLD, &processes);
     if (processes > TT__RANKS)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "%d processes are more than %d", processes, (int)TT__RANKS);
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "%d processes are too many: start at most %d", processes,
+                        (int)TT__RANKS);
     status = tt__mpi_copy(n, &n->talk);
     if (status == TT_OK) status = tt__mpi_copy(n, &n->data);
     if (status != TT_OK) return status;
@@ -244,7 +251,7 @@ static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf1
     tt__hello own;
     char name[96];
     memset(&own, 0, sizeof own);
-    for (int p = 0; p < n->processes; p++) snprintf(n->host[p], sizeof n->host[p], "its host unknown yet");
+    for (int p = 0; p < n->processes; p++) snprintf(n->host[p], sizeof n->host[p], "host unknown");
     if (gethostname(own.host, sizeof own.host - 1) != 0) snprintf(own.host, sizeof own.host, "unnamed");
     snprintf(own.version, sizeof own.version, "%s", TT_VERSION);
     snprintf(own.isa, sizeof own.isa, "%s", isa);
@@ -260,8 +267,9 @@ static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf1
         for (int k = 0; k < TT__COUNT(same) && status == TT_OK; k++) {
             const char *there = (const char *)x + same[k].at, *here = (const char *)first + same[k].at;
             if (strcmp(there, here) == 0) continue;
-            status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s has %s %s, and process 0 has %s: all processes must "
-                              "have the same", tt__process_name(n, p, name), same[k].what, there, here);
+            status = tt__fail(ctx, TT_ERR_ARGUMENT,
+                              "%s has %s %s, and process 0 has %s: all processes must have the same %s",
+                              tt__process_name(n, p, name), same[k].what, there, here, same[k].what);
         }
     }
     return status;
@@ -276,9 +284,10 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 #ifndef TINYTRAIN_MPI
     (void)isa; (void)bf16;
     if (!by) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a launcher has started several processes (%s is %s), and this "
-                    "program was built without TINYTRAIN_MPI, so that each would train alone: build it with "
-                    "that (make MPI=1), or set TINYTRAIN_ALONE=1 where each is meant to", by, getenv(by));
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a launcher has started several processes (%s is %s), but this "
+                    "program was built without TINYTRAIN_MPI, so each process would train alone: build it "
+                    "with MPI (make MPI=1), or set TINYTRAIN_ALONE=1 if each is to train alone", by,
+                    getenv(by));
 #else
     int has = 0;
     MPI_Initialized(&has);

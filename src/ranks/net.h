@@ -323,7 +323,9 @@ static tt_status tt__net_reduce(const tt__collective *c)
         b->begin = (size_t)(turn % flights) * tt__net_part(c);
         b->mail = tt__mail_of(c, b->r);
         if (!b->jobs && k < c->n)
-            return tt__fail(c->group->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
+            return tt__fail(c->group->ctx, TT_ERR_INTERNAL,
+                            "%s: its list of messages is full; please report this program",
+                            tt__instr_name(i));
         tt__net_place(c, b);
         if (c->no_peer) status = tt__net_lay_out(c, b);
         if (c->no_peer && status == TT_OK) status = tt__barrier_near(c);

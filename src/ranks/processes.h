@@ -188,7 +188,7 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
 {
     char name[160], last_message[128];
     tt_context *ctx = n->ctx;
-    if (why) return tt__fail(ctx, TT_ERR_DEVICE, "%s: MPI has failed: %s", where, why);
+    if (why) return tt__fail(ctx, TT_ERR_DEVICE, "%s: MPI failed: %s", where, why);
     if (late < 0) return tt__net_status(ctx);
     tt__ranks_name(n, late, name);
     pthread_mutex_lock(&n->mutex);
@@ -199,8 +199,8 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
     if (closed)
         return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has closed its context%s%s", where, name,
                         end.why[0] ? ", after: " : "", end.why);
-    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not come for %g s%s%s", where, name, ctx->options.timeout,
-                    last_message[0] ? "; its last message came in " : "", last_message);
+    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not arrived within %g s%s%s", where, name,
+                    ctx->options.timeout, last_message[0] ? "; its last message came in " : "", last_message);
 }
 
 /* Sends this process's end message to all others, and waits for at most `seconds`. Returns false if the
@@ -296,8 +296,8 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
                           text);
     } else if (elsewhere) {
         tt__process_name(n, (int)(elsewhere - n->note), name);
-        status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s has come to %s, and process %d to %s: all must call the "
-                          "same functions, in the same order", name, elsewhere->where, n->me, where);
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s is at %s, but process %d is at %s: all processes must "
+                          "call the same functions in the same order", name, elsewhere->where, n->me, where);
     }
     return elsewhere ? tt__net_fail(ctx, status) : status;
 }
@@ -352,7 +352,7 @@ static void tt__net_close(tt_context *ctx)
         } while (all && late < n->processes && tt__seconds() - begin < ctx->options.timeout);
         if (late < n->processes) {
             all = false;
-            tt__log(ctx, TT_LOG_ERROR, "close", "tt_close: %s has not come for %g s",
+            tt__log(ctx, TT_LOG_ERROR, "close", "tt_close: %s has not arrived within %g s",
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }

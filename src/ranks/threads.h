@@ -146,9 +146,9 @@ static bool tt__wait_for(tt__rank_group *w, int me, int rank, const uint64_t *co
             const char *op = __atomic_load_n(&w->op[k ? rank : me], __ATOMIC_RELAXED);
             const char *on = __atomic_load_n(&w->on[k ? rank : me], __ATOMIC_RELAXED);
             if (!op || !on) continue;
-            snprintf(where[k], sizeof where[k], "%s%s '%.96s'", k ? "; it is at " : " to ", op, on);
+            snprintf(where[k], sizeof where[k], "%s%s '%.96s'", k ? "; that rank is at " : " at ", op, on);
         }
-        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not come%s%s", me,
+        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not arrived%s%s", me,
                  w->timeout, rank, where[0], where[1]);
         tt__rank_group_wake(w);
     }

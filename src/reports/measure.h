@@ -288,7 +288,9 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     o.verify = false;
     o.logger.log = NULL; /* the caller's context has logged the warnings already */
     tt_context *own = tt_open(&o);
-    if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
+    if (!own)
+        return tt__fail(ctx, TT_ERR_MEMORY,
+                        "tt_measure_costs: cannot open a context, for lack of memory or threads");
     tt__sample s; /* runs like users' programs, with streams and graphs of launches */
     tt__profile update;
     double min, ignored;

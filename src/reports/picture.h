@@ -197,10 +197,10 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
     tt__label(&text, TT__LEFT + TT__WIDTH / 2, TT__BOTTOM + 52, "middle", "instruction");
     char moved[96] = "", host[96] = "";
     if (plan.ranks > 1)
-        snprintf(moved, sizeof moved, "moved a step and rank %.*f %s (at least %.*f)", digits,
+        snprintf(moved, sizeof moved, "moved per step and rank %.*f %s (at least %.*f)", digits,
                  (double)plan.moved_bytes / unit, unit_name, digits, (double)plan.min_moved_bytes / unit);
     if (plan.transfer_bytes)
-        snprintf(host, sizeof host, "%shost %.*f %s, %.*f %s copied a step", *moved ? "; " : "", digits,
+        snprintf(host, sizeof host, "%shost %.*f %s, %.*f %s copied per step", *moved ? "; " : "", digits,
                  (double)plan.host_bytes / unit, unit_name, digits, (double)plan.transfer_bytes / unit,
                  unit_name);
     if (*moved || *host) tt__label(&text, TT__RIGHT, 48, "end", "%s%s", moved, host);
@@ -223,8 +223,8 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
         y += 22;
     }
     if (marks[0])
-        tt__label(&text, LEGEND, TT__BOTTOM + 8, "start", "<tspan fill='#e15759'>&#8212;</tspan> computed "
-                  "again: %d values", plan.recomputed);
+        tt__label(&text, LEGEND, TT__BOTTOM + 8, "start",
+                  "<tspan fill='#e15759'>&#8212;</tspan> recomputed: %d values", plan.recomputed);
     if (marks[1])
         tt__label(&text, LEGEND, TT__BOTTOM + 24, "start", "<tspan fill='#2f6f4f'>&#8212;</tspan> moved%s%s",
                   plan.transfer_bytes ? " from or to the host" : "", plan.ranks == 1 ? "" :

@@ -127,7 +127,8 @@ static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text_
     if (s->offload_fits) tt__print(text, "%soffload %s", before, plan->offload);
     if (s->offload_fits && plan->offload_blocks) tt__print(text, " of %d blocks", plan->offload_blocks);
     if (s->zero_fits) tt__print(text, "%szero %d", s->offload_fits ? "; " : before, plan->zero);
-    if (plan->ahead) tt__print(text, "; at most %d block%s ahead", plan->ahead, plan->ahead > 1 ? "s" : "");
+    if (plan->ahead)
+        tt__print(text, "; copies run at most %d block%s ahead", plan->ahead, plan->ahead > 1 ? "s" : "");
     tt__print(text, "\n");
 }
 
@@ -136,7 +137,7 @@ static void tt__print_stages(const tt_program *p, tt__text_buffer *text)
 {
     for (int s = 0; s < p->stages && p->stages > 1; s++) {
         const tt_plan plan = tt_stage_plan(p, s);
-        tt__print(text, "  stage %d: %.1f MB, of which %.1f persistent; %.2f GFLOP a micro-batch", s,
+        tt__print(text, "  stage %d: %.1f MB, of which %.1f persistent; %.2f GFLOP per micro-batch", s,
                   1e-6 * (double)plan.bytes, 1e-6 * (double)plan.persistent_bytes, plan.flops / 1e9);
         if (p->settings.options.train)
             tt__print(text, "; holds %d micro-batch%s", p->stage[s]->settings.in_flight,
@@ -153,13 +154,13 @@ static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text
     const tt_costs usual = tt_costs_default();
     const bool given = memcmp(&s->costs, &usual, sizeof usual) != 0;
     if (!given && (s->kind->host || (!plan->transfer_bytes && plan->ranks == 1))) return;
-    tt__print(text, "  by %s: %.1f ms of computation", given ? "the given rates" :
-              "the rates of no GPU in particular", 1e3 * plan->compute_seconds);
+    tt__print(text, "  by %s: %.1f ms of computation", given ? "the given rates" : "generic rates",
+              1e3 * plan->compute_seconds);
     if (plan->host_seconds > 0)
         tt__print(text, " (%.1f by the host's processor)", 1e3 * plan->host_seconds);
     tt__print(text, ", which waits %.1f ms for links", 1e3 * plan->exposed_seconds);
     if (s->options.accumulate)
-        tt__print(text, "; %.1f and %.1f ms for each more micro-batch", 1e3 * plan->micro_compute_seconds,
+        tt__print(text, "; %.1f and %.1f ms for each further micro-batch", 1e3 * plan->micro_compute_seconds,
                   1e3 * plan->micro_exposed_seconds);
     tt__print(text, "\n");
 }
@@ -180,27 +181,26 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
               mb * (double)plan.lower_bound_bytes, mb * (double)plan.init_bytes);
     tt__print_stages(p, &text);
     if (plan.ranks > 1)
-        tt__print(&text, "  moved a step and rank: %.1f MB between ranks (at least %.1f), with one "
-                  "micro-batch on each\n", mb * (double)plan.moved_bytes,
-                  mb * (double)plan.min_moved_bytes);
+        tt__print(&text, "  moved per step and rank: %.1f MB between ranks (at least %.1f), with one "
+                  "micro-batch on each\n", mb * (double)plan.moved_bytes, mb * (double)plan.min_moved_bytes);
     if (plan.sent_bytes)
-        tt__print(&text, "  sent by this process in such a step: %.1f MB (at least %.1f)\n",
+        tt__print(&text, "  sent by this process in that step: %.1f MB (at least %.1f)\n",
                   mb * (double)plan.sent_bytes, mb * (double)plan.min_sent_bytes);
     if (plan.tensor > 1)
         tt__print(&text, "  split over the tensor ranks: %.1f of %.1f million parameters\n",
                   mb * (double)plan.split_params, mb * (double)plan.params);
     if (plan.transfer_bytes)
-        tt__print(&text, "  on the host: %.1f MB; copied to and from it a step%s: %.1f MB",
+        tt__print(&text, "  on the host: %.1f MB; copied to and from it per step%s: %.1f MB",
                   mb * (double)plan.host_bytes, plan.ranks > 1 ? " and rank" : "",
                   mb * (double)plan.transfer_bytes);
     if (plan.transfer_bytes && p->settings.options.accumulate)
-        tt__print(&text, ", with one micro-batch%s; %.1f MB for each more", plan.ranks > 1 ? " on each" : "",
-                  mb * (double)plan.transfer_micro_bytes);
+        tt__print(&text, ", with one micro-batch%s; %.1f MB for each further one",
+                  plan.ranks > 1 ? " on each" : "", mb * (double)plan.transfer_micro_bytes);
     if (plan.transfer_bytes) tt__print(&text, "\n");
     tt__print_seconds(p, &plan, &text);
-    tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP a run at full capacity",
+    tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP per run at full capacity",
               plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
-    if (plan.extra_flops > 0) tt__print(&text, ", %.2f of them computed again", plan.extra_flops / 1e9);
+    if (plan.extra_flops > 0) tt__print(&text, ", %.2f of them recomputed", plan.extra_flops / 1e9);
     tt__print(&text, "\n");
     if (p->settings.recompute == TT__RECOMPUTE_BUDGET || p->settings.offload_fits || p->settings.zero_fits)
         tt__print_choice(p, &plan, &text);

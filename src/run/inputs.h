@@ -145,8 +145,9 @@ static tt_status tt__set_input_rows(tt_program *p, tt__rank *r, int32_t v, int64
     for (int32_t k = 1; k < p->built.t->n_values && other; k++) {
         if (r->input[k] != TT__SET || k == v || values[k].shape.axis != x->shape.axis) continue;
         if (!recomputed)
-            return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' has %lld rows, but '%s' was set with "
-                            "%lld on the same axis '%s'", x->name, (long long)rows, values[k].name,
+            return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' is set with %lld rows, but '%s' was "
+                            "set with %lld on the same axis '%s': all inputs of an axis need equally many "
+                            "rows, and sequence starts one more", x->name, (long long)rows, values[k].name,
                             (long long)(*axis + values[k].shape.extra), p->built.t->axes[x->shape.axis].name);
         tt__mark_input(r, k, TT__UNSET);
     }
@@ -205,8 +206,9 @@ static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const v
 static tt_status tt__check_data_rank(const tt_program *p, const char *function, int rank)
 {
     if (rank >= 0 && rank < p->arena->data) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s: the program has %d data rank%s, and no rank %d", function,
-                    p->arena->data, p->arena->data > 1 ? "s" : "", rank);
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                    "%s: data rank %d does not exist: the program has %d data rank%s, numbered from 0",
+                    function, rank, p->arena->data, p->arena->data > 1 ? "s" : "");
 }
 
 static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *data, int64_t rows)
@@ -217,16 +219,18 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
     if (status != TT_OK) return status;
     const tt__tape_value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     if (!x || x->storage != TT__INPUT || x->base != v.id || x->persistent)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: %s%s is no input of this program%s%s",
-                        x ? "'" : "the value", x ? x->name : "", x ? "'" : ": it ",
-                        x ? "" : tt__why_no_value(t, v));
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: %s%s%s", x ? "'" : "the value ",
+                        x ? x->name : tt__why_no_value(t, v),
+                        x ? "' is no input of this program: set only inputs (tt_input)" : "");
     if (!data && tt__has_data_rank(p, rank))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: the data for input '%s' is NULL", x->name);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                        "tt_set: data is NULL for input '%s': pass a pointer to its rows", x->name);
     const bool all = x->shape.axis || rows == x->shape.rows;
     if (rows < 1 + x->shape.extra || rows > x->shape.rows || !all)
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld%s",
+        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: got %lld rows for input '%s', which takes %s%lld%s",
                         (long long)rows, x->name, !x->shape.axis ? "" : x->shape.extra ? "2 to " : "1 to ",
-                        (long long)x->shape.rows, x->shape.extra ? ": one more than sequences" : "");
+                        (long long)x->shape.rows,
+                        x->shape.extra ? ": one more than there are sequences" : "");
     if (p->stages > 1) return tt__feed_input(p, rank, v.id, data, rows);
     for (int k = 0; k < p->arena->tensor && status == TT_OK; k++)
         status = tt__set_input(p, tt__first_of(p, rank) + k, v.id, data, rows);
@@ -237,8 +241,9 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
 static tt_status tt__one_data_rank(const tt_program *p, const char *function)
 {
     if (p->arena->data == 1) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s is for programs with one data rank, and this one has %d: "
-                    "use %s_rank", function, p->arena->data, function);
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                    "%s is for programs with one data rank, but this program has %d: use %s_rank", function,
+                    p->arena->data, function);
 }
 
 /* Keeps the error of a failed tt_set. The next run reports it, in case the caller ignores the status. */
@@ -270,8 +275,9 @@ static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, s
     const int64_t rows = all ? 1 : x->shape.rows, cols = all ? param->size : x->shape.cols;
     tt_status status = TT_OK;
     if (capacity < (size_t)(rows * cols))
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %lld floats, the buffer %zu", x->name,
-                        (long long)(rows * cols), capacity);
+        return tt__fail(p->ctx, TT_ERR_SHAPE,
+                        "tt_get: '%s' has %lld floats, but the buffer has room for %zu: pass a larger buffer",
+                        x->name, (long long)(rows * cols), capacity);
     for (int64_t r = 0; r < rows && status == TT_OK; r++)
         status = tt__param_read(param, x->offset + r * x->ld, cols, to + r * cols);
     return status;
@@ -302,11 +308,13 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
                         "program: mark it with tt_output", (int)v.id);
     if ((status = tt_wait(head, NULL)) != TT_OK) return status;
     if (!p->arena->allocated || (!x->persistent && head->arena->results_of != head))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents: get it after a run of this "
-                        "program, before the next tt_set and other programs of its arena", x->name);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents now: call tt_get after a run "
+                        "of this program, before the next tt_set and before a run of another program of its "
+                        "arena", x->name);
     if (!x->persistent && rank >= now.present)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents on data rank %d, which had no "
-                        "micro-batch in the last run", x->name, rank);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents on data rank %d, because only "
+                        "the first %d data ranks had a micro-batch in the last run", x->name, rank,
+                        now.present);
     if (x->storage == TT__PARAMETER && tt__is_in_parts(&t->values[x->base]))
         return tt__get_parameter(p, v.id, to, capacity);
     const int of = tt__first_of(p, rank);
@@ -314,11 +322,12 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
     const tt__mat m = tt__resolve_in(p, &now, of, v.id);
     const size_t n = (size_t)(m.rows * m.cols);
     if (!tt__is_float(m.dtype))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, not floats", x->name,
-                        tt_dtype_name(m.dtype));
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, but tt_get reads only floats",
+                        x->name, tt_dtype_name(m.dtype));
     if (capacity < n)
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %zu floats, the buffer %zu", x->name, n,
-                        capacity);
+        return tt__fail(p->ctx, TT_ERR_SHAPE,
+                        "tt_get: '%s' has %zu floats, but the buffer has room for %zu: pass a larger buffer",
+                        x->name, n, capacity);
     status = x->persistent ? tt__zero_states(head) : TT_OK;
     tt__memory row = {p->arena, of, t->values[x->base].space, m.dtype, NULL};
     for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols) {
@@ -364,14 +373,14 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
             const int32_t base = t->values[t->code[k].in[j]].base;
             if (t->values[base].storage != TT__INPUT || r->input[base] == TT__SET) continue;
             if (r->input[base] == TT__OVERWRITTEN)
-                return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was set, and then overwritten by an "
-                                "update or by another program of the same arena: %s all inputs right before "
-                                "the run", t->values[base].name, of, set);
+                return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was set, but then an update or "
+                                "another program of the same arena overwrote it: call %s for all inputs "
+                                "right before the run", t->values[base].name, of, set);
             if (p->refused[0])
                 return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was not set before this run: %s",
                                 t->values[base].name, of, p->refused);
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was not set before this run: %s it each "
-                            "time", t->values[base].name, of, set);
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was not set before this run: call %s for "
+                            "each input before each run", t->values[base].name, of, set);
         }
     return TT_OK;
 }
@@ -388,8 +397,9 @@ static tt_status tt__inputs_ready(tt_program *p)
         for (int s = 0; s < tt__stages(p) && status == TT_OK; s++)
             status = tt__rank_inputs(p, p->stage[s]->built.t, tt__first_of(p, d));
     if (status == TT_OK && p->round > 0 && p->present > before)
-        status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "data rank %d has a micro-batch, and had none in an "
-                          "earlier round of this step: only the last round may leave data ranks out", before);
+        status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "data rank %d has a micro-batch, but had none in an "
+                          "earlier round of this step: only the last round of a step may leave data ranks "
+                          "out", before);
     p->refused[0] = 0;
     if (status != TT_OK) p->present = before;
     if (status != TT_OK) tt__forget_inputs(p); /* the next micro-batch may have other numbers of rows */

@@ -350,8 +350,8 @@ static void tt__tell_graphs(tt_program *p)
     const tt__device_group *c = p->settings.group;
     for (int r = c->first; r < c->first + c->local; r++) {
         if (!p->rank[r].why[0]) continue;
-        tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which "
-                "this program makes one by one from now on, more slowly: %s",
+        tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step as one "
+                "graph, so this program makes them one by one, which is slower: %s",
                 tt__device_name(c->kind, c->index[r], device), p->rank[r].why);
         p->rank[r].why[0] = 0;
     }

@@ -393,7 +393,7 @@ static tt_status tt__check_neighbours(const tt_program *p)
     for (int r = c->first; r + each < c->first + c->local; r++)
         if (c->no_peer[r][r + each] || c->no_peer[r + each][r])
             return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d} needs devices that load from "
-                            "each other's memory, and '%s' and '%s' do not: use data or tensor ranks",
+                            "each other's memory, but '%s' and '%s' do not: use data or tensor ranks",
                             p->arena->stages, tt__device_name(c->kind, c->index[r], a),
                             tt__device_name(c->kind, c->index[r + each], b));
     return TT_OK;
@@ -422,9 +422,9 @@ static tt_status tt__memory_suffices(const tt_program *p)
     const char *check = getenv("TINYTRAIN_MEMORY_CHECK");
     const tt__room room = tt__memory_room("");
     if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, and %.1f MB can "
-                    "be had (%s %.1f MB): use smaller micro-batches, {recompute}, or {precision bf16-true} "
-                    "(TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the same)",
+    return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, but only %.1f "
+                    "MB are available (%s %.1f MB): use smaller micro-batches, {recompute}, or {precision "
+                    "bf16-true} (TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the same)",
                     1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
                     1e-6 * room.bytes, room.of, 1e-6 * room.limit);
 #else
@@ -437,14 +437,14 @@ tt_status tt_allocate(tt_program *p)
 {
     if (p->ready) return TT_OK;
     if (!p->settings.kind->backend)
-        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot "
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s', but cannot "
                         "run them: define TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does, or "
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__device_group *c = p->settings.group;
     tt_status status = tt__params_ready(p);
     if (!p->arena->allocated && p->head == p) { /* all processes check before any allocates */
         if (status == TT_OK) status = tt__memory_suffices(p);
-        status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
+        status = tt__agree(p->ctx, "allocating the memory of a plan", status, NULL, 0);
     }
     if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
     if (status == TT_OK && p->built.t->on_host)

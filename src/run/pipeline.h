@@ -34,7 +34,8 @@ static tt_status tt__feed(tt_program *p)
     if (status == TT_OK && p->settings.options.train && max && p->round >= max) {
         tt__forget_inputs(p);
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "a step has more than {parallel.micros = %d} micro-batches "
-                        "on a data rank, for which the pipeline was planned", max);
+                        "on a data rank, but the pipeline was planned for at most %d: set {parallel.micros} "
+                        "higher", max, max);
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;

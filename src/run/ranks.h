@@ -142,11 +142,12 @@ static tt_status tt__params_ready(const tt_program *p)
         const tt__arena *a = tt__placement_arena(p->settings.kind, p->arena, param, p->arena->stage,
                                             p->arena->stages);
         if (!a)
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "the program that held parameter '%s' was freed before "
-                            "it was allocated: compile this one again", param->name);
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "the program that was to hold parameter '%s' was freed "
+                            "before it was allocated: compile this program again", param->name);
         if (a != p->arena && !a->allocated)
-            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives in a program that is not "
-                            "allocated: allocate that one first, or compile with `share`", param->name);
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' is in the arena of an earlier program, "
+                            "which is not allocated: call tt_allocate for that program first, or compile "
+                            "this one with `share`", param->name);
         status = tt__check_placement(p, a, v);
     }
     return status;

@@ -85,7 +85,8 @@ static tt_status tt__exchange_results(tt_program *p)
         if (r == tt__first_of(last, d)) found[d].totals = p->rank[r].results.totals;
         found[d].flops += p->rank[r].flops;
     }
-    status = tt__agree(p->ctx, "what a run has found", status, found, sizeof *found * (size_t)data);
+    status = tt__agree(p->ctx, "collecting the results of a run", status, found,
+                       sizeof *found * (size_t)data);
     for (int d = 0; d < p->present && status == TT_OK; d++) {
         const int first = tt__first_of(last, d);
         for (int r = 0; r < c->ranks; r++) if (tt__data_rank(p, r) == d) p->rank[r].flops = 0;
@@ -108,7 +109,7 @@ static tt_status tt__read_first(tt_program *p, int rank)
     tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* also waits for a rank of this process */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
-    return tt__net_fetch(p->ctx, process, -1, "what a step has found", results, sizeof *results);
+    return tt__net_fetch(p->ctx, process, -1, "collecting the results of a step", results, sizeof *results);
 }
 
 static void tt__add_totals(tt__totals *to, const tt__totals *x)
@@ -162,7 +163,8 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
         const tt__memory totals = {p->arena, rank, x->space, TT_U8, from};
         status = tt__read_memory(&totals, &some[k], TT_U8, sizeof *some);
     }
-    status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
+    status = tt__agree(p->ctx, "collecting the counts of losses", status, some,
+                       sizeof *some * (size_t)leaves);
     for (int k = 0; k < leaves && status == TT_OK; k++) { /* in the same order for any number of ranks */
         const int d = k % data;
         const int process = tt__process_of(c, tt__first_of(p, d));
@@ -242,8 +244,8 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     }
     to[0] = 0;
     if (name && isfinite(largest))
-        snprintf(to, capacity, "parameter '%.200s' has numbers as large as %g", name, (double)largest);
-    else if (name) snprintf(to, capacity, "parameter '%.200s' has a number that is not finite", name);
+        snprintf(to, capacity, "parameter '%.200s' has values as large as %g", name, (double)largest);
+    else if (name) snprintf(to, capacity, "parameter '%.200s' has a value that is not finite", name);
     return name != NULL;
 }
 

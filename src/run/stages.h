@@ -31,8 +31,8 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
     tt_status status = TT_OK;
     char *data = (char *)x->data;
     if (bytes > max * TT__PARTS)
-        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: %zu bytes are more than go from process to process "
-                        "at once", tt__instr_name(l->instr), bytes);
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: %zu bytes are too many for one transfer between "
+                        "processes: use smaller micro-batches", tt__instr_name(l->instr), bytes);
     if (!host && receives) data = p->rank[rank].receives[way];
     if (!host && !receives) {
         const size_t each = tt__message_bytes(p, l->instr) / (size_t)p->settings.in_flight;

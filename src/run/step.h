@@ -42,7 +42,8 @@ static tt_status tt__check_lr(tt_program *p, float lr)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "before_update runs within a step: it cannot begin or end a "
                         "step");
     if (lr >= 0 && isfinite(lr)) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                    "the learning rate is %g, but must be a finite number of at least 0", lr);
 }
 
 /* Fails because the norm of the gradients is not finite, and names a gradient that is the cause. */
@@ -70,8 +71,9 @@ static tt_status tt__norm_failed(tt_program *head)
     head->outcome = t->early && bad ? TT__HALF_UPDATED : TT__NOT_FINITE;
     if (t->early && bad) /* the memory of gradients is in use for other values */
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
-                        "of its squares overflows; it was not updated, but with update 'backward' others may "
-                        "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
+                        "of its squares overflows; this parameter was not updated, but with update "
+                        "'backward' others may have been: load the last state", step,
+                        p->ctx->params[t->values[bad].param]->name);
     for (int s = 0; s < head->stages && bad; s++) {
         tt_program *q = head->stage[s];
         const int end = tt__is_trained(q->built.t, bad) ? tt__near_end(q->arena) : 0;
@@ -96,7 +98,7 @@ static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
     p->kept.targets = p->results.totals.targets;
     if (!(p->results.totals.targets > 0))
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight "
-                        "0); nothing was updated", (long long)p->run.step);
+                        "0), so nothing was updated: check the labels", (long long)p->run.step);
     p->outcome = TT__UPDATED;
     tt_status status = tt__check_loss(p, one ? 0 : -1);
     if (status != TT_OK) return status;
@@ -218,12 +220,12 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
 tt_status tt_micro_step(tt_program *p, tt_stats *stats)
 {
     if (!p->settings.options.train || !p->settings.options.accumulate)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_micro_step needs a program compiled with train and "
-                        "accumulate");
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                        "tt_micro_step needs a program compiled with train = true and accumulate = true");
     if (p->round == 0) tt__begin_step(p);
     if (p->micro_failed)
-        return tt__fail(p->ctx, TT_ERR_NUMERIC, "an earlier micro-batch of this step failed: tt_update ends "
-                        "the step without updating");
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "an earlier micro-batch of this step failed: call tt_update, "
+                        "which ends the step without an update");
     tt_status status = tt__micro(p, stats != NULL);
     if (status == TT_OK) status = tt__end_round(p);
     if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may have parts of this
@@ -236,15 +238,17 @@ tt_status tt_micro_step(tt_program *p, tt_stats *stats)
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
 {
     if (!p->settings.options.train || !p->settings.options.accumulate)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update needs a program compiled with train and "
-                        "accumulate");
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                        "tt_update needs a program compiled with train = true and accumulate = true");
     if (p->round == 0)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update: no micro-batch was run in this step");
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT,
+                        "tt_update: no micro-batch was run in this step: call tt_micro_step first");
     tt_status status = tt__check_lr(p, lr);
     if (status != TT_OK) return status;
     if (!p->micro_failed) status = tt__finish_step(p, lr, stats);
-    else status = tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: a micro-batch failed; nothing was updated",
-                           (long long)p->run.step);
+    else
+        status = tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: a micro-batch failed, so nothing was updated",
+                          (long long)p->run.step);
     p->round = 0;
     return status;
 }
@@ -339,9 +343,10 @@ static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const ch
     int bad;
     if (p->stages > 1)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: a pipeline runs the micro-batches of a "
-                        "step together with its update, and keeps no gradients before", caller);
+                        "step and its update together and keeps no gradients: compile with pipeline = 1",
+                        caller);
     if (!o->train || (!within && !(tt__keeps_gradients(o) && p->kept.rounds)))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s: gradients are kept between tt_micro_step "
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s: gradients exist only between tt_micro_step "
                         "and tt_update of a program compiled with accumulate, or after a step of one "
                         "compiled with keep_gradients", caller);
     if (!within && p->arena->data * tt__slots(p) > 1)
@@ -353,7 +358,7 @@ static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const ch
     if (status != TT_OK && (within || status != TT_ERR_NUMERIC)) return status;
     if (!(targets > 0))
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "%s: no target counted so far (all are ignored "
-                        "or have weight 0), so there is no mean", caller);
+                        "or have weight 0), so there is no mean gradient: check the labels", caller);
     const int64_t round = p->round;
     if (!within) p->round = p->kept.rounds;
     const bool found = tt__find_gradient(p, param, g);

@@ -114,7 +114,7 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
     for (int process = 0; process < tt_processes(ctx) && status == TT_OK; process++) {
         uint64_t bytes = 0;
         for (int r = c->first; r < c->first + c->local && process == tt_process(ctx); r++) {
-            if (status == TT_OK && *text) status = tt__learn(p, r, *text, "what other ranks have timed");
+            if (status == TT_OK && *text) status = tt__learn(p, r, *text, "the timings of other ranks");
             if (status == TT_ERR_UNSUPPORTED) { status = TT_OK; continue; }
             if (status == TT_OK) status = tt__tune_arena(p, r, true, untimed);
             if (status != TT_OK) break;
@@ -130,7 +130,8 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
             tt__free(ctx, *text);
             *text = (char *)tt__alloc(ctx, bytes);
         }
-        if (bytes && *text) status = tt__net_fetch(ctx, process, -1, "the fastest products", *text, bytes);
+        if (bytes && *text)
+            status = tt__net_fetch(ctx, process, -1, "sharing the fastest products", *text, bytes);
         else if (bytes) status = tt__net_fail(ctx, TT_ERR_MEMORY);
     }
     return status;
@@ -145,7 +146,9 @@ static tt_status tt__read_tuned(tt_context *ctx, const char *path, char **text)
     const size_t length = slash ? (size_t)(slash - path) + (slash == path) : 1;
     tt__file_bytes file;
     bool there = false;
-    if (length >= sizeof folder) return tt__fail(ctx, TT_ERR_ARGUMENT, "tune: the path is too long");
+    if (length >= sizeof folder)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tune: the path '%.60s...' is too long: use a shorter one",
+                        path);
     memcpy(folder, slash ? path : ".", length);
     folder[length] = 0;
     tt_status status = tt__folder_has(ctx, folder, slash ? slash + 1 : path, &there);
@@ -185,9 +188,9 @@ static tt_status tt__tune_products(tt_program *p)
         if (status == TT_OK && text) status = tt__learn(p, c->first, text, from);
     }
     const size_t before = text ? strlen(text) : 0;
-    status = tt__agree(ctx, "what products to time", status, NULL, 0);
+    status = tt__agree(ctx, "choosing the products to time", status, NULL, 0);
     if (status == TT_OK && !a->learnt) status = tt__tune_in_turn(p, &text, &untimed);
-    if (status == TT_OK && text) status = tt__learn_on_ranks(p, text, "what ranks have timed");
+    if (status == TT_OK && text) status = tt__learn_on_ranks(p, text, "the timings of the ranks");
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++)
         status = tt__tune_arena(p, r, false, &untimed);
     const bool more = text && strlen(text) > before;
@@ -195,11 +198,10 @@ static tt_status tt__tune_products(tt_program *p)
         status = tt__write_tuned(ctx, p->tune_file, text);
     status = tt__agree(ctx, "the end of timing products", status, NULL, 0);
     if (status == TT_OK && more)
-        tt__log(ctx, TT_LOG_INFO, "tune", "the products of matrices were timed in %.2f s",
-                tt__seconds() - begin);
+        tt__log(ctx, TT_LOG_INFO, "tune", "matrix products were timed in %.2f s", tt__seconds() - begin);
     if (status == TT_OK && untimed)
-        tt__log(ctx, TT_LOG_WARNING, "tune", "%d products were not timed, as the device has no memory left "
-                "for it: cuBLASLt's first offer makes them", untimed);
+        tt__log(ctx, TT_LOG_WARNING, "tune", "%d matrix products were not timed, because the device has no "
+                "memory left for that: they use cuBLASLt's first choice", untimed);
     a->tuned = status == TT_OK;
     tt__free(ctx, text);
     return status;

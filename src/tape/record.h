@@ -60,8 +60,9 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     }
     va_end(args);
     if (shape->rows > TT__MOST_ELEMENTS / shape->cols)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "'%s': %lld rows of width %lld are 2^47 elements or more, "
-                             "which no memory holds", v.name, (long long)shape->rows, (long long)shape->cols);
+        return tt__tape_fail(t, TT_ERR_SHAPE,
+                             "'%s': %lld rows of width %lld are 2^47 elements or more, which is too many",
+                             v.name, (long long)shape->rows, (long long)shape->cols);
     if (!TT__GROW(t->ctx, t->values, t->n_values, t->cap_values)) return tt__out_of_memory(t);
     t->values[t->n_values] = v;
     return t->n_values++;
@@ -160,8 +161,8 @@ static bool tt__decode_rows(tt_tape *t, int64_t rows, tt__shape *shape)
     if (rows > 0) return true;
     const int64_t tape = -(rows + 1) >> 32, code = -(rows + 1) & 0xffffffff;
     if (rows < 0 && tape && tape != t->number >> 2)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "the rows are an axis of another tape: make one on this "
-                             "tape (tt_axis)");
+        return tt__tape_fail(t, TT_ERR_ARGUMENT,
+                             "the rows are an axis of another tape: make an axis on this tape (tt_axis)");
     if (rows == 0 || !tape || code / 4 < 1 || code / 4 >= t->n_axes) return false;
     shape->axis = (int32_t)(code / 4);
     shape->extra = (int32_t)(code % 4);
@@ -173,12 +174,12 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
 {
     if (t->status != TT_OK) return 0;
     if (capacity < 1 || capacity > INT32_MAX)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity %lld is not in 1..2^31-1", name,
-                             (long long)capacity);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity is %lld, but must be 1 to 2^31 - 1",
+                             name, (long long)capacity);
     for (int32_t k = 1; k < t->n_axes && name[0]; k++) {
         if (strncmp(t->axes[k].name, name, sizeof t->axes[k].name - 1) != 0) continue;
         if (t->axes[k].capacity == capacity) return tt__axis_code(t, k, 0);
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity %lld, and this tape has an axis of "
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s' has capacity %lld, but this tape has an axis of "
                              "that name with capacity %lld: give one of them another name", name,
                              (long long)capacity, (long long)t->axes[k].capacity);
     }
@@ -237,8 +238,10 @@ static bool tt__has_value(const tt_tape *t, tt_value v)
 /* Returns why v is not a value of the tape: the predicate of a sentence in an error message. */
 static const char *tt__why_no_value(const tt_tape *t, tt_value v)
 {
-    return v.id > 0 && v.tape != t->number ? "is a value of another tape: record what computes it on this one"
-           : v.id ? "is not a value of this tape" : "is no value (id 0)";
+    if (v.id > 0 && v.tape != t->number)
+        return "is a value of another tape: record on this tape the ops that compute it";
+    return v.id ? "is not a value of this tape: pass a value that a call with this tape returned"
+                : "is no value (id 0): pass a value that a call with this tape returned";
 }
 
 /* Stores the error of a function whose only operand v is not a value of the tape. Returns false. */
@@ -268,8 +271,9 @@ tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, in
     if (t->status != TT_OK) return tt__handle(t, 0);
     if (tt__decode_rows(t, rows, &shape) && width >= 1 && (unsigned)dtype < TT_DTYPE_COUNT)
         return tt__handle(t, tt__new_value(t, &shape, TT__INPUT, "%s", name));
-    tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld, dtype %d, is no tensor; rows and "
-                  "width must be at least 1", name, (long long)rows, (long long)width, (int)dtype);
+    tt__tape_fail(t, TT_ERR_SHAPE, "input '%s' has %lld rows, width %lld and dtype %d; rows and width must "
+                  "be at least 1, and the dtype one of tt_dtype", name, (long long)rows, (long long)width,
+                  (int)dtype);
     return tt__handle(t, 0);
 }
 
@@ -279,8 +283,9 @@ tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs)
     if (t->status == TT_OK && seqs < 0 && tt__decode_rows(t, seqs, &shape) && shape.extra == 0)
         return tt_input(t, name, TT_I32, tt__axis_code(t, shape.axis, 1), 1);
     if (seqs > 0 && seqs < INT64_MAX) return tt_input(t, name, TT_I32, seqs + 1, 1);
-    tt__tape_fail(t, TT_ERR_SHAPE, "sequence starts '%s': %lld is neither a positive number nor an axis",
-                  name, (long long)seqs);
+    tt__tape_fail(t, TT_ERR_SHAPE,
+                  "sequence starts '%s': seqs is %lld, but must be above 0 or an axis (tt_axis)", name,
+                  (long long)seqs);
     return tt__handle(t, 0);
 }
 
@@ -352,7 +357,9 @@ static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_p
     if (!p) tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter operand %d is NULL%s%s", what, number,
                           t->ctx->unmade[0] ? ": " : "", t->ctx->unmade);
     else if (p->ctx != t->ctx)
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter '%s' belongs to another context", what, p->name);
+        tt__tape_fail(t, TT_ERR_ARGUMENT,
+                      "%s: parameter '%s' belongs to another context: use a parameter of the tape's context",
+                      what, p->name);
     if (t->status != TT_OK) return 0;
     while (t->n_params <= p->index) {
         if (!TT__GROW(t->ctx, t->params, t->n_params, t->cap_params)) return tt__out_of_memory(t);
@@ -381,9 +388,10 @@ tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width)
     if (!tt__on_tape(t, "slice", 0, x)) return tt__handle(t, 0);
     tt__shape shape = t->values[x.id].shape;
     if (from < 0 || width < 1 || from > shape.cols - width)
-        return tt__handle(t, tt__tape_fail(t, TT_ERR_SHAPE, "slice: %lld columns from column %lld of %s",
-                                        (long long)width, (long long)from,
-                                        tt__describe(t, x.id, what, sizeof what)));
+        return tt__handle(t, tt__tape_fail(t, TT_ERR_SHAPE,
+                                           "slice: %lld columns from column %lld on are not all within %s",
+                                           (long long)width, (long long)from,
+                                           tt__describe(t, x.id, what, sizeof what)));
     shape.cols = width;
     return tt__handle(t, tt__new_view(t, x.id, &shape, from, t->values[x.id].ld, t->values[x.id].name));
 }
@@ -401,8 +409,8 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
     to.dtype = v->shape.dtype;
     to.cols = width;
     if (ok) return tt__handle(t, tt__new_view(t, x.id, &to, 0, width, v->name));
-    tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of "
-                  "an axis cannot be split, and a slice cannot be reshaped",
+    tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld) is not possible: the number of elements must "
+                  "stay the same, rows of an axis cannot be split, and a slice cannot be reshaped",
                   tt__describe(t, x.id, what, sizeof what), (long long)rows, (long long)width);
     return tt__handle(t, 0);
 }

@@ -29,8 +29,9 @@ static tt_status tt__read_added(tt_tokenizer *k, const tt__json *j, int node, in
     if (status == TT_OK) status = tt__json_read_bool(j, node, "rstrip", &a.rstrip);
     if (status != TT_OK) return status;
     if (a.bytes > TT__ADDED_BYTES)
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: an added token of %zu bytes; at most %d are "
-                        "read", j->path, j->base + j->nodes[node].offset, a.bytes, TT__ADDED_BYTES);
+        return tt__fail(k->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: an added token has %zu bytes, but at most %d are possible", j->path,
+                        j->base + j->nodes[node].offset, a.bytes, TT__ADDED_BYTES);
     if (!TT__GROW(k->ctx, k->added, k->n_added, k->cap_added)) return TT_ERR_MEMORY;
     k->added[k->n_added++] = a;
     return TT_OK;
@@ -75,9 +76,10 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
         if (a->id < 0) a->id = there;
         if (a->id < 0) continue; /* a default token that the vocabulary lacks */
         if (there >= 0 ? there != a->id : v->text[a->id].bytes != TT__NO_TOKEN)
-            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s",
-                            path, a->text, a->id, there >= 0
-                            ? "is another than the vocabulary's" : "another token has");
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, %s", path,
+                            a->text, a->id,
+                            there >= 0 ? "but the vocabulary gives it another id" : "which another token has "
+                            "too");
         if (there < 0) {
             const tt__text_slice slice = {(uint32_t)v->used, (uint32_t)a->bytes};
             memcpy(v->texts + v->used, a->text, a->bytes + 1);

@@ -103,7 +103,7 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
     const bool unigram = k->model.kind == TT__MODEL_UNIGRAM;
     const tt__json_kind kind = unigram ? TT__JSON_ARRAY : TT__JSON_OBJECT;
     if (!r.lines && (node < 0 || from->nodes[node].kind != kind || !from->nodes[node].count))
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s' has no vocabulary: expected an %s", from->path,
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s' has no vocabulary; expected an %s", from->path,
                         unigram ? "array of tokens and their scores" : "object of tokens and their ids");
     status = tt__read_vocab(k, &r, from, node);
     for (int i = 0; r.lines && i <= 2 && status == TT_OK; i++)

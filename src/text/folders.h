@@ -174,8 +174,8 @@ static const char *tt__class_json(tt_context *ctx, const char *folder, const tt_
     const char *type = tt__folder_text(model, "model_type");
     const int kind = tt__class_of(name, type ? type : "gpt2");
     if (kind >= 0 && tt__classes[kind].json) return tt__classes[kind].json;
-    tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has no tokenizer.json, and of vocab.json with merges.txt the "
-             "class '%.200s' is not supported; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer",
+    tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has no tokenizer.json, and vocab.json with merges.txt cannot be "
+             "read for the class '%.200s'; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer",
              folder, name ? name : type);
     return NULL;
 }
@@ -189,9 +189,9 @@ static tt_status tt__no_tokenizer(tt_context *ctx, const char *folder)
         const tt_status status = tt__folder_has(ctx, folder, names[i], &there);
         if (status != TT_OK) return status;
         if (there)
-            return tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has a tokenizer as %s only, which is not read: "
-                            "transformers makes a tokenizer.json of it, by AutoTokenizer.from_pretrained and "
-                            "save_pretrained", folder, names[i]);
+            return tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has its tokenizer only as %s, which is not "
+                            "supported: convert it to tokenizer.json with transformers "
+                            "(AutoTokenizer.from_pretrained, then save_pretrained)", folder, names[i]);
     }
     return tt__fail(ctx, TT_ERR_FILE, "'%s' has no tokenizer: copy the tokenizer.json of the model there, or "
                     "its vocab.txt, or its vocab.json and merges.txt", folder);
@@ -248,10 +248,11 @@ static void tt__load_roles(tt_tokenizer *k, const tt__tokenizer_folder *f)
     const bool ordinary = !reported && tt__is_ordinary(k, end);
     if (end < 0 || (ordinary && own >= 0)) *eos = own;
     if (ordinary)
-        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer", "'%s' has the eos_token_id %d, '%.60s', which ordinary "
-                "texts have too: %s", f->model_path, end, tt_tokenizer_token(k, end),
-                own < 0 ? "it ends them where it stands; name an \"eos_token\" in tokenizer_config.json"
-                        : "documents end with '<|endoftext|>' instead");
+        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer",
+                "'%s': eos_token_id is %d, '%.60s', which also occurs in ordinary texts: %s", f->model_path,
+                end, tt_tokenizer_token(k, end),
+                own < 0 ? "texts end wherever it occurs; set \"eos_token\" in tokenizer_config.json" :
+                "documents end with '<|endoftext|>' instead");
 }
 
 /* Loads a folder that has a tokenizer.json, or a vocab.json and a merges.txt. */
@@ -272,8 +273,8 @@ static tt_status tt__load_folder(tt_tokenizer *k, tt__tokenizer_folder *f)
     tt__load_roles(k, f);
     if (f->config.count) status = tt__json_read_bool(&f->config, 0, "split_special_tokens", &split_special);
     if (!split_special) return status;
-    return tt__fail(k->ctx, TT_ERR_UNSUPPORTED, "'%s': \"split_special_tokens\" is true, which this "
-                    "tokenizer does not do", f->config_path);
+    return tt__fail(k->ctx, TT_ERR_UNSUPPORTED,
+                    "'%s': \"split_special_tokens\" is true, which is not supported", f->config_path);
 }
 
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)

@@ -116,8 +116,8 @@ static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, 
     const char *to = tt__json_bytes(j, tt__json_get(j, node, "content"), &s->to_bytes);
     if (status != TT_OK) return status;
     if (to) return tt__keep_text(k, j, to, s->to_bytes, &s->to);
-    return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: a Replace needs \"content\", a string", j->path,
-                    j->base + j->nodes[node].offset);
+    return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: a Replace has no \"content\"; expected a string",
+                    j->path, j->base + j->nodes[node].offset);
 }
 
 /* Returns the value of a base-64 digit (RFC 4648). -1: c is not a digit. */
@@ -156,14 +156,14 @@ static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int no
     if (valid && bytes >= 4) memcpy(&trie, all, 4);
     if (!valid || trie < 4 || trie % 4 || trie > bytes - 4)
         return tt__json_wrong(j, key, member, valid ? "not a trie with its size before it" : "not in base 64",
-                              "what SentencePiece compiles from the rules of a normalization");
+                              "the normalization rules as SentencePiece compiles them");
     all[bytes] = 0;
     s->from = (const char *)all + 4;
     s->from_bytes = trie;
     s->to = s->from + trie;
     s->to_bytes = bytes - 4 - trie;
     if (tt__utf8_invalid(s->to, s->to_bytes) < s->to_bytes)
-        return tt__json_wrong(j, key, member, "of texts that are not UTF-8", "UTF-8");
+        return tt__json_wrong(j, key, member, "a list with texts that are not UTF-8", "UTF-8");
     return TT_OK;
 }
 
@@ -252,7 +252,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
     if (!s) return TT_ERR_UNSUPPORTED;
     s->pattern = tt__patterns[known].pattern;
     if (whole && k->mapped_at < k->split.n - 1)
-        return tt__unsupported(j, node, "place of a Split,", "behind ByteLevel,", "it before ByteLevel");
+        return tt__unsupported(j, node, "place of a Split,", "after ByteLevel,", "a Split before ByteLevel");
     return TT_OK;
 }
 
@@ -295,9 +295,9 @@ static tt_status tt__read_splitter(tt_tokenizer *k, const tt__json *j, int node)
     const int place = k->split.n - 1;
     const bool of_classes = s->kind == TT__STEP_DIGITS || s->kind == TT__STEP_PUNCTUATION;
     if (s->kind == TT__STEP_BYTES && k->model.kind != TT__MODEL_BPE)
-        return tt__unsupported(j, node, "pre_tokenizer", type, "none that maps bytes");
+        return tt__unsupported(j, node, "pre_tokenizer", type, "one that does not map bytes");
     if (!of_classes && k->mapped_at < place)
-        return tt__unsupported(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
+        return tt__unsupported(j, node, "pre_tokenizer", type, "none after ByteLevel");
     s->splits = true;
     switch (s->kind) {
     case TT__STEP_BYTES:
@@ -314,7 +314,8 @@ static tt_status tt__read_splitter(tt_tokenizer *k, const tt__json *j, int node)
     case TT__STEP_METASPACE:
         for (int i = 0; i < place; i++)
             if (k->split.all[i].kind == TT__STEP_METASPACE)
-                return tt__unsupported(j, node, "pre_tokenizer", "Metaspace behind Metaspace", "one of them");
+                return tt__unsupported(j, node, "pre_tokenizer", "Metaspace after Metaspace",
+                                       "only one Metaspace");
         status = tt__read_metaspace(k, j, node, &s->to, &s->to_bytes, &scheme);
         if (status == TT_OK) status = tt__json_read_bool(j, node, "split", &s->splits);
         if (status != TT_OK) return status;

@@ -53,8 +53,9 @@ static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char 
     int id = 0;
     double min = HUGE_VAL;
     if (m->unk >= k->vocab.own)
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': \"unk_id\" is %d, and the vocabulary has %d tokens",
-                        j->path, m->unk, k->vocab.own);
+        return tt__fail(k->ctx, TT_ERR_FORMAT,
+                        "'%s': \"unk_id\" is %d, but must be below the vocabulary's %d tokens", j->path,
+                        m->unk, k->vocab.own);
     m->scores = (double *)tt__alloc(k->ctx, (size_t)k->vocab.own * sizeof *m->scores);
     if (!m->scores) return TT_ERR_MEMORY;
     for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after, id++) {
@@ -110,9 +111,10 @@ static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const ch
         id = tt__token_find(&k->vocab.by_text, m->joined, left_bytes + right_bytes);
     }
     if (id < 0)
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is of '%.100s' and '%.100s'%s",
-                        m->path, m->offset, m->count, left, right, l >= 0 && r >= 0
-                        ? ", and the vocabulary has not what these make" : ", which are not both tokens");
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu joins '%.100s' and '%.100s'%s",
+                        m->path, m->offset, m->count, left, right,
+                        l >= 0 && r >= 0 ? ", but the result is not in the vocabulary" : ", but these are "
+                        "not both in the vocabulary");
     tt__bpe_rule *to = &k->model.merges[tt__bpe_merge(k, l, r) - k->model.merges];
     to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
     to->rank = (uint32_t)m->count++;
@@ -197,7 +199,7 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
     int64_t id = 0;
     *unk = NULL;
     if (model < 0 || j->nodes[model].kind != TT__JSON_OBJECT)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"model\", an object", j->path);
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no object \"model\", which is required", j->path);
     tt_status status = tt__json_read_string(j, model, "type", false, &type);
     if (status != TT_OK) return status;
     if (strcmp(type, "Unigram") == 0) {
@@ -253,7 +255,7 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
     }
     if (m->kind != TT__MODEL_UNIGRAM) m->unk = unk ? tt__token_find(&k->vocab.by_text, unk, strlen(unk)) : -1;
     if (m->kind == TT__MODEL_WORDPIECE && m->unk < 0)
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the vocabulary has no '%.200s', the \"unk_token\"",
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the \"unk_token\" '%.200s' is not in the vocabulary",
                         r->j->path, unk);
     if (m->kind == TT__MODEL_WORDPIECE) return tt__rest_of_vocab(k);
     if (m->kind == TT__MODEL_UNIGRAM) {
@@ -262,8 +264,8 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
     }
     const bool fallback = m->byte_fallback && !missing;
     if (m->unk < 0 && !fallback && (!mapped || unmapped))
-        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer", "'%s' has tokens for some characters only, and none for "
-                "the others: these are left out of texts", r->j->path);
+        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer",
+                "'%s' has no tokens for some characters: these are left out of texts", r->j->path);
     m->cuts = !mapped && fallback && !m->ignore_merges;
     return r->merges ? tt__read_merges_txt(k, r->path, r->merges) : tt__read_merges(k, r->j, model);
 }

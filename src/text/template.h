@@ -12,8 +12,9 @@ static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int no
                                 int id, int type)
 {
     if (id >= k->size || k->vocab.text[id].bytes == TT__NO_TOKEN)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor adds the id %d, which no "
-                        "token has", j->path, j->base + j->nodes[node].offset, id);
+        return tt__fail(j->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: the post_processor adds the id %d, but no token has this id",
+                        j->path, j->base + j->nodes[node].offset, id);
     if (to->n == TT__AROUND)
         return tt__unsupported(j, node, "post_processor", "that begins here", "at most 16 ids on each side");
     memmove(to->ids + at + 1, to->ids + at, (size_t)(to->n - at) * sizeof *to->ids);
@@ -49,7 +50,8 @@ static tt_status tt__read_pieces(const tt_tokenizer *k, const tt__json *j, int n
         const int ids = tt__json_get(j, tokens, "ids");
         if (ids < 0 || j->nodes[ids].kind != TT__JSON_ARRAY)
             return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"special_tokens\" has no \"ids\" of "
-                            "'%.200s'", j->path, j->base + j->nodes[child].offset, name);
+                            "'%.200s'; expected a list of ids", j->path,
+                            j->base + j->nodes[child].offset, name);
         tt__around *around = &to->around[tt__min(texts, 2)];
         for (int at = ids + 1, id; at < j->nodes[ids].after && status == TT_OK; at = j->nodes[at].after) {
             status = tt__read_id(j, at, name, &id);
@@ -88,11 +90,13 @@ static tt_status tt__read_cls(tt_tokenizer *k, const tt__json *j, int node, cons
     const char *text = pair >= 0 && j->nodes[pair].kind == TT__JSON_ARRAY && j->nodes[pair].count == 2
                      ? tt__json_text(j, pair + 1) : NULL;
     if (!text)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor needs \"%s\", a token and "
-                        "its id", j->path, j->base + j->nodes[node].offset, key);
+        return tt__fail(j->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: the post_processor has no \"%s\"; expected a token and its id",
+                        j->path, j->base + j->nodes[node].offset, key);
     if (j->nodes[pair + 2].kind != TT__JSON_NULL) return tt__read_id(j, pair + 2, text, id);
     if ((*id = tt__any_token(k, text, strlen(text))) >= 0) return TT_OK;
-    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s'", j->path, text);
+    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s', which the post_processor adds",
+                    j->path, text);
 }
 
 /* Reads a post-processor of type BertProcessing, [CLS] A [SEP] B [SEP] with type 1 from B on, or

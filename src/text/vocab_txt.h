@@ -30,7 +30,7 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
     snprintf(text, sizeof text, format, lowercase ? "true" : "false");
     tt_status status = tt__file_open(ctx, vocab_path, &file);
     if (status == TT_OK && file.size > TT__VOCAB_BYTES)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a vocabulary of at most %zu is read",
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes, but a vocabulary may have at most %zu",
                           vocab_path, file.size, TT__VOCAB_BYTES);
     if (status == TT_OK) status = tt__json_parse(&j, ctx, vocab_path, 0, text, strlen(text));
     tt__recipe r;
@@ -65,11 +65,10 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
         status = tt__json_read_bool(j, 0, members[k].key, members[k].to);
         if (k == 0) accents = *lowercase; /* strip_accents: null means the value of do_lower_case */
     }
-    const char *unsupported = accents != *lowercase ? "\"strip_accents\" is not as do_lower_case"
+    const char *unsupported = accents != *lowercase ? "\"strip_accents\" differs from do_lower_case"
                             : !cjk                  ? "\"tokenize_chinese_chars\" is false"
                             : !basic                ? "\"do_basic_tokenize\" is false"
                             : split_special         ? "\"split_special_tokens\" is true" : NULL;
     if (status != TT_OK || !unsupported) return status;
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which this tokenizer does not do", j->path,
-                    unsupported);
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which is not supported", j->path, unsupported);
 }

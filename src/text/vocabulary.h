@@ -65,8 +65,9 @@ static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char 
     const size_t end = newline ? (size_t)(newline - text) : left;
     v->at += end + 1;
     if ((!tt__is_ascii(text, end) && tt__utf8_invalid(text, end) < end) || memchr(text, 0, end))
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has "
-                        "one token a line", v->r->path, v->place + 1);
+        return tt__fail(k->ctx, TT_ERR_FORMAT,
+                        "'%s', line %d: the token is not UTF-8 text; expected one token a line", v->r->path,
+                        v->place + 1);
     *token = text; /* `tokenizers` too drops white space at a line's end, as in "\r\r\n" */
     *bytes = tt__white_begin(k->unicode->bits, text, 0, end);
     return TT_OK;
@@ -166,8 +167,8 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     for (; (status = tt__read_token(k, &reader, &key, &n, &id)) == TT_OK && key; v->used += n + 1) {
         const tt__text_slice slice = {(uint32_t)v->used, (uint32_t)n};
         if (v->text[id].bytes != TT__NO_TOKEN)
-            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the "
-                            "id %d", j->path, reader.offset, id);
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the id "
+                            "%d: give each token an id of its own", j->path, reader.offset, id);
         memcpy(v->texts + v->used, key, n);
         v->texts[v->used + n] = 0;
         v->text[id] = slice; /* of tokens with equal text, the last counts */
@@ -206,8 +207,8 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
         const int32_t parent = node;
         if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
             if (t->count == (1 << 28) - 1) /* a later node could make an edge UINT64_MAX */
-                return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
-                                t->count);
+                return tt__fail(ctx, TT_ERR_UNSUPPORTED, "the vocabulary is too large: its tokens have more "
+                                "than %d different beginnings", t->count);
             if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
                 (t->slots < 2 * ((size_t)t->count + 1) && !tt__prefixes_grow(ctx, t))) return TT_ERR_MEMORY;
             node = t->count++;

@@ -50,8 +50,8 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
                         "needs the functions `seek` and `next`");
     bool tokens_fit = r->model.same_length || s->max_tokens <= o->max_tokens;
     if (tokens_fit && s->max_seqs <= o->max_seqs) return TT_OK;
-    return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d sequences and %d tokens, and the "
-                    "trainer has max_seqs = %d and max_tokens = %d: make it for the largest of all its "
+    return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d sequences and %d tokens, but the "
+                    "trainer has max_seqs = %d and max_tokens = %d: make the trainer for the largest of its "
                     "sources (tt_train_options_make_room)", what, s->max_seqs, s->max_tokens, o->max_seqs,
                     o->max_tokens);
 }
@@ -96,8 +96,9 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
     status = tt__returned(ctx, status, "the source", epoch, step);
     if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have gone on */
     if (!b || !*more || step < s->steps) return status;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, and has tt_source.steps "
-                    "= %lld", (long long)epoch + 1, (long long)step + 1, (long long)s->steps);
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, but tt_source.steps is "
+                    "%lld: count the steps of an epoch", (long long)epoch + 1, (long long)step + 1,
+                    (long long)s->steps);
 }
 
 /* Tells a source which data ranks belong to this process and need batches. */
@@ -132,7 +133,7 @@ static tt_status tt__confusion_set(tt_trainer *r, tt__confusion_run *c, int rank
             labels = (const int32_t *)b->arrays[k].data, n = b->arrays[k].rows;
     if (!labels || n > r->options.max_seqs)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion: the batch has %s",
-                        labels ? "more labels than max_seqs" : "no labels");
+                        labels ? "more labels than the trainer's max_seqs" : "no labels");
     memcpy(c->labels + (size_t)rank * (size_t)r->options.max_seqs, labels, sizeof *labels * (size_t)n);
     c->seqs[rank] = (int)n;
     return TT_OK;
@@ -185,7 +186,8 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
     }
     if (set) tt__forget_inputs(r->eval); /* the round was stopped or failed */
     if (status != TT_OK || (stop && *stop) || stats->targets > 0) return status;
-    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts");
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts (all are "
+                    "ignored or have weight 0): check the labels");
 }
 
 static tt_status tt__evaluate_all(tt_trainer *r, const tt_source *source, tt_stats *stats,
@@ -212,7 +214,8 @@ tt_status tt_confusion(tt_trainer *r, const tt_source *source, tt_stats *stats, 
     tt_stats own;
     tt__confusion_run c;
     if (!classes || r->model.task != TT_TASK_CLASS)
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model with a class of each sequence");
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model that predicts the class of each "
+                        "sequence, but the trainer's model does not");
     memset(&c, 0, sizeof c);
     c.counts = counts;
     for (size_t k = 0; k < classes * classes; k++) counts[k] = 0;
@@ -227,7 +230,8 @@ tt_status tt_confusion(tt_trainer *r, const tt_source *source, tt_stats *stats, 
 tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacity)
 {
     if (!r->output.id)
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the model gives no output: its `record` set none");
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT,
+                        "the model has no output: its function `record` must set one");
     tt_status status = tt__none_staged(r);
     if (status == TT_OK) status = tt__set_batch(r, r->eval, 0, b, true);
     if (status == TT_OK) status = tt_run(r->eval, NULL);
@@ -256,7 +260,7 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *predictions)
     const bool tags = r->model.task == TT_TASK_TAGS;
     if (!n)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
-                        "tt_predict needs a model with classes; tt_forward gives any output");
+                        "tt_predict needs a model with classes: use tt_forward for other models");
     const int rows = tags ? b->rows : b->seqs;
     tt_status status = tt_forward(r, b, predictions, (size_t)rows * (size_t)n);
     for (int k = 0; k < rows && status == TT_OK; k++) {
@@ -274,7 +278,7 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 {
     if (r->model.task == TT_TASK_TAGS)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict_text: the model predicts a tag of each token: "
-                        "give tt_predict a batch, whose `rows` tells the size of the result");
+                        "call tt_predict with a batch, whose `rows` gives the size of the result");
     int max = (int)tt__min(r->model.max_length, r->options.max_tokens);
     int32_t *ids = (int32_t *)tt__calloc(r->ctx, sizeof *ids * 3 * (size_t)max), start[2] = {0, 0};
     tt_encoding e;
@@ -296,7 +300,7 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
         tt__free(r->ctx, ids);
         if (!pair || tt_tokenizer_pairs(k)) return TT_ERR_MEMORY;
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict_text: the tokenizer has no template for pairs "
-                        "of texts (\"post_processor\" of tokenizer.json): give it one text, or take the "
+                        "of texts (\"post_processor\" of tokenizer.json): pass one text, or use the "
                         "tokenizer of a model for pairs");
     }
     b.seqs = 1;

@@ -73,9 +73,9 @@ static tt_status tt__fit_save(tt__fit_run *f)
             tt__log(ctx, TT_LOG_WARNING, "fit", "the loss %s by step %lld: %s%s%s",
                     f->not_finite ? "is not finite any more" : "has diverged",
                     (long long)tt_trainer_steps(f->r),
-                    beside ? "its state is '" : "a lower learning rate may help", beside ? f->diverged : "",
-                    beside ? "', beside that from before, which a resumed run takes where you remove this one"
-                           : "");
+                    beside ? "its state is saved in '" : "a lower learning rate may help",
+                    beside ? f->diverged : "",
+                    beside ? "', beside the earlier state; to resume from that one, remove this file" : "");
         f->reported_diverged = !sound;
         if (status == TT_OK && !beside) {
             if (f->has_diverged) files->remove(files->user, f->diverged);
@@ -102,20 +102,21 @@ static void tt__fit_give_up(tt__fit_run *f)
     tt_status saved = f->o.folder ? tt__fit_save_metrics(f) : TT_OK;
     if (saved == TT_OK && f->o.folder)
         saved = tt__save_printed(ctx, f->o.folder, "loss.svg", tt__fit_draw, f);
-    if (saved != TT_OK) tt__log(ctx, TT_LOG_WARNING, "fit", "nor could metrics be saved: %s", ctx->error);
+    if (saved != TT_OK)
+        tt__log(ctx, TT_LOG_WARNING, "fit", "the metrics could not be saved either: %s", ctx->error);
     if (f->has_diverged) files->remove(files->user, f->diverged);
     int64_t steps = -1;
     if (f->has_state && tt__state_steps(ctx, f->state, &steps) != TT_OK) steps = -1;
     f->r->saved_steps = steps;
     const bool at_fault = steps >= 0 && !f->has_diverged && (!f->updated || !f->state_is_sound);
     if (steps < 0 && !f->updated)
-        tt__fail(ctx, status, "%.850s; no step has updated anything: the weights that it began with, or the "
-                 "data, are at fault", error);
+        tt__fail(ctx, status, "%.850s; no step has updated anything, so the initial weights or the data are "
+                 "at fault: check them", error);
     else if (steps < 0 || at_fault)
-        tt__fail(ctx, status, "%.850s; %s begin anew with a lower learning rate", error,
-                 steps < 0 ? "no state was saved before:" : "the state that was saved has blown up too:");
+        tt__fail(ctx, status, "%.850s; %s start again with a lower learning rate", error,
+                 steps < 0 ? "no state was saved before:" : "the saved state has diverged too:");
     else
-        tt__fail(ctx, status, "%.850s; the state of step %lld is kept: resume it with a lower learning rate",
+        tt__fail(ctx, status, "%.850s; the state of step %lld is saved: resume it with a lower learning rate",
                  error, (long long)steps);
 }
 
@@ -158,7 +159,7 @@ static void tt__fit_tell_idle(tt__fit_run *f, int micros)
     if (f->p.step > 0 || micros >= f->r->data || f->reported_idle) return;
     f->reported_idle = true;
     tt__log(f->r->ctx, TT_LOG_WARNING, "fit", "the steps of the source have %d micro-batch%s for %d data "
-            "ranks, so that some have nothing to do: give the loader the trainer's tt_parallel", micros,
+            "ranks, so some data ranks have nothing to do: give the loader the trainer's tt_parallel", micros,
             micros > 1 ? "es" : "", f->r->data);
 }
 
@@ -223,7 +224,8 @@ static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
     if (written != TT_OK) return written;
     if (f->in_row >= tt__min(MOST_IN_A_ROW, f->steps)) return tt__fit_stuck(f);
     if (!f->reported_skipped)
-        tt__log(ctx, TT_LOG_WARNING, "fit", "%s; it is skipped, as others like it will be", f->why);
+        tt__log(ctx, TT_LOG_WARNING, "fit",
+                "%s; the step is skipped, and later ones like it without a warning", f->why);
     f->reported_skipped = true;
     return tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
 }
@@ -292,7 +294,8 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
     if (f->validation && !(isfinite(s.loss) && isfinite(value)))
         tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld: the validation's %s is not finite%s",
                 (long long)f->p.epoch + 1, isfinite(s.loss) ? f->metric.name : "loss",
-                any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
+                any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before, so no best model was "
+                "saved");
     if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
     if (best && f->o.keep) {
         /* Saves a state first: in a folder with a model but no state, a run could not be resumed, and a
@@ -398,13 +401,14 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
     const bool ended = status == TT_OK && !more;
     if (ended && tt__trainer_within_step(f->r))
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source ends within a step, after %lld "
-                          "whole ones: the last micro-batch of a step must set last_of_step", epoch, steps);
+                          "whole steps: the last micro-batch of a step must set last_of_step", epoch, steps);
     else if (ended && !steps)
-        status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source has no step", epoch);
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source has no step: give it at least one",
+                          epoch);
     else if (ended && steps < f->steps && !f->reported_short) {
         f->reported_short = true;
-        tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld of the source ends after %lld steps, and it has "
-                "tt_source.steps = %lld", epoch, steps, (long long)f->steps);
+        tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld of the source ends after %lld steps, but "
+                "tt_source.steps is %lld: count the steps of an epoch", epoch, steps, (long long)f->steps);
     }
     if (status != TT_OK) tt__trainer_discard_step(f->r); /* so that the complete steps can be saved */
     return status;
@@ -472,21 +476,22 @@ static tt_status tt__fit_resume(tt__fit_run *f)
     if (status == TT_OK) status = tt_trainer_load(f->r, f->has_diverged ? f->diverged : f->state, &f->p);
     if (status != TT_OK) return status;
     if (f->p.epoch > f->o.epochs || f->p.step > f->steps || f->p.epoch < 0 || f->p.step < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' has done %lld epochs and %lld steps, more than %lld "
-                        "epochs of %lld steps", f->o.folder, (long long)f->p.epoch, (long long)f->p.step,
-                        (long long)f->o.epochs, (long long)f->steps);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' has done %lld epochs and %lld steps, but this run has "
+                        "only %lld epochs of %lld steps: ask for more epochs", f->o.folder,
+                        (long long)f->p.epoch, (long long)f->p.step, (long long)f->o.epochs,
+                        (long long)f->steps);
     if (f->p.best_by && f->p.best_by != now.best_by)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was told by its %s, not by its %s: "
-                        "resume with best_by as it was", f->o.folder,
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was chosen by its %s, not by its %s: "
+                        "resume with the same best_by", f->o.folder,
                         f->p.best_by == tt__hash("loss") ? "loss" : "metric",
                         f->best_by_metric ? f->metric.name : "loss");
     if (f->p.classes && now.classes && f->p.classes != now.classes)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was trained on classes with other names than those of "
-                        "the data at hand; the first of these is '%s'", f->o.folder,
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was trained on classes with other names than this run's "
+                        "data, whose first class is '%s': resume with the same data", f->o.folder,
                         f->train->class_names[0]);
     if (f->p.data && now.data && f->p.data != now.data)
-        tt__log(ctx, TT_LOG_WARNING, "resume", "'%s' was trained on other data: the run goes on with those "
-                "at hand, and differs from one that was never stopped", f->o.folder);
+        tt__log(ctx, TT_LOG_WARNING, "resume", "'%s' was trained on other data: the run continues with the "
+                "new data, and differs from a run without interruption", f->o.folder);
     f->p.classes = now.classes;
     f->p.data = now.data;
     status = tt__fit_read_metrics(f);
@@ -523,13 +528,13 @@ static tt_status tt__fit_disk(const tt__fit_run *f)
     if (state <= 0) return ctx->status;
     const double needs = (f->has_state ? 1 : 2) * state, all = needs + (f->o.keep ? model : 0);
     if (space >= 0 && space < needs)
-        return tt__fail(ctx, TT_ERR_FILE, "'%s': the run needs %.1f MB there for its states, of which two of "
-                        "%.1f MB stand there while one replaces the other, and the disk has room for %.1f "
-                        "MB: free some, or name a folder on another disk", f->o.folder, 1e-6 * needs,
-                        1e-6 * state, 1e-6 * space);
+        return tt__fail(ctx, TT_ERR_FILE, "'%s': the run needs %.1f MB there for its states (two of %.1f MB "
+                        "while one replaces the other), but the disk has room for %.1f MB: free some, or "
+                        "name a folder on another disk", f->o.folder, 1e-6 * needs, 1e-6 * state,
+                        1e-6 * space);
     if (space >= 0 && space < all)
-        tt__log(ctx, TT_LOG_WARNING, "fit", "'%s': two states of %.1f MB and the model, of %.1f MB or more, "
-                "may not fit, as the disk has room for %.1f MB", f->o.folder, 1e-6 * state, 1e-6 * model,
+        tt__log(ctx, TT_LOG_WARNING, "fit", "'%s': two states of %.1f MB and a model of %.1f MB or more may "
+                "not fit on the disk, which has room for %.1f MB", f->o.folder, 1e-6 * state, 1e-6 * model,
                 1e-6 * space);
     return TT_OK;
 }
@@ -540,9 +545,9 @@ static tt_status tt__fit_same_classes(const tt__fit_run *f)
     const tt_source *a = f->train, *b = f->validation;
     for (int c = 0; b && c < a->classes && c < b->classes; c++)
         if (strcmp(a->class_names[c], b->class_names[c]) != 0)
-            return tt__fail(f->r->ctx, TT_ERR_ARGUMENT, "tt_fit: class %d to train on is '%.200s', and for "
-                            "validation '%.200s': number the classes of both datasets alike, as "
-                            "tt_bert_name_classes and tt_vit_name_classes do", c, a->class_names[c],
+            return tt__fail(f->r->ctx, TT_ERR_ARGUMENT, "tt_fit: class %d is '%.200s' in the training data, "
+                            "but '%.200s' in the validation data: number the classes of both alike "
+                            "(tt_bert_name_classes, tt_vit_name_classes)", c, a->class_names[c],
                             b->class_names[c]);
     return TT_OK;
 }
@@ -556,28 +561,30 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (status == TT_OK) status = tt__fit_same_classes(f);
     if (status != TT_OK) return status;
     if (f->train->accumulates && !f->r->options.compile.accumulate)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: steps may have several micro-batches: make the "
-                        "trainer with accumulate = true");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: the source's steps may have several micro-batches: "
+                        "make the trainer with accumulate = true");
     if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / f->steps)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld, but must be 1 to %lld",
+                        (long long)f->o.epochs, (long long)(TT__MOST_STEPS / f->steps));
     if (f->o.validate_steps < 0 || f->o.patience < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "tt_fit: validate_steps is %lld and patience %lld: neither may be "
-                        "negative", (long long)f->o.validate_steps, (long long)f->o.patience);
+                        "tt_fit: validate_steps is %lld and patience is %lld, but both must be at "
+                        "least 0", (long long)f->o.validate_steps, (long long)f->o.patience);
     if (f->o.patience && !f->validation)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience %lld counts validations, and `validation` is "
-                        "NULL", (long long)f->o.patience);
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience is %lld, but `validation` is NULL: patience "
+                        "counts validations", (long long)f->o.patience);
     if (f->o.best_by && strcmp(f->o.best_by, "loss") != 0 &&
         !(f->metric.name && strcmp(f->o.best_by, f->metric.name) == 0))
         return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "tt_fit: best_by is '%s', neither 'loss' nor the model's metric%s%s", f->o.best_by,
+                        "tt_fit: best_by is '%s', but must be 'loss' or the model's metric%s%s", f->o.best_by,
                         f->metric.name ? ", " : " (it has none)", f->metric.name ? f->metric.name : "");
     f->best_by_metric = f->metric.name && !(f->o.best_by && strcmp(f->o.best_by, "loss") == 0);
     f->p.best = f->best_by_metric && !f->metric.lower_is_better ? -INFINITY : INFINITY;
     f->p.best_loss = INFINITY;
     f->p.best_by = tt__hash(f->best_by_metric ? f->metric.name : "loss");
     if (f->o.resume && !f->o.folder)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "tt_fit: resume is set, but folder is not: name the folder that holds the run");
     f->bytes = tt_program_plan(f->r->train).bytes;
     status = tt_allocate(f->r->train); /* fails before any file is written */
     if (status == TT_OK) status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
@@ -598,7 +605,7 @@ static tt_status tt__fit_begin(tt__fit_run *f)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' holds a run: resume it, or name another folder",
                         f->o.folder);
     if (!f->has_state && f->o.resume)
-        return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' is not there", f->state);
+        return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' does not exist", f->state);
     f->p.classes = f->train->classes ? TT__HASH_BEGIN : 0; /* a hash of the names; 0: no classes */
     for (int c = 0; c < f->train->classes; c++) {
         const char *name = f->train->class_names[c];
@@ -656,7 +663,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);
         if (status != TT_OK && saved != TT_OK)
-            tt__log(ctx, TT_LOG_WARNING, "fit", "nor could the state be saved: %s", ctx->error);
+            tt__log(ctx, TT_LOG_WARNING, "fit", "the state could not be saved either: %s", ctx->error);
         status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* keeps the first error */
     }
     if (finished) *finished = done;

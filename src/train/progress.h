@@ -225,8 +225,9 @@ static tt_status tt__fit_read_metrics(tt__fit_run *f)
     if (there) status = tt__file_open(f->r->ctx, path, &file);
     if (status != TT_OK || !there) return status;
     if (strncmp(file.bytes, heading, length) != 0)
-        status = tt__fail(f->r->ctx, TT_ERR_FORMAT, "'%s' has other columns than this run writes, %.*s: move "
-                          "it away, and the run goes on without its lines", path, (int)length - 1, heading);
+        status = tt__fail(f->r->ctx, TT_ERR_FORMAT, "'%s' has other columns than this run, which writes "
+                          "%.*s: move the file away, and the run starts a new one", path, (int)length - 1,
+                          heading);
     const char *line = file.bytes, *end;
     for (; status == TT_OK && (end = strchr(line, '\n')) != NULL; line = end + 1) {
         size_t n = (size_t)(end + 1 - line);

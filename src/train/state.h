@@ -63,10 +63,10 @@ static tt_status tt__state_products(const tt__state *s)
         tt__forget_recordings(p);
         return TT_OK;
     }
-    tt__log(p->ctx, TT_LOG_WARNING, "resume", "'%s' is of a run %s: the run goes on, and differs by rounding "
-            "from one that was never stopped", s->path,
-            foreign ? "whose products were timed on another kind of device or with another cuBLASLt"
-            : text ? "with tune, and this one is without it" : "without tune, and this one is with it");
+    tt__log(p->ctx, TT_LOG_WARNING, "resume", "'%s' comes from a run %s: this run continues, and differs by "
+            "rounding from a run without interruption", s->path,
+            foreign ? "whose products were timed on another kind of device or with another cuBLASLt" : text ?
+            "with tune, but this run has none" : "without tune, but this run has it");
     return TT_OK;
 }
 
@@ -88,7 +88,8 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     s->p = p;
     s->path = path;
     if (!p->settings.options.train)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "this program does not train: it has no state to save or load");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "this program does not train, so it has no state to save or "
+                        "load: compile it with train = true");
     if (!(s->kept = tt__kept_of(p, &s->count, &s->frozen))) return ctx->status;
     s->info = (tt_tensor_info *)tt__calloc(ctx, sizeof *s->info * (size_t)(s->count + 4));
     s->room = ctx->net ? (size_t)1 << 20 : 16384;
@@ -208,9 +209,9 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
                    : tt_safetensors_read(s->file, tensor, 0, bytes, read);
     for (int k = 0; k < s->frozen && !w && status == TT_OK && tt_process(ctx) == 0; k++)
         if (hash[k] != read[k])
-            status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' is of a run in which parameter '%s', which is "
-                              "frozen, has other values: go on with the model that it began with", s->path,
-                              s->kept[s->count + k].name);
+            status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' comes from a run in which the frozen parameter "
+                              "'%s' has other values: resume with the model that the run started from",
+                              s->path, s->kept[s->count + k].name);
     tt__free(ctx, hash);
     tt__free(ctx, read);
     return status;
@@ -257,8 +258,8 @@ static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
 
 static tt_status tt__not_between_steps(tt_context *ctx)
 {
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "the state can be saved between steps, not between the micro-"
-                    "batches of one");
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "a state can be saved between steps, but not between the "
+                    "micro-batches of a step: save it after the update");
 }
 
 /* Writes a program's state to a file, with `more` bytes of a trainer's progress. */
@@ -299,7 +300,7 @@ static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *ste
     tt_status status = file ? TT_OK : ctx->status;
     if (k >= 0 && tt_safetensors_info(file, k)->bytes == sizeof h)
         status = tt_safetensors_read(file, k, 0, sizeof h, &h);
-    else if (file) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is no state of a run", path);
+    else if (file) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not the state of a run", path);
     if (status == TT_OK) *steps = h.step;
     tt_safetensors_close(file);
     return status;
@@ -310,15 +311,16 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
 {
     int k = tt_safetensors_find(s->file, expected->name);
     if (k < 0)
-        return tt__fail(s->p->ctx, TT_ERR_STATE, "'%s' has no tensor '%s': it is no state of this model and "
-                        "optimizer", s->path, expected->name);
+        return tt__fail(s->p->ctx, TT_ERR_STATE,
+                        "'%s' has no tensor '%s': it is the state of another model or optimizer", s->path,
+                        expected->name);
     const tt_tensor_info *found = tt_safetensors_info(s->file, k);
     bool same = found->ndim == expected->ndim && strcmp(found->dtype, expected->dtype) == 0;
     for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
     if (same) return TT_OK;
-    return tt__fail(s->p->ctx, TT_ERR_STATE, "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: "
-                    "the model or the precision differs", s->path, expected->name, found->dtype, found->bytes,
-                    expected->dtype, expected->bytes);
+    return tt__fail(s->p->ctx, TT_ERR_STATE, "'%s': tensor '%s' is %s of %zu bytes, but this run has %s of "
+                    "%zu: resume with the same model and precision", s->path, expected->name, found->dtype,
+                    found->bytes, expected->dtype, expected->bytes);
 }
 
 /* Reads the header and checks that the state fits this program. */
@@ -333,29 +335,33 @@ static tt_status tt__state_check_header(tt__state *s)
     if (at >= 0 && tt_safetensors_info(s->file, at)->bytes >= sizeof version)
         status = tt_safetensors_read(s->file, at, 0, sizeof version, &version);
     if (version != TT__STATE_VERSION) /* checked first: headers of other versions differ in size */
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' is a state of version %lld, this build reads %d; the "
-                        "tinytrain.h that wrote it can go on with it", s->path, (long long)version,
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' is a state of version %lld, but this build reads version "
+                        "%d: resume with the tinytrain.h that wrote the state", s->path, (long long)version,
                         TT__STATE_VERSION);
     if (status == TT_OK) status = tt__state_has(s, &s->info[0]);
     if (status == TT_OK) status = tt_safetensors_read(s->file, at, 0, sizeof *h, h);
     if (status != TT_OK) return status;
     const bool scales = tt__is_power_of_two(h->loss_scale, 1, TT__LOSS_SCALE_MOST);
     if (h->step < 0 || h->step > TT__MOST_STEPS)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done", s->path,
-                        (long long)h->step);
+        return tt__fail(ctx, TT_ERR_FORMAT,
+                        "'%s' says that %lld steps were done, which is impossible: the file is damaged",
+                        s->path, (long long)h->step);
     if (!scales || h->good_steps < 0 || h->good_steps > TT__MOST_STEPS || h->skipped < 0 ||
         h->skipped > TT__MOST_STEPS)
         return tt__fail(ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were skipped, and %lld done with loss "
-                        "scale %g", s->path, (long long)h->skipped, (long long)h->good_steps, h->loss_scale);
+                        "scale %g, which is impossible: the file is damaged", s->path, (long long)h->skipped,
+                        (long long)h->good_steps, h->loss_scale);
     if (h->seed != own.seed)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with seed %llu, this run has %llu: open the "
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with seed %llu, but this run has %llu: open the "
                         "context with the same seed", s->path, (unsigned long long)h->seed,
                         (unsigned long long)own.seed);
     if (h->optimizer != own.optimizer)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with another optimizer", s->path);
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "'%s' was made with another optimizer: resume with the same optimizer", s->path);
     if (h->precision != own.precision)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with another precision than '%s'", s->path,
-                        tt__precision_names[own.precision]);
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "'%s' was made with another precision than '%s': resume with the same precision",
+                        s->path, tt__precision_names[own.precision]);
     return TT_OK;
 }
 
@@ -377,8 +383,9 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
        history. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found - has == s->tensors - own) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_STATE, "'%s' has %d tensors, this run has %d: other parameters are "
-                    "trained", path, found, s->tensors);
+    return tt__fail(p->ctx, TT_ERR_STATE,
+                    "'%s' has %d tensors, but this run has %d: train and freeze the same parameters", path,
+                    found, s->tensors);
 }
 
 /* Fails unless all processes have opened a state, with equal headers. */
@@ -391,9 +398,9 @@ static tt_status tt__state_agree(tt__state *s, tt_status status)
         const tt__state_header *b = (const tt__state_header *)tt__noted(ctx, k, NULL);
         char name[96];
         if (memcmp(a, b, sizeof *a) == 0) continue;
-        status = tt__fail(ctx, TT_ERR_FILE, "'%s' of %s is not that of process 0: it has %lld steps, and "
-                          "that one %lld", s->path, tt__process_name(ctx->net, k, name), (long long)b->step,
-                          (long long)a->step);
+        status = tt__fail(ctx, TT_ERR_FILE, "'%s' of %s is another state than that of process 0, after %lld "
+                          "steps instead of %lld: give all processes the same state", s->path,
+                          tt__process_name(ctx->net, k, name), (long long)b->step, (long long)a->step);
     }
     return status;
 }
@@ -418,8 +425,8 @@ static tt_status tt__state_take(tt__state *s)
     p->scale_set = false;
     if (tt__state_header_of(p).program != h->program)
         tt__log(s->p->ctx, TT_LOG_WARNING, "resume", "'%s' was made with other options of the model, the "
-                "optimizer, the batches or the sums (dropout, weight decay, max_tokens, groups, ...): the "
-                "run goes on with the new ones, and differs from one that was never stopped", s->path);
+                "optimizer, the batches or the sums (dropout, weight decay, max_tokens, groups, ...): this "
+                "run continues with the new ones, and differs from a run without interruption", s->path);
     return TT_OK;
 }
 
@@ -470,14 +477,15 @@ static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *
     if (status != TT_OK) return status;
     const tt_progress *p = &h.progress;
     if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* NaN fails too */
-        return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' says that %g of %g targets were right, and a metric "
-                        "of %g at best", s->path, p->correct, p->targets, p->best);
+        return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' says that %g of %g targets were right and the best "
+                        "metric was %g, which is impossible: the file is damaged", s->path, p->correct,
+                        p->targets, p->best);
     const tt__state_progress now = tt__state_progress_of(p, schedule);
     if (memcmp(&now, &h, sizeof h) != 0)
-        tt__log(s->p->ctx, TT_LOG_WARNING, "resume",
-                "'%s' was made with another schedule (learning rate %g, %lld steps, now %g, %lld): the run "
-                "goes on with the new one, and differs from one that was never stopped", s->path, h.lr,
-                (long long)h.total_steps, (double)schedule->lr, (long long)schedule->total_steps);
+        tt__log(s->p->ctx, TT_LOG_WARNING, "resume", "'%s' was made with another schedule (learning rate %g, "
+                "%lld steps, now %g, %lld): this run continues with the new one, and differs from a run "
+                "without interruption", s->path, h.lr, (long long)h.total_steps, (double)schedule->lr,
+                (long long)schedule->total_steps);
     *to = *p;
     return TT_OK;
 }

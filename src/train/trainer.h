@@ -89,19 +89,23 @@ static void tt__check_schedule(const tt_schedule *s, bool train, tt__text_buffer
 {
     const bool decays = s->kind != TT_CONSTANT, wsd = s->kind == TT_WSD || s->kind == TT_WSD_SQRT;
     if (s->lr_at) return;
-    if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(all, "; lr %g is not a finite number >= 0", s->lr);
-    if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(all, "; min_lr %g is not in [0, lr]", s->min_lr);
+    if (!(s->lr >= 0) || !isfinite(s->lr))
+        tt__print(all, "; lr is %g, but must be a finite number of at least 0", s->lr);
+    if (!(s->min_lr >= 0) || s->min_lr > s->lr)
+        tt__print(all, "; min_lr is %g, but must be 0 to lr", s->min_lr);
     if (!tt_option_word("schedule", (int)s->kind))
-        tt__print(all, "; schedule %d is unknown", (int)s->kind);
-    if (s->warmup_steps < 0) tt__print(all, "; warmup_steps is %lld", (long long)s->warmup_steps);
+        tt__print(all, "; the schedule's kind is %d, but must be one of tt_schedule_kind", (int)s->kind);
+    if (s->warmup_steps < 0)
+        tt__print(all, "; warmup_steps is %lld, but must be at least 0", (long long)s->warmup_steps);
     if (train && decays && s->total_steps < 1)
         tt__print(all, "; total_steps must be set for a schedule that decays");
     if (decays && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
-        tt__print(all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps,
-                  (long long)s->total_steps);
+        tt__print(all, "; warmup_steps is %lld, but must be at most total_steps, %lld",
+                  (long long)s->warmup_steps, (long long)s->total_steps);
     else if (train && wsd && (s->decay_steps < 1 || s->decay_steps > s->total_steps - s->warmup_steps))
-        tt__print(all, "; decay_steps %lld of schedule wsd is not in 1 to total_steps - warmup_steps, %lld",
-                  (long long)s->decay_steps, (long long)(s->total_steps - s->warmup_steps));
+        tt__print(all, "; decay_steps is %lld, but with schedule wsd must be 1 to total_steps - "
+                  "warmup_steps, %lld", (long long)s->decay_steps,
+                  (long long)(s->total_steps - s->warmup_steps));
 }
 
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
@@ -111,28 +115,35 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     tt__settings settings;
     tt__check_schedule(&o->schedule, o->compile.train, &all);
     if (o->max_seqs < 1)
-        tt__print(&all, "; max_seqs is %d: set it, for example from tt_loader_max_seqs", o->max_seqs);
+        tt__print(&all,
+                  "; max_seqs is %d, but must be at least 1: set it, for example from tt_loader_max_seqs",
+                  o->max_seqs);
     if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
-        tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
-    if (!model->record) tt__print(&all, "; the model has no function `record`");
+        tt__print(&all, "; max_tokens is %d, but must be at least max_seqs, %d", o->max_tokens, o->max_seqs);
+    if (!model->record) tt__print(&all, "; the model has no function `record`: set it");
     const tt_metric *metric = &model->metric;
     if (metric->name && !(metric->of && tt__is_column(metric->name) && strcmp(metric->name, "loss") != 0))
-        tt__print(&all, "; the model's metric '%.32s' needs a function and a name of at most 31 letters, "
-                  "digits, _ and - that is not 'loss'", metric->name);
+        tt__print(&all, "; the model's metric '%.32s' needs a function, and a name of at most 31 letters, "
+                  "digits, _ and - other than 'loss'", metric->name);
     if (model->unit && !tt__is_column(model->unit))
-        tt__print(&all, "; the model's unit '%.32s' is not of 1 to 31 letters, digits, _ and -", model->unit);
+        tt__print(&all, "; the model's unit is '%.32s', but must be 1 to 31 letters, digits, _ and -",
+                  model->unit);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
-        tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
+        tt__print(&all, "; label_smoothing is %g, but must be in [0, 1)", o->label_smoothing);
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
-        if (!(w >= 0 && isfinite(w))) tt__print(&all, "; the weight of class %d is %g", k, w);
+        if (!(w >= 0 && isfinite(w)))
+            tt__print(&all, "; the weight of class %d is %g, but must be a finite number of at least 0", k,
+                      w);
         sum += w;
     }
     if (o->class_weights && sum == 0)
-        tt__print(&all, model->classes ? "; the weights of all classes are 0"
-                                       : "; class_weights are for a model that has classes");
-    if (o->compile.share) tt__print(&all, "; compile.share is set, and a trainer has an arena of its own");
+        tt__print(&all,
+                  model->classes ? "; the weights of all classes are 0: give at least one class a weight" :
+                  "; class_weights are set, but the model has no classes");
+    if (o->compile.share)
+        tt__print(&all, "; compile.share is set, but a trainer needs an arena of its own: leave it NULL");
     if (tt__parse_settings(ctx, &o->compile, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
@@ -170,7 +181,8 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
     if (!(r->eval = tt__compile(t, loss, &o, attempt))) return r->ctx->status;
     r->data = r->eval->arena->data;
     if (r->model.classes && r->output_width != r->model.classes)
-        return tt__fail(r->ctx, TT_ERR_SHAPE, "the model has %d classes, and its output a width of %lld",
+        return tt__fail(r->ctx, TT_ERR_SHAPE,
+                        "the model has %d classes, but its output has a width of %lld: make them equal",
                         r->model.classes, (long long)r->output_width);
     return tt__trainer_inputs(r, t);
 }
@@ -194,8 +206,8 @@ static tt_status tt__check_kept(const tt_param *param)
     if (!taken && strcmp(name, "__metadata__") != 0 && strlen(name) <= TT__STATE_NAME &&
         tt__utf8_invalid(name, strlen(name)) == strlen(name)) return TT_OK;
     return tt__fail(param->ctx, TT_ERR_ARGUMENT, "the state of a run cannot be saved with the parameter "
-                    "'%.200s' of %zu bytes: a name must be UTF-8 of at most %d bytes, not '__metadata__', "
-                    "and not begin with '%s.'", name, strlen(name), TT__STATE_NAME,
+                    "'%.200s', whose name has %zu bytes: a name must be UTF-8 of at most %d bytes, not "
+                    "'__metadata__', and not begin with '%s.'", name, strlen(name), TT__STATE_NAME,
                     taken ? taken : "tinytrain");
 }
 
@@ -303,8 +315,8 @@ static tt_status tt__keep_class_weights(tt_trainer *r)
     r->options.class_weights = r->class_weights;
     for (int k = 0; k < r->n_inputs; k++)
         if (strcmp(r->inputs[k].name, "class_weights") == 0) return TT_OK;
-    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "train options: class_weights are given, and the model has no "
-                    "input of that name");
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT,
+                    "train options: class_weights are set, but the model has no input 'class_weights'");
 }
 
 static tt_trainer *tt__trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options,
@@ -393,8 +405,8 @@ static tt_status tt__try_micro_batch(void *arg, int64_t n, tt__attempt *attempt,
     const tt__micro_batch_of *b = (const tt__micro_batch_of *)arg;
     tt_train_options o = b->options;
     if (tt__tokens_of(&o, n) > INT_MAX)
-        return tt__fail(b->ctx, TT_ERR_SHAPE, "%lld sequences of %d / %d tokens are more than 2^31 tokens",
-                        (long long)n, o.max_tokens, o.max_seqs);
+        return tt__fail(b->ctx, TT_ERR_SHAPE, "%lld sequences of %d / %d tokens are 2^31 tokens or more, "
+                        "which is too many: ask for fewer", (long long)n, o.max_tokens, o.max_seqs);
     o.max_tokens = (int)tt__tokens_of(&o, n);
     o.max_seqs = (int)n;
     tt_trainer *t = tt__trainer_new(b->ctx, b->model, &o, attempt);
@@ -419,8 +431,8 @@ static tt_status tt__must_train(const tt_trainer *r)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the trainer's parameters are their moving averages: call "
                         "tt_trainer_use_ema(trainer, false) before it trains, saves or loads");
     if (r->train) return TT_OK;
-    return tt__fail(r->ctx, TT_ERR_ARGUMENT,
-                    "this trainer was made with train = false: it evaluates and predicts only");
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "this trainer was made with train = false, so it only evaluates "
+                    "and predicts: make one with train = true");
 }
 
 /* Returns the index of the input `name`, or -1 if the model has no such input. */
@@ -436,25 +448,25 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
     const int pixels = tt__input_named(r, "pixels");
     const bool same = r->model.same_length, images = pixels >= 0;
     if (!b->n_arrays && (b->seqs < 1 || (!same && r->model.max_length && b->rows < 1)))
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch is empty (%d sequences, %d tokens)", b->seqs,
-                        b->rows);
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT,
+                        "the batch is empty (%d sequences, %d tokens): give it at least one sequence",
+                        b->seqs, b->rows);
     if (same && b->seqs > r->options.max_seqs)
-        return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d images, max_seqs is %d", b->seqs,
-                        r->options.max_seqs);
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d images, but max_seqs is %d: make the trainer "
+                        "for more, or the batch smaller", b->seqs, r->options.max_seqs);
     if (images != (b->pixels != NULL) && (b->pixels || b->ids))
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
-                        images ? "the model reads images, but the batch has text"
-                               : "the model reads text, but the batch has images");
+                        images ? "the model reads images, but the batch has text: use a loader of images" :
+                        "the model reads text, but the batch has images: use a loader of texts");
     if (images && b->pixels && b->image_bytes != r->inputs[pixels].width)
-        return tt__fail(r->ctx, TT_ERR_SHAPE,
-                        "the images of the batch have %lld bytes (height * width * channels), those of the "
-                        "model %lld", (long long)b->image_bytes, (long long)r->inputs[pixels].width);
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "the images of the batch have %lld bytes (height * width * "
+                        "channels), but the model reads images of %lld", (long long)b->image_bytes,
+                        (long long)r->inputs[pixels].width);
     const int values = tt__input_named(r, "label_values");
     if (values >= 0 && b->label_values && b->values != r->inputs[values].width)
-        return tt__fail(r->ctx, TT_ERR_SHAPE,
-                        "the batch has %d label_values for each sequence, those of the model are %lld: the "
-                        "dataset and the model need equally many labels or scores", b->values,
-                        (long long)r->inputs[values].width);
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d label_values for each sequence, but the "
+                        "model reads %lld: the dataset and the model need equally many labels or scores",
+                        b->values, (long long)r->inputs[values].width);
     return TT_OK;
 }
 
@@ -493,7 +505,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         const tt_input_info *input = &r->inputs[k];
         if (r->rows[k] || !input->read) continue;
         if (!predicting || r->needed[input->value.id])
-            return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", input->name);
+            return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL), which the model reads",
+                            input->name);
         int64_t as_others = 0; /* number of rows of inputs with the same axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
             if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* not tt_seq_start */
@@ -532,8 +545,8 @@ static void tt__trainer_discard_step(tt_trainer *r)
 static tt_status tt__none_staged(const tt_trainer *r)
 {
     if (!r->staged) return TT_OK;
-    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "%d of the %d data ranks hold micro-batches of a step, which "
-                    "waits for more: evaluate and predict between steps", r->staged, r->data);
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "a step is not complete, because only %d of the %d data ranks "
+                    "have a micro-batch: evaluate and predict between steps", r->staged, r->data);
 }
 
 /* Runs the data ranks' micro-batches and, if they are the last of their step, updates the parameters. */
@@ -567,8 +580,8 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
                         "trainer made with accumulate = true");
     }
     if (r->step_failed)
-        status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: its others "
-                          "are refused, up to the last, and nothing is updated");
+        status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: the rest of "
+                          "the step is refused, and nothing is updated");
     if (status == TT_OK) status = tt__set_batch(r, r->train, r->staged, b, false);
     if (status == TT_OK) r->staged++;
     if (status == TT_OK && (whole_round || last)) status = tt__train_round(r, last, stats);

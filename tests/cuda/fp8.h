@@ -32,7 +32,8 @@ TEST(fp8_asks_its_own_device)
                  k < 2 ? "cuda" : cases[k].device);
         if (!p) {
             CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, expected);
-            CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, ": matmul 'fp8' needs compute capability 8.9");
+            CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED,
+                        ": matmul 'fp8' needs a GPU of compute capability 8.9 or more");
         }
         tt_program_free(p);
         tt_tape_free(t);

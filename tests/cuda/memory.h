@@ -118,12 +118,12 @@ TEST(programs_on_two_devices)
         if (both) {
             o.device = "cuda:0";
             CHECK(!tt_compile(t[1], missing, &o));
-            CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
-                        "parameter 'second' lives on device 'cuda:1', where an earlier program has "
-                        "put it, and this program is for 'cuda'");
+            CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "an earlier program has put parameter 'second' on device "
+                        "'cuda:1', but this program is for 'cuda': compile both for one device");
             CHECK(tt_device_text(ctx, "cuda:1", NULL, 0) == TT_OK &&
                   tt_device_text(ctx, "cuda:2", NULL, 0) == TT_ERR_DEVICE);
-            CHECK_ERROR(ctx, TT_ERR_DEVICE, "device 'cuda:2' cannot be opened: number 2 asked for, 2 found");
+            CHECK_ERROR(ctx, TT_ERR_DEVICE, "device 'cuda:2' cannot be opened: device number 2 was "
+                        "requested, but there are 2, numbered from 0");
         }
         for (int k = 0; k < 2; k++) {
             tt_program_free(p[k]);
@@ -342,8 +342,9 @@ TEST(managed_memory_that_does_not_fit_is_refused)
         CHECK(deep_open(&n, k ? "managed-oversubscribed" : "managed", false) == TT_OK);
         CHECK(tt_allocate(n.p) == (k ? TT_OK : TT_ERR_MEMORY));
         available = total = LITTLE;
-        snprintf(expected, sizeof expected, "the arena has %zu bytes of managed memory, and %zu of the "
-                 "device's %zu are free", tt_program_plan(n.p).bytes, available, total);
+        snprintf(expected, sizeof expected,
+                 "the arena needs %zu bytes of managed memory, but only %zu of the device's %zu are free",
+                 tt_program_plan(n.p).bytes, available, total);
         if (!k) CHECK_ERROR(n.ctx, TT_ERR_MEMORY, expected);
         if (!k) CHECK_ERROR(n.ctx, TT_ERR_MEMORY, "choose memory 'managed-oversubscribed'");
         deep_close(&n);
@@ -355,9 +356,10 @@ TEST(managed_memory_that_does_not_fit_is_refused)
 TEST(managed_memory_that_is_not_there)
 {
     static const struct { const char *memory, *device, *error; } cases[] = {
-        {"managed", "cpu", "memory 'managed' is for device 'cuda', and the device is 'cpu'"},
-        {"managed-oversubscribed", "cpu*2", "memory 'managed-oversubscribed' is for device 'cuda', and"},
-        {"managed", "cuda*2", "memory 'managed' is for one rank, and 'cuda*2' has 2: use memory 'device'"},
+        {"managed", "cpu", "memory 'managed' needs device 'cuda', but the device is 'cpu'"},
+        {"managed-oversubscribed", "cpu*2", "memory 'managed-oversubscribed' needs device 'cuda', but"},
+        {"managed", "cuda*2", "memory 'managed' needs one rank, but device 'cuda*2' has 2: use memory "
+         "'device'"},
         {"unified", "cuda", "memory 'unified' is unknown: use device, managed or managed-oversubscribed"}};
     deep_net n;
     emu_configure(2, AMPLE, 1, 1);
@@ -380,8 +382,8 @@ TEST(managed_memory_that_is_not_there)
     o.device = "cuda";
     o.share = n.p;
     CHECK(!tt_compile(n.t, n.x, &o));
-    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "`share` is a program with memory 'managed', and this one is with "
-                "'device'");
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "`share` is a program with memory 'managed', but this one has memory "
+                "'device': use one of them, or leave `share` NULL");
     deep_close(&n);
     check_nothing_left(0, 1);
 }

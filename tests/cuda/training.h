@@ -23,7 +23,7 @@ TEST(indices_behind_a_view_are_checked)
               tt_run(p, NULL) == TT_OK);
         CHECK(tt_set(p, first, good, 6) == TT_OK && tt_set(p, pairs, bad, 3) == TT_OK);
         CHECK(tt_run(p, NULL) == TT_ERR_ARGUMENT);
-        CHECK(strstr(tt_error(ctx), "'pairs' has 5 in row 2, which is not in 0..4") != NULL);
+        CHECK(strstr(tt_error(ctx), "'pairs' has 5 in row 2, but must have 0 to 4") != NULL);
     }
     tt_program_free(p);
     tt_tape_free(t);

@@ -368,7 +368,7 @@ TEST(resumed_runs_keep_their_algorithms)
     without.state = path;
     run_tuned(&without);
     CHECK(without.first.by_algorithm[1] == without.first.gemms && without.first.gemms == resumed);
-    CHECK(strstr(without.log, "is of a run with tune, and this one is without it"));
+    CHECK(strstr(without.log, "comes from a run with tune, but this run has none"));
     rest.from = 2;
     rest.to = 3;
     run_tuned(&rest); /* resumes from the state of the run without `tune` */
@@ -432,10 +432,10 @@ TEST(a_file_that_is_damaged_is_refused)
     static const struct { const char *find, *with, *error; tt_status status; } wrong[] = {
         {"tinytrain: the", "tinytrain: a", ", line 1: it is not '", TT_ERR_FORMAT},
         {"version 1", "version 2", ", line 1: it is not '", TT_ERR_FORMAT},
-        {"cuBLASLt ", "cuBLASLt 9", ", line 2: it is of '", TT_ERR_UNSUPPORTED},
-        {"multiprocessors", "of another make", ", line 2: it is of '", TT_ERR_UNSUPPORTED},
-        {" 1 0 0 0 ", " 1 2 0 0 ", ": its numbers are those of no product", TT_ERR_FORMAT},
-        {" 256 256 256 ", " 256 99999256 256 ", ": its numbers are those of no product", TT_ERR_FORMAT},
+        {"cuBLASLt ", "cuBLASLt 9", ", line 2: it was made on '", TT_ERR_UNSUPPORTED},
+        {"multiprocessors", "of another make", ", line 2: it was made on '", TT_ERR_UNSUPPORTED},
+        {" 1 0 0 0 ", " 1 2 0 0 ", ": its numbers describe no matrix product", TT_ERR_FORMAT},
+        {" 256 256 256 ", " 256 99999256 256 ", ": its numbers describe no matrix product", TT_ERR_FORMAT},
         {" 256 256 256 ", " 256 256  256 ", ": it does not begin with 23 numbers", TT_ERR_FORMAT},
         {" 256 256 256 ", " 256 -256 256 ", ": it does not begin with 23 numbers", TT_ERR_FORMAT},
         {" 256 256 256 ", " 256 99999999999999999999 256 ", ": it does not begin with 23 ", TT_ERR_FORMAT},
@@ -443,7 +443,7 @@ TEST(a_file_that_is_damaged_is_refused)
         {"0000000000000000\n", "000000000000000x\n", ": it ends neither with 'slower' nor", TT_ERR_FORMAT},
         {"0000000000000000\n", "slow\n", ": it ends neither with 'slower' nor", TT_ERR_FORMAT},
         {"0000000000000000\n", "\n", ": it ends neither with 'slower' nor", TT_ERR_FORMAT},
-        {" products\n", " products\n\n", ": more comes behind the last line", TT_ERR_FORMAT},
+        {" products\n", " products\n\n", ": there is text after the last line", TT_ERR_FORMAT},
         {" products\n", " product\n", ": it does not begin with 23 numbers", TT_ERR_FORMAT}};
     static tuned_run good, bad;
     char path[1100], named[1200];
@@ -496,7 +496,7 @@ TEST(a_file_that_is_damaged_is_refused)
     run_tuned(&bad);
     bad.tune = "";
     bad.status = TT_ERR_ARGUMENT;
-    bad.error = "tune '' is neither off nor on";
+    bad.error = "tune is '', but must be off, on";
     run_tuned(&bad);
     remove(path);
     free(whole);
@@ -545,7 +545,8 @@ TEST(tuning_without_memory_does_without)
     run_tuned(&off);
     run_tuned(&on);
     CHECK(same_bits(&off, &on) && on.first.gemms == off.first.gemms);
-    if (!CHECK(strstr(on.log, "products were not timed, as the device has no memory left"))) puts(on.log);
+    if (!CHECK(strstr(on.log,
+                      "products were not timed, because the device has no memory left"))) puts(on.log);
 }
 
 /* All ranks use the same algorithm for a product, so that two ranks have the bits of one. */

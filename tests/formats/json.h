@@ -95,7 +95,7 @@ TEST(json_errors)
         {"[1 2]", "byte 3: not valid JSON: expected ',' or ']', found '2'"},
         {"{\"a\":1,}", "expected a key in double quotes, found '}'"}, {"{a:1}", "found 'a'"},
         {"{\"a\" 1}", "expected ':'"}, {"{\"a\":1", "found the end"},
-        {"[1]x", "byte 3: not valid JSON: expected the end"}, {"01", "leading zero"},
+        {"[1]x", "byte 3: not valid JSON: expected the end"}, {"01", "superfluous zero"},
         {"-", "expected a digit"}, {"-a", "expected a digit"}, {"1.", "after the decimal"},
         {".5", "found '.'"},
         {"1e", "in the exponent"}, {"1e+", "in the exponent"}, {"+1", "found '+'"}, {"NaN", "found 'N'"},
@@ -104,11 +104,11 @@ TEST(json_errors)
         {"\"a", "byte 0: not valid JSON: the string that starts here"}, {"\"\\x\"", "a backslash"},
         {"\"\\", "a backslash"}, {"\"\\u12g4\"", "four hexadecimal digits, found 'g'"},
         {"\"\\u12", "four hexadecimal"}, {"\"\\ud800\"", "without the second"},
-        {"\"\\ud800\\u0041\"", "no surrogate pair"}, {"\"\\udc00\"", "without the first"},
+        {"\"\\ud800\\u0041\"", "is not a valid surrogate pair"}, {"\"\\udc00\"", "without the first"},
         {"\"\x01\"", "control character 0x01"}, {"\"\n\"", "control character"},
         {"\"\xFF\"", "byte 1: not valid JSON: byte 0xff is not valid UTF-8"}, {"\"\xC0\x80\"", "UTF-8"},
         {"\"\xED\xA0\x80\"", "UTF-8"}, {"\"\xE2\x82\"", "UTF-8"}, {"\"\xF4\x90\x80\x80\"", "UTF-8"},
-        {"{\"a\":1,\"b\":2,\"a\":3}", "byte 17: not valid JSON: the key \"a\" is there twice"},
+        {"{\"a\":1,\"b\":2,\"a\":3}", "byte 17: not valid JSON: the key \"a\" is twice"},
         {"{\"a\":1,\"\\u0061\":3}", "twice"}, {"{\"\":1,\"\":3}", "twice"}, {"/**/1", "found '/'"},
         {"\x0B" "1", "byte 0x0b"},
         {"]", "found ']'"}, {"[}", "found '}'"}, {"{]", "found ']'"},};
@@ -126,10 +126,10 @@ TEST(json_errors)
     memset(deep + 65, ']', 65);
     CHECK(!parses(ctx, deep, 130));
     CHECK_ERROR(ctx, TT_ERR_FORMAT,
-                "byte 64: not valid JSON: arrays and objects within each other more than 64 deep");
+                "byte 64: not valid JSON: arrays and objects are nested more than 64 deep");
     memset(number, '1', sizeof number);
     CHECK(!parses(ctx, number, sizeof number));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "a number of 1000 characters");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "a number has 1000 characters");
     CHECK(parses(ctx, number, 308));
     TEST_CLOSE(ctx, &a);
 }
@@ -155,7 +155,7 @@ TEST(json_many_keys)
     tt__json_free(&j);
     n += (size_t)snprintf(text + n, capacity - n, ",\"k777\":0}");
     CHECK(!parses(ctx, text, n));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "\"k777\" is there twice");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "\"k777\" is twice");
     free(text);
     TEST_CLOSE(ctx, &a);
 }

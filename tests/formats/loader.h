@@ -216,12 +216,12 @@ TEST(loader_micro_batches)
     } bad[] = {{0, 1, 9, 0, 1, 1, "batch = 0"},
                {4, 0, 9, 0, 1, 1, "accumulate = 0"},
                {4, 5, 9, 0, 1, 1, "1 <= accumulate <= batch"},
-               {4, 1, 1, 0, 1, 1, "max_length = 1"},
-               {4, 1, 9, 8, 1, 1, "max_tokens = 8"},
-               {4, 1, 9, -1, 1, 1, "max_tokens = -1"},
-               {4, 1, 9, 0, -1, 1, "window = -1"},
-               {4, 1, 9, 0, 1, -1, "threads = -1"},
-               {4, 1, 9, 0, 1, 65, "threads = 65"},
+               {4, 1, 1, 0, 1, 1, "max_length is 1"},
+               {4, 1, 9, 8, 1, 1, "max_tokens is 8"},
+               {4, 1, 9, -1, 1, 1, "max_tokens is -1"},
+               {4, 1, 9, 0, -1, 1, "window is -1"},
+               {4, 1, 9, 0, 1, -1, "threads is -1"},
+               {4, 1, 9, 0, 1, 65, "threads is 65"},
                {1 << 30, 1, 512, 0, 1, 1, "set max_tokens"}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         o.batch = bad[i].batch;
@@ -237,7 +237,7 @@ TEST(loader_micro_batches)
     o.batch = 201;
     o.drop_last = true;
     CHECK(!tt_loader_new(ctx, d, k, &o));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "200 texts make no whole step");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "200 texts are fewer than batch");
     l = tt_loader_new(ctx, d, k, NULL);
     REQUIRE(l);
     CHECK(tt_loader_seek(l, 0, 14) == TT_ERR_ARGUMENT && tt_loader_seek(l, -1, 0) == TT_ERR_ARGUMENT &&
@@ -342,7 +342,7 @@ TEST(loader_deals_out_to_groups)
     static const struct { int batch, accumulate, groups, data; const char *error; } bad[] = {
         {16, 1, -1, 0, "parallel.groups = -1"}, {16, 1, 4, 3, "parallel.groups = 4 and parallel.data = 3"},
         {16, 1, 0, -2, "parallel.data = -2"}, {16, 3, 8, 8, "accumulate = 3 for each of 8 groups: set batch "
-        "to 24 at least"}, {4, 1, 0, 8, "batch = 4 has fewer sequences than micro-batches"}};
+        "to at least 24"}, {4, 1, 0, 8, "batch = 4 has fewer sequences than micro-batches"}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         tt_loader_options o = tt_loader_options_default();
         o.batch = bad[i].batch, o.accumulate = bad[i].accumulate;

@@ -75,7 +75,7 @@ TEST(safetensors_round_trip)
     char none[8];
     CHECK(tt_safetensors_read(s, 0, 59, 2, none) == TT_ERR_ARGUMENT &&
           tt_safetensors_read(s, 0, 61, 0, none) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tensor 'w' has 60 bytes, not 0 from 61 on");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tensor 'w' has 60 bytes, but the call asks for 0 from 61 on");
     CHECK(tt_safetensors_read(s, 0, 60, 0, NULL) == TT_OK &&
           tt_safetensors_read(s, 7, 0, 0, none) == TT_ERR_ARGUMENT);
     CHECK(tt_safetensors_find(s, "x") == -1 && tt_safetensors_find(s, "__metadata__") == -1);
@@ -148,7 +148,7 @@ TEST(safetensors_numbers)
     CHECK(tt_safetensors_read_f32(s, 1, 0, 2, f) == TT_OK && f[0] == 1.5f && f[1] == -2.25f);
     CHECK(tt_safetensors_read_f32(s, 1, 3, 1, f) == TT_OK && isinf(f[0]));
     CHECK(tt_safetensors_read_f32(s, 1, 0, 4, f) == TT_ERR_FORMAT);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "tensor 'f64' holds 1e+300 at element 2");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "tensor 'f64' has 1e+300 at element 2");
     CHECK(tt_safetensors_read_f32(s, 2, 0, 2, f) == TT_OK && f[0] == 1.25f && f[1] == 0 && signbit(f[1]));
     CHECK(tt_safetensors_read_f32(s, 2, 1, 1, f) == TT_OK && signbit(f[0]));
     CHECK(tt_safetensors_read_f32(s, 3, 0, 2, f) == TT_OK && f[0] == 1 && isinf(f[1]) && f[1] < 0);
@@ -157,9 +157,9 @@ TEST(safetensors_numbers)
     CHECK(tt_safetensors_read_i32(s, 5, 0, 2, v) == TT_OK && v[0] == -5 && v[1] == INT32_MAX);
     CHECK(tt_safetensors_read_i32(s, 5, 4, 1, v) == TT_OK && v[0] == INT32_MIN);
     CHECK(tt_safetensors_read_i32(s, 5, 2, 1, v) == TT_ERR_FORMAT);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "'i64' holds 2147483648 at element 2");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "'i64' has 2147483648 at element 2");
     CHECK(tt_safetensors_read_i32(s, 5, 3, 1, v) == TT_ERR_FORMAT);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "holds -9223372036854775808");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "has -9223372036854775808");
     CHECK(tt_safetensors_read_i32(s, 6, 0, 2, v) == TT_OK && v[0] == INT32_MIN && v[1] == INT32_MAX);
     CHECK(tt_safetensors_read_i32(s, 7, 0, 2, v) == TT_OK && v[0] == -32768 && v[1] == 32767);
     CHECK(tt_safetensors_read_i32(s, 8, 0, 2, v) == TT_OK && v[0] == -128 && v[1] == 127);
@@ -187,56 +187,57 @@ TEST(safetensors_numbers)
 TEST(safetensors_hostile)
 {
     static const struct { const char *header; int data; const char *error; } bad[] = {
-        {"{" T_("a", "F32", "[2]", 0, 8) "}", 9, "1 bytes behind the last tensor"},
+        {"{" T_("a", "F32", "[2]", 0, 8) "}", 9, "1 bytes after the last tensor"},
         {"{" T_("a", "F32", "[2]", 0, 8) "}", 7,
-         "tensor 'a' lies in bytes [0, 8) of the data, of which the file has 7"},
-        {"{" T_("a", "F32", "[2]", 0, 4) "}", 4, "has 4 bytes of data; its dtype F32 and shape need 8"},
+         "tensor 'a' is in bytes [0, 8) of the data, but the file has only 7"},
+        {"{" T_("a", "F32", "[2]", 0, 4) "}", 4, "has 4 bytes of data, but its dtype F32 and shape need 8"},
         {"{" T_("a", "F32", "[2]", 0, 8) "," T_("b", "F32", "[2]", 4, 12) "}", 12,
-         "tensor 'b' starts at byte 4 of the data, within 'a', which ends at 8"},
+         "tensor 'b' starts at byte 4 of the data, but overlaps 'a', which ends at 8"},
         {"{" T_("a", "F32", "[2]", 0, 8) "," T_("b", "F32", "[2]", 0, 8) "}", 8,
-         "starts at byte 0 of the data, within"},
+         "starts at byte 0 of the data, but overlaps"},
         {"{" T_("a", "F32", "[2]", 0, 8) "," T_("b", "F32", "[2]", 12, 20) "}", 20,
-         "tensor 'b' starts at byte 12 of the data and leaves a hole from 8"},
-        {"{" T_("a", "F32", "[1]", 4, 8) "}", 8, "leaves a hole from 0"},
+         "tensor 'b' starts at byte 12 of the data, but must start at 8, where the tensor before it ends"},
+        {"{" T_("a", "F32", "[1]", 4, 8) "}", 8, "but must start at 0"},
         {"{" T_("a", "F32", "[2]", 0, 8) "," T_("e", "F32", "[0]", 4, 4) "}", 8,
          "tensor 'e' starts at byte 4"},
         {"{" T_("a", "F32", "[2]", 0, 8) "," T_("a", "F32", "[2]", 8, 16) "}", 16,
-         "the key \"a\" is there twice"},
+         "the key \"a\" is twice"},
         {"{" T_("a", "F31", "[2]", 0, 8) "}", 8, "tensor 'a' has the dtype F31"},
         {"{" T_("a", "f32", "[2]", 0, 8) "}", 8, "has the dtype f32"},
-        {"{" T_("a", "F32", "[-2]", 0, 8) "}", 8, "has a dimension that is no integer >= 0"},
+        {"{" T_("a", "F32", "[-2]", 0, 8) "}", 8, "has a dimension that is not an integer >= 0"},
         {"{" T_("a", "F32", "[2.0]", 0, 8) "}", 8, "has a dimension"},
         {"{" T_("a", "F32", "[\"2\"]", 0, 8) "}", 8, "has a dimension"},
         {"{" T_("a", "F32", "[[2]]", 0, 8) "}", 8, "has a dimension"},
         {"{" T_("a", "F32", "2", 0, 8) "}", 8, "has a number as \"shape\""},
-        {"{" T_("a", "F32", "[1,1,1,1,1,1,1,1,2]", 0, 8) "}", 8, "has 9 dimensions; at most 8"},
-        {"{" T_("a", "F32", "[4611686018427387904]", 0, 0) "}", 0, "too many to count"},
-        {"{" T_("a", "F32", "[4294967296,4294967296]", 0, 0) "}", 0, "too many to count"},
-        {"{" T_("a", "F32", "[4294967296,4294967296,0]", 0, 0) "}", 0, "too many to count"},
+        {"{" T_("a", "F32", "[1,1,1,1,1,1,1,1,2]", 0, 8) "}", 8, "has 9 dimensions, but at most 8"},
+        {"{" T_("a", "F32", "[4611686018427387904]", 0, 0) "}", 0, "whose size overflows"},
+        {"{" T_("a", "F32", "[4294967296,4294967296]", 0, 0) "}", 0, "whose size overflows"},
+        {"{" T_("a", "F32", "[4294967296,4294967296,0]", 0, 0) "}", 0, "whose size overflows"},
         {"{" T_("a", "F32", "[9223372036854775808]", 0, 0) "}", 0, "has a dimension"},
-        {"{" T_("a", "F4", "[3]", 0, 2) "}", 2, "no whole number"},
-        {"{" T_("a", "F32", "[2]", 8, 0) "}", 8, "lies in bytes [8, 0)"},
-        {"{" T_("a", "F32", "[2]", -8, 0) "}", 8, "lies in bytes [-8, 0)"},
-        {"{" T_("a", "F32", "[0]", 9223372036854775807, 9223372036854775807) "}", 8, "lies in bytes"},
-        {"{" T_("a", "F32", "[2]", 0, 8.0) "}", 8, "no array of two integers"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4,8]}}", 8, "no array of two integers"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}", 8, "no array of two integers"},
+        {"{" T_("a", "F4", "[3]", 0, 2) "}", 2, "not a whole number"},
+        {"{" T_("a", "F32", "[2]", 8, 0) "}", 8, "is in bytes [8, 0)"},
+        {"{" T_("a", "F32", "[2]", -8, 0) "}", 8, "is in bytes [-8, 0)"},
+        {"{" T_("a", "F32", "[0]", 9223372036854775807, 9223372036854775807) "}", 8, "is in bytes"},
+        {"{" T_("a", "F32", "[2]", 0, 8.0) "}", 8, "not an array of two integers"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4,8]}}", 8,
+         "not an array of two integers"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}", 8, "not an array of two integers"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[[0,8],8]}}", 8,
-         "no array of two integers"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":{}}}", 8, "no array of two integers"},
+         "not an array of two integers"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":{}}}", 8, "not an array of two integers"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}", 8, "tensor 'a' has no \"data_offsets\""},
         {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,8]}}", 8, "has no \"shape\""},
         {"{\"a\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "has no \"dtype\""},
         {"{\"a\":{\"dtype\":3,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "has the dtype a number"},
         {"{\"a\":[1]}", 0, "byte 13: tensor 'a' "},
         {"{\"a\\u0000b\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1,
-         "has a NUL in its name"},
+         "has a NUL byte in its name"},
         {"{\"__metadata__\":3}", 0, "\"__metadata__\" is a number; expected an object of strings"},
         {"{\"__metadata__\":{\"k\":3}}", 0, "\"k\" is a number; expected a string"},
         {" {}", 0, "does not start with '{'"}, {"[]", 0, "does not start with '{'"},
         {"{}x", 0, "byte 10: not valid JSON: expected the end"}, {"{", 0, "does not start with '{'"},
         {"", 0, "does not start with '{'"},
-        {"{}", 1, "1 bytes behind the last tensor"},
+        {"{}", 1, "1 bytes after the last tensor"},
         {"{\"a\":", 0, "byte 13: not valid JSON"},};
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -248,8 +249,8 @@ TEST(safetensors_hostile)
         CHECK_ERROR(ctx, TT_ERR_FORMAT, "bad.safetensors");
     }
     static const struct { int64_t length; const char *error; } lengths[] = {
-        {100000001, "a header of 100000001 bytes; the format allows 100000000"},
-        {INT64_MAX, "the format allows"}, {99999999, "in a file of"}, {0, "does not start with"},
+        {100000001, "the header has 100000001 bytes, but the format allows 100000000"},
+        {INT64_MAX, "the format allows"}, {99999999, "but the file has only"}, {0, "does not start with"},
         {1, "does not start"}, {1000, "truncated"}};
     for (int i = 0; i < TEST_COUNT(lengths); i++) {
         CHECK(tt_safetensors_open(ctx, write_header(path, "{}", data, 0, lengths[i].length)) == NULL);
@@ -343,8 +344,7 @@ TEST(safetensors_cut_off_while_read)
                               tt_safetensors_read_i32(s, 2, 0, N, integers)};
         CHECK((status[0] == TT_OK) == (left >= 200000) && (status[1] == TT_OK) == (left >= 300000));
         CHECK(status[2] == TT_ERR_FILE);
-        snprintf(said, sizeof said, "cut', byte %lld: the file was cut off while it was read",
-                 (long long)cuts[k]);
+        snprintf(said, sizeof said, "cut', byte %lld: the file ends here, but", (long long)cuts[k]);
         CHECK_ERROR(ctx, TT_ERR_FILE, said);
         if (left >= 100000) /* the remaining bytes can be read */
             CHECK(tt_safetensors_read_f32(s, 0, 24990, 10, to) == TT_OK && to[9] == 24999);
@@ -390,7 +390,7 @@ TEST(safetensors_writer_errors)
     w = tt_safetensors_begin(ctx, path, t, 2, NULL);
     REQUIRE(w);
     CHECK(tt_safetensors_write(w, data, 9) == TT_OK && tt_safetensors_end(w) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "ended 7 bytes too early: tensor 'b' (2 of 2) lacks 7 of its bytes");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "is 7 bytes short, because tensor 'b' (2 of 2) lacks 7 of its bytes");
     w = tt_safetensors_begin(ctx, path, t, 2, NULL);
     REQUIRE(w);
     CHECK(tt_safetensors_write(w, data, 17) == TT_ERR_ARGUMENT);
@@ -414,7 +414,7 @@ TEST(safetensors_writer_errors)
     CHECK(!tt_safetensors_begin(ctx, path, bad, 2, NULL));
     bad[1] = tensor("x", "F32", 9, 1, 1);
     CHECK(!tt_safetensors_begin(ctx, path, bad, 2, NULL));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tensor 'x' needs 0 to 8 dimensions");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "expected 0 to 8 dimensions");
     bad[1] = tensor("__metadata__", "F32", 1, 1, 0);
     CHECK(!tt_safetensors_begin(ctx, path, bad, 2, NULL));
     bad[1] = tensor("\xFF", "F32", 1, 1, 0);

@@ -50,43 +50,43 @@ TEST(dataset_table)
     CHECK(tt_dataset_count(d) == 2 && row_is(d, 0, "a, b", 1) && row_is(d, 1, "tab\there", 0));
     tt_dataset_free(d);
     CHECK(!table(ctx, "a.tsv", tsv, sizeof tsv - 1, "extra", NULL, 0));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "no column 'split', so its rows are \"train\" or \"test\", not "
-                "'extra'");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                "no column 'split', so it has only the splits \"train\" and \"test\", not 'extra'");
     tt_dataset_free(NULL);
 
     static const struct { const char *text; size_t n; const char *split, *error; } bad[] = {
         {"", 0, NULL, "is empty"}, {"\n\n", 0, NULL, "is empty"},
-        {"text\tlabel\n", 0, NULL, "a header and no rows"}, {"text\tlabel", 0, NULL, "no rows"},
+        {"text\tlabel\n", 0, NULL, "a header but no rows"}, {"text\tlabel", 0, NULL, "no rows"},
         {"text\tlable\na\tb\n", 0, NULL,
-         "line 1: the header's 2 columns, separated by tabs, have none named 'label'"},
-        {"text,label\na,b\n", 0, NULL, "have none named 'text'"},
+         "line 1: none of the header's 2 columns, separated by tabs, is named 'label'"},
+        {"text,label\na,b\n", 0, NULL, "is named 'text'; they are"},
         {"text\tlabel\ttext\na\tb\tc\n", 0, NULL, "two columns are named 'text'"},
-        {"text\tlabel\na\tb\na\n", 0, NULL, "line 3: 1 columns; the header has 2"},
-        {"text\tlabel\na\tb\tc\n", 0, NULL, "line 2: 3 columns"},
+        {"text\tlabel\na\tb\na\n", 0, NULL, "line 3: the row has 1 columns, but the header has 2"},
+        {"text\tlabel\na\tb\tc\n", 0, NULL, "line 2: the row has 3 columns"},
         {"text\tlabel\n\"a\n\nb\"\tx\n\"c\nd\te\n", 0, NULL,
          "line 5: the quoted field that starts here is not closed"},
-        {"text\tlabel\n\"a\nb\"x\tc\n", 0, NULL, "line 3: text behind a closing quote"},
+        {"text\tlabel\n\"a\nb\"x\tc\n", 0, NULL, "line 3: there is text after a closing quote"},
         {"text\tlabel\n\n\na\t\n", 0, NULL, "line 4: the label is empty"},
         {"text\tlabel\na\tb\n", 0, "train", "cannot be divided into"},
         {"text\tlabel\tsplit\na\tb\ttest\n", 0, "train", "no row whose split is 'train'"},
-        {"text\tlabel\na\tb\0c\n", 17, NULL, "line 2: the label holds a NUL"},
+        {"text\tlabel\na\tb\0c\n", 17, NULL, "line 2: the label contains a NUL"},
         {"text\tlabel\na\t", 0, NULL, "the label is empty"},
-        {"text\tlabel\na\tx\nb\tcaf\xE9 noir\n", 0, NULL, "line 3, byte 20: 0xe9 begins no character of "
-         "UTF-8: convert a text in Latin-1, as by iconv -f LATIN1"},
-        {"text\tlabel\n\xED\xA0\x80\tx\n", 0, NULL, "line 2, byte 11: 0xed begins no character"}};
+        {"text\tlabel\na\tx\nb\tcaf\xE9 noir\n", 0, NULL, "line 3, byte 20: the byte 0xe9 is not valid "
+         "UTF-8: if the file is text in Latin-1, convert it, for example with iconv -f LATIN1"},
+        {"text\tlabel\n\xED\xA0\x80\tx\n", 0, NULL, "line 2, byte 11: the byte 0xed is not valid UTF-8"}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         CHECK(!table(ctx, "bad.tsv", bad[i].text, bad[i].n ? bad[i].n : strlen(bad[i].text), bad[i].split,
                      NULL, 0));
         CHECK_ERROR(ctx, TT_ERR_FORMAT, bad[i].error);
     }
     CHECK(!table(ctx, "a.csv", csv, sizeof csv - 1, "train", classes, 2));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 7: the label '\xC3\xA9' is none of the 2 classes given");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 7: the label '\xC3\xA9' is not one of the 2 given classes");
     CHECK(!table(ctx, "a.csv", csv, sizeof csv - 1, NULL, twice, 3));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the class 'a' is given twice");
     static const char *const latin1[] = {"neg", "caf\xE9"};
     CHECK(!table(ctx, "a.csv", csv, sizeof csv - 1, NULL, latin1, 2));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the name of class 1 of 2, 'caf', breaks off at byte 0xe9, which is "
-                "not UTF-8");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                "the name of class 1 of 2, 'caf', is followed by the byte 0xe9, which is not valid UTF-8");
     CHECK(!table(ctx, "a.csv", csv, sizeof csv - 1, NULL, NULL, 2) &&
           !table(ctx, "a.csv", csv, sizeof csv - 1, NULL, classes, 0));
     CHECK(!tt_dataset_table(ctx, "/nonexistent.csv", NULL, NULL, 0, NULL));
@@ -98,21 +98,22 @@ TEST(dataset_table)
 TEST(texts_of_other_encodings_are_refused)
 {
     static const struct { const char *text; size_t bytes; const char *error; } rows[] = {
-        {"\xFF\xFEt\0e\0", 6, "begins with the byte order mark of UTF-16, and texts are read as UTF-8: "
-         "convert it, as by iconv -f UTF-16 -t UTF-8"},
+        {"\xFF\xFEt\0e\0", 6, "begins with the byte order mark of UTF-16, but must be UTF-8: convert the "
+         "file, for example with iconv -f UTF-16 -t UTF-8"},
         {"\xFE\xFF\0t\0e", 6, "the byte order mark of UTF-16"},
         {"\xFF\xFE\0\0t\0\0\0", 8, "the byte order mark of UTF-32"},
         {"\0\0\xFE\xFF\0\0\0t", 8, "iconv -f UTF-32 -t UTF-8"},
-        {"t\0e\0x\0t\0", 8, "4 of the first 8 bytes are control characters, so that this is no text in "
-         "UTF-8: convert a text in UTF-16, as by iconv -f UTF-16LE"},
+        {"t\0e\0x\0t\0", 8, "4 of the first 8 bytes are control characters, so the file is not text in "
+         "UTF-8: if it is text in UTF-16, convert it, for example with iconv -f UTF-16LE"},
         {"\0t\0e\0x\0t", 8, "iconv -f UTF-16BE"},
         /* Cyrillic: no NUL before the first space */
         {"?\4@\4\70\4\62\4\65\4B\4 \0<\4\70\4@\4", 20, "10 of the first 20 bytes are control characters, so "
-         "that this is no text in UTF-8: convert a text in UTF-16, as by iconv -f UTF-16LE"},
+         "the file is not text in UTF-8: if it is text in UTF-16, convert it, for example with iconv -f "
+         "UTF-16LE"},
         {"\4?\4@\4\70\4\62\4\65\4B\0 \4<\4\70\4@", 20, "iconv -f UTF-16BE"},
-        {"text\n\ncaf\xE9!", 11, "line 3, byte 9: 0xe9 begins no character of UTF-8: convert a text in "
-         "Latin-1"},
-        {"\xEF\xBB\xBF\xEF", 4, "line 1, byte 3: 0xef begins no"}};
+        {"text\n\ncaf\xE9!", 11,
+         "line 3, byte 9: the byte 0xe9 is not valid UTF-8: if the file is text in Latin-1, convert it"},
+        {"\xEF\xBB\xBF\xEF", 4, "line 1, byte 3: the byte 0xef is not"}};
     test_allocator a;
     tt_context *ctx = test_open(&a);
     char folder[600];
@@ -150,16 +151,16 @@ TEST(tables_of_other_programs)
     CHECK(tt_dataset_count(d) == 1 && row_is(d, 0, "a\rb", 0));
     tt_dataset_free(d);
     static const struct { const char *name, *text, *error; } bad[] = {
-        {"a.csv", "text;label\na;b\n", "have none named 'text', but 'text;label'; if columns are separated "
-         "by the character ';', say so (delimiter; --delimiter)"},
-        {"a.tsv", "text,label\na,b\n", "but 'text,label'; if columns are separated by commas, say so"},
-        {"b.csv", "\"text\";\"label\"\na;b\n", "line 1: text behind a closing quote; if columns are "
-         "separated by the character ';', say so"},
-        {"b.tsv", "text\tlabel\n\"Good\" is the word\tpos\n", "line 2: text behind a closing quote; a quote "
-         "within a quoted field is written twice; if quotes are characters like others, say so (unquoted; "
-         "--quote none)"},
-        {"c.tsv", "text\tlabel\n\"Good\tpos\n", "is not closed before the end of the file; if quotes are "
-         "characters like others, say so (unquoted"}};
+        {"a.csv", "text;label\na;b\n", "is named 'text'; they are 'text;label'; if columns are separated by "
+         "the character ';', set delimiter (--delimiter)"},
+        {"a.tsv", "text,label\na,b\n", "'text,label'; if columns are separated by commas, set delimiter"},
+        {"b.csv", "\"text\";\"label\"\na;b\n", "line 1: there is text after a closing quote; if columns are "
+         "separated by the character ';', set delimiter"},
+        {"b.tsv", "text\tlabel\n\"Good\" is the word\tpos\n", "line 2: there is text after a closing quote; "
+         "write a quote within a quoted field twice, or, if quotes are ordinary characters, set unquoted "
+         "(--quote none)"},
+        {"c.tsv", "text\tlabel\n\"Good\tpos\n",
+         "is not closed before the end of the file; if quotes are ordinary characters, set unquoted"}};
     for (int k = 0; k < TEST_COUNT(bad); k++) {
         CHECK(!table(ctx, bad[k].name, bad[k].text, strlen(bad[k].text), NULL, NULL, 0));
         CHECK_ERROR(ctx, TT_ERR_FORMAT, bad[k].error);
@@ -291,21 +292,22 @@ TEST(table_options)
     tt_dataset_free(e);
     o.label_column = "rating";
     CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "the header's 5 columns, separated by the character ';', have none named "
-                "'rating', but 'id', 'review', 'text', 'stars', 'part'");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "none of the header's 5 columns, separated by the character ';', is "
+                "named 'rating'; they are 'id', 'review', 'text', 'stars', 'part'");
     o.delimiter = 0;
     CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "the header's 1 columns, separated by commas, have none named 'review', "
-                "but 'id;review;text;stars;part'");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "none of the header's 1 columns, separated by commas, is named 'review'; "
+                "they are 'id;review;text;stars;part'");
     for (const char *bad = "\"\n\r\xE2"; *bad; bad++) {
         o.delimiter = *bad;
         CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
-        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "table options: the delimiter has the code");
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "table options: the delimiter is the byte");
     }
     o = tt_table_options_default();
     o.label_column = "text";
     CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'text', 'split' and 'text_pair'; expected four names");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'text', 'split' and 'text_pair'; expected four different "
+                "names");
     o.label_column = NULL, o.split_column = NULL;
     CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'label', 'NULL' and 'text_pair'");
@@ -405,7 +407,7 @@ TEST(dataset_imdb)
     tt_dataset_free(d);
     CHECK_WHY(!imdb_open(ctx, folder, "train", 7, why), "use an even number");
     CHECK(!imdb_open(ctx, folder, "train", -2, why));
-    CHECK_WHY(!imdb_open(ctx, folder, "train", 26, why), "it holds 12: use a limit of at most 24");
+    CHECK_WHY(!imdb_open(ctx, folder, "train" , 26, why), "it holds only 12: use a limit of at most 24");
     CHECK_WHY(!imdb_open(ctx, folder, "unsup", 0, why), "no split 'unsup'");
     CHECK_WHY(!imdb_open(ctx, "/nonexistent", "train", 0, why),
               "cannot list the folder '/nonexistent/train/neg'");
@@ -433,7 +435,7 @@ TEST(imdb_faults)
 {
     static const struct { char kind; const char *says; } faults[] = {
         {'m', "out of memory"}, {'o', "cannot open '"}, {'z', "cannot open '"}, {'r', "cannot read '"},
-        {'c', "was cut off at byte 0 while it was read"}, {'l', "cannot list the folder '"},
+        {'c', "ends at byte 0, but was longer when it was opened"}, {'l', "cannot list the folder '"},
         {'n', "cannot list the folder '"}};
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -470,7 +472,7 @@ TEST(imdb_faults)
     /* Puts a folder in place of a review. */
     snprintf(path, sizeof path, "%s/train/pos/3_10.txt", folder);
     CHECK(remove(path) == 0 && mkdir(path, 0777) == 0);
-    CHECK_WHY(!imdb_open(ctx, folder, "train", 0, why), "pos/3_10.txt' is no regular file");
+    CHECK_WHY(!imdb_open(ctx, folder, "train", 0, why), "pos/3_10.txt' is not a regular file");
     TEST_CLOSE(ctx, &a);
 }
 
@@ -488,7 +490,7 @@ TEST(imdb_encodings)
     tt_dataset_free(d);
     test_write(path, "caf\xE9", 4);
     CHECK_WHY(!imdb_open(ctx, folder, "train", 0, why),
-              "train/neg/0_1.txt', line 1, byte 3: 0xe9 begins no character of UTF-8");
+              "train/neg/0_1.txt', line 1, byte 3: the byte 0xe9 is not valid UTF-8");
     TEST_CLOSE(ctx, &a);
 }
 
@@ -514,13 +516,13 @@ TEST(dataset_texts)
     tt_dataset_free(d);
     CHECK(!tt_dataset_texts(ctx, TT_TASK_CLASS, texts, 0, names, 2) &&
           !tt_dataset_texts(ctx, TT_TASK_CLASS, texts, (int64_t)INT_MAX + 1, names, 2));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: 2147483648 texts of 2 classes");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are 2147483648 texts of 2 classes");
     CHECK(!tt_dataset_texts(ctx, TT_TASK_CLASS, NULL, 4, NULL, 2));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "4 texts (NULL) of 2 classes (NULL)");
     CHECK(!tt_dataset_texts(ctx, TT_TASK_CLASS, texts, 4, names, 1));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "text 0 has label 1; labels go from 0 to 0");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "text 0 has label 1, but labels must be 0 to 0");
     CHECK(!tt_dataset_texts(ctx, TT_TASK_CLASS, texts, 4, wrong, 2));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "breaks off at byte 0xff");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "is followed by the byte 0xff");
     texts[1].bytes = 1;
     CHECK(!tt_dataset_texts(ctx, TT_TASK_CLASS, texts, 4, names, 2));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text 1 is NULL");

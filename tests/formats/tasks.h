@@ -194,7 +194,7 @@ TEST(templates_without_pairs)
             const tt_text pair = {.text = "a", .bytes = 1, .pair = "b", .pair_bytes = 1};
             tt_dataset *d = tt_dataset_texts(ctx, TT_TASK_CLASS, &pair, 1, names, 1);
             CHECK(d && !tt_loader_new(ctx, d, t, NULL));
-            CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "post_processor does not say how to join them");
+            CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "post_processor does not say how to join the texts");
             tt_dataset_free(d);
         }
         tt_tokenizer_free(t);
@@ -320,7 +320,7 @@ TEST(tables_of_tasks_refused)
          "each line, as jq -c '.[]' does"},
         {{"a.jsonl", "\n\n", TT_TASK_CLASS, 0}, "a.jsonl' has no rows"},
         {{"a.jsonl", ROW("\"txt\":\"a\",\"label\":\"x\""), TT_TASK_CLASS, 0},
-         "line 1: the object has no \"text\", but \"txt\", \"label\"; expected a string: name the column"},
+         "line 1: the object has no \"text\", but \"txt\", \"label\"; expected a string: set the "},
         {{"a.jsonl", ROW(""), TT_TASK_CLASS, 0}, "has no \"text\", but no members"},
         {{"a.jsonl", TEXT("a", "\"x\"") ROW("\"text\":[],\"label\":\"x\""), TT_TASK_CLASS, 0},
          "line 2: \"text\" is an array; expected a string"},
@@ -332,20 +332,20 @@ TEST(tables_of_tasks_refused)
         {{"a.jsonl", TEXT("a", "\"x\""), TT_TASK_LABELS, 0},
          "\"label\" is a string; expected a list of labels"},
         {{"a.jsonl", TEXT("a", "[2,27]"), TT_TASK_LABELS, 0},
-         "the label has the number 2; expected 0 or 1 for each class, or the names of labels in quotes"},
+         "the label contains the number 2; expected 0 or 1 for each class, or the names of labels in quotes"},
         {{"a.jsonl", TEXT("a", "[0,1]") TEXT("a", "[0]"), TT_TASK_LABELS, 0},
-         "line 2: the label has 1 number; expected 2, as in the rows before"},
+         "line 2: the label has 1 number; expected 2, as many as the rows before have"},
         {{"a.jsonl", TEXT("a", "[0,1]") TEXT("a", "[]"), TT_TASK_LABELS, 0},
          "line 2: the label has 0 numbers; expected 2"},
         {{"a.jsonl", TEXT("a", "[\"x\"]") TEXT("a", "[0]"), TT_TASK_LABELS, 0},
-         "line 2: the label has 1 numbers, but labels of this file are names"},
+         "line 2: the label has 1 numbers, but other labels of this file are names"},
         {{"a.jsonl", TEXT("a", "[0,\"x\"]"), TT_TASK_LABELS, 0},
-         "labels of this file are names"},
+         "other labels of this file are names"},
         {{"a.jsonl", TEXT("a", "[]"), TT_TASK_LABELS, 0},
-         "a.jsonl': no row has a label; add labels"},
+         "a.jsonl': no row has a label: add labels"},
         {{"a.csv", "text,label\na,\"x,,y\"\n", TT_TASK_LABELS, 0}, "line 2: a label is empty"},
         {{"a.jsonl", TEXT("a", "\"1\""), TT_TASK_SCORES, 0},
-         "\"label\" is a string; expected a score, a number that a float holds"},
+         "\"label\" is a string; expected a score (a number that a float holds)"},
         {{"a.jsonl", TEXT("a", "1e39"), TT_TASK_SCORES, 0}, "a number that a float holds"},
         {{"a.jsonl", TEXT("a", "[]"), TT_TASK_SCORES, 0}, "the label is an empty list"},
         {{"a.csv", "text,label\na,1\nb,nan\n", TT_TASK_SCORES, 0},
@@ -360,7 +360,8 @@ TEST(tables_of_tasks_refused)
          "has no \"tokens\", but \"text\", \"tags\""},
         {{"a.jsonl", ROW("\"tokens\":\"a\",\"tags\":[]"), TT_TASK_TAGS, 0},
          "\"tokens\" is a string; expected a list"},
-        {{"a.jsonl", ROW("\"tokens\":[\"a\"],\"tags\":[]"), TT_TASK_TAGS, 0}, "line 1: 1 words and 0 tags"},
+        {{"a.jsonl", ROW("\"tokens\":[\"a\"],\"tags\":[]"), TT_TASK_TAGS, 0},
+         "line 1: the row has 1 words, but 0 tags"},
         {{"a.jsonl", ROW("\"tokens\":[\"\"],\"tags\":[1]"), TT_TASK_TAGS, 0}, "a word is empty"},
         {{"a.jsonl", ROW("\"tokens\":[\"a\"],\"tags\":[[]]"), TT_TASK_TAGS, 0},
          "\"tags\" is an array; expected a string"},
@@ -378,17 +379,17 @@ TEST(tables_of_tasks_refused)
     static const char *const names[] = {"x", "y"};
     static const task_file two = {"a.jsonl", TEXT("a", "[0,1,1]"), TT_TASK_LABELS, 0};
     CHECK(!task_table(ctx, &two, NULL, names, 2));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "the label has 3 numbers; expected 2, as there are classes");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "the label has 3 numbers; expected 2, as many as classes are given");
     static const task_file other = {"a.conll", "a x\nb z\n", TT_TASK_TAGS, 0};
     CHECK(!task_table(ctx, &other, NULL, names, 2));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 2: the tag 'z' is none of the 2 classes given");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 2: the tag 'z' is not one of the 2 given classes");
     static const task_file some = {"a.jsonl", TEXT("a", "1,\"split\":\"train\"")
                                    TEXT("a", "1"), TT_TASK_CLASS, 0};
     CHECK(!task_table(ctx, &some, "train", NULL, 0));
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 2: no \"split\", unlike line 1");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 2: the row has no \"split\", unlike line 1");
     static const task_file wrong = {"a.csv", "text,label\na,x\n", (tt_task)9, 0};
     CHECK(!task_table(ctx, &wrong, NULL, NULL, 0));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "task = 9; expected one of tt_task, 0 to 3");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "task is 9; expected one of tt_task, 0 to 3");
     TEST_CLOSE(ctx, &a);
 }
 
@@ -451,7 +452,7 @@ TEST(datasets_of_tasks)
     for (int k = 0; k < TEST_COUNT(wrong); k++) {
         texts[1].words = wrong[k], texts[1].n_words = k ? 1 : 2;
         CHECK(!tt_dataset_texts(ctx, TT_TASK_TAGS, texts, 4, names, 3));
-        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, k ? "word 0 of text 1 is" : "word 1 of text 1 is");
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, k ? "word 0 of text 1 begins at" : "word 1 of text 1 begins at");
     }
     texts[1].words = NULL;
     CHECK(!tt_dataset_texts(ctx, TT_TASK_TAGS, texts, 4, names, 3));
@@ -533,7 +534,7 @@ TEST(loader_of_tasks)
     o.max_length = 2;
     tt_dataset *d = tt_dataset_texts(ctx, TT_TASK_SCORES, texts, N, names, CLASSES);
     CHECK(d && !tt_loader_new(ctx, d, k, &o));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "max_length = 2; pairs of texts need at least 3");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "max_length is 2, but must be at least 3 for pairs of texts");
     tt_dataset_free(d);
     tt_tokenizer_free(k);
     TEST_CLOSE(ctx, &a);

@@ -383,26 +383,26 @@ TEST(tokenizer_unigram_refused)
 #define MODEL(unk, vocab) "\"model\":{\"type\":\"Unigram\",\"unk_id\":" unk ",\"vocab\":[" vocab "]}}"
 #define WITH(key, value) "{\"" key "\":" value "," MODEL("0", "[\"a\",-1]")
     static const struct { const char *json, *error; } rows[] = {
-        {"{" MODEL("null", "[\"a\",-1]"), "has no \"unk_id\", which is needed"},
-        {"{" MODEL("1", "[\"a\",-1]"), "\"unk_id\" is 1, and the vocabulary has 1 tokens"},
-        {"{" MODEL("0", ""), "has no vocabulary: expected an array of tokens and their scores"},
+        {"{" MODEL("null", "[\"a\",-1]"), "has no \"unk_id\", which is required"},
+        {"{" MODEL("1", "[\"a\",-1]"), "\"unk_id\" is 1, but must be below the vocabulary's 1 tokens"},
+        {"{" MODEL("0", ""), "has no vocabulary; expected an array of tokens and their scores"},
         {"{" MODEL("0", "[\"a\",-1],[\"b\"]"), "token 1 of the vocabulary is an array; expected at most"},
         {"{" MODEL("0", "[\"a\",\"b\"]"), "token 0 of the vocabulary is an array"},
-        {"{" MODEL("0", "[\"a\",1e309]"), "a number too large for a double"},
+        {"{" MODEL("0", "[\"a\",1e309]"), "a number is too large for a double"},
         {WITH("normalizer", "{\"type\":\"NFKC\"}"), "the normalizer NFKC is not supported; expected"},
         {WITH("normalizer", "{\"type\":\"Precompiled\"}"), "has no \"precompiled_charsmap\""},
         {WITH("normalizer", "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"A?\"}"), "not in base 64"},
         {WITH("normalizer", "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"CAAAAAAAAAA=\"}"),
          "not a trie with its size before it"},
         {WITH("normalizer", "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"BAAAAAAAAAD/\"}"),
-         "of texts that are not UTF-8"},
+         "a list with texts that are not UTF-8"},
         {WITH("normalizer", "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"x+\"},\"content\":\"\"}"),
          "the pattern of a Replace, x+ is not supported"},
         {WITH("pre_tokenizer", "{\"type\":\"ByteLevel\"}"), "the pre_tokenizer ByteLevel is not supported"},
         {WITH("pre_tokenizer", "{\"type\":\"Sequence\",\"pretokenizers\":["
               "{\"type\":\"Metaspace\",\"replacement\":\"_\"},{\"type\":\"Digits\"},"
               "{\"type\":\"Metaspace\",\"replacement\":\"_\"}]}"),
-         "the pre_tokenizer Metaspace behind Metaspace is not supported; expected one of them"},
+         "the pre_tokenizer Metaspace after Metaspace is not supported; expected only one Metaspace"},
     };
 #undef WITH
 #undef MODEL
@@ -421,7 +421,7 @@ TEST(tokenizer_unigram_refused)
     CHECK_ERROR(ctx, TT_ERR_FILE, "has no tokenizer: copy the tokenizer.json of the model there");
     test_write(test_path(folder, "tokenizer.model"), "x", 1);
     CHECK(tt_tokenizer_load(ctx, folder) == NULL);
-    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "has a tokenizer as tokenizer.model only, which is not read");
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "has its tokenizer only as tokenizer.model, which is not supported");
     TEST_CLOSE(ctx, &a);
 }
 
@@ -547,11 +547,11 @@ TEST(wordpiece_of_a_tokenizer_json)
 #define MODEL(rest) "\"model\":{\"type\":\"WordPiece\"," rest "}}"
     static const struct { const char *json, *error; } bad[] = {
         {"{" MODEL("\"unk_token\":\"<unk>\",\"vocab\":{\"a\":0}"),
-         "the vocabulary has no '<unk>', the \"unk_token\""},
+         "the \"unk_token\" '<unk>' is not in the vocabulary"},
         {"{" MODEL("\"max_input_chars_per_word\":-1,\"vocab\":{\"[UNK]\":0}"),
          "\"max_input_chars_per_word\""},
         {"{\"pre_tokenizer\":{\"type\":\"ByteLevel\"}," MODEL("\"vocab\":{\"[UNK]\":0}"),
-         "the pre_tokenizer ByteLevel is not supported; expected none that maps bytes"},
+         "the pre_tokenizer ByteLevel is not supported; expected one that does not map bytes"},
         {"{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"[UNK]\":0}}}",
          "the model WordLevel is not supported; expected BPE, Unigram or WordPiece"}};
 #undef MODEL
@@ -754,7 +754,7 @@ TEST(tokenizer_folder)
         {"{\"do_lower_case\": true, \"strip_accents\": null}", 3, NULL}, {"{}", 3, NULL},
         {"{\"do_lower_case\": 1}", 0, "\"do_lower_case\" is a number"},
         {"[]", 0, "is an array; expected a JSON object"}, {"{", 0, "not valid JSON"},
-        {"{\"strip_accents\": false}", 0, "\"strip_accents\" is not as do_lower_case"},
+        {"{\"strip_accents\": false}", 0, "\"strip_accents\" differs from do_lower_case"},
         {"{\"tokenize_chinese_chars\": false}", 0, "\"tokenize_chinese_chars\" is false"},
         {"{\"split_special_tokens\": true}", 0, "\"split_special_tokens\" is true"},
         {"{\"split_special_tokens\": false}", 3, NULL},

@@ -382,7 +382,7 @@ TEST(matmul_in_fp8) { SKIP("this build is without TINYTRAIN_CUDA"); }
 TEST(training_in_fp8)
 {
     static const struct { const char *device, *precision, *error; } refused[] = {
-        {"cpu", "bf16-mixed", "matmul 'fp8' is for device 'cuda', and the device is 'cpu'"},
+        {"cpu", "bf16-mixed", "matmul 'fp8' needs device 'cuda', but the device is 'cpu'"},
         {"cuda", "32-true", "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none"},
     };
     tt_compile_options o = tt_compile_options_default();

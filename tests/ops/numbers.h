@@ -489,8 +489,8 @@ TEST(device_described_cuda)
     static const struct { int error; const char *part; } reasons[] = {
         {35, "the driver is for CUDA 13.0, which is too old for this build with CUDA 13.0"},
         {35, "there is no NVIDIA driver: install one for CUDA "},
-        {209, "emulated device has compute capability 9.0, and the kernels were built for 9.0: build them "
-              "with CUDA_ARCHS=90"},
+        {209, "emulated device has compute capability 9.0, but the kernels were built for 9.0: build them "
+         "with CUDA_ARCHS=90"},
         {2, "cudaStreamCreate: out of memory (cudaErrorMemoryAllocation)"}};
     for (int peers = 0; peers < 2; peers++) {
         emu_configure(2, (size_t)64 << 20, peers, 1);

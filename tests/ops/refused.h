@@ -26,8 +26,8 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(matmul_width, TT_ERR_SHAPE, "matmul", "'y'", tt_matmul(t, x, y, NULL)) \
     X(matmul_untransposed, TT_ERR_SHAPE, "matmul", "(6, cols)", tt_matmul(t, x, z, &plain)) \
     X(matmul_dtype, TT_ERR_SHAPE, "matmul", "'pairs'", tt_matmul(t, x, pairs, NULL)) \
-    X(matmul_beyond, TT_ERR_ARGUMENT, "matmul", "beyond -inf", tt_matmul(t, x, x, &endless)) \
-    X(embedding_offset, TT_ERR_ARGUMENT, "embedding", "offset 5 is not in 0..4", \
+    X(matmul_beyond, TT_ERR_ARGUMENT, "matmul", "beyond is -inf", tt_matmul(t, x, x, &endless)) \
+    X(embedding_offset, TT_ERR_ARGUMENT, "embedding", "offset is 5, but must be 0 to 4", \
         tt_embedding_offset(t, i, w, 5)) \
     X(embedding_dtype, TT_ERR_SHAPE, "embedding", "'x'", tt_embedding(t, x, w)) \
     X(embedding_width, TT_ERR_SHAPE, "embedding", "'pairs'", tt_embedding(t, pairs, w)) \
@@ -44,7 +44,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(sigmoid_dtype, TT_ERR_SHAPE, "sigmoid", "'i'", tt_sigmoid(t, i)) \
     X(softmax_dtype, TT_ERR_SHAPE, "softmax", "'i'", tt_softmax(t, i)) \
     X(normalize_dtype, TT_ERR_SHAPE, "normalize", "'i'", tt_normalize(t, i, 1e-12f)) \
-    X(normalize_eps, TT_ERR_ARGUMENT, "normalize", "eps 0 must be above 0", tt_normalize(t, x, 0)) \
+    X(normalize_eps, TT_ERR_ARGUMENT, "normalize", "eps is 0, but must be above 0", tt_normalize(t, x, 0)) \
     X(normalize_eps_nan, TT_ERR_ARGUMENT, "normalize", "must be above 0", tt_normalize(t, x, NAN)) \
     X(sigmoid_targets_shape, TT_ERR_SHAPE, "sigmoid_cross_entropy", "'y'", \
       tt_sigmoid_cross_entropy(t, x, y, NULL)) \
@@ -66,13 +66,13 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(mul_rows, TT_ERR_SHAPE, "mul", "'z'", tt_mul(t, x, z)) \
     X(mul_smaller, TT_ERR_SHAPE, "mul", "'x'", tt_mul(t, one, x)) \
     X(scale_dtype, TT_ERR_SHAPE, "scale", "'i'", tt_scale(t, i, 2)) \
-    X(rotary_heads, TT_ERR_SHAPE, "rotary", "4 heads", rotary_of(t, x, i, 4, 2, 10000, 1)) \
-    X(rotary_no_heads, TT_ERR_SHAPE, "rotary", "0 heads", rotary_of(t, x, i, 0, 2, 10000, 1)) \
-    X(rotary_odd, TT_ERR_SHAPE, "rotary", "3 columns", rotary_of(t, x, i, 2, 3, 10000, 1)) \
-    X(rotary_too_many, TT_ERR_SHAPE, "rotary", "514 columns", rotary_of(t, x, i, 1, 514, 10000, 1)) \
-    X(rotary_base, TT_ERR_ARGUMENT, "rotary", "base 1", rotary_of(t, x, i, 1, 2, 1, 1)) \
+    X(rotary_heads, TT_ERR_SHAPE, "rotary", "multiple of heads, 4", rotary_of(t, x, i, 4, 2, 10000, 1)) \
+    X(rotary_no_heads, TT_ERR_SHAPE, "rotary", "multiple of heads, 0", rotary_of(t, x, i, 0, 2, 10000, 1)) \
+    X(rotary_odd, TT_ERR_SHAPE, "rotary", "size is 3 in", rotary_of(t, x, i, 2, 3, 10000, 1)) \
+    X(rotary_too_many, TT_ERR_SHAPE, "rotary", "size is 514 in", rotary_of(t, x, i, 1, 514, 10000, 1)) \
+    X(rotary_base, TT_ERR_ARGUMENT, "rotary", "base is 1", rotary_of(t, x, i, 1, 2, 1, 1)) \
     X(rotary_base_nan, TT_ERR_ARGUMENT, "rotary", "nan", rotary_of(t, x, i, 1, 2, NAN, 1)) \
-    X(rotary_factor, TT_ERR_ARGUMENT, "rotary", "factor 0.5", rotary_of(t, x, i, 1, 2, 10000, 0.5f)) \
+    X(rotary_factor, TT_ERR_ARGUMENT, "rotary", "factor is 0.5", rotary_of(t, x, i, 1, 2, 10000, 0.5f)) \
     X(rotary_positions, TT_ERR_SHAPE, "rotary", "i32", rotary_of(t, x, x, 1, 2, 10000, 1)) \
     X(rotary_no_positions, TT_ERR_ARGUMENT, "rotary", "operand 1", \
         rotary_of(t, x, tt__handle(t, 0), 1, 2, 10000, 1)) \
@@ -91,9 +91,9 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(attention_key_overlap, TT_ERR_SHAPE, "attention", "slices that overlap", \
         tt_attention(t, x, tt_slice(t, x, 0, 3), tt_slice(t, x, 3, 3), s, &two)) \
     X(attention_starts, TT_ERR_SHAPE, "attention", "'y'", tt_attention(t, x, x, x, y, &two)) \
-    X(attention_heads, TT_ERR_SHAPE, "attention", "4 heads", tt_attention(t, x, x, x, s, &four)) \
-    X(attention_no_heads, TT_ERR_SHAPE, "attention", "0 heads", tt_attention(t, x, x, x, s, &none)) \
-    X(attention_dropout, TT_ERR_ARGUMENT, "attention", "dropout 0.997 must be in 0..255/256", \
+    X(attention_heads, TT_ERR_SHAPE, "attention", "of heads, 4", tt_attention(t, x, x, x, s, &four)) \
+    X(attention_no_heads, TT_ERR_SHAPE, "attention", "of heads, 0", tt_attention(t, x, x, x, s, &none)) \
+    X(attention_dropout, TT_ERR_ARGUMENT, "attention", "dropout is 0.997, but must be 0 to 255/256", \
         tt_attention(t, x, x, x, s, &dropped)) \
     X(attention_window, TT_ERR_ARGUMENT, "attention", "window -1 must be at least 1", \
         tt_attention(t, x, x, x, s, &windowed)) \
@@ -101,13 +101,13 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
         tt_attention(t, x, x, x, s, &below)) \
     X(attention_alibi, TT_ERR_ARGUMENT, "attention", "must be finite", \
         tt_attention(t, x, x, x, s, &steep)) \
-    X(attention_alibi_rounded, TT_ERR_ARGUMENT, "attention", "alibi_rounded needs causal rows", \
+    X(attention_alibi_rounded, TT_ERR_ARGUMENT, "attention", "alibi_rounded needs causal = true", \
         tt_attention(t, x, x, x, s, &rounded)) \
     X(attention_blocks, TT_ERR_ARGUMENT, "attention", "cannot be combined with causal rows", \
         tt_attention(t, x, x, x, s, &blocked)) \
     X(attention_no_lists, TT_ERR_ARGUMENT, "attention", "`lists` is NULL", \
         tt_attention(t, x, x, x, s, &unlisted)) \
-    X(attention_lists, TT_ERR_ARGUMENT, "attention", "have block 65536 at 0", \
+    X(attention_lists, TT_ERR_ARGUMENT, "attention", "have block 65536 at entry 0", \
         tt_attention(t, x, x, x, s, &misplaced)) \
     X(gather_index, TT_ERR_SHAPE, "gather_rows", "'y'", tt_gather_rows(t, x, y)) \
     X(gather_part, TT_ERR_SHAPE, "gather_rows", "'pairs'", tt_gather_rows(t, x, tt_slice(t, pairs, 0, 1))) \
@@ -230,9 +230,9 @@ static void spoil_all_ignored(batch *b) { for (int s = 0; s < b->seqs; s++) b->l
 TEST(bad_batches_change_nothing)
 {
     static const spoiled bad[] = {
-        {"id", {"'ids' has 40 in row 2", "0..39"}, TT_ERR_ARGUMENT, spoil_id},
-        {"negative id", {"'ids' has -1 in row 3", "0..39"}, TT_ERR_ARGUMENT, spoil_id_negative},
-        {"label", {"'labels' has 4 in row 1", "0..3"}, TT_ERR_ARGUMENT, spoil_label},
+        {"id", {"'ids' has 40 in row 2", "0 to 39"}, TT_ERR_ARGUMENT, spoil_id},
+        {"negative id", {"'ids' has -1 in row 3", "0 to 39"}, TT_ERR_ARGUMENT, spoil_id_negative},
+        {"label", {"'labels' has 4 in row 1", "0 to 3"}, TT_ERR_ARGUMENT, spoil_label},
         {"negative label", {"'labels' has -2 in row 1", "classes"}, TT_ERR_ARGUMENT, spoil_label_negative},
         {"first start", {"'seq_start' begins with 1", "attention"}, TT_ERR_ARGUMENT, spoil_first_start},
         {"empty sequence", {"'seq_start' has", "at least one row"}, TT_ERR_ARGUMENT, spoil_empty_sequence},

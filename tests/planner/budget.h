@@ -656,8 +656,8 @@ TEST(budgets_of_a_deep_network)
     CHECK(before > 0);
     c.memory_budget = plan[0].persistent_bytes;
     CHECK(!tt_compile(t, loss, &c));
-    snprintf(text, sizeof text, "the plan needs %zu bytes, memory_budget is %zu: recompute \"cheap\" makes "
-             "it %zu (+0.0%% FLOPs), then recompute \"", plan[0].bytes, c.memory_budget, plan[1].bytes);
+    snprintf(text, sizeof text, "the plan needs %zu bytes, but memory_budget is %zu: recompute \"cheap\" "
+             "makes it %zu (+0.0%% FLOPs), then recompute \"", plan[0].bytes, c.memory_budget, plan[1].bytes);
     CHECK_ERROR(ctx, TT_ERR_BUDGET, text);
     static const tt_option_name names[] = {{"memory_budget", "--budget"}, {"recompute", "--again"},
                                            {"offload", "--offload"}, {"update", "--update"},
@@ -666,7 +666,7 @@ TEST(budgets_of_a_deep_network)
     const tt_wording flags = {names, say_kilobytes, NULL};
     ctx->options.wording = flags;
     CHECK(!tt_compile(t, loss, &c));
-    snprintf(text, sizeof text, "the plan needs %zu kB, --budget is %zu kB: --again cheap makes it "
+    snprintf(text, sizeof text, "the plan needs %zu kB, but --budget is %zu kB: --again cheap makes it "
              "%zu kB (+0.0%% FLOPs), then --again ", plan[0].bytes / 1000, c.memory_budget / 1000,
              plan[1].bytes / 1000);
     CHECK_ERROR(ctx, TT_ERR_BUDGET, text);

@@ -81,7 +81,7 @@ TEST(seconds_of_a_plan_by_costs)
 {
     static const char *const names[] = {
         "product_16", "product_f32", "attention_16", "attention_f32", "rows_16", "rows_f32", "update_16",
-        "update_f32", "update_host", "memory", "to_host", "from_host", "between_ranks", "launch", "meeting"};
+        "update_f32", "update_host", "memory", "to_host", "from_host", "between_ranks", "launch", "barrier"};
     enum { COUNT = TEST_COUNT(names), RATES = COUNT - 2 };
     static const net_options with_all = {true, true};
     test_allocator a;
@@ -125,8 +125,8 @@ TEST(seconds_of_a_plan_by_costs)
             rates[k] = wrong[bad];
             memcpy(&costs[2], rates, sizeof rates);
             CHECK(tt_compile(n.t, n.loss, &c) == NULL);
-            snprintf(text, sizeof text, "costs: %s is %g and not a finite number %s", names[k], wrong[bad],
-                     k < RATES ? "above 0" : "of seconds");
+            snprintf(text, sizeof text, "costs: %s is %g, but must be a finite number %s", names[k],
+                     wrong[bad], k < RATES ? "above 0" : "of seconds");
             CHECK_ERROR(ctx, TT_ERR_ARGUMENT, text);
         }
     tt_tape_free(n.t);
@@ -235,18 +235,18 @@ TEST(largest_batch_against_brute_force)
     o.device = "cpu";
     o.memory_budget = 1 << 20;
     CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 0) == 0);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "most 0 is less than 1");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "max is 0, but must be at least 1");
     /* errors other than the budget's end the search */
     for (b.fails_at = 1; b.fails_at <= 7; b.fails_at += 6) {
         CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 0);
-        CHECK_ERROR(ctx, TT_ERR_SHAPE, "'x': ");
+        CHECK_ERROR(ctx, TT_ERR_SHAPE, "input 'x' has 0 rows");
     }
     b.fails_at = 0;
     tt_tape *t = tt_tape_new(ctx);
     tt_program *shared = tt_compile(t, record_batch(&b, t, 4), &o);
     o.share = shared;
     CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 0);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "`share` names a program");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "`share` is set");
     tt_program_free(shared);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);

@@ -273,7 +273,7 @@ TEST(plans_for_another_device)
         /* programs that are only planned cannot run */
         int32_t labels[3] = {0, 0, 0};
         CHECK(tt_allocate(alone) == TT_ERR_UNSUPPORTED);
-        CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "plans programs for device 'cuda' and cannot run them");
+        CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "plans programs for device 'cuda', but cannot run them");
         CHECK(tt_set(eval, tt__handle(t, loss.id - 1), labels, 3) == TT_ERR_UNSUPPORTED &&
               tt_run(alone, NULL) == TT_ERR_UNSUPPORTED);
 
@@ -287,7 +287,7 @@ TEST(plans_for_another_device)
         c.device = "cpu";
         CHECK(tt_compile(t, loss, &c) == NULL);
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
-                    "`share` is a program for device 'cuda', and this one is for 'cpu'");
+                    "`share` is a program for device 'cuda', but this one is for 'cpu'");
         c.device = "abacus";
         CHECK(tt_compile(t, loss, &c) == NULL);
         CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "device 'abacus' is unknown: use cpu or cuda");

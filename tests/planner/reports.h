@@ -183,7 +183,7 @@ TEST(reports)
         /* a model without blocks offloads no activations */
         const bool moves = c.offload && strcmp(c.offload, "activations") != 0;
         CHECK(copies == moves && copies == (strstr(text, "on the host: ") != NULL));
-        CHECK(copies == (strstr(svg, " copied a step") != NULL));
+        CHECK(copies == (strstr(svg, " copied per step") != NULL));
         check_picture(p, svg);
         CHECK(strncmp(svg, "<svg ", 5) == 0 && strstr(svg, "</svg>\n") && !strstr(svg, "<x>") &&
               !strchr(svg, '\x80'));

@@ -57,15 +57,15 @@ TEST(verifier_finds_damage)
 
     REQUIRE(intact(&d));
     d.t->values[d.y.id].shape.cols = 5;
-    EXPECT_DAMAGE(&d, "result has another shape than its rule says: 'gelu.1' f32 (6, 5)");
+    EXPECT_DAMAGE(&d, "result has another shape than the op's rule gives: 'gelu.1' f32 (6, 5)");
 
     REQUIRE(intact(&d));
     d.t->values[d.y.id].shape.rows = 7;
-    EXPECT_DAMAGE(&d, "result has another shape than its rule says: 'gelu.1' f32 (7, 4)");
+    EXPECT_DAMAGE(&d, "result has another shape than the op's rule gives: 'gelu.1' f32 (7, 4)");
 
     REQUIRE(intact(&d));
     d.t->code[0].segment = TT__EACH_STEP;
-    EXPECT_DAMAGE(&d, "instruction 1 (gelu): stands behind those of a later segment");
+    EXPECT_DAMAGE(&d, "instruction 1 (gelu): follows an instruction of a later segment");
 
     REQUIRE(intact(&d)); /* the target has the wrong width, which the op's rule reports */
     d.t->values[d.target.id].shape.cols = 3;
@@ -106,7 +106,7 @@ TEST(verifier_finds_damage)
 
     REQUIRE(intact(&d));
     d.t->code[1].out[1] = d.h.id;
-    EXPECT_DAMAGE(&d, "instruction 1 (gelu): writes an output that it has not: 'linear.0'");
+    EXPECT_DAMAGE(&d, "instruction 1 (gelu): writes an output that the op does not have: 'linear.0'");
 
     REQUIRE(intact(&d)); /* with verify off nothing is checked */
     d.t->code[1].add = 1;
@@ -146,7 +146,7 @@ TEST(verifier_finds_bad_places)
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 1024) == TT_ERR_INTERNAL);
     box[2].place = 128;
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_ERR_INTERNAL);
-    CHECK_ERROR(d.ctx, TT_ERR_INTERNAL, "storages 2 and 1 are alive together and overlap");
+    CHECK_ERROR(d.ctx, TT_ERR_INTERNAL, "storages 2 and 1 overlap while both are in use");
     box[2].place = 64; /* overlaps box 0, which is dead by then */
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_OK);
     box[2].first = 3;
@@ -239,15 +239,16 @@ TEST(verifier_finds_what_is_not_waited_for)
 
     REQUIRE(offloaded(&o)); /* two waits */
     by_hand(o.d.t, TT__OP_WAIT, 0, o.b, o.a, 0);
-    EXPECT_DAMAGE(&o.d, "instruction 8 (wait): waits for nothing that is under way: 'b'");
+    EXPECT_DAMAGE(&o.d, "instruction 8 (wait): waits for a value that is not in flight: 'b'");
 
     REQUIRE(offloaded(&o)); /* a wait that does not keep the copy's operand */
     o.d.t->code[WAIT_OUT].in[1] = 0;
-    EXPECT_DAMAGE(&o.d, "instruction 3 (wait): does not keep all operands of what it waits for: 'a'");
+    EXPECT_DAMAGE(&o.d, "instruction 3 (wait): does not keep all operands of the instruction that it waits "
+                  "for: 'a'");
 
     REQUIRE(offloaded(&o));
     o.d.t->code[WAIT_OUT].in[0] = o.h;
-    EXPECT_DAMAGE(&o.d, "instruction 3 (wait): waits for nothing that is under way: 'h'");
+    EXPECT_DAMAGE(&o.d, "instruction 3 (wait): waits for a value that is not in flight: 'h'");
 
     REQUIRE(offloaded(&o)); /* micro-batches would start the copy often, and updates wait once */
     for (int k = WAIT_IN; k <= SUM; k++) o.d.t->code[k].segment = TT__EACH_STEP;
@@ -275,13 +276,12 @@ TEST(verifier_finds_bad_groups)
 
     REQUIRE(offloaded(&o));
     o.d.t->code[AFTER].with_next = true;
-    EXPECT_DAMAGE(&o.d, "instruction 5 (gelu): runs together with one of another op");
+    EXPECT_DAMAGE(&o.d, "instruction 5 (gelu): runs together with an instruction of another op");
 
     REQUIRE(offloaded(&o)); /* u runs together with u2, which reads u */
     o.d.t->code[WAIT_OUT] = o.d.t->code[COPY_OUT];
     o.d.t->code[COPY_OUT] = o.d.t->code[MEANWHILE];
     o.d.t->code[MEANWHILE] = o.d.t->code[AFTER];
     o.d.t->code[COPY_OUT].with_next = true;
-    EXPECT_DAMAGE(&o.d,
-                  "instruction 2 (gelu): reads what an instruction that it runs together with writes: 'u'");
+    EXPECT_DAMAGE(&o.d, "instruction 2 (gelu): reads a value that an instruction of its group writes: 'u'");
 }

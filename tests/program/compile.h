@@ -103,8 +103,8 @@ TEST(options_are_checked_together)
     REQUIRE(model_params(ctx) && model_record(ctx, &m));
     static const char *const says[] = {"precision 'int4' is unknown", "matmul 'int8' is unknown",
                                        "recompute 'most' is unknown", "offload 'model' is unknown",
-                                       "update 'now' is unknown",
-                                       "optimizer options: beta1 2 is not in [0, 1); eps -1 is negative",
+                                       "update 'now' is unknown", "optimizer options: beta1 is 2, but must "
+                                       "be in [0, 1); eps is -1, but must be at least 0",
                                        "device 'abacus' is unknown"};
     c.precision = "int4";
     c.matmul = "int8";
@@ -131,15 +131,15 @@ TEST(names_of_devices)
         {"cpu", NULL, TT_OK, 0}, {"cpu:0", NULL, TT_OK, 0}, {"cuda", NULL, TT_OK, 0},
         {"cuda:0", NULL, TT_OK, 0},
         {"cuda:1", NULL, TT_OK, 1}, {"cuda:63", NULL, TT_OK, 63}, {"cuda*1", NULL, TT_OK, 0},
-        {"cuda:64", "device 'cuda:64': after 'cuda' comes nothing, ':' and numbers from 0 to 63 with commas "
-         "between them, or '*' and how many, at most 64", TT_ERR_ARGUMENT, 0},
+        {"cuda:64", "device 'cuda:64': expected nothing after 'cuda', or ':' and numbers from 0 to 63 "
+         "separated by commas, or '*' and a number of at most 64", TT_ERR_ARGUMENT, 0},
         {"cuda:", "numbers from 0 to 63", TT_ERR_ARGUMENT, 0}, {"cuda:x", "numbers", TT_ERR_ARGUMENT, 0},
         {"cuda:1x", "numbers", TT_ERR_ARGUMENT, 0}, {"cuda:-1", "numbers", TT_ERR_ARGUMENT, 0},
         {"cuda:1,", "numbers", TT_ERR_ARGUMENT, 0}, {"cuda:,1", "numbers", TT_ERR_ARGUMENT, 0},
         {"cuda*", "at most 64", TT_ERR_ARGUMENT, 0}, {"cuda*0", "at most 64", TT_ERR_ARGUMENT, 0},
         {"cuda*65", "at most 64", TT_ERR_ARGUMENT, 0}, {"cuda*2x", "at most 64", TT_ERR_ARGUMENT, 0},
         {"cuda:99999999999999999999", "numbers", TT_ERR_ARGUMENT, 0},
-        {"cpu:1", "device 'cpu:1' is not there: the CPU is one device, cpu", TT_ERR_ARGUMENT, 0},
+        {"cpu:1", "device 'cpu:1' does not exist: the CPU is one device, cpu", TT_ERR_ARGUMENT, 0},
         {"cpu:0,0", "cpu*2 is two ranks", TT_ERR_ARGUMENT, 0}, {"cpu*4", NULL, TT_OK, 0},
         {"cuda*8", NULL, TT_OK, 0}, {"cuda:3,2", NULL, TT_OK, 3}, {"cuda:0,0", NULL, TT_OK, 0},
         {"cpux", "device 'cpux' is unknown: use cpu or cuda", TT_ERR_UNSUPPORTED, 0},
@@ -159,7 +159,7 @@ TEST(names_of_devices)
     c.device = "cuda";
     c.share = other;
     CHECK(!tt_compile(m.t, m.loss, &c));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "`share` is a program for device 'cuda:1', and this one is for 'cuda'");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "`share` is a program for device 'cuda:1', but this one is for 'cuda'");
     tt_program_free(other);
     tt_tape_free(m.t);
     TEST_CLOSE(ctx, &a);
@@ -181,10 +181,10 @@ TEST(misuse_of_runs)
                *acc = model_compile(&m, true, "32-true", true);
     REQUIRE(train && eval && acc);
     CHECK(tt_set(eval, m.ids, ids, 1) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
-                "lives in a program that is not allocated: allocate that one first, or compile with `share`");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "which is not allocated: call tt_allocate for that program first, or "
+                "compile this one with `share`");
     CHECK(tt_get(train, m.loss, got, 64) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "has no contents: get it after a run");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "has no contents now: call tt_get after a run");
     REQUIRE(tt_allocate(train) == TT_OK);
     CHECK(tt_get(train, m.loss, got, 64) == TT_ERR_ARGUMENT);
 
@@ -195,16 +195,17 @@ TEST(misuse_of_runs)
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "compiled with train = false: use tt_run");
     CHECK(tt_micro_step(train, &stats) == TT_ERR_ARGUMENT &&
           tt_update(train, 0.1f, &stats) == TT_ERR_ARGUMENT && tt_micro_step(eval, NULL) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_micro_step needs a program compiled with train and accumulate");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                "tt_micro_step needs a program compiled with train = true and accumulate = true");
     CHECK(tt_update(acc, 0.1f, &stats) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_update: no micro-batch was run in this step");
     CHECK(tt_get_gradient(acc, tt_param_find(ctx, "head.bias"), got) == TT_ERR_ARGUMENT &&
           tt_get_gradient(train, tt_param_find(ctx, "head.bias"), got) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
-                "tt_get_gradient: gradients are kept between tt_micro_step and tt_update");
+                "tt_get_gradient: gradients exist only between tt_micro_step and tt_update");
 
     CHECK(tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "was not set before this run: tt_set it each time");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "was not set before this run: call tt_set");
     CHECK(model_set(&m, train, 0) == TT_OK && tt_step(train, 0.1f, &stats) == TT_OK && stats.step == 1);
     CHECK(tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT); /* inputs were not set again */
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'ids' was not set");
@@ -217,7 +218,7 @@ TEST(misuse_of_runs)
     CHECK(tt_set(train, m.starts, ids, 3) == TT_OK && tt_set(train, m.labels, ids, 3) == TT_ERR_SHAPE);
     /* Input 'starts' has one row more than axis 'seqs'. */
     CHECK_ERROR(ctx, TT_ERR_SHAPE,
-                "input 'labels' has 3 rows, but 'starts' was set with 3 on the same axis 'seqs'");
+                "input 'labels' is set with 3 rows, but 'starts' was set with 3 on the same axis 'seqs'");
     CHECK(tt_set(train, m.labels, ids, 2) == TT_OK && tt_set(train, m.starts, ids, 1) == TT_ERR_SHAPE);
     /* An input may be set again with other rows. Other inputs on its axis must then be set again, too. */
     CHECK(tt_set(train, m.starts, ids, 4) == TT_OK);
@@ -226,7 +227,7 @@ TEST(misuse_of_runs)
     CHECK(tt_set(train, m.loss, ids, 1) == TT_ERR_ARGUMENT &&
           tt_set(train, tt__handle(m.t, 0), ids, 1) == TT_ERR_ARGUMENT &&
           tt_set(train, tt__handle(m.t, 99999), ids, 1) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "is no input of this program");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_set: the value is not a value of this tape");
 
     CHECK(tt_get(train, m.logits, got, 64) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
@@ -240,7 +241,7 @@ TEST(misuse_of_runs)
           tt_get(train, m.loss, got, 1) == TT_OK);
     CHECK_NEAR(got[0], stats.loss, 1e-6);
     CHECK(tt_get(train, m.loss, got, 0) == TT_ERR_SHAPE);
-    CHECK_ERROR(ctx, TT_ERR_SHAPE, "has 1 floats, the buffer 0");
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "has 1 floats, but the buffer has room for 0");
 
     /* Refused learning rates update nothing. */
     float before[WIDTH * CLASSES], after[WIDTH * CLASSES];
@@ -248,7 +249,7 @@ TEST(misuse_of_runs)
     tt_param_get(tt_param_find(ctx, "head.weight"), before);
     for (int k = 0; k < TEST_COUNT(rates); k++) {
         CHECK(model_set(&m, train, 1) == TT_OK && tt_step(train, rates[k], &stats) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "is not a finite number >= 0");
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "but must be a finite number of at least 0");
         tt_param_get(tt_param_find(ctx, "head.weight"), after);
         CHECK(memcmp(before, after, sizeof before) == 0);
     }
@@ -324,8 +325,8 @@ TEST(axes_of_one_name)
     CHECK(tt_value_rows(t, starts) == 17 && tt_value_axis(t, starts) != rows);
     CHECK(tt_value_rows(t, tt_input(t, "more starts", TT_I32, tt_value_axis(t, starts), 1)) == 17);
     CHECK(tt_axis(t, "sequences", 8) == 0);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "axis 'sequences': capacity 8, and this tape has an axis of that name "
-                                      "with capacity 16");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                "axis 'sequences' has capacity 8, but this tape has an axis of that name with capacity 16");
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);
 }
@@ -367,15 +368,16 @@ TEST(first_reasons_are_kept)
     tt_set(p, x, data, 6);
     tt_set(p, y, NULL, 5);
     CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'x' was not set before this run: tt_set: 6 rows for input 'x', "
-                                      "which takes 1 to 5");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'x' was not set before this run: tt_set: got 6 rows for input "
+                "'x', which takes 1 to 5");
     tt_set(p, x, data, 4);
     tt_set(p, y, data, 3);
     CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'y' was not set before this run: tt_set: input 'y' has 3 rows, "
-                                      "but 'x' was set with 4 on the same axis 'rows'");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'y' was not set before this run: tt_set: input 'y' is set "
+                "with 3 rows, but 'x' was set with 4 on the same axis 'rows'");
     CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT); /* a message counts for one run */
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'x' was not set before this run: tt_set it each time");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                "input 'x' was not set before this run: call tt_set for each input before each run");
     CHECK(tt_set(p, x, data, 4) == TT_OK && tt_set(p, y, data, 4) == TT_OK);
     CHECK(tt_step(p, 0.1f, &stats) == TT_OK);
     tt_program_free(p);
@@ -444,7 +446,8 @@ TEST(misuse_of_compile)
     c = tt_compile_options_default();
     c.share = other;
     CHECK(!tt_compile(m.t, m.loss, &c));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "`share` belongs to another context");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
+                "`share` is a program of another context: use one context, or leave `share` NULL");
     tt_tape *t = tt_tape_new(ctx);
     tt_embedding(t, tt_input(t, "ids", TT_I32, 3, 1), tt_param_find(second, "embed.weight"));
     CHECK(tt_tape_status(t) == TT_ERR_ARGUMENT);
@@ -551,7 +554,7 @@ TEST(parameters_of_a_freed_program)
     REQUIRE(first && second);
     tt_program_free(first);
     CHECK(model_set(&m, second, 0) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "was freed before it was allocated: compile this one again");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "was freed before it was allocated: compile this program again");
     tt_program_free(second);
     second = model_compile(&m, false, "32-true", false);
     CHECK(second && model_set(&m, second, 0) == TT_OK && tt_run(second, &stats) == TT_OK &&
@@ -661,8 +664,8 @@ TEST(numbers_that_are_not_finite_in_an_early_update)
     CHECK(tt_param_set(m.b, of_small_loss) == TT_OK && !is_still(m.b, was_b));
     CHECK(step_two(&m, p, 1, 1e30f) == TT_ERR_NUMERIC); /* the loss is small, as b's first weight is 0 */
     CHECK_ERROR(ctx, TT_ERR_NUMERIC, "the gradient of 'b' is not finite, or the sum of its squares "
-                "overflows; it was not updated, but with update 'backward' others may have been: load the "
-                "last state");
+                "overflows; this parameter was not updated, but with update 'backward' others may have been: "
+                "load the last state");
     CHECK(!is_still(m.a, was_a) && is_still(m.b, was_b) && tt_program_steps(p) == 1);
     CHECK(tt_program_load(p, path) == TT_OK && step_two(&m, p, 2, 2) == TT_OK && tt_program_steps(p) == 2);
     CHECK(is_still(m.a, right_a) && is_still(m.b, right_b));
@@ -689,7 +692,7 @@ TEST(options_are_named_as_the_caller_says)
     c.parallel.server = c.parallel.sequence = true;
     c.tune = "";
     CHECK(tt_check_options(ctx, &c) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "--tune '' is neither");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "--tune is ''");
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "; --update backward does not go with --100% 0.5, as the norm of all "
                 "gradients is known at the step's end only, nor with --server: use --update end; "
                 "parallel.sequence needs parallel.tensor 2 or more");

@@ -164,7 +164,7 @@ TEST(closing_with_things_left_warns)
     REQUIRE(p && tt_allocate(p) == TT_OK && log.count == 0);
     tt_close(ctx);
     CHECK(log.count == 1 && log.level == TT_LOG_WARNING && strcmp(log.id, "close") == 0 &&
-          strstr(log.message, "bytes are still held"));
+          strstr(log.message, "bytes are still allocated"));
     CHECK(a.live > 0);
     for (int k = 0; k < TEST_COUNT(left); k++) { free(left[k]); left[k] = NULL; }
 }
@@ -229,5 +229,5 @@ TEST(nothing_is_printed_but_by_the_logger)
     text[n] = 0;
     fclose(file);
     CHECK(silent == 0);
-    CHECK(strcmp(text, "tinytrain error [open]: threads = -1 is not in 0..256\n") == 0);
+    CHECK(strcmp(text, "tinytrain error [open]: threads is -1, but must be 0 (all) to 256\n") == 0);
 }

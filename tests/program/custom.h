@@ -310,7 +310,7 @@ TEST(an_optimizer_of_the_caller)
     o.precision = "bf16-true";
     CHECK(tt_check_options(ctx, &o) == TT_ERR_UNSUPPORTED);
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED,
-                "TT_OPTIMIZER_CUSTOM runs on device 'cpu' only, and the device is 'cuda'; "
-                "the optimizer TT_OPTIMIZER_CUSTOM needs fp32 weights, and precision 'bf16-true'");
+                "TT_OPTIMIZER_CUSTOM runs on device 'cpu' only, but the device is 'cuda'; "
+                "the optimizer TT_OPTIMIZER_CUSTOM needs fp32 weights, but precision 'bf16-true'");
     TEST_CLOSE(ctx, &a);
 }

@@ -123,7 +123,7 @@ TEST(moving_averages)
     o.precision = "bf16-true";
     o.optimizer.ema_decay = 0.5f;
     CHECK(tt_check_options(ctx, &o) == TT_ERR_UNSUPPORTED);
-    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "ema_decay needs fp32 weights, and precision "
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "ema_decay needs fp32 weights, but precision "
                 "'bf16-true' has 16-bit weights");
     o.optimizer.ema_decay = 1;
     CHECK(tt_check_options(ctx, &o) == TT_ERR_ARGUMENT);

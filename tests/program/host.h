@@ -17,7 +17,7 @@ TEST(context_options)
         memset(&c, 0, sizeof c);
         o.threads = bad[k];
         CHECK(tt_open(&o) == NULL);
-        snprintf(text, sizeof text, "threads = %d is not in 0..256", bad[k]);
+        snprintf(text, sizeof text, "threads is %d, but must be 0 (all) to 256", bad[k]);
         CHECK(c.count == 1 && c.level == TT_LOG_ERROR && strcmp(c.id, "open") == 0 &&
               strcmp(c.message, text) == 0);
     }
@@ -27,7 +27,7 @@ TEST(context_options)
         memset(&c, 0, sizeof c);
         o.timeout = no_time[k];
         CHECK(tt_open(&o) == NULL);
-        CHECK(c.count == 1 && strstr(c.message, "seconds is not above 0"));
+        CHECK(c.count == 1 && strstr(c.message, "seconds, but must be above 0"));
     }
     o.timeout = 1;
     o.isa = "sse9";
@@ -110,7 +110,7 @@ TEST(costs_of_this_machine)
     CHECK(tt_measure_costs(ctx, "tpu", &costs) == TT_ERR_UNSUPPORTED);
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "device 'tpu' is unknown");
     CHECK(tt_measure_costs(ctx, "cpu:1", &costs) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "device 'cpu:1' is not there");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "device 'cpu:1' does not exist");
     CHECK(tt_measure_costs(ctx, "cuda:15", &costs) != TT_OK);
     CHECK(strstr(tt_error(ctx), "device 'cuda"));
     for (long n = 1; n < 1200; n = 4 * n + 1) { /* allocations fail */
@@ -311,7 +311,7 @@ TEST(the_cpu_described)
     REQUIRE(ctx != NULL);
     setenv("TINYTRAIN_ISA", "portable", 1);
     CHECK(tt_device_text(ctx, "cpu", text, sizeof text) == TT_OK &&
-          strstr(text, "instruction set: portable, which was asked for, of portable"));
+          strstr(text, "instruction set: portable, as requested, of portable"));
     unsetenv("TINYTRAIN_ISA");
     TEST_CLOSE(ctx, &a);
 }
@@ -447,7 +447,7 @@ static bool large_plan_is_refused(void)
     limit.rlim_cur = limit.rlim_max = (rlim_t)(pages * (double)sysconf(_SC_PAGESIZE)) + 100000000;
     if (!p || setrlimit(RLIMIT_AS, &limit) != 0) return false;
     return tt_allocate(p) == TT_ERR_MEMORY && strncmp(tt_error(ctx), "the plan needs 10", 16) == 0 &&
-           strstr(tt_error(ctx), " MB of this machine's memory, and ") &&
+           strstr(tt_error(ctx), " MB of this machine's memory, but only ") &&
            strstr(tt_error(ctx), "(ulimit -v allows ");
 }
 #endif

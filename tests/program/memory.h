@@ -160,7 +160,7 @@ TEST(inputs_overwritten_by_another_program)
         const bool same = input_bytes(train, is) == n && memcmp(was, is, n) == 0;
         const tt_status status = tt_micro_step(train, &stats);
         if (!same)
-            CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "or by another program of the same arena");
+            CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "or another program of the same arena");
         CHECK(same || (status == TT_ERR_ARGUMENT && strstr(tt_error(ctx), "input '")));
         if (!other) CHECK(same && status == TT_OK);
         if (status == TT_OK) kept++;
@@ -208,7 +208,7 @@ static double loss_after_update(bool before, int hidden, int rows)
         if (set) CHECK(tt_set(p, x, xs, rows) == TT_OK && tt_set(p, y, ys, rows) == TT_OK);
         const tt_status status = tt_micro_step(p, &stats);
         if (status != TT_OK) stats.loss = NAN;
-        if (status != TT_OK) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "set, and then overwritten by an update");
+        if (status != TT_OK) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "set, but then an update");
         if (!micro && before) CHECK(tt_set(p, x, xs, rows) == TT_OK && tt_set(p, y, ys, rows) == TT_OK);
         if (!micro) CHECK(tt_update(p, 1e-3f, NULL) == TT_OK);
     }
@@ -335,8 +335,9 @@ TEST(sharing_an_allocated_arena)
             c.memory_budget = budget ? bytes : 0;
             tt_program *p = tt_compile(m.t, m.loss, &c);
             CHECK((p != NULL) == !train);
-            if (train) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the arena of `share` is allocated already");
-            if (train) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "compile it before tt_allocate or the first tt_set");
+            if (train) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the arena of `share` is already allocated");
+            if (train)
+                CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "compile it before tt_allocate and the first tt_set");
             if (p) CHECK(p->arena == eval->arena && tt_program_plan(p).bytes == bytes);
             if (p) CHECK(model_set(&m, p, 1) == TT_OK && tt_run(p, &stats) == TT_OK);
             if (p) CHECK(tt_program_plan(eval).bytes == bytes && a.live_bytes >= held);

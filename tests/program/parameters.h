@@ -95,7 +95,7 @@ TEST(initial_values_too_large_for_f16)
         tt_program *program = tt_compile(t, tt_scale(t, tt_param_value(t, p), 1), &c);
         REQUIRE(program != NULL);
         CHECK(tt_allocate(program) == (cases[k].fits ? TT_OK : TT_ERR_ARGUMENT));
-        if (!cases[k].fits) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "more than f16 can hold (65504)");
+        if (!cases[k].fits) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "but f16 holds at most 65504");
         tt_program_free(program);
         tt_tape_free(t);
         TEST_CLOSE(ctx, &a);
@@ -116,16 +116,17 @@ TEST(parameters_are_made_found_set_and_read)
     CHECK(!tt_param_new(ctx, "conv.weight", 1, dims, z));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'conv.weight' exists already");
     CHECK(!tt_param_new(ctx, "", 1, dims, z) && !tt_param_new(ctx, NULL, 1, dims, z));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "needs a name");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "has no name");
     CHECK(!tt_param_new(ctx, "x", 0, dims, z));
-    CHECK_ERROR(ctx, TT_ERR_SHAPE, "'x' has 0 dimensions, not 1 to 4");
+    CHECK_ERROR(ctx, TT_ERR_SHAPE, "'x' has 0 dimensions, but must have 1 to 4");
     CHECK(!tt_param_new(ctx, "x", 5, dims, z));
     dims[1] = 0;
     CHECK(!tt_param_new(ctx, "x", 2, dims, z));
     CHECK_ERROR(ctx, TT_ERR_SHAPE, "'x': dimension 1 is 0");
     dims[0] = dims[1] = 1000000000;
     CHECK(!tt_param_new(ctx, "x", 2, dims, z));
-    CHECK_ERROR(ctx, TT_ERR_SHAPE, "'x': with dimension 1, 1000000000, it has 2^47 elements or more");
+    CHECK_ERROR(ctx, TT_ERR_SHAPE,
+                "'x': dimension 1, 1000000000, makes 2^47 elements or more, which is too many");
     CHECK(!tt_param_find(ctx, "x"));
 
     size_t before = tt_allocated_bytes(ctx); /* a large parameter is not allocated yet */
@@ -306,7 +307,7 @@ TEST(frozen_parameters_keep_their_bits)
     tt_program_free(p);
     tt_param_freeze(ctx, "*", true);
     CHECK(!model_compile(&m, true, "32-true", false));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "nothing to train: no trainable parameter lies behind the loss");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "nothing to train: the loss depends on no trainable parameter");
     tt_tape_free(m.t);
     TEST_CLOSE(ctx, &a);
 }

@@ -145,7 +145,7 @@ TEST(states_that_a_program_refuses)
     free(bytes);
     for (int k = 0; k < 5; k++) {
         static const char *const errors[] = {
-            "tensor 'up' is F32 of 112 bytes, this run has F32 of 96", "was made with another optimizer",
+            "tensor 'up' is F32 of 112 bytes, but this run has F32 of 96", "was made with another optimizer",
             "was made with another precision than '32-true'", "has no tensor 'up'", NULL};
         other = o;
         if (k == 1) other.optimizer.kind = TT_SGD;
@@ -177,7 +177,7 @@ TEST(states_that_a_program_refuses)
     CHECK(tt_set(a.p, a.x, x, 8) == TT_OK && tt_set(a.p, a.y, y, 8) == TT_OK &&
           tt_micro_step(a.p, NULL) == TT_OK);
     CHECK(tt_program_save(a.p, after) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "between steps, not between the micro-batches");
+    CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "between steps, but not between the micro-batches");
     CHECK(tt_program_load(a.p, path) == TT_OK); /* drops that micro-batch */
     CHECK(tt_program_save(a.p, after) == TT_OK && same_files(path, after));
     close_byhand(&a);

@@ -241,7 +241,7 @@ TEST(probabilities)
             CHECK(tt_loader_seek(w.all, 0, 0) == TT_OK && tt_loader_next(w.all, &b));
             CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_ARGUMENT);
             CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
-                        "this trainer was made with train = false: it evaluates and predicts only");
+                        "this trainer was made with train = false, so it only evaluates and predicts");
             CHECK(tt_trainer_save(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT &&
                   tt_trainer_load(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT);
         }

@@ -249,7 +249,7 @@ TEST(fit_refuses)
     o.epochs = 1;
     o.resume = true;
     CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "to resume, name the folder that holds the run");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "resume is set, but folder is not");
     CHECK(fit(&w, folder, true, &f, &finished) == TT_ERR_FILE);
     CHECK_ERROR(w.ctx, TT_ERR_FILE, "cannot list the folder '");
     CHECK(access(folder, F_OK) != 0); /* the run made no folder */
@@ -262,11 +262,13 @@ TEST(fit_refuses)
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "run' holds a run: resume it, or name another folder");
     o.folder = folder;
     CHECK(tt_fit(v.r, tt_loader_source(v.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "has done 3 epochs and 0 steps, more than 1 epochs of 7 steps");
+    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT,
+                "has done 3 epochs and 0 steps, but this run has only 1 epochs of 7 steps");
     w.progress.epoch = INT64_MAX; /* no overflow: this number is not multiplied */
     CHECK(tt_trainer_save(w.r, test_path(folder, "state.safetensors"), &w.progress) == TT_OK);
     CHECK(tt_fit(v.r, tt_loader_source(v.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "has done 9223372036854775807 epochs and 0 steps, more than 1 epoch");
+    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT,
+                "has done 9223372036854775807 epochs and 0 steps, but this run has only 1 epoch");
     close_world(&w);
     close_world(&v);
 }
@@ -286,7 +288,8 @@ TEST(fit_refuses_classes_of_another_order)
     strcpy(v.m.class_names[1], "neg");
     CHECK(tt_bert_name_classes(&v.m, v.d) == TT_OK);
     CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "class 0 to train on is 'neg', and for validation 'pos'");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
+                "class 0 is 'neg' in the training data, but 'pos' in the validation data");
     CHECK(tt_bert_name_classes(&v.m, w.d) == TT_OK);
     CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(v.all), &o, &finished) == TT_OK && finished);
     close_world(&w);
@@ -328,7 +331,7 @@ TEST(fit_resumes_on_the_same_data) /* tt_fit refuses other classes, and warns of
         const char *path = test_path(folder, "bad");
         CHECK(tt_trainer_save(w.r, path, &bad) == TT_OK);
         CHECK(tt_trainer_load(w.r, path, &p) == TT_ERR_FORMAT);
-        CHECK_ERROR(w.ctx, TT_ERR_FORMAT, "targets were right, and a metric of");
+        CHECK_ERROR(w.ctx, TT_ERR_FORMAT, "targets were right and the best metric was");
     }
     close_world(&w);
 }
@@ -355,8 +358,8 @@ TEST(fit_that_blows_up_keeps_the_last_good_state)
     CHECK(fit(&w, folder, false, &f, &finished) == TT_ERR_NUMERIC && !finished &&
           tt_trainer_steps(w.r) == 9 && f.steps == 14 && f.validations == 1);
     CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "5 steps in a row updated nothing; the last: step 9");
-    CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "parameter 'classifier.bias' has a number that is not finite; the "
-                "state of step 7 is kept: resume it with a lower learning rate");
+    CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "parameter 'classifier.bias' has a value that is not finite; the "
+                "state of step 7 is saved: resume it with a lower learning rate");
     CHECK(log.warnings == 1 && tt_trainer_saved_steps(w.r) == 7);
     snprintf(path, sizeof path, "%s/state.diverged.safetensors", folder);
     CHECK(access(path, F_OK) != 0);
@@ -606,8 +609,8 @@ TEST(names_that_a_state_cannot_have)
         CHECK((r != NULL) == (k == 0));
         if (!r) {
             char part[300];
-            snprintf(part, sizeof part, "cannot be saved with the parameter '%s' of %zu bytes", names[k],
-                     strlen(names[k]));
+            snprintf(part, sizeof part, "cannot be saved with the parameter '%s', whose name has %zu bytes",
+                     names[k], strlen(names[k]));
             CHECK_ERROR(ctx, TT_ERR_ARGUMENT, part);
         } else {
             const char *path = test_path(test_folder(), "state.safetensors");

@@ -84,8 +84,9 @@ TEST(fit_refuses_metrics_with_other_columns)
     CHECK(fit(&w, folder, false, &f, &finished) == TT_OK && !finished);
     test_write(path, old, sizeof old - 1);
     CHECK(fit(&v, folder, true, &f, &finished) == TT_ERR_FORMAT && f.steps == 3);
-    CHECK_ERROR(v.ctx, TT_ERR_FORMAT, "metrics.csv' has other columns than this run writes, step,epoch,");
-    CHECK_ERROR(v.ctx, TT_ERR_FORMAT, ",tokens_per_second: move it away");
+    CHECK_ERROR(v.ctx, TT_ERR_FORMAT,
+                "metrics.csv' has other columns than this run, which writes step,epoch,");
+    CHECK_ERROR(v.ctx, TT_ERR_FORMAT, ",tokens_per_second: move the file away");
     remove(path);
     CHECK(fit(&v, folder, true, &f, &finished) == TT_OK && finished && f.steps == 21);
     free(metrics_of(folder, &lines));

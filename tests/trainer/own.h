@@ -318,12 +318,13 @@ TEST(fit_of_ones_own_refuses)
     snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
     if (!open_own(&w, false, rmse) || !open_own(&v, false, rmse)) return;
     CHECK(own_fit(&w, NULL, false, "accuracy", &finished) == TT_ERR_ARGUMENT && !finished);
-    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "best_by is 'accuracy', neither 'loss' nor the model's metric, rmse");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
+                "best_by is 'accuracy', but must be 'loss' or the model's metric, rmse");
     w.stop_at = 6;
     CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_OK && !finished);
     CHECK(own_fit(&v, folder, true, "loss", &finished) == TT_ERR_ARGUMENT && v.steps == 0);
-    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "run' was told by its metric, not by its loss: resume with "
-                "best_by as it was");
+    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT,
+                "run' was chosen by its metric, not by its loss: resume with the same best_by");
     v.ctx->options.logger.log = keep_warning;
     warned[0] = 0;
     v.hash = 8;
@@ -344,9 +345,8 @@ TEST(fit_of_ones_own_refuses)
         if (k == 5) model.unit = NULL, model.classes = 3;
         CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
         CHECK_ERROR(w.ctx, k < 5 ? TT_ERR_ARGUMENT : TT_ERR_SHAPE,
-                    k < 3   ? "the model's metric '"
-                    : k < 5 ? "the model's unit '"
-                            : "the model has 3 classes, and its output a width of 1");
+                    k < 3 ? "the model's metric '" : k < 5 ? "the model's unit is '" : "the model has 3 "
+                    "classes, but its output has a width of 1: make them equal");
     }
     close_own(&w);
     close_own(&v);
@@ -370,11 +370,11 @@ TEST(fit_of_sources_that_break_their_promise)
         const char *error;
     } rows[] = {
         {TT_ERR_ARGUMENT, OWN_STEPS, -1, true, false, 0, "epoch 1 of the source ends within a step, after 0 "
-         "whole ones: the last micro-batch of a step must set last_of_step"},
-        {TT_ERR_ARGUMENT, INT64_MAX, -1, false, false, 5, "epoch 1: the source gives a step 6, and has "
-         "tt_source.steps = 5"},
-        {TT_OK, OWN_STEPS - 1, -1, false, false, 12, "fit: epoch 1 of the source ends after 4 steps, and it "
-         "has tt_source.steps = 5"},
+         "whole steps: the last micro-batch of a step must set last_of_step"},
+        {TT_ERR_ARGUMENT, INT64_MAX, -1, false, false, 5,
+         "epoch 1: the source gives a step 6, but tt_source.steps is 5: count the steps of an epoch"},
+        {TT_OK, OWN_STEPS - 1, -1, false, false, 12, "fit: epoch 1 of the source ends after 4 steps, but "
+         "tt_source.steps is 5: count the steps of an epoch"},
         {TT_ERR_ARGUMENT, OWN_STEPS, -1, false, true, 5, "epoch 2 of the source has no step"},
         {TT_ERR_FORMAT, OWN_STEPS, 2, false, false, 7, "epoch 2, step 3: the source failed (TT_ERR_FORMAT)"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
@@ -437,14 +437,15 @@ TEST(fit_goes_on_behind_steps_without_a_target)
     w.aimless[0] = 2, w.aimless[1] = 3;
     CHECK(own_fit(&w, NULL, false, NULL, &finished) == TT_OK && finished && tt_trainer_steps(w.r) == 14 &&
           w.steps == 15 && tt_trainer_wait(w.r, &stats) == TT_OK && stats.skipped == 1 && stats.step == 14);
-    CHECK(warnings == 1 && strcmp(warned, "fit: step 7: no target counts (all are ignored or have weight 0); "
-                                  "nothing was updated; it is skipped, as others like it will be") == 0);
+    CHECK(warnings == 1 && strcmp(warned, "fit: step 7: no target counts (all are ignored or have weight 0), "
+                                  "so nothing was updated: check the labels; the step is skipped, and later "
+                                  "ones like it without a warning") == 0);
     v.aimless[1] = u.aimless[1] = OWN_STEPS;
     v.ctx->options.logger.log = u.ctx->options.logger.log = count_warning;
     CHECK(own_fit(&v, folder, false, NULL, &finished) == TT_ERR_NUMERIC && !finished &&
           tt_trainer_steps(v.r) == 5 && v.steps == 10);
     CHECK_ERROR(v.ctx, TT_ERR_NUMERIC, "5 steps in a row updated nothing; the last: step 5: no target counts "
-                "(all are ignored or have weight 0); nothing was updated");
+                "(all are ignored or have weight 0), so nothing was updated: check the labels");
     CHECK(own_fit(&u, folder, true, NULL, &finished) == TT_OK && finished && tt_trainer_steps(u.r) == 10 &&
           u.steps == 5 && tt_trainer_wait(u.r, &stats) == TT_OK && stats.skipped == 5);
     close_own(&w);
@@ -479,7 +480,8 @@ TEST(fit_goes_on_behind_a_bad_last_step)
         CHECK(status == (k == 2 ? TT_ERR_NUMERIC : TT_OK) && finished == (status == TT_OK));
         if (k < 2) {
             CHECK(w.steps == 15 && tt_trainer_wait(w.r, &stats) == TT_OK && stats.skipped == 1);
-            CHECK(warnings == 1 && strstr(warned, "it is skipped, as others like it will be"));
+            CHECK(warnings == 1 && strstr(warned,
+                                          "the step is skipped, and later ones like it without a warning"));
             CHECK(in_folder(folder, "state.safetensors") && !in_folder(folder, "state.diverged.safetensors"));
         }
         if (k == 2) CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "1 step in a row updated nothing");
@@ -513,7 +515,8 @@ TEST(fit_keeps_the_state_from_before_the_loss_diverged)
         CHECK(in_folder(folder, "state.safetensors"));
         CHECK(in_folder(folder, "state.diverged.safetensors") == (k < 2));
         if (k != 3)
-            CHECK(strstr(warned, "the loss has diverged by step 10: its state is '") && warnings == 1);
+            CHECK(strstr(warned,
+                         "the loss has diverged by step 10: its state is saved in '") && warnings == 1);
         if (k == 0) snprintf(whole, sizeof whole, "%s", test_path(folder, "state.diverged.safetensors"));
         if (k == 1) {
             CHECK(own_fit(&v, folder, true, NULL, &finished) == TT_OK && finished && v.steps == 3);
@@ -521,8 +524,8 @@ TEST(fit_keeps_the_state_from_before_the_loss_diverged)
         }
         if (k == 3) {
             CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "4 steps in a row updated nothing; the last: step 11");
-            CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "parameter 'w' has numbers as large as 3e+38; the state of "
-                        "step 5 is kept: resume it with a lower learning rate");
+            CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "parameter 'w' has values as large as 3e+38; the state of "
+                        "step 5 is saved: resume it with a lower learning rate");
             CHECK(own_fit(&v, folder, true, NULL, &finished) == TT_OK && finished && v.steps == 10);
         }
         close_own(&w);
@@ -564,8 +567,8 @@ TEST(fit_of_bad_weights_names_no_learning_rate)
     if (!open_own(&w, false, none)) return;
     CHECK(tt_param_set(w.w, bad) == TT_OK);
     CHECK(own_fit(&w, test_path(test_folder(), "run"), false, NULL, &finished) == TT_ERR_NUMERIC);
-    CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "'w' has a number that is not finite; no step has updated anything: "
-                "the weights that it began with");
+    CHECK_ERROR(w.ctx, TT_ERR_NUMERIC,
+                "'w' has a value that is not finite; no step has updated anything, so the initial weights");
     close_own(&w);
 }
 
@@ -628,13 +631,13 @@ TEST(fit_looks_for_room_on_the_disk)
     warnings = 0;
     disk_space = 2 * 3 * 4 * 4 - 1;
     CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_ERR_FILE && !finished && w.steps == 0);
-    CHECK_ERROR(w.ctx, TT_ERR_FILE, "run': the run needs 0.0 MB there for its states, of which two of 0.0");
-    CHECK_ERROR(w.ctx, TT_ERR_FILE, "and the disk has room for 0.0 MB: free some, or name a folder on");
+    CHECK_ERROR(w.ctx, TT_ERR_FILE, "run': the run needs 0.0 MB there for its states (two of 0.0");
+    CHECK_ERROR(w.ctx, TT_ERR_FILE, "but the disk has room for 0.0 MB: free some, or name a folder on");
     CHECK(!in_folder(folder, "run.lock") && !in_folder(folder, "metrics.csv"));
     disk_space++;
     w.stop_at = 1;
     CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_OK && w.steps == 1 && warnings == 1);
-    CHECK(strstr(warned, "may not fit, as the disk has room for 0.0 MB") != NULL);
+    CHECK(strstr(warned, "may not fit on the disk, which has room for 0.0 MB") != NULL);
     w.steps = w.stop_at = w.stop = 0;
     /* One state exists, so the run needs room for one more state, and for a model. */
     disk_space = 3 * 4 * 4 + 4 * 4;
@@ -702,12 +705,12 @@ static tt_status own_next_nan(void *self, tt_batch *b, bool *more)
 TEST(fit_tells_of_validations_that_are_not_finite)
 {
     static const struct { tt_metric metric; int64_t from; int kept; const char *warning; } rows[] = {
-        {{"odd", own_odd, false}, INT64_MAX, 0, "fit: epoch 3: the validation's odd is not finite, as in all "
-         "epochs before: none was kept"},
+        {{"odd", own_odd, false}, INT64_MAX, 0, "fit: epoch 3: the validation's odd is not finite, as in "
+         "all epochs before, so no best model was saved"},
         {{"odd", own_odd, false}, OWN_EPOCHS * OWN_STEPS, 1,
          "fit: epoch 2: the validation's odd is not finite"},
         {{NULL, NULL, false}, 0, 0, "fit: epoch 3: the validation's loss is not finite, as in all epochs "
-         "before: none was kept"}};
+         "before, so no best model was saved"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         own w;
         bool finished;

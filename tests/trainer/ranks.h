@@ -146,10 +146,10 @@ TEST(micro_batches_wait_for_their_round)
         before = stats;
         if (micro == 3) break;
         CHECK(tt_trainer_save(a.r, "/no/such/file", NULL) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "the state can be saved between steps");
+        CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "a state can be saved between steps");
         if (micro % 2) continue;
         CHECK(tt_evaluate(a.r, tt_loader_source(a.all), &stats) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "1 of the 2 data ranks hold micro-batches of a step");
+        CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "only 1 of the 2 data ranks have a micro-batch");
         CHECK(tt_evaluate_batch(a.r, &x, &stats) == TT_ERR_ARGUMENT &&
               tt_predict(a.r, &x, probabilities) == TT_ERR_ARGUMENT);
     }
@@ -311,8 +311,8 @@ TEST(fit_tells_of_ranks_without_work)
         warnings = 0;
         CHECK(fit(&w, NULL, false, &f, &finished) == TT_OK && finished && warnings == !k);
         if (!k)
-            CHECK(strcmp(warned, "fit: the steps of the source have 1 micro-batch for 4 data ranks, so that "
-                         "some have nothing to do: give the loader the trainer's tt_parallel") == 0);
+            CHECK(strcmp(warned, "fit: the steps of the source have 1 micro-batch for 4 data ranks, so some "
+                         "data ranks have nothing to do: give the loader the trainer's tt_parallel") == 0);
         close_world(&w);
     }
 }

@@ -167,8 +167,8 @@ TEST(resume_with_frozen_parameters)
         values[3] = nextafterf(values[3], 1);
         CHECK(tt_param_set(frozen, values) == TT_OK);
         CHECK(tt_trainer_load(w[1].r, path, &p) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(w[1].ctx, TT_ERR_ARGUMENT, "parameter 'distilbert.embeddings.LayerNorm.bias', which is "
-                    "frozen, has other values");
+        CHECK_ERROR(w[1].ctx, TT_ERR_ARGUMENT,
+                    "the frozen parameter 'distilbert.embeddings.LayerNorm.bias' has other values");
         values[3] = nextafterf(values[3], -1);
         CHECK(tt_param_set(frozen, values) == TT_OK);
         char *after = snapshot(&w[1], &m);
@@ -205,16 +205,16 @@ TEST(states_of_other_runs)
                                        "hidden",   "layers",    "fewer layers",  "classes",
                                        "f16"};
     static const char *const errors[] = {
-        "was made with seed 8, this run has 7: open the context with the same seed",
+        "was made with seed 8, but this run has 7: open the context with the same seed",
         "was made with another optimizer",
         "was made with another optimizer",
-        "tensors, this run has",
+        "tensors, but this run has",
         "has no tensor 'momentum_buffer.",
         "was made with another precision than 'bf16-true'",
         "was made with another precision than '32-true'",
         "was made with another precision than 'bf16-mixed'",
-        "the model or the precision differs",
-        "tensors, this run has",
+        "resume with the same model and precision",
+        "tensors, but this run has",
         "has no tensor 'distilbert.transformer.layer.2.",
         "'classifier.weight' is F32 of",
         "was made with another precision than '16-mixed'"};
@@ -434,7 +434,7 @@ TEST(damaged_states)
         refuse(&w, bad, TT_ERR_FILE, "cannot open '");
 
         copy_state(path, bad, NULL, "one.more", NULL, -1, 0);
-        refuse(&w, bad, TT_ERR_STATE, "tensors, this run has");
+        refuse(&w, bad, TT_ERR_STATE, "tensors, but this run has");
         copy_state(path, bad, "exp_avg_sq.pre_classifier.bias", NULL, NULL, -1, 0);
         refuse(&w, bad, TT_ERR_STATE, "has no tensor 'exp_avg_sq.pre_classifier.bias'");
         copy_state(path, bad, "exp_avg_sq.pre_classifier.bias", "another", NULL, -1, 0);
@@ -443,14 +443,14 @@ TEST(damaged_states)
         refuse(&w, bad, TT_ERR_STATE, "has no tensor 'classifier.bias'");
         copy_state(path, bad, "tinytrain.run", NULL, NULL, -1, 0);
         refuse(&w, bad, TT_ERR_STATE,
-               "has no tensor 'tinytrain.run': it is no state of this model and optimizer");
+               "has no tensor 'tinytrain.run': it is the state of another model or optimizer");
         /* tinytrain.run has one element */
         copy_state(path, bad, "tinytrain.run", "tinytrain.run", NULL, -1, 0);
-        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, this build reads 6");
+        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, but this build reads version 6");
         copy_state(path, bad, NULL, NULL, "exp_avg.classifier.weight", -1, 0);
         refuse(&w, bad, TT_ERR_STATE, "tensor 'exp_avg.classifier.weight' is F32 of");
         copy_state(path, bad, NULL, NULL, NULL, 0, 77); /* version */
-        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, this build reads 6");
+        refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, but this build reads version 6");
         copy_state(path, bad, NULL, NULL, NULL, 2, -5); /* steps */
         refuse(&w, bad, TT_ERR_FORMAT, "says that -5 steps were done");
         copy_state(path, bad, NULL, NULL, NULL, 2, INT64_MAX);
@@ -479,7 +479,7 @@ TEST(files_that_fail)
         {'o', "cannot create '"}, {'w', "cannot write '"}, {'s', "cannot sync '"}, {'c', "cannot close '"},
         {'n', "cannot rename '"}};
     static const struct { char op; const char *verb; } reads[] = {
-        {'o', "cannot open '"}, {'z', "cannot tell the size of '"}, {'r', "cannot read "}};
+        {'o', "cannot open '"}, {'z', "cannot get the size of '"}, {'r', "cannot read "}};
     setup s = small();
     test_files f;
     rank_group w;
@@ -594,9 +594,8 @@ TEST(nan_in_a_step_loses_nothing)
                 }
                 if (micro > bad) {
                     CHECK(status == TT_ERR_ARGUMENT);
-                    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
-                                "an earlier micro-batch of this step failed: its others are refused, up to "
-                                "the last, and nothing is updated");
+                    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: the "
+                                "rest of the step is refused, and nothing is updated");
                 }
             }
             CHECK(b.last_of_step && tt_trainer_steps(w.r) == 2);

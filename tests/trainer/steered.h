@@ -167,7 +167,7 @@ TEST(fit_ends_early)
     CHECK(x.validations == 5 && x.at[4] == 12 && x.worse[4] == 4 && x.kept == 1);
     o.patience = 1;
     CHECK(tt_fit(u.r, tt_loader_source(u.l), NULL, &o, &finished) == TT_ERR_ARGUMENT && !finished);
-    CHECK_ERROR(u.ctx, TT_ERR_ARGUMENT, "patience 1 counts validations, and `validation` is NULL");
+    CHECK_ERROR(u.ctx, TT_ERR_ARGUMENT, "patience is 1, but `validation` is NULL");
     o.patience = 0;
     o.validate_steps = -1;
     CHECK(tt_fit(u.r, tt_loader_source(u.l), NULL, &o, &finished) == TT_ERR_ARGUMENT && !finished);
@@ -176,9 +176,10 @@ TEST(fit_ends_early)
     t.schedule.kind = TT_WSD_SQRT;
     t.schedule.decay_steps = t.schedule.total_steps;
     CHECK(!tt_trainer_new(v.ctx, &model, &t));
-    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "decay_steps 30 of schedule wsd is not in 1 to total_steps - "
-                "warmup_steps, 27");
-    CHECK_ERROR(u.ctx, TT_ERR_ARGUMENT, "validate_steps is -1 and patience 0: neither may be negative");
+    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "decay_steps is 30, but with schedule wsd must be 1 to "
+                "total_steps - warmup_steps, 27");
+    CHECK_ERROR(u.ctx, TT_ERR_ARGUMENT, "validate_steps is -1 and patience is 0, but both must be at "
+                "least 0");
     close_world(&w);
     close_world(&v);
     close_world(&u);

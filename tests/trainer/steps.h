@@ -46,9 +46,8 @@ TEST(options_refused_together)
     tt_train_options o = tt_train_options_default();
     size_t held = tt_allocated_bytes(w.ctx);
     CHECK(tt_trainer_new(w.ctx, &model, NULL) == NULL);
-    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
-                "train options: total_steps must be set for a schedule that decays; max_seqs is 0: set it, "
-                "for example from tt_loader_max_seqs");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: total_steps must be set for a schedule that decays; "
+                "max_seqs is 0, but must be at least 1: set it, for example from tt_loader_max_seqs");
     o.schedule.kind = TT_COSINE;
     o.schedule.lr = -1;
     o.schedule.min_lr = 2;
@@ -66,14 +65,14 @@ TEST(options_refused_together)
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
     static const char *const parts[] = {
         "train options: ",
-        "lr -1 is not a finite number >= 0",
-        "min_lr 2 is not in [0, lr]",
-        "warmup_steps 9 exceeds total_steps 5",
-        "max_tokens 4 is less than max_seqs 5",
+        "lr is -1, but must be a finite number of at least 0",
+        "min_lr is 2, but must be 0 to lr",
+        "warmup_steps is 9, but must be at most total_steps, 5",
+        "max_tokens is 4, but must be at least max_seqs, 5",
         "the model has no function `record`",
-        "label_smoothing 1 is not in [0, 1)",
+        "label_smoothing is 1, but must be in [0, 1)",
         "precision 'fp4' is unknown: use 32-true, bf16-mixed, bf16-true, 16-mixed or 16-true",
-        "beta1 1 is not in [0, 1)",
+        "beta1 is 1, but must be in [0, 1)",
         "weight_decay -2 is negative",
         "clip_norm nan is negative"};
     for (int k = 0; k < TEST_COUNT(parts); k++) CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, parts[k]);
@@ -84,7 +83,7 @@ TEST(options_refused_together)
     model = tt_bert_model(&w.m);
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: residual 'fp32' is unknown: use 16-bit or f32");
-    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "; loss_scale: interval -1 is less than 1");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "; loss_scale: interval is -1, but must be at least 1");
     o = train_options(&s, w.l);
     o.schedule.kind = (tt_schedule_kind)9;
     o.schedule.lr = INFINITY;
@@ -92,9 +91,9 @@ TEST(options_refused_together)
     o.compile.optimizer.kind = (tt_optimizer_kind)9;
     model = tt_bert_model(&w.m);
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
-    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
-                "lr inf is not a finite number >= 0; schedule 9 is unknown; warmup_steps is -1; optimizer "
-                "options: kind 9 is unknown");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "lr is inf, but must be a finite number of at least 0; the "
+                "schedule's kind is 9, but must be one of tt_schedule_kind; warmup_steps is -1, but must be "
+                "at least 0; optimizer options: kind is 9, but must be");
     CHECK(tt_allocated_bytes(w.ctx) == held); /* nothing leaked */
     o = train_options(&s, w.l);
     o.compile.optimizer.kind = TT_SGD;
@@ -106,7 +105,7 @@ TEST(options_refused_together)
     CHECK(other != NULL);
     o.compile.share = tt_trainer_program(other);
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
-    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: compile.share is set, and a trainer has an arena");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: compile.share is set, but a trainer needs an arena");
     tt_trainer_free(other);
     close_world(&w);
 }
@@ -172,7 +171,7 @@ TEST(max_tokens_splits_steps)
             CHECK(stats.grad_norm == 0);
             CHECK(tt_trainer_save(w.r, "/no/such/file", &w.progress) == TT_ERR_ARGUMENT);
             CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
-                        "the state can be saved between steps, not between the micro-batches of one");
+                        "a state can be saved between steps, but not between the micro-batches");
         }
     }
     CHECK(updates == 4 && seqs == TEXTS && micro > 12);
@@ -206,7 +205,7 @@ TEST(loaders_that_do_not_fit)
     CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "micro-batches for validation have up to 8 sequences");
     CHECK(tt_fit(r, tt_loader_source(w.l), tt_loader_source(brief), &o, &finished) == TT_ERR_SHAPE &&
           tt_trainer_steps(r) == 0);
-    CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "max_tokens = 40: make it for the largest of all its sources");
+    CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "max_tokens = 40: make the trainer for the largest of its sources");
     CHECK(tt_fit(w.r, tt_loader_source(split), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT &&
           tt_trainer_steps(w.r) == 0);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "make the trainer with accumulate = true");
@@ -236,7 +235,8 @@ TEST(names_and_room_from_the_data)
     w.d->classes[0] = "neg", w.d->classes[1] = name;
     w.d->n_classes = 1;
     CHECK(tt_bert_name_classes(&w.m, w.d) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the dataset has 1 classes, the model 2");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the dataset has 1 classes, but the model has 2: load the model for "
+                "the dataset's number of classes");
     w.d->n_classes = 2;
 
     tt_source train = *tt_loader_source(w.l), other = train;

@@ -27,11 +27,13 @@ static bool tt__blocks_in(tt_tape *t, const tt__attr *a)
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: block %d, dense %d, listed %d and list_rows %d "
                              "must be at least 0", a->block, a->dense, a->listed, a->list_rows);
     if (!a->block && a->listed)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: lists of %d blocks need the rows of a block",
+        return tt__tape_fail(t, TT_ERR_ARGUMENT,
+                             "attention: listed is %d, but block is 0: set block, the rows of a block",
                              a->listed);
     if (a->block && (a->causal || a->window || a->alibi_heads))
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: blocks of %d rows cannot be combined with %s",
-                             a->block, a->causal ? "causal rows" : a->window ? "a window" : "alibi");
+        return tt__tape_fail(t, TT_ERR_ARGUMENT,
+                             "attention: block %d cannot be combined with %s: leave one out", a->block,
+                             a->causal ? "causal rows" : a->window ? "a window" : "alibi");
     return true;
 }
 
@@ -40,15 +42,16 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     const tt__shape *q = tt__in(t, i, 0), *keys = i->in[4] ? tt__in(t, i, 1) : q;
     const int heads = i->attr.heads;
     if (heads < 1 || q->cols % heads)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads",
+        return tt__tape_fail(t, TT_ERR_SHAPE,
+                             "attention: the width is %lld, but must be a multiple of heads, %d",
                              (long long)q->cols, heads);
     if (!tt__float_in(t, i, 0)) return false;
     for (int k = 1; k < 3; k++)
         if (!tt__shape_in(t, i, k, keys, q->cols / heads * i->attr.key_heads)) return false;
     if (!tt__index_in(t, i, 3) || !tt__numbers_in(t, i, 4, 0)) return false;
     if (q->cols / heads > TT__MOST_HEAD)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads of %lld columns; at most %d are supported",
-                             (long long)(q->cols / heads), TT__MOST_HEAD);
+        return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads have %lld columns, but at most %d are "
+                             "supported: use more heads", (long long)(q->cols / heads), TT__MOST_HEAD);
     for (int k = 1; k < 3; k++)
         /* Heads are computed in parallel, so two heads must not add to the same column of a gradient. */
         for (int j = 0; j < k; j++) {
@@ -56,8 +59,8 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
             const int64_t apart = b->offset - a->offset;
             const bool overlap = apart < a->shape.cols && -apart < b->shape.cols;
             if (a->base == b->base && overlap && (apart || a->shape.cols != b->shape.cols))
-                return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: "
-                                     "take the same columns, or columns apart", a->name, b->name);
+                return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: use "
+                                     "the same columns, or columns that do not overlap", a->name, b->name);
         }
     if (i->attr.window < 0)
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: window %d must be at least 1, or 0 for none",
@@ -68,12 +71,12 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (!isfinite(i->attr.alibi))
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: alibi %g must be finite", i->attr.alibi);
     if (i->attr.alibi_rounded && !i->attr.causal)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: alibi_rounded needs causal rows");
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: alibi_rounded needs causal = true");
     if (!tt__blocks_in(t, &i->attr)) return false;
     out[0] = *q;
     tt__set_shape(&out[1], TT_F32, q, heads);
     if (!(i->attr.dropout >= 0 && i->attr.dropout <= 255.0f / 256))
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: dropout %g must be in 0..255/256",
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: dropout is %g, but must be 0 to 255/256",
                              i->attr.dropout);
     return true;
 }
@@ -90,19 +93,20 @@ static bool tt__take_lists(tt_tape *t, const tt_attention_options *o, tt__attr *
     attr->lists_for_training = o->lists_for_training;
     if (t->status != TT_OK || o->heads < 1 || o->listed < 1 || o->list_rows < 1) return true;
     if ((double)o->heads * o->list_rows * o->listed > INT32_MAX / 2 - t->n_lists)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: lists of %d blocks for %d blocks and %d heads "
-                             "are too long", o->listed, o->list_rows, o->heads);
-    if (!o->lists) return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: `lists` is NULL");
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: lists of %d blocks for each of %d blocks and %d "
+                             "heads are too long: list fewer blocks", o->listed, o->list_rows, o->heads);
+    if (!o->lists)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: `lists` is NULL: pass the lists of blocks");
     for (int64_t k = 0; k < n; k++)
         if (o->lists[k] < 0 || o->lists[k] > UINT16_MAX)
-            return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: lists have block %d at %lld, which is not "
-                                 "in 0..65535", (int)o->lists[k], (long long)k);
+            return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: lists have block %d at entry %lld, but "
+                                 "blocks must be 0 to 65535", (int)o->lists[k], (long long)k);
     attr->lists = t->n_lists + 1;
     attr->list_heads = o->heads;
     for (int64_t k = 0; k < n; k++) {
         const uint16_t block = (uint16_t)o->lists[k];
         if (!TT__GROW(t->ctx, t->lists, t->n_lists, t->cap_lists))
-            return tt__tape_fail(t, TT_ERR_MEMORY, "attention: no memory for the lists of blocks");
+            return tt__tape_fail(t, TT_ERR_MEMORY, "attention: out of memory for the lists of blocks");
         t->lists[t->n_lists++] = block;
         hash = (hash ^ block) * 16777619u;
     }
@@ -168,7 +172,8 @@ static tt_status tt__check_ATTENTION(const tt__launch *l)
     const int max = l->instr->attr.max_length;
     for (int64_t s = 0; s < l->in[3].rows - 1 && max && status == TT_OK; s++)
         if (start[s + 1] - start[s] > max)
-            return tt__launch_fail(l, 3, "has a sequence of %d rows at %lld; attention's max_length is %d",
+            return tt__launch_fail(l, 3, "has a sequence of %d rows at entry %lld, but attention's "
+                                   "max_length is %d: cut the sequence, or record a larger max_length",
                                    start[s + 1] - start[s], (long long)s, max);
     return status == TT_OK ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
 }

@@ -167,9 +167,10 @@ const char *cuda_peer(tt__device *d, tt__device *from, double *rate)
     if (reached) return NULL;
     char measured[64] = "";
     if (*rate > 0) snprintf(measured, sizeof measured, " (%.1f GB/s)", 1e-9 * *rate);
-    snprintf(d->peer, sizeof d->peer, "device pair %d -> %d %s%s%s: staged through the host%s", from->index,
-             d->index, status != TT_OK ? "could not be tried, " : forced ? "is not tried, TINYTRAIN_PEERS=0"
-             : wrong ? "says peer access and " : "has no peer access", status != TT_OK ? d->error : "",
+    snprintf(d->peer, sizeof d->peer,
+             "device pair %d -> %d %s%s%s: copies between them go through the host%s", from->index, d->index,
+             status != TT_OK ? "could not be tried, " : forced ? "is not tried, because TINYTRAIN_PEERS is 0"
+             : wrong ? "reports peer access, but " : "has no peer access", status != TT_OK ? d->error : "",
              status == TT_OK && wrong ? wrong : "", measured);
     return d->peer;
 }

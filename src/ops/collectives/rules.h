@@ -44,12 +44,12 @@ static bool tt__moved(tt_tape *t, const tt__instr *i, bool sums)
     if (!tt__contiguous(y)) return tt__bad_result(t, i, "a contiguous matrix");
     if (y->shape.dtype != x->shape.dtype) return tt__bad_result(t, i, "the dtype of the operand");
     return i->move.reduce == TT__SUM || !(i->add | i->add_later) ||
-           tt__bad_result(t, i, "no sum with the largest or smallest");
+           tt__bad_result(t, i, "a result that is written, not added to, for a maximum or minimum");
 }
 
 static bool tt__in_units(tt_tape *t, const tt__instr *i)
 {
-    return i->move.unit > 0 || tt__tape_fail(t, TT_ERR_SHAPE, "%s: its pieces have no unit",
+    return i->move.unit > 0 || tt__tape_fail(t, TT_ERR_SHAPE, "%s: the unit of its shards is not set",
                                              tt__instr_name(i));
 }
 
@@ -90,14 +90,14 @@ static bool tt__shape_REDUCE_SCATTER(tt_tape *t, const tt__instr *i, tt__shape *
 {
     out[0] = t->values[i->out[0]].shape;
     if (!tt__moved(t, i, true) || !tt__in_units(t, i)) return false;
-    return tt__is_shard(t, i, i->out[0], i->in[0]) || tt__bad_result(t, i, "a piece of the operand");
+    return tt__is_shard(t, i, i->out[0], i->in[0]) || tt__bad_result(t, i, "a shard of the operand");
 }
 
 static bool tt__shape_ALL_GATHER(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     out[0] = t->values[i->out[0]].shape;
     if (!tt__moved(t, i, false) || !tt__in_units(t, i)) return false;
-    return tt__is_shard(t, i, i->in[0], i->out[0]) || tt__bad(t, i, 0, "a piece of the result");
+    return tt__is_shard(t, i, i->in[0], i->out[0]) || tt__bad(t, i, 0, "a shard of the result");
 }
 
 static bool tt__shape_BROADCAST(tt_tape *t, const tt__instr *i, tt__shape *out)

@@ -255,21 +255,24 @@ static bool tt__shape_ROTARY(tt_tape *t, const tt__instr *i, tt__shape *out)
     const tt__shape *x = tt__in(t, i, 0);
     const int heads = i->attr.heads;
     if (!tt__shape_elementwise(t, i, out) || !tt__numbers_in(t, i, 1, 0)) return false;
-    if (!i->in[1]) return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: there are no positions");
+    if (!i->in[1])
+        return tt__tape_fail(t, TT_ERR_ARGUMENT,
+                             "rotary: `positions` is no value: pass the position of each row");
     if (heads < 1 || x->cols % heads)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: width %lld is not a multiple of %d heads",
+        return tt__tape_fail(t, TT_ERR_SHAPE,
+                             "rotary: the width is %lld, but must be a multiple of heads, %d",
                              (long long)x->cols, heads);
     if (o->size < 1 || 2 * tt__rotary_pairs_of(o) > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
-        return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: %d columns of heads of %lld cannot turn: their number "
-                             "(and one if odd) must be 2 to %d, and not above that of a head", o->size,
+        return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: size is %d in heads of %lld columns; rounded up to an "
+                             "even number, it must be 2 to %d, and at most the columns of a head", o->size,
                              (long long)(x->cols / heads), 2 * TT__MOST_PAIRS);
     const unsigned scaling = (unsigned)o->scaling, pairs = (unsigned)o->pairs;
     if (scaling > TT_ROTARY_YARN || pairs > TT_ROTARY_NEIGHBOURS)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: there is no scaling %u, or no pairs %u", scaling,
-                             pairs);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: scaling is %u and pairs is %u, but they must be of "
+                             "tt_rotary_scaling and tt_rotary_pairs", scaling, pairs);
     if (!(o->base > 1 && o->base <= FLT_MAX && o->factor >= 1 && o->factor <= FLT_MAX))
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: base %g must be above 1, factor %g at least 1",
-                             o->base, o->factor);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: base is %g and factor is %g, but base must be "
+                             "above 1, and factor at least 1", o->base, o->factor);
     if (!(o->original >= 1 && o->low > 0 && o->low < o->high && o->high <= FLT_MAX && o->magnitude > 0 &&
           o->magnitude <= FLT_MAX))
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: original %d and magnitude %g must be above 0, and "
@@ -317,7 +320,7 @@ static size_t tt__cpu_ROTARY(int threads, const tt_tape *t, const tt__instr *i)
 
 static tt_status tt__check_ROTARY(const tt__launch *l)
 {
-    return tt__check_indices(l, 1, 1 << 24, NULL, "floats hold these exactly");
+    return tt__check_indices(l, 1, 1 << 24, NULL, "positions that a float holds exactly");
 }
 
 static const tt__rules tt__rules_ROTARY = {tt__shape_ROTARY, tt__layout_by_columns, {tt__backward_ROTARY},

@@ -15,8 +15,9 @@ static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
     tt__set_shape(&out[0], table->dtype, tt__in(t, i, 0), table->cols);
     if (!tt__index_in(t, i, 0) || !tt__float_in(t, i, 1)) return false;
     if (i->attr.offset < 0 || i->attr.offset >= table->rows)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "embedding: offset %d is not in 0..%lld, the rows of the "
-                             "table", i->attr.offset, (long long)table->rows - 1);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT,
+                             "embedding: offset is %d, but must be 0 to %lld, the table's last row",
+                             i->attr.offset, (long long)table->rows - 1);
     return !table->axis || tt__bad(t, i, 1, "a table with a fixed number of rows");
 }
 

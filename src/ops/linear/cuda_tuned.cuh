@@ -360,7 +360,7 @@ const char *read_tuned(const char *line, tuned_product *x)
         if (*at < '0' || *at > '9' || errno || *end != ' ') return "it does not begin with 23 numbers";
         at = end + 1;
     }
-    if (!key_from(n, &x->key)) return "its numbers are those of no product";
+    if (!key_from(n, &x->key)) return "its numbers describe no matrix product";
     if (strcmp(at, "slower") == 0) return NULL;
     for (int k = 0; k < 8; k++) {
         const bool hex = strspn(at, "0123456789abcdef") == 16;
@@ -402,11 +402,12 @@ tt_status cuda_learn(tt__device *d, const char *text, int *line)
         snprintf(last, sizeof last, "%d products", d->tuned_count);
         if (*line == 1 && strcmp(now, TT__TUNED_TITLE) != 0) wrong = "it is not '" TT__TUNED_TITLE "'";
         else if (*line == 2 && strcmp(now, device) != 0)
-            status = fail(d, TT_ERR_UNSUPPORTED, "it is of '%.200s', and this device is '%.200s'", now,
+            status = fail(d, TT_ERR_UNSUPPORTED,
+                          "it was made on '%.200s', but this device is '%.200s': name another file", now,
                           device);
         else if (*line > 2 && strcmp(now, last) == 0) {
             ended = true;
-            if (*at) wrong = "more comes behind the last line";
+            if (*at) wrong = "there is text after the last line";
         } else if (*line > 2) {
             wrong = read_tuned(now, &x);
             if (!wrong && tuned_of(d, x.key)) wrong = "an earlier line has the same product";

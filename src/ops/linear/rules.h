@@ -136,7 +136,8 @@ static const tt__rules tt__rules_LINEAR = {tt__shape_LINEAR, tt__layout_LINEAR, 
 static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *dy = tt__in(t, i, 0), *w = tt__in(t, i, 1);
-    if (!tt__factor_in(t, i, 0) || w->axis || w->rows != dy->cols) return tt__bad(t, i, 1, "a weight of dy");
+    if (!tt__factor_in(t, i, 0) || w->axis || w->rows != dy->cols)
+        return tt__bad(t, i, 1, "a weight whose rows are the columns of dy");
     tt__set_shape(&out[0], tt__product_dtype(t, i), dy, w->cols);
     return !i->in[2] || tt__shape_in(t, i, 2, dy, w->cols);
 }
@@ -303,7 +304,7 @@ tt_value tt_matmul(tt_tape *t, tt_value a, tt_value b, const tt_matmul_options *
     i.attr.untransposed = o.untransposed;
     i.attr.beyond = o.untransposed ? 0 : o.beyond;
     if (!(o.beyond >= -FLT_MAX && o.beyond <= FLT_MAX))
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "matmul: beyond %g must be a finite number", o.beyond);
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "matmul: beyond is %g, but must be a finite number", o.beyond);
     if (o.scale != 1) a = tt_scale(t, a, o.scale);
     return tt__record(t, i, "vv", a, b);
 }

@@ -49,8 +49,8 @@ static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *o
     const bool by_class = i->attr.by_class;
     if (!tt__weights_in(t, i, 2, by_class ? &one_row : logits, by_class ? logits->cols : 1)) return false;
     if (!(smoothing >= 0 && smoothing < 1))
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: label smoothing %g is not in [0, 1)",
-                             smoothing);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT,
+                             "cross_entropy: label_smoothing is %g, but must be in [0, 1)", smoothing);
     tt__set_loss(out);
     tt__set_shape(&out[1], TT_F32, logits, 1);
     return true;
@@ -78,7 +78,8 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
     i.attr.smoothing = o.label_smoothing;
     i.attr.by_class = o.class_weights.id != 0;
     if (o.weights.id && i.attr.by_class)
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: weights of rows and of classes are both given");
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: weights of rows and weights of classes are both "
+                      "given: give one of them");
     return tt__record(t, i, "vvV", logits, targets, i.attr.by_class ? o.class_weights : o.weights);
 }
 

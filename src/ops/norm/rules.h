@@ -19,7 +19,8 @@ static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (!tt__fixed_in(t, i, 1, 1, x->cols) || !tt__fixed_in(t, i, 2, 1, x->cols)) return false;
     out[0] = *x;
     tt__set_shape(&out[1], TT_F32, x, tt__ops[i->op].inputs - 1);
-    return eps >= 0 || tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: eps %g is negative", tt__instr_name(i), eps);
+    return eps >= 0 || tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: eps is %g, but must be at least 0",
+                                     tt__instr_name(i), eps);
 }
 
 static bool tt__layout_of_norm(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
@@ -100,7 +101,8 @@ static bool tt__shape_NORMALIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const float eps = i->attr.eps;
     tt__set_shape(&out[1], TT_F32, tt__in(t, i, 0), 1);
-    if (!(eps > 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "normalize: eps %g must be above 0", eps);
+    if (!(eps > 0))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "normalize: eps is %g, but must be above 0", eps);
     return tt__shape_elementwise(t, i, out);
 }
 

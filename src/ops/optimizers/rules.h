@@ -105,7 +105,7 @@ static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_updat
 static int tt__use_SGD(const tt_optimizer_options *o, tt__attr *a, tt__text_buffer *wrong)
 {
     if (!(o->momentum >= 0 && o->momentum < 1))
-        tt__print(wrong, "; momentum %g is not in [0, 1)", o->momentum);
+        tt__print(wrong, "; momentum is %g, but must be in [0, 1)", o->momentum);
     if (o->nesterov && !(o->momentum > 0)) tt__print(wrong, "; nesterov needs a momentum above 0");
     a->beta1 = o->momentum;
     a->nesterov = o->nesterov;
@@ -115,9 +115,9 @@ static int tt__use_SGD(const tt_optimizer_options *o, tt__attr *a, tt__text_buff
 static const tt__rules tt__rules_ADAM = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
 static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text_buffer *wrong)
 {
-    if (!(o->beta1 >= 0 && o->beta1 < 1)) tt__print(wrong, "; beta1 %g is not in [0, 1)", o->beta1);
-    if (!(o->beta2 >= 0 && o->beta2 < 1)) tt__print(wrong, "; beta2 %g is not in [0, 1)", o->beta2);
-    if (!(o->eps >= 0)) tt__print(wrong, "; eps %g is negative", o->eps);
+    if (!(o->beta1 >= 0 && o->beta1 < 1)) tt__print(wrong, "; beta1 is %g, but must be in [0, 1)", o->beta1);
+    if (!(o->beta2 >= 0 && o->beta2 < 1)) tt__print(wrong, "; beta2 is %g, but must be in [0, 1)", o->beta2);
+    if (!(o->eps >= 0)) tt__print(wrong, "; eps is %g, but must be at least 0", o->eps);
     a->beta1 = o->beta1;
     a->beta2 = o->beta2;
     a->eps = o->eps;

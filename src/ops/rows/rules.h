@@ -85,8 +85,8 @@ tt_value tt_cache(tt_tape *t, const char *name, int64_t rows, int64_t width)
 {
     if (t->status != TT_OK) return tt__handle(t, 0);
     if (rows < 1 || width < 1) {
-        tt__tape_fail(t, TT_ERR_SHAPE, "cache '%s': %lld rows of width %lld; both must be at least 1", name,
-                      (long long)rows, (long long)width);
+        tt__tape_fail(t, TT_ERR_SHAPE, "cache '%s' has %lld rows of width %lld, but both must be at least 1",
+                      name, (long long)rows, (long long)width);
         return tt__handle(t, 0);
     }
     const tt__shape shape = {TT_F32, rows, width, 0, 0};
@@ -109,7 +109,8 @@ tt_value tt_store_rows(tt_tape *t, tt_value cache, tt_value x, tt_value index)
         !tt__on_tape(t, "store_rows", 2, index)) return tt__handle(t, 0);
     const tt__tape_value *c = &t->values[cache.id];
     if (c->storage != TT__CACHE || c->base != cache.id) {
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "store_rows: '%s' is not a cache (tt_cache)", c->name);
+        tt__tape_fail(t, TT_ERR_ARGUMENT,
+                      "store_rows: '%s' is not a cache: store rows in a value of tt_cache", c->name);
         return tt__handle(t, 0);
     }
     i.in[0] = x.id;
@@ -167,13 +168,13 @@ static bool tt__shape_PATCHES(tt_tape *t, const tt__instr *i, tt__shape *out)
     const tt_patch_options *o = &i->attr.image;
     bool image = o->height >= 1 && o->width >= 1 && o->channels >= 1 && o->channels <= 4;
     if (!image || o->patch < 1 || o->height % o->patch || o->width % o->patch)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: images of %d x %d pixels and %d channels (1 to 4) "
-                             "cannot be cut into patches of %d x %d", o->width, o->height, o->channels,
-                             o->patch, o->patch);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: images of %d x %d pixels and %d channels cannot "
+                             "be cut into patches of %d x %d: use 1 to 4 channels, and sides that are "
+                             "multiples of a patch's", o->width, o->height, o->channels, o->patch, o->patch);
     for (int c = 0; c < o->channels; c++)
         if (!isfinite(o->mean[c]) || !(o->std[c] > 0))
-            return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: mean %g and std %g of channel %d", o->mean[c],
-                                 o->std[c], c);
+            return tt__tape_fail(t, TT_ERR_ARGUMENT, "patches: mean is %g and std is %g for channel %d, but "
+                                 "mean must be finite, and std above 0", o->mean[c], o->std[c], c);
     int64_t size = (int64_t)o->height * o->width * o->channels;
     if (pixels->dtype != TT_U8 || pixels->cols != size)
         return tt__bad(t, i, 0, "u8 of width %lld (height * width * channels)", (long long)size);
