@@ -108,7 +108,7 @@ TEST(correlations_as_in_scipy)
     }
     memcpy(x.outputs, x.values, sizeof x.values);
     CHECK_NEAR(metric_of(tt_pearson(), &x), 1, 1e-12);
-    for (int k = 0; k < 37 * 3; k++) x.outputs[k] = -expf(x.values[k]);
+    for (int k = 0; k < 37 * 3; k++) x.outputs[k] = -expf(8 * x.values[k]);
     CHECK_NEAR(metric_of(tt_spearman(), &x), -1, 1e-12);
     CHECK(metric_of(tt_pearson(), &x) > -0.99);
     x.outputs[5] = INFINITY;
