@@ -54,7 +54,7 @@ static inline tt_dataset *read_split(tt_context *ctx, const cli_training *run, c
     char why[DATASET_WHY];
     o.text_column = table->text_column;
     o.label_column = table->label_column;
-    o.pair_column = table->pair_column;
+    if (table->pair_column) o.pair_column = table->pair_column;
     o.label_delimiter = table->label_delimiter[0];
     o.task = (tt_task)cli_index(table->task, TASKS);
     o.delimiter = table->delimiter ? table->delimiter[0] : 0;
