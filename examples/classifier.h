@@ -33,8 +33,8 @@ static const char *const task_names[] = {"class", "labels", "scores", "tags"};
      "; more, up to 20, if these were fewer than 200 steps)", .max = 1e9}, \
     {"--lr", "X", CLI_NUMBER, &(run).lr, .help = "peak learning rate (0: " lr_ ")", .max = 1e9}, \
     {"--best-by", "WHAT", CLI_CHOICE, &(run).best_by, \
-     .help = "the figure of the validation by which the best epoch is chosen and saved (the first metric of " \
-     "the model)", .choices = best_by_}, \
+     .help = "the figure of the validation by which the best epoch is chosen and saved (the model's first " \
+     "metric)", .choices = best_by_}, \
     {"--class-weights", "W", CLI_CHOICE, &(run).class_weights, .help = "balanced: in training, each class " \
      "counts as much as any other, however few its examples are", .choices = "none balanced"}, \
     CLI_TRAINING_FLAGS(run)

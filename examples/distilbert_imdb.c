@@ -192,7 +192,8 @@ int main(int argc, char **argv)
         die("--max-tokens does not go with --batch max, which chooses them");
     if (opt.max_length == 1) die("--max-length is at least 2: each text has [CLS] and [SEP]");
     static const char *const samples[] = {"reviews.tsv", "requests.tsv", "stays.tsv", "visits.conll"};
-    if (!opt.run.data && !opt.run.predict) opt.run.data = sample_data(samples[cli_index(opt.table.task, TASKS)]);
+    const int task = cli_index(opt.table.task, TASKS);
+    if (!opt.run.data && !opt.run.predict) opt.run.data = sample_data(samples[task]);
     check_table(&opt.table, opt.run.data);
     if (opt.run.lr == 0) opt.run.lr = opt.run.model ? 5e-5 : 5e-4;
     return opt.run.predict ? predict() : train();

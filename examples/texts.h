@@ -41,8 +41,8 @@ static inline void check_table(cli_table *table, const char *data)
     for (int i = 0; i < 4 && ending; i++) known |= strcasecmp(ending, endings[i]) == 0;
     const tt_task task = (tt_task)cli_index(table->task, TASKS);
     table->is_table = known || table->delimiter || (data && stat(data, &s) == 0 && !S_ISDIR(s.st_mode));
-    if (!table->is_table && task != TT_TASK_CLASS)
-        die("--task %s needs a table; '%s' is a folder of reviews with classes", table->task, data ? data : "");
+    if (data && !table->is_table && task != TT_TASK_CLASS)
+        die("--task %s needs a table; '%s' is a folder of reviews with classes", table->task, data);
 }
 
 /* Reads a part of the data. split: "train", "validation" or "test". names: the names of the classes; NULL:

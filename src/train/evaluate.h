@@ -8,6 +8,7 @@
 #include "../run/inputs.h"
 #include "../run/results.h"
 #include "../run/step.h"
+#include "../files/lists.h"
 #include "trainer.h"
 
 /* ------------------------------------------------------------------------------------------------ evaluation

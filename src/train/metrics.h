@@ -132,7 +132,7 @@ static double tt__f1_entities_of(const tt_predictions *p)
     return tt__f1(counts, 0);
 }
 
-/* ---------------------------------------------------------------------------------------------- correlations */
+/* ------------------------------------------------------------------------------------------- correlations */
 
 typedef struct tt__ranked { double value; int64_t row; } tt__ranked;
 

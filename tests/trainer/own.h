@@ -702,12 +702,12 @@ static tt_status own_next_nan(void *self, tt_batch *b, bool *more)
 TEST(fit_tells_of_validations_that_are_not_finite)
 {
     static const struct { tt_metric metric; int64_t from; int kept; const char *warning; } rows[] = {
-        {{"odd", own_odd, false, NULL}, INT64_MAX, 0, "fit: epoch 3: the validation's odd is not finite, as in all "
-         "epochs before: none was kept"},
+        {{"odd", own_odd, false, NULL}, INT64_MAX, 0, "fit: epoch 3: the validation's odd is not finite, as "
+         "in all epochs before: none was kept"},
         {{"odd", own_odd, false, NULL}, OWN_EPOCHS * OWN_STEPS, 1,
          "fit: epoch 2: the validation's odd is not finite"},
-        {{NULL, NULL, false, NULL}, 0, 0, "fit: epoch 3: the validation's loss is not finite, as in all epochs "
-         "before: none was kept"}};
+        {{NULL, NULL, false, NULL}, 0, 0, "fit: epoch 3: the validation's loss is not finite, as in all "
+         "epochs before: none was kept"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         own w;
         bool finished;

@@ -153,7 +153,7 @@ TEST(entities_as_in_seqeval)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ------------------------------------------------------------------------------------ collected predictions */
+/* ---------------------------------------------------------------------------------- collected predictions */
 
 /* Opens a tiny model of a task, and a loader of 13 texts in their order. */
 static bool open_task(rank_group *w, tt_task task, const char *device)
