@@ -1799,9 +1799,9 @@ tt_metric tt_perplexity(void); /* "perplexity": exp(loss). Lower is better */
    + wrong + missed) over all classes; with one class of each row that is the accuracy. */
 tt_metric tt_f1_macro(void);
 tt_metric tt_f1_micro(void);
-/* "f1_entities": f1_micro of whole entities of TT_TASK_TAGS, as the default mode of seqeval counts entities. A
+/* "f1_entities": f1_micro of whole entities of TT_TASK_TAGS, as the default mode of seqeval counts them. A
    tag B-X begins an entity of type X, I-X continues the entity, other names are outside of entities. NaN
-   without such names. */
+   without these names. */
 tt_metric tt_f1_entities(void);
 /* "pearson" and "spearman": the correlation of TT_TASK_SCORES, or of its ranks, where equal numbers share
    their mean rank; of several scores the mean. NaN if labels or predictions are constant. */
