@@ -1863,15 +1863,52 @@ const tt_source *tt_token_loader_source(tt_token_loader *l); /* valid as long as
 
 typedef struct tt_train_options tt_train_options;
 
-/* A measure of a model's quality, computed from the sums of an evaluation. */
+/* The labels and the predictions of an evaluation, in the order of its source. A row is a sequence; of
+   TT_TASK_TAGS a row is a token. */
+typedef struct tt_predictions {
+    tt_context *ctx;         /* the context that gives memory to metrics */
+    tt_task task;
+    int classes;             /* number of classes, labels, scores or tags */
+    int64_t rows, seqs;
+    const int64_t *seq_start; /* (seqs + 1) the first row of each sequence */
+    /* (rows) TT_TASK_CLASS and TT_TASK_TAGS: the class of a row, and the class with the largest logit, the
+       first of equal ones. A row whose label is not in 0..classes - 1 does not count. */
+    const int32_t *labels, *predicted;
+    /* (rows, classes) TT_TASK_LABELS: 0 or 1 for each label, and logits, which predict the label if they are
+       above 0. TT_TASK_SCORES: the scores and the predicted scores. */
+    const float *values, *outputs;
+    const char *const *class_names; /* (classes) the source's names; NULL: no names */
+} tt_predictions;
+
+/* A measure of a model's quality, computed from the sums or from the predictions of an evaluation. */
 typedef struct tt_metric {
     const char *name; /* name in metrics.csv and texts: at most 31 letters, digits, _ and -. NULL: no
                          metric */
-    double (*of)(const tt_stats *s);
+    double (*of)(const tt_stats *s); /* NULL: the metric has of_predictions */
     bool lower_is_better;
+    /* Set it to compute the metric from predictions, in evaluations alone. NaN: the metric is undefined. The
+       model needs `classes`, and each process the labels of all data ranks. */
+    double (*of_predictions)(const tt_predictions *p);
 } tt_metric;
 tt_metric tt_accuracy(void);   /* "accuracy": the share of targets predicted right (cross-entropy) */
 tt_metric tt_perplexity(void); /* "perplexity": exp(loss). Lower is better */
+/* "f1_macro": the mean of tt_f1_scores, which equals that of scikit-learn. "f1_micro": 2 * right / (2 * right
+   + wrong + missed) over all classes; with one class of each row that is the accuracy. */
+tt_metric tt_f1_macro(void);
+tt_metric tt_f1_micro(void);
+/* "f1_entities": f1_micro of whole entities of TT_TASK_TAGS, as the default mode of seqeval counts them. A
+   tag B-X begins an entity of type X, I-X continues the entity, other names are outside of entities. NaN
+   without these names. */
+tt_metric tt_f1_entities(void);
+/* "pearson" and "spearman": the correlation of TT_TASK_SCORES, or of its ranks, where equal numbers share
+   their mean rank; of several scores the mean. NaN if labels or predictions are constant. */
+tt_metric tt_pearson(void);
+tt_metric tt_spearman(void);
+/* Computes F1 of each class, label or tag, f1 (classes): 2 * right / (2 * right + wrong + missed). A class
+   that no row has and none is predicted as has NaN, and does not count in f1_macro; a label has 0. */
+void tt_f1_scores(const tt_predictions *p, double *f1);
+
+enum { TT_METRICS = 4 }; /* max metrics of a model */
 
 /* A model as a trainer sees it. */
 typedef struct tt_model {
@@ -1880,7 +1917,9 @@ typedef struct tt_model {
        o->max_tokens tokens. Returns the loss (1, 1). *output, if record sets it, is the value that tt_forward
        gives. An input has the name of the array in a batch that is the input's data. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
-    tt_metric metric;
+    /* The metrics, of which the first decides by default which validation is best (tt_fit_options.best_by). A
+       NULL name ends the list. */
+    tt_metric metrics[TT_METRICS];
     int classes;      /* number of logits in a row of the output (for tt_predict): of classes, labels, scores
                          or tags. 0: the output is something else */
     const char *unit; /* unit of speeds: "tokens", "images", in the characters of a metric's name. NULL:
@@ -2374,6 +2413,13 @@ tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stat
 /* Computes mean loss, targets and hits over epoch 0 of the source, which must have a target that counts. The
    bits are the same for any number of data ranks. */
 tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
+/* Evaluates as tt_evaluate does, and collects labels and predictions of a model that has `classes`, in the
+   order of the source for any number of data ranks. Batches must have labels. stats may be NULL. Keep the
+   source until tt_predictions_free. Returns NULL on error. */
+tt_predictions *tt_predictions_new(tt_trainer *t, const tt_source *source, tt_stats *stats);
+void tt_predictions_free(tt_predictions *p);
+/* Returns a metric of an evaluation; NaN if it is undefined, or needs sums or predictions that are NULL. */
+double tt_metric_value(const tt_metric *m, const tt_stats *s, const tt_predictions *p);
 /* Evaluates a model that has classes as tt_evaluate does, and writes its confusion matrix, counts (classes,
    classes): counts[i * classes + j] examples of class i are predicted as class j. The prediction is the
    largest logit, the first of equal ones. Batches must have "labels". stats may be NULL. Returns
@@ -2426,7 +2472,8 @@ typedef struct tt_fit_event {
     int64_t epoch, epochs;         /* epoch counts from 0 */
     int64_t step, steps;           /* steps done in this epoch; steps of an epoch */
     double loss;                   /* mean over this epoch so far */
-    const char *metric_name;       /* the model's metric; NULL: no metric */
+    const char *metric_name;       /* the metric of best_by, or else the model's first; NULL: no metric,
+                                      or only validations have it */
     double metric;                 /* metric of this epoch so far, or of `validation` if it is set */
     const char *unit;              /* "tokens", "images", ... */
     double per_second;             /* units per second since tt_fit began, without validation */
@@ -2461,8 +2508,8 @@ typedef struct tt_fit_options {
                                       current step or batch of validation; a signal handler may set the
                                       variable (sig_atomic_t); default NULL */
     const char *best_by;           /* Set it to choose how validations are compared: by "loss", or by the name
-                                      of the model's metric, and then by the loss; default NULL: the metric,
-                                      or else the loss */
+                                      of a metric of the model, and then by the loss; default NULL: the first
+                                      metric, or else the loss */
     /* Set it to a function that saves the model; default NULL. tt_fit calls it after a
        validation that is the best so far, or, without validation, after every epoch. The folder then holds a
        state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
@@ -2503,7 +2550,8 @@ tt_fit_options tt_fit_options_default(void);
      split        "train" or "validation"
      loss         mean over the targets of the step, or of all of validation; "nan", like the accuracy, for a
                   step that tt_fit skipped
-     accuracy     the model's metric, under its name, over these targets. Left out if the model has none
+     accuracy     a column for each metric of the model, under its name, over these targets; empty in a line
+                  of training if the metric needs predictions
      lr           learning rate of the step. lr, grad_norm, loss_scale and skipped are empty in a line of
                   validation
      grad_norm    norm of all gradients together, before clipping; 0 for a skipped step
@@ -25378,9 +25426,11 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
                         x->name, n, capacity);
     status = x->persistent ? tt__zero_states(head) : TT_OK;
     tt__memory row = {p->arena, of, t->values[x->base].space, m.dtype, NULL};
-    for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols) {
+    const bool whole = m.ld == m.cols; /* one read, or one message of another process, gives all rows */
+    const int64_t rows = whole ? n > 0 : m.rows, cols = whole ? (int64_t)n : m.cols;
+    for (int64_t r = 0; r < rows && status == TT_OK; r++, to += cols) {
         row.data = m.data ? tt__at(&m, r) : NULL;
-        status = tt__fetch_memory(&row, to, TT_F32, (size_t)m.cols);
+        status = tt__fetch_memory(&row, to, TT_F32, (size_t)cols);
     }
     return status;
 }
@@ -38388,13 +38438,13 @@ static double tt__perplexity_of(const tt_stats *s) { return exp(s->loss); }
 
 tt_metric tt_accuracy(void)
 {
-    tt_metric m = {"accuracy", tt__accuracy_of, false};
+    const tt_metric m = {"accuracy", tt__accuracy_of, false, NULL};
     return m;
 }
 
 tt_metric tt_perplexity(void)
 {
-    tt_metric m = {"perplexity", tt__perplexity_of, true};
+    const tt_metric m = {"perplexity", tt__perplexity_of, true, NULL};
     return m;
 }
 
@@ -39147,15 +39197,32 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
     return tt__task_loss(t, m->config.task, *output, &in, o);
 }
 
+/* Sets the metrics of a model's task. Tags whose names begin with "B-" are those of entities. */
+static void tt__bert_metrics(const tt_bert *m, tt_metric to[TT_METRICS])
+{
+    bool entities = false;
+    for (int c = 0; c < m->config.classes && m->class_names && !entities; c++)
+        entities = strncmp(m->class_names[c], "B-", 2) == 0;
+    switch (m->config.task) {
+    case TT_TASK_CLASS: to[0] = tt_accuracy(), to[1] = tt_f1_macro(); break;
+    case TT_TASK_LABELS: to[0] = tt_f1_micro(), to[1] = tt_f1_macro(), to[2] = tt_accuracy(); break;
+    case TT_TASK_SCORES: to[0] = tt_pearson(), to[1] = tt_spearman(); break;
+    case TT_TASK_TAGS:
+        to[0] = entities ? tt_f1_entities() : tt_accuracy();
+        to[1] = entities ? tt_accuracy() : tt_f1_macro();
+        break;
+    case TT_TASK_EMBED: break;
+    }
+}
+
 tt_model tt_bert_model(const tt_bert *m)
 {
     const tt_bert_config *c = &m->config;
     const int positions = c->max_positions - tt__bert_offset(c);
     const bool limit = c->task == TT_TASK_EMBED && c->max_length > 0 && c->max_length < positions;
-    const tt_metric none = {NULL, NULL, false};
-    const bool numbers = c->task == TT_TASK_SCORES || c->task == TT_TASK_EMBED;
-    tt_model model = {m, tt__bert_record, numbers ? none : tt_accuracy(), c->classes, "tokens",
+    tt_model model = {m, tt__bert_record, {{NULL, NULL, false, NULL}}, c->classes, "tokens",
                       limit ? c->max_length : positions, false, c->task};
+    tt__bert_metrics(m, model.metrics);
     return model;
 }
 
@@ -39558,8 +39625,8 @@ tt_image_options tt_vit_image_options(const tt_vit *m)
 tt_model tt_vit_classifier(const tt_vit *m)
 {
     const tt_vit_config *c = &m->config;
-    tt_model model = {m, tt__vit_record, tt_accuracy(), c->classes, "images", tt__vit_tokens(c), true,
-                      TT_TASK_CLASS};
+    tt_model model = {m, tt__vit_record, {tt_accuracy(), tt_f1_macro()}, c->classes, "images",
+                      tt__vit_tokens(c), true, TT_TASK_CLASS};
     return model;
 }
 
@@ -41132,7 +41199,7 @@ static tt_value tt__lm_record(const void *self, tt_tape *t, const tt_train_optio
 tt_model tt_lm_model(const tt_lm *m)
 {
     const tt_lm_config *c = &m->config;
-    tt_model model = {m, tt__lm_record, tt_perplexity(), 0, "tokens", c->max_positions, false,
+    tt_model model = {m, tt__lm_record, {tt_perplexity()}, 0, "tokens", c->max_positions, false,
                       TT_TASK_CLASS};
     return model;
 }
@@ -41734,10 +41801,16 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
         tt__print(&all, "; max_tokens is %d, but must be at least max_seqs, %d", o->max_tokens, o->max_seqs);
     if (!model->record) tt__print(&all, "; the model has no function `record`: set it");
-    const tt_metric *metric = &model->metric;
-    if (metric->name && !(metric->of && tt__is_column(metric->name) && strcmp(metric->name, "loss") != 0))
-        tt__print(&all, "; the model's metric '%.32s' needs a function, and a name of at most 31 letters, "
-                  "digits, _ and - other than 'loss'", metric->name);
+    for (int k = 0; k < TT_METRICS && model->metrics[k].name; k++) {
+        const tt_metric *x = &model->metrics[k];
+        const bool found = x->of || (x->of_predictions && model->classes);
+        bool named = tt__is_column(x->name) && strcmp(x->name, "loss") != 0;
+        for (int j = 0; j < k; j++) named = named && strcmp(x->name, model->metrics[j].name) != 0;
+        if (!found || !named)
+            tt__print(&all, "; the model's metric '%.32s' needs a function, `classes` if that is "
+                      "of_predictions, and a name of its own of at most 31 letters, digits, _ and - that is "
+                      "not 'loss'", x->name);
+    }
     if (model->unit && !tt__is_column(model->unit))
         tt__print(&all, "; the model's unit is '%.32s', but must be 1 to 31 letters, digits, _ and -",
                   model->unit);
@@ -42211,6 +42284,212 @@ tt_status tt_trainer_wait(tt_trainer *r, tt_stats *stats)
     return status == TT_OK ? tt_wait(r->train, stats) : status;
 }
 
+/* ==== src/train/metrics.h */
+/* --------------------------------------------------------------------------------------------------- metrics
+   Metrics of predictions: F1 of classes, labels, tags and entities; correlations of scores. */
+
+static int64_t tt__prediction_count(const tt_predictions *p)
+{
+    return p->task == TT_TASK_LABELS ? p->rows * p->classes : p->rows;
+}
+
+/* Counts for each class how often a prediction is right, wrong (the class is predicted, and is not there) and
+   missed. counts: (classes, 3). */
+static void tt__f1_counts(const tt_predictions *p, int64_t *counts)
+{
+    memset(counts, 0, sizeof *counts * 3 * (size_t)p->classes);
+    for (int64_t k = 0, n = tt__prediction_count(p); k < n; k++) {
+        if (p->task == TT_TASK_LABELS) {
+            int64_t *c = counts + 3 * (k % p->classes);
+            const bool is = p->values[k] > 0.5f, taken = p->outputs[k] > 0;
+            if (is || taken) c[is && taken ? 0 : taken ? 1 : 2]++;
+            continue;
+        }
+        const int32_t label = p->labels[k], taken = p->predicted[k];
+        if (label < 0 || label >= p->classes) continue;
+        counts[3 * taken + (taken != label)]++;
+        if (taken != label) counts[3 * label + 2]++;
+    }
+}
+
+/* Returns whether the task of the predictions has F1 of classes. */
+static bool tt__has_f1(const tt_predictions *p)
+{
+    return p->task == TT_TASK_CLASS || p->task == TT_TASK_LABELS || p->task == TT_TASK_TAGS;
+}
+
+/* Returns F1 from the counts of right, wrong and missed predictions; `absent` if all are 0. */
+static double tt__f1(const int64_t counts[3], double absent)
+{
+    const double right = 2 * (double)counts[0], all = right + (double)(counts[1] + counts[2]);
+    return all > 0 ? right / all : absent;
+}
+
+/* Computes F1 of each class to f1 (classes), if f1 is not NULL, and of all classes together. Returns NaN if
+   the task has no classes, or if memory runs out. */
+static double tt__f1_of(const tt_predictions *p, double *f1)
+{
+    int64_t all[3] = {0, 0, 0};
+    int64_t *counts = tt__has_f1(p) ? (int64_t *)tt__alloc(p->ctx, sizeof *counts * 3 * (size_t)p->classes)
+                                    : NULL;
+    for (int c = 0; c < p->classes && f1; c++) f1[c] = NAN;
+    if (!counts) return NAN;
+    tt__f1_counts(p, counts);
+    for (int c = 0; c < p->classes; c++) {
+        if (f1) f1[c] = tt__f1(counts + 3 * c, p->task == TT_TASK_LABELS ? 0 : NAN);
+        for (int k = 0; k < 3; k++) all[k] += counts[3 * c + k];
+    }
+    tt__free(p->ctx, counts);
+    return tt__f1(all, 0);
+}
+
+void tt_f1_scores(const tt_predictions *p, double *f1) { tt__f1_of(p, f1); }
+static double tt__f1_micro_of(const tt_predictions *p) { return tt__f1_of(p, NULL); }
+
+static double tt__f1_macro_of(const tt_predictions *p)
+{
+    double *f1 = (double *)tt__alloc(p->ctx, sizeof *f1 * (size_t)p->classes), sum = 0;
+    int n = 0;
+    if (!f1) return NAN;
+    tt__f1_of(p, f1);
+    for (int c = 0; c < p->classes; c++) if (!isnan(f1[c])) sum += f1[c], n++;
+    tt__free(p->ctx, f1);
+    return n ? sum / n : NAN;
+}
+
+/* -------------------------------------------------------------------------------------------------- entities
+   The rules of seqeval's default mode (get_entities in seqeval 1.2.2), which are those of conlleval: an I-X
+   that continues no entity of type X begins one. */
+
+/* A tag as its prefix, 'B', 'I', 'E', 'S' or 'O' for outside, and the type of its entity. */
+typedef struct tt__tag { char prefix; const char *type; } tt__tag;
+
+static tt__tag tt__tag_of(const tt_predictions *p, int32_t tag)
+{
+    const char *name = tag >= 0 && tag < p->classes ? p->class_names[tag] : "O";
+    const bool within = name[0] && strchr("BIES", name[0]) && name[1] == '-';
+    const tt__tag t = {within ? name[0] : 'O', within ? name + 2 : ""};
+    return t;
+}
+
+/* Returns whether an entity ends between two tags. */
+static bool tt__entity_ends(tt__tag a, tt__tag b)
+{
+    if (a.prefix == 'O') return false;
+    return a.prefix == 'E' || a.prefix == 'S' || b.prefix == 'B' || b.prefix == 'S' || b.prefix == 'O' ||
+           strcmp(a.type, b.type) != 0;
+}
+
+/* Returns whether an entity begins at tag b, which follows tag a. */
+static bool tt__entity_begins(tt__tag a, tt__tag b)
+{
+    if (b.prefix == 'O') return false;
+    return b.prefix == 'B' || b.prefix == 'S' || a.prefix == 'O' || a.prefix == 'E' || a.prefix == 'S' ||
+           strcmp(a.type, b.type) != 0;
+}
+
+static double tt__f1_entities_of(const tt_predictions *p)
+{
+    const tt__tag outside = {'O', ""};
+    int64_t counts[3] = {0, 0, 0}, begin[2] = {0, 0};
+    bool any = false;
+    for (int c = 0; c < p->classes && p->class_names; c++) any = any || tt__tag_of(p, c).prefix != 'O';
+    if (!any || p->task != TT_TASK_TAGS) return NAN;
+    for (int64_t s = 0; s < p->seqs; s++) {
+        tt__tag last[2] = {outside, outside};
+        for (int64_t row = p->seq_start[s]; row <= p->seq_start[s + 1]; row++) {
+            const bool end = row == p->seq_start[s + 1];
+            if (!end && (p->labels[row] < 0 || p->labels[row] >= p->classes)) continue;
+            const tt__tag now[2] = {end ? outside : tt__tag_of(p, p->labels[row]),
+                                    end ? outside : tt__tag_of(p, p->predicted[row])};
+            const bool ends[2] = {tt__entity_ends(last[0], now[0]), tt__entity_ends(last[1], now[1])};
+            const bool right = ends[0] && ends[1] && begin[0] == begin[1] &&
+                               strcmp(last[0].type, last[1].type) == 0;
+            if (right) counts[0]++;
+            else counts[1] += ends[1], counts[2] += ends[0];
+            for (int k = 0; k < 2; k++) {
+                if (tt__entity_begins(last[k], now[k])) begin[k] = row;
+                last[k] = now[k];
+            }
+        }
+    }
+    return tt__f1(counts, 0);
+}
+
+/* ------------------------------------------------------------------------------------------- correlations */
+
+typedef struct tt__ranked { double value; int64_t row; } tt__ranked;
+
+static int tt__by_value(const void *x, const void *y)
+{
+    const tt__ranked *a = (const tt__ranked *)x, *b = (const tt__ranked *)y;
+    return (a->value > b->value) - (a->value < b->value);
+}
+
+/* Replaces n numbers by their ranks, from 1. Equal numbers get the mean of their ranks. */
+static void tt__mean_ranks(double *x, int64_t n, tt__ranked *sorted)
+{
+    for (int64_t k = 0; k < n; k++) sorted[k].value = x[k], sorted[k].row = k;
+    qsort(sorted, (size_t)n, sizeof *sorted, tt__by_value);
+    for (int64_t k = 0, end; k < n; k = end) {
+        for (end = k + 1; end < n && sorted[end].value == sorted[k].value;) end++;
+        for (int64_t j = k; j < end; j++) x[sorted[j].row] = 0.5 * (double)(k + end + 1);
+    }
+}
+
+/* Returns Pearson's correlation of n pairs of numbers; NaN if one side is constant or not finite. */
+static double tt__correlation(const double *x, const double *y, int64_t n)
+{
+    double mean[2] = {0, 0}, xx = 0, yy = 0, xy = 0;
+    for (int64_t k = 0; k < n; k++) mean[0] += x[k], mean[1] += y[k];
+    mean[0] /= (double)n;
+    mean[1] /= (double)n;
+    for (int64_t k = 0; k < n; k++) {
+        const double a = x[k] - mean[0], b = y[k] - mean[1];
+        xx += a * a;
+        yy += b * b;
+        xy += a * b;
+    }
+    return xx > 0 && yy > 0 ? fmin(fmax(xy / (sqrt(xx) * sqrt(yy)), -1), 1) : NAN;
+}
+
+static double tt__correlations(const tt_predictions *p, bool ranks)
+{
+    const size_t n = (size_t)p->rows;
+    if (p->task != TT_TASK_SCORES || !n) return NAN;
+    double sum = 0, *x = (double *)tt__alloc(p->ctx, sizeof *x * 2 * n), *y = x ? x + n : NULL;
+    tt__ranked *sorted = ranks ? (tt__ranked *)tt__alloc(p->ctx, sizeof *sorted * n) : NULL;
+    for (int c = 0; c < p->classes && x && (sorted || !ranks); c++) {
+        bool finite = true;
+        for (size_t k = 0; k < n; k++) {
+            x[k] = p->values[k * (size_t)p->classes + (size_t)c];
+            y[k] = p->outputs[k * (size_t)p->classes + (size_t)c];
+            finite = finite && isfinite(x[k]) && isfinite(y[k]);
+        }
+        if (ranks) tt__mean_ranks(x, p->rows, sorted), tt__mean_ranks(y, p->rows, sorted);
+        sum += finite ? tt__correlation(x, y, p->rows) : NAN;
+    }
+    const bool done = x && (sorted || !ranks);
+    tt__free(p->ctx, sorted);
+    tt__free(p->ctx, x);
+    return done ? sum / p->classes : NAN;
+}
+
+static double tt__pearson_of(const tt_predictions *p) { return tt__correlations(p, false); }
+static double tt__spearman_of(const tt_predictions *p) { return tt__correlations(p, true); }
+
+static tt_metric tt__prediction_metric(const char *name, double (*of)(const tt_predictions *p))
+{
+    const tt_metric m = {name, NULL, false, of};
+    return m;
+}
+
+tt_metric tt_f1_macro(void) { return tt__prediction_metric("f1_macro", tt__f1_macro_of); }
+tt_metric tt_f1_micro(void) { return tt__prediction_metric("f1_micro", tt__f1_micro_of); }
+tt_metric tt_f1_entities(void) { return tt__prediction_metric("f1_entities", tt__f1_entities_of); }
+tt_metric tt_pearson(void) { return tt__prediction_metric("pearson", tt__pearson_of); }
+tt_metric tt_spearman(void) { return tt__prediction_metric("spearman", tt__spearman_of); }
+
 /* ==== src/train/evaluate.h */
 /* ------------------------------------------------------------------------------------------------ evaluation
    Evaluates a model, counts a confusion matrix, and predicts. All data ranks take part. */
@@ -42317,53 +42596,143 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 /* Returns the number of items (tokens, images, ...) of a batch: rows or, if it has no rows, sequences. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
-/* A confusion matrix, and the labels of the data ranks' current batches. */
-typedef struct tt__confusion_run {
-    int64_t *counts;          /* the matrix, (classes, classes) */
-    float *logits;            /* logits of a batch, (max_seqs, classes) */
-    int32_t *labels;          /* labels of the batches, (data ranks, max_seqs) */
-    int seqs[TT__RANKS];      /* number of labels of each data rank */
-} tt__confusion_run;
+/* The predictions of an evaluation while they are collected. `p`, the first field, shows the arrays. */
+typedef struct tt__collected {
+    tt_predictions p;
+    int64_t done;              /* rows whose predictions are known; the labels of later rows are known */
+    int cap_rows, cap_seqs;    /* rows and sequences that the arrays have room for */
+    int rows[TT__RANKS];       /* rows of each data rank's current batch */
+    int64_t *seq_start;
+    int32_t *labels, *predicted;
+    float *values, *outputs, *logits; /* logits: (max rows of a batch, classes) */
+} tt__collected;
 
-/* Keeps for tt__confusion_count the labels of a batch that will run on a data rank. */
-static tt_status tt__confusion_set(tt_trainer *r, tt__confusion_run *c, int rank, const tt_batch *b)
+/* Makes room for more rows and sequences. Returns false if memory runs out. */
+static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
 {
-    const int32_t *labels = b->labels;
-    int64_t n = b->seqs;
+    const bool numbers = c->p.task == TT_TASK_LABELS || c->p.task == TT_TASK_SCORES;
+    const int64_t most = INT32_MAX / 4, r = c->p.rows + rows, s = c->p.seqs + seqs + 1;
+    const size_t width = numbers ? (size_t)c->p.classes : 1;
+    if (r > most || s > most) {
+        tt__fail(c->p.ctx, TT_ERR_MEMORY, "the predictions of %lld rows are too many", (long long)r);
+        return false;
+    }
+    if (s > c->cap_seqs || !c->seq_start) {
+        void *x = tt__realloc(c->p.ctx, c->seq_start, sizeof *c->seq_start * (size_t)(2 * s));
+        if (!x) return false;
+        c->seq_start = (int64_t *)x;
+        c->cap_seqs = (int)(2 * s);
+    }
+    if (r <= c->cap_rows) return true;
+    void **arrays[2] = {numbers ? (void **)&c->values : (void **)&c->labels,
+                        numbers ? (void **)&c->outputs : (void **)&c->predicted};
+    for (int k = 0; k < 2; k++) {
+        void *x = tt__realloc(c->p.ctx, *arrays[k], sizeof(float) * (size_t)(2 * r) * width);
+        if (!x) return false;
+        *arrays[k] = x;
+    }
+    c->cap_rows = (int)(2 * r);
+    return true;
+}
+
+/* Keeps for tt__collect_outputs the labels of a batch that will run on a data rank. */
+static tt_status tt__collect_labels(tt_trainer *r, tt__collected *c, int rank, const tt_batch *b)
+{
+    const bool tags = c->p.task == TT_TASK_TAGS, by_number = tags || c->p.task == TT_TASK_CLASS;
+    const char *input = tags ? "tags" : by_number ? "labels" : "label_values";
+    const void *labels = tags ? (const void *)b->tags : by_number ? (const void *)b->labels
+                                                                  : (const void *)b->label_values;
+    int64_t rows = tags ? b->rows : b->seqs;
+    const size_t width = by_number ? 1 : (size_t)c->p.classes;
     for (int k = 0; k < b->n_arrays; k++)
-        if (strcmp(b->arrays[k].input, "labels") == 0)
-            labels = (const int32_t *)b->arrays[k].data, n = b->arrays[k].rows;
-    if (!labels || n > r->options.max_seqs)
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion: the batch has %s",
-                        labels ? "more labels than the trainer's max_seqs" : "no labels");
-    memcpy(c->labels + (size_t)rank * (size_t)r->options.max_seqs, labels, sizeof *labels * (size_t)n);
-    c->seqs[rank] = (int)n;
+        if (strcmp(b->arrays[k].input, input) == 0) labels = b->arrays[k].data, rows = b->arrays[k].rows;
+    const int64_t max = tags ? r->options.max_tokens : r->options.max_seqs;
+    if (!labels || (tags && !b->seq_start) || rows > max)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the predictions of the batch cannot be compared with its "
+                        "labels: the batch has %s%s%s", rows > max ? "more rows of " : "no ",
+                        labels && rows <= max ? "seq_start" : input,
+                        r->ctx->net ? "; every process needs those of all data ranks" : "");
+    const int64_t seqs = tags ? b->seqs : rows, first = c->p.rows;
+    if (!tt__collect_room(c, rows, seqs)) return TT_ERR_MEMORY;
+    if (by_number) memcpy(c->labels + first, labels, sizeof *c->labels * (size_t)rows);
+    else
+        memcpy(c->values + (size_t)first * width, labels, sizeof *c->values * width * (size_t)rows);
+    for (int64_t s = 0; s < seqs; s++)
+        c->seq_start[c->p.seqs + s] = first + (tags ? (int64_t)b->seq_start[s] : s);
+    c->rows[rank] = (int)rows;
+    c->p.rows += rows;
+    c->p.seqs += seqs;
+    c->seq_start[c->p.seqs] = c->p.rows;
     return TT_OK;
 }
 
-/* Adds the predictions for the batches of a run to the confusion matrix. */
-static tt_status tt__confusion_count(tt_trainer *r, tt__confusion_run *c, int batches)
+/* Adds the predictions for the batches of a run, in the order of the batches. */
+static tt_status tt__collect_outputs(tt_trainer *r, tt__collected *c, int batches)
 {
-    const int classes = r->model.classes;
+    const size_t classes = (size_t)c->p.classes;
     tt_status status = TT_OK;
     for (int rank = 0; rank < batches && status == TT_OK; rank++) {
-        const size_t room = (size_t)c->seqs[rank] * (size_t)classes;
-        status = tt_get_rank(r->eval, rank, r->output, c->logits, room);
-        for (int s = 0; s < c->seqs[rank] && status == TT_OK; s++) {
-            const float *x = c->logits + (size_t)s * (size_t)classes;
-            const int32_t label = c->labels[(size_t)rank * (size_t)r->options.max_seqs + (size_t)s];
-            int best = 0;
-            for (int k = 1; k < classes; k++) if (x[k] > x[best]) best = k;
-            if (label >= 0 && label < classes) c->counts[(int64_t)label * classes + best]++;
+        const int rows = c->rows[rank];
+        float *to = c->predicted ? c->logits : c->outputs + (size_t)c->done * classes;
+        status = tt_get_rank(r->eval, rank, r->output, to, (size_t)rows * classes);
+        for (int s = 0; s < rows && c->predicted && status == TT_OK; s++) {
+            const float *x = c->logits + (size_t)s * classes;
+            int32_t best = 0;
+            for (int k = 1; k < c->p.classes; k++) if (x[k] > x[best]) best = k;
+            c->predicted[c->done + s] = best;
         }
+        c->done += rows;
     }
     return status;
 }
 
+void tt_predictions_free(tt_predictions *p)
+{
+    tt__collected *c = (tt__collected *)p;
+    if (!c) return;
+    void *const owned[] = {c->seq_start, c->labels, c->predicted, c->values, c->outputs, c->logits, c};
+    tt__free_all(c->p.ctx, owned, TT__COUNT(owned));
+}
+
+/* Begins to collect the predictions for a source. Returns NULL on error. */
+static tt__collected *tt__collect(tt_trainer *r, const tt_source *source)
+{
+    const bool by_class = r->model.task == TT_TASK_CLASS || r->model.task == TT_TASK_TAGS;
+    if (!r->model.classes || r->model.task == TT_TASK_EMBED) {
+        tt__fail(r->ctx, TT_ERR_ARGUMENT, "predictions need a model with classes, labels, scores or tags");
+        return NULL;
+    }
+    tt__collected *c = (tt__collected *)tt__calloc(r->ctx, sizeof *c);
+    if (!c) return NULL;
+    c->p.ctx = r->ctx;
+    c->p.task = r->model.task;
+    c->p.classes = r->model.classes;
+    c->p.class_names = source && source->classes >= c->p.classes ? source->class_names : NULL;
+    const int max = r->model.task == TT_TASK_TAGS ? r->options.max_tokens : r->options.max_seqs;
+    if (by_class) {
+        c->logits = (float *)tt__alloc(r->ctx, sizeof *c->logits * (size_t)max * (size_t)c->p.classes);
+        if (c->logits) return c;
+        tt_predictions_free(&c->p);
+        return NULL;
+    }
+    return c;
+}
+
+/* Ends the collection: shows the arrays in c->p. */
+static void tt__collected_show(tt__collected *c)
+{
+    c->p.seq_start = c->seq_start;
+    c->p.labels = c->labels;
+    c->p.predicted = c->predicted;
+    c->p.values = c->values;
+    c->p.outputs = c->outputs;
+}
+
 /* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the items that were read.
-   stop and c may be NULL. */
+   Collects predictions
+   in *c. stop and c may be NULL. */
 static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, const volatile int *stop,
-                              tt_stats *stats, double *items, tt__confusion_run *c)
+                              tt_stats *stats, double *items, tt__collected *c)
 {
     tt_batch b;
     bool more = true;
@@ -42376,14 +42745,14 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
     while (status == TT_OK && more && !(stop && *stop)) {
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
         if (status == TT_OK && more) {
-            if (c) status = tt__confusion_set(r, c, set, &b);
+            if (c) status = tt__collect_labels(r, c, set, &b);
             if (status == TT_OK) status = tt__set_batch(r, r->eval, set++, &b, false);
             *items += tt__items(&b);
             step += b.last_of_step;
         }
         if (status != TT_OK || !set || (more && set < r->data)) continue;
         status = tt__evaluate_round(r, set, stats);
-        if (c && status == TT_OK) status = tt__confusion_count(r, c, set);
+        if (c && status == TT_OK) status = tt__collect_outputs(r, c, set);
         set = 0;
     }
     if (set) tt__forget_inputs(r->eval); /* the round was stopped or failed */
@@ -42393,7 +42762,7 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
 }
 
 static tt_status tt__evaluate_all(tt_trainer *r, const tt_source *source, tt_stats *stats,
-                                  tt__confusion_run *c)
+                                  tt__collected *c)
 {
     double items = 0;
     memset(stats, 0, sizeof *stats);
@@ -42410,23 +42779,37 @@ tt_status tt_evaluate(tt_trainer *r, const tt_source *source, tt_stats *stats)
     return tt__evaluate_all(r, source, stats, NULL);
 }
 
+tt_predictions *tt_predictions_new(tt_trainer *r, const tt_source *source, tt_stats *stats)
+{
+    tt_stats own;
+    tt__collected *c = tt__collect(r, source);
+    if (c && tt__evaluate_all(r, source, stats ? stats : &own, c) == TT_OK) {
+        tt__collected_show(c);
+        return &c->p;
+    }
+    if (c) tt_predictions_free(&c->p);
+    return NULL;
+}
+
+double tt_metric_value(const tt_metric *m, const tt_stats *s, const tt_predictions *p)
+{
+    if (m->of) return s ? m->of(s) : NAN;
+    return m->of_predictions && p ? m->of_predictions(p) : NAN;
+}
+
 tt_status tt_confusion(tt_trainer *r, const tt_source *source, tt_stats *stats, int64_t *counts)
 {
-    const size_t classes = (size_t)r->model.classes, seqs = (size_t)r->options.max_seqs;
-    tt_stats own;
-    tt__confusion_run c;
+    const int64_t classes = r->model.classes;
     if (!classes || r->model.task != TT_TASK_CLASS)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model that predicts the class of each "
                         "sequence, but the trainer's model does not");
-    memset(&c, 0, sizeof c);
-    c.counts = counts;
-    for (size_t k = 0; k < classes * classes; k++) counts[k] = 0;
-    c.logits = (float *)tt__alloc(r->ctx, sizeof *c.logits * seqs * classes);
-    if (c.logits) c.labels = (int32_t *)tt__alloc(r->ctx, sizeof *c.labels * seqs * (size_t)r->data);
-    tt_status status = c.labels ? tt__evaluate_all(r, source, stats ? stats : &own, &c) : TT_ERR_MEMORY;
-    tt__free(r->ctx, c.labels);
-    tt__free(r->ctx, c.logits);
-    return status;
+    tt_predictions *p = tt_predictions_new(r, source, stats);
+    if (!p) return tt_error_code(r->ctx);
+    memset(counts, 0, sizeof *counts * (size_t)(classes * classes));
+    for (int64_t k = 0; k < p->rows; k++)
+        if (p->labels[k] >= 0 && p->labels[k] < classes) counts[p->labels[k] * classes + p->predicted[k]]++;
+    tt_predictions_free(p);
+    return TT_OK;
 }
 
 tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacity)
@@ -43109,7 +43492,9 @@ typedef struct tt__fit_point {
 typedef struct tt__fit_run {
     tt_trainer *r;
     const tt_source *train, *validation;
-    tt_metric metric;
+    int n_metrics, by;           /* the model's metrics; the one that texts and the picture show */
+    tt_metric metric;            /* metric number `by`; without a name: none */
+    double values[TT_METRICS];   /* the metrics of the last validation */
     const char *unit;            /* name of the items that the model counts */
     bool best_by_metric;         /* whether the metric, not the loss, tells the best validation */
     tt_fit_options o;
@@ -43219,26 +43604,30 @@ static tt_status tt__fit_agree(tt__fit_run *f, tt_status status, bool *save)
     return status;
 }
 
-/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. */
+/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. An empty
+   field of a metric, which the line has no value of, gives NaN. */
 static bool tt__fit_read_line(const tt__fit_run *f, const char *line, size_t n, tt__fit_point *point)
 {
-    char field[3 + TT__FIT_VALUES][40];
+    enum { FIRST = 4 }; /* the column of the first metric */
+    char field[FIRST + TT_METRICS + 1][40];
     const char *end = line + n;
-    for (int k = 0; k < TT__COUNT(field); k++) {
-        const bool absent = k == 3 + TT__FIT_METRIC && !f->metric.name;
-        const char *comma = absent ? line - 1 : (const char *)memchr(line, ',', (size_t)(end - line));
-        const size_t length = absent ? 0 : comma ? (size_t)(comma - line) : sizeof field[k];
+    for (int k = 0; k <= FIRST + f->n_metrics; k++) {
+        const char *comma = (const char *)memchr(line, ',', (size_t)(end - line));
+        const size_t length = comma ? (size_t)(comma - line) : sizeof field[k];
         if (length >= sizeof field[k]) return false;
         memcpy(field[k], line, length);
         field[k][length] = 0;
         line = comma + 1;
     }
+    const char *const value[TT__FIT_VALUES] = {field[FIRST - 1], f->n_metrics ? field[FIRST + f->by] : "",
+                                               field[FIRST + f->n_metrics]};
     point->step = strtoll(field[0], NULL, 10);
     point->epoch = strtoll(field[1], NULL, 10);
     point->validation = strcmp(field[2], "validation") == 0;
     for (int k = 0; k < TT__FIT_VALUES; k++) {
-        double value = tt__json_double(field[3 + k], strlen(field[3 + k]));
-        point->value[k] = fabs(value) <= FLT_MAX ? value : NAN;
+        const double x = tt__json_double(value[k], strlen(value[k]));
+        const bool is = fabs(x) <= FLT_MAX && (value[k][0] || k == TT__FIT_LR);
+        point->value[k] = is ? x : NAN;
     }
     return point->step >= 0 && point->epoch >= 1;
 }
@@ -43263,13 +43652,14 @@ static tt_status tt__fit_line(tt__fit_run *f, const char *line, size_t n)
     return TT_OK;
 }
 
-static size_t tt__fit_heading(const tt__fit_run *f, char to[160])
+enum { TT__FIT_HEADING = 320 }; /* max bytes of the heading of metrics.csv */
+
+static size_t tt__fit_heading(const tt__fit_run *f, char to[TT__FIT_HEADING])
 {
-    const char *metric = f->metric.name;
-    tt__text_buffer text = {to, 160, 0};
-    tt__print(&text,
-              "step,epoch,split,loss,%s%slr,grad_norm,loss_scale,skipped,bytes,seconds,%s_per_second\n",
-              metric ? metric : "", metric ? "," : "", f->unit);
+    tt__text_buffer text = {to, TT__FIT_HEADING, 0};
+    tt__print(&text, "step,epoch,split,loss,");
+    for (int k = 0; k < f->n_metrics; k++) tt__print(&text, "%s,", f->r->model.metrics[k].name);
+    tt__print(&text, "lr,grad_norm,loss_scale,skipped,bytes,seconds,%s_per_second\n", f->unit);
     return text.length;
 }
 
@@ -43284,11 +43674,15 @@ static const char *tt__fit_number(double x, char to[32])
 static tt_status tt__fit_metrics(tt__fit_run *f, const tt_stats *s, bool validation, float lr, double items,
                                  double seconds)
 {
-    char line[384], number[7][32];
+    char line[512], number[7][32];
     tt__text_buffer text = {line, sizeof line, 0};
     tt__print(&text, "%lld,%lld,%s,%s,", (long long)s->step, (long long)f->p.epoch + 1,
               validation ? "validation" : "train", tt__fit_number(s->loss, number[0]));
-    if (f->metric.name) tt__print(&text, "%s,", tt__fit_number(f->metric.of(s), number[1]));
+    for (int k = 0; k < f->n_metrics; k++) {
+        double (*of)(const tt_stats *) = f->r->model.metrics[k].of;
+        const double x = validation ? f->values[k] : of ? of(s) : NAN;
+        tt__print(&text, "%s,", validation || of ? tt__fit_number(x, number[1]) : "");
+    }
     if (validation) tt__print(&text, ",,,,");
     else
         tt__print(&text, "%s,%s,%s,%lld,", tt__fit_number(lr, number[2]),
@@ -43307,7 +43701,7 @@ static tt_status tt__fit_read_metrics(tt__fit_run *f)
     tt__file_bytes file;
     bool there = false;
     int64_t steps = 0;
-    char heading[160];
+    char heading[TT__FIT_HEADING];
     size_t length = tt__fit_heading(f, heading);
     tt__fit_point point;
     tt_status status = tt__path_join(f->r->ctx, path, f->o.folder, "metrics.csv");
@@ -43686,9 +44080,9 @@ static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, boo
     e.step = f->p.step;
     e.steps = f->steps;
     e.loss = epoch.loss;
-    e.metric_name = f->metric.name;
-    if (e.metric_name && (validation || epoch.targets > 0))
-        e.metric = f->metric.of(validation ? validation : &epoch);
+    e.metric_name = validation || f->metric.of ? f->metric.name : NULL;
+    if (e.metric_name && validation) e.metric = f->values[f->by];
+    else if (e.metric_name && epoch.targets > 0) e.metric = f->metric.of(&epoch);
     e.unit = f->unit;
     e.per_second = seconds > 0 ? f->items / seconds : 0;
     e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
@@ -43797,13 +44191,22 @@ static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
     return lower ? value < f->p.best : value > f->p.best;
 }
 
-/* Evaluates the validation source, with the moving averages if there are any. */
+/* Evaluates the validation source, with the moving averages if there are any, and computes the metrics. */
 static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_stats *s, double *items)
 {
+    const tt_metric *m = f->r->model.metrics;
+    tt__collected *c = NULL;
+    bool any = false;
+    for (int k = 0; k < f->n_metrics; k++) any = any || !m[k].of;
+    if (any && !(c = tt__collect(f->r, f->validation))) return tt_error_code(f->r->ctx);
     tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
-    if (status != TT_OK) return status;
-    status = tt__evaluate_source(f->r, f->validation, stop, s, items, NULL);
-    const tt_status back = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, false) : TT_OK;
+    const bool averages = tt__has_ema(f->r) && status == TT_OK;
+    if (status == TT_OK) status = tt__evaluate_source(f->r, f->validation, stop, s, items, c);
+    if (c) tt__collected_show(c);
+    for (int k = 0; k < f->n_metrics && status == TT_OK && !(stop && *stop); k++)
+        f->values[k] = tt_metric_value(&m[k], s, c ? &c->p : NULL);
+    tt_predictions_free(c ? &c->p : NULL);
+    const tt_status back = averages ? tt_trainer_use_ema(f->r, false) : TT_OK;
     return status == TT_OK ? back : status;
 }
 
@@ -43837,7 +44240,7 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
     if (f->not_finite && blew_up && judges) return tt__fit_stuck(f);
     if (judges) f->not_finite = 0;
     double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
-    if (f->validation && f->best_by_metric) value = f->metric.of(&s);
+    if (f->validation && f->best_by_metric) value = f->values[f->by];
     bool best = f->validation ? tt__fit_better(f, value, loss) : ends;
     const bool any = best || isfinite(f->p.best) || isfinite(f->p.best_loss);
     if (f->validation && !(isfinite(s.loss) && isfinite(value)))
@@ -44009,6 +44412,14 @@ static bool tt__fit_is_stale(const tt__fit_run *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
+/* Returns the name with this hash, of the loss or a metric. */
+static const char *tt__fit_name_of(const tt__fit_run *f, uint64_t hash)
+{
+    for (int k = 0; k < f->n_metrics; k++)
+        if (tt__hash(f->r->model.metrics[k].name) == hash) return f->r->model.metrics[k].name;
+    return hash == tt__hash("loss") ? "loss" : "metric";
+}
+
 /* Resumes from the newer state. Fails if the state's classes differ from f->p's, and warns if its data
    differ. */
 static tt_status tt__fit_resume(tt__fit_run *f)
@@ -44031,8 +44442,7 @@ static tt_status tt__fit_resume(tt__fit_run *f)
                         (long long)f->steps);
     if (f->p.best_by && f->p.best_by != now.best_by)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was chosen by its %s, not by its %s: "
-                        "resume with the same best_by", f->o.folder,
-                        f->p.best_by == tt__hash("loss") ? "loss" : "metric",
+                        "resume with the same best_by", f->o.folder, tt__fit_name_of(f, f->p.best_by),
                         f->best_by_metric ? f->metric.name : "loss");
     if (f->p.classes && now.classes && f->p.classes != now.classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was trained on classes with other names than this run's "
@@ -44101,9 +44511,34 @@ static tt_status tt__fit_same_classes(const tt__fit_run *f)
     return TT_OK;
 }
 
+/* Chooses the value by which validations are compared. */
+static tt_status tt__fit_choose(tt__fit_run *f)
+{
+    const tt_metric *m = f->r->model.metrics;
+    const bool by_loss = f->o.best_by && strcmp(f->o.best_by, "loss") == 0;
+    char names[40 * TT_METRICS] = "";
+    tt__text_buffer text = {names, sizeof names, 0};
+    bool found = by_loss || !f->o.best_by;
+    for (int k = 0; k < f->n_metrics; k++) {
+        tt__print(&text, "%s '%s'", k + 1 < f->n_metrics ? "," : " or", m[k].name);
+        if (by_loss || !f->o.best_by || strcmp(f->o.best_by, m[k].name) != 0) continue;
+        f->by = k;
+        found = true;
+    }
+    f->metric = m[f->by];
+    if (!found)
+        return tt__fail(f->r->ctx, TT_ERR_ARGUMENT, "tt_fit: best_by is '%.100s', and the model has only "
+                        "'loss'%s", f->o.best_by, names);
+    f->best_by_metric = f->n_metrics && !by_loss;
+    f->p.best = f->best_by_metric && !f->metric.lower_is_better ? -INFINITY : INFINITY;
+    f->p.best_loss = INFINITY;
+    f->p.best_by = tt__hash(f->best_by_metric ? f->metric.name : "loss");
+    return TT_OK;
+}
+
 static tt_status tt__fit_begin(tt__fit_run *f)
 {
-    char heading[160];
+    char heading[TT__FIT_HEADING];
     tt_context *ctx = f->r->ctx;
     tt_status status = tt__source_fits(f->r, f->train, "to train on");
     if (status == TT_OK && f->validation) status = tt__source_fits(f->r, f->validation, "for validation");
@@ -44122,15 +44557,7 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (f->o.patience && !f->validation)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience is %lld, but `validation` is NULL: patience "
                         "counts validations", (long long)f->o.patience);
-    if (f->o.best_by && strcmp(f->o.best_by, "loss") != 0 &&
-        !(f->metric.name && strcmp(f->o.best_by, f->metric.name) == 0))
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "tt_fit: best_by is '%s', but must be 'loss' or the model's metric%s%s", f->o.best_by,
-                        f->metric.name ? ", " : " (it has none)", f->metric.name ? f->metric.name : "");
-    f->best_by_metric = f->metric.name && !(f->o.best_by && strcmp(f->o.best_by, "loss") == 0);
-    f->p.best = f->best_by_metric && !f->metric.lower_is_better ? -INFINITY : INFINITY;
-    f->p.best_loss = INFINITY;
-    f->p.best_by = tt__hash(f->best_by_metric ? f->metric.name : "loss");
+    if ((status = tt__fit_choose(f)) != TT_OK) return status;
     if (f->o.resume && !f->o.folder)
         return tt__fail(ctx, TT_ERR_ARGUMENT,
                         "tt_fit: resume is set, but folder is not: name the folder that holds the run");
@@ -44177,7 +44604,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     f->train = train;
     f->validation = validation;
     f->o = o ? *o : tt_fit_options_default();
-    f->metric = r->model.metric;
+    while (f->n_metrics < TT_METRICS && r->model.metrics[f->n_metrics].name) f->n_metrics++;
     f->unit = r->model.unit ? r->model.unit : "examples";
     f->steps = train ? train->steps : 0;
     bool save = false;

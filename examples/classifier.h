@@ -18,10 +18,14 @@ typedef struct classifier {
 
 /* ------------------------------------------------------------------------------------------------ options */
 
+#define TASKS "class labels scores tags" /* in the order of tt_task */
+static const char *const task_names[] = {"class", "labels", "scores", "tags"};
+
 /* Default values and flags of programs that train classifiers, including the flags of all programs that
-   train. what: "texts" or "images". epochs_, lr_: the default values, for --help. */
-#define CLI_CLASSIFIER_DEFAULT CLI_TRAINING_DEFAULT, .best_by = "accuracy", .class_weights = "none"
-#define CLI_CLASSIFIER_FLAGS(run, what, epochs_, lr_) \
+   train. what: "texts" or "images". epochs_, lr_: the default values, for --help. best_by_: the words of
+   --best-by. */
+#define CLI_CLASSIFIER_DEFAULT CLI_TRAINING_DEFAULT, .class_weights = "none"
+#define CLI_CLASSIFIER_FLAGS(run, what, epochs_, lr_, best_by_) \
     {"--train", "N", CLI_INTEGER, &(run).train, \
      .help = what " to train on (0: all but those for validation)", .max = 1e9}, \
     {"--test", "N", CLI_INTEGER, &(run).test, .help = what " to test on (0: all)", .max = 1e9}, \
@@ -30,8 +34,8 @@ typedef struct classifier {
      "steps)", .max = 1e9}, \
     {"--lr", "X", CLI_NUMBER, &(run).lr, .help = "peak learning rate (0: " lr_ ")", .max = 1e9}, \
     {"--best-by", "WHAT", CLI_CHOICE, &(run).best_by, \
-     .help = "the validation figure by which the best epoch is chosen and saved", \
-     .choices = "accuracy loss"}, \
+     .help = "the validation figure by which the best model is chosen and saved (the model's first metric)", \
+     .choices = best_by_}, \
     {"--class-weights", "W", CLI_CHOICE, &(run).class_weights, \
      .help = "balanced: all classes have equal weight in training, however few examples a class has", \
      .choices = "none balanced"}, \
@@ -95,9 +99,11 @@ static inline tt_dataset *hold_out(tt_context *ctx, const cli_training *run, tt_
                                    tt_dataset *held, const char *what)
 {
     const bool apart = held && tt_dataset_count(held);
-    if (tt_dataset_count(*d) < 2 || tt_dataset_classes(*d) < 2)
-        die("'%s' has %lld %s of %d classes to train on, but at least 2 of at least 2 classes are needed",
-            run->data, (long long)tt_dataset_count(*d), what, tt_dataset_classes(*d));
+    const tt_task task = tt_dataset_task(*d);
+    const int classes = task == TT_TASK_LABELS || task == TT_TASK_SCORES ? 1 : 2; /* the min number */
+    if (tt_dataset_count(*d) < 2 || tt_dataset_classes(*d) < classes)
+        die("'%s' has %lld %s of %d classes to train on, but at least 2 of at least %d are needed", run->data,
+            (long long)tt_dataset_count(*d), what, tt_dataset_classes(*d), classes);
     *d = keep_some(ctx, run, *d, "train", apart ? run->train : with_held_out(run), what);
     if (apart) return held;
     tt_dataset_free(held);
@@ -134,8 +140,8 @@ static inline const char **names_of(const tt_dataset *d, char (*names)[64], int 
     return name;
 }
 
-/* Prints a line with the classes to train on and their numbers of examples, and a note on odd classes. what:
-   "texts" or "images". */
+/* Prints a line with the classes, labels, scores or tags to train on and their numbers of examples or words,
+   and a note on odd classes. what: "texts" or "images". */
 static inline void show_classes(const tt_dataset *d, const char *what)
 {
     const int classes = tt_dataset_classes(d), shown = classes > 12 ? 10 : classes;
@@ -144,15 +150,21 @@ static inline void show_classes(const tt_dataset *d, const char *what)
     const char **names = names_of(d, NULL, classes), *rarest = NULL;
     int largest = 0, rare = 0;
     tt_dataset_counts(d, counts);
-    printf("classes:");
+    const tt_task task = tt_dataset_task(d);
+    printf("%s:", task == TT_TASK_CLASS ? "classes" : task_names[task]);
     for (int c = 0; c < classes; c++) {
-        if (c < shown) printf("%s %s: %lld", c ? "," : "", names[c], (long long)counts[c]);
+        if (c < shown) printf("%s %s", c ? "," : "", names[c]);
+        if (c < shown && task != TT_TASK_SCORES) printf(": %lld", (long long)counts[c]);
         if (counts[c] > counts[largest]) largest = c;
         if (counts[c] < 2) rare++, rarest = names[c];
     }
     if (shown < classes) printf(" and %d others", classes - shown);
     printf("\n");
     const double share = (double)counts[largest] / (double)n;
+    if (task != TT_TASK_CLASS) {
+        free(counts), free((void *)names);
+        return;
+    }
     if (classes > 4 && 2 * (long long)classes > n)
         printf("note: there are %d classes for %lld %s: is this the column or folder of the labels?\n",
                classes, n, what);
@@ -182,7 +194,6 @@ static inline void weigh_classes(cli_training *run, const tt_dataset *d)
     if (tt_dataset_weights(d, run->weights) != TT_OK) die("out of memory for the weights of classes");
 }
 
-enum { CLI_MOST_F1 = 2000 }; /* max classes for which F1 is printed: F1 needs classes^2 counts */
 typedef struct cli_f1 { double f1; const char *name; } cli_f1;
 
 static inline int by_f1(const void *x, const void *y)
@@ -191,41 +202,51 @@ static inline int by_f1(const void *x, const void *y)
     return (a->f1 > b->f1) - (a->f1 < b->f1);
 }
 
-/* Evaluates a dataset, and prints the accuracy, the share of the largest class, and each class's F1, which is
-   2 * right / (examples of the class + predictions of the class); of more than 12 classes, the 5 lowest. */
-static inline void test_classifier(tt_context *ctx, const classifier *x, const tt_dataset *d)
+/* Prints F1 of each class, label or tag: of more than 12 classes, the 5 lowest. */
+static inline void show_f1(const classifier *x, const tt_predictions *p)
 {
-    const size_t n = (size_t)x->model.classes;
-    tt_loader *l = x->loader(ctx, x->self, d, false);
-    const tt_source *source = tt_loader_source(l);
-    tt_trainer *t = make_trainer(ctx, x->run, &x->model, source, NULL, 0);
-    int64_t *counts = (int64_t *)made(NULL, calloc(n > CLI_MOST_F1 ? 1 : n * n, sizeof *counts));
-    int64_t all = 0, max = 0;
-    cli_f1 *of = (cli_f1 *)made(NULL, calloc(n, sizeof *of));
-    int there = 0, largest = 0;
-    double sum = 0;
-    tt_stats s;
-    must(ctx, n > CLI_MOST_F1 ? tt_evaluate(t, source, &s) : tt_confusion(t, source, &s, counts));
-    for (size_t c = 0; c < n && n <= CLI_MOST_F1; c++) {
-        int64_t are = 0, taken = 0;
-        for (size_t k = 0; k < n; k++) are += counts[c * n + k], taken += counts[k * n + c];
-        if (are > max) max = are, largest = (int)c;
-        all += are;
-        if (are + taken == 0) continue; /* F1 of this class is undefined */
+    double *f1 = (double *)made(NULL, calloc((size_t)p->classes, sizeof *f1)), sum = 0;
+    cli_f1 *of = (cli_f1 *)made(NULL, calloc((size_t)p->classes, sizeof *of));
+    int there = 0;
+    tt_f1_scores(p, f1);
+    for (int c = 0; c < p->classes; c++) {
+        if (isnan(f1[c])) continue; /* F1 of this class is undefined */
         of[there].name = x->names[c];
-        sum += of[there++].f1 = 2.0 * (double)counts[c * n + c] / (double)(are + taken);
+        sum += of[there++].f1 = f1[c];
     }
-    printf("best epoch: accuracy %.4f, loss %.4f on %.0f test %s\n", s.correct / s.targets, s.loss, s.targets,
-           x->what);
     const int shown = there > 12 ? 5 : there;
-    if (there)
-        printf("the largest class, '%s', has %.4f of them; F1 is %.4f on average%s", x->names[largest],
-               (double)max / (double)all, sum / there, shown < there ? ", and at least " : "");
+    if (there) printf("F1 is %.4f on average%s", sum / there, shown < there ? ", and at least " : "");
     if (shown < there) qsort(of, (size_t)there, sizeof *of, by_f1);
     for (int k = 0; k < shown; k++)
         printf("%s%s: %.4f", k || shown == there ? ", " : "", of[k].name, of[k].f1);
     if (there) printf("\n");
-    free(counts), free(of), tt_trainer_free(t), tt_loader_free(l);
+    free(f1), free(of);
+}
+
+/* Evaluates a dataset, and prints the metrics of the model's task, the share of the largest class, and F1. */
+static inline void test_classifier(tt_context *ctx, const classifier *x, const tt_dataset *d)
+{
+    const int n = x->model.classes;
+    tt_loader *l = x->loader(ctx, x->self, d, false);
+    tt_trainer *t = make_trainer(ctx, x->run, &x->model, tt_loader_source(l), NULL, 0);
+    tt_stats s;
+    tt_predictions *p = (tt_predictions *)made(ctx, tt_predictions_new(t, tt_loader_source(l), &s));
+    printf("best epoch: ");
+    for (int k = 0; k < TT_METRICS && x->model.metrics[k].name; k++)
+        printf("%s %.4f, ", x->model.metrics[k].name, tt_metric_value(&x->model.metrics[k], &s, p));
+    printf("loss %.4f on %lld test %s\n", s.loss, (long long)tt_dataset_count(d), x->what);
+    if (x->model.task == TT_TASK_CLASS) {
+        int64_t *counts = (int64_t *)made(NULL, calloc((size_t)n, sizeof *counts));
+        int largest = 0;
+        tt_dataset_counts(d, counts);
+        for (int c = 1; c < n && c < tt_dataset_classes(d); c++)
+            if (counts[c] > counts[largest]) largest = c;
+        printf("the largest class, '%s', has %.4f of them; ", x->names[largest],
+               (double)counts[largest] / (double)tt_dataset_count(d));
+        free(counts);
+    }
+    if (x->model.task != TT_TASK_SCORES) show_f1(x, p);
+    tt_predictions_free(p), tt_trainer_free(t), tt_loader_free(l);
 }
 
 /* Returns the default number of epochs: `usual`, or up to 20 if `usual` epochs have fewer than 200 steps. */
@@ -289,12 +310,21 @@ static inline tt_trainer *predictor(tt_context *ctx, const classifier *x, bool n
     return make_trainer(ctx, x->run, &x->model, NULL, NULL, 0);
 }
 
-/* Prints a line for the example called `name`: the likeliest class, its probability, the name. */
-static inline void show_prediction(const classifier *x, const float *probability, const char *name)
+/* Prints a line for the example called `name`. The line ends with a tab and the name, and begins with the
+   likeliest class, a tab and its probability; with the labels whose probabilities are above 0.5, or "none";
+   or with the scores. */
+static inline void show_prediction(const classifier *x, const float *prediction, const char *name)
 {
-    int best = 0;
-    for (int c = 1; c < x->model.classes; c++) if (probability[c] > probability[best]) best = c;
-    printf("%s\t%.4f\t%s\n", x->names[best], probability[best], name);
+    const int n = x->model.classes;
+    int best = 0, shown = 0;
+    for (int c = 1; c < n; c++) if (prediction[c] > prediction[best]) best = c;
+    if (x->model.task == TT_TASK_CLASS) printf("%s\t%.4f", x->names[best], prediction[best]);
+    for (int c = 0; c < n && x->model.task == TT_TASK_LABELS; c++)
+        if (prediction[c] > 0.5f) printf("%s%s %.4f", shown++ ? ", " : "", x->names[c], prediction[c]);
+    if (x->model.task == TT_TASK_LABELS && !shown) printf("none");
+    for (int c = 0; c < n && x->model.task == TT_TASK_SCORES; c++)
+        printf("%s%.4f", c ? ", " : "", prediction[c]);
+    printf("\t%s\n", name);
     if (fflush(stdout) != 0) die("cannot write the output: %s", strerror(errno));
 }
 

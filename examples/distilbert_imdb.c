@@ -1,5 +1,5 @@
 /* Trains DistilBERT, BERT or MiniLM to classify texts: film reviews as good or bad, or the texts of a table
-   of your own.
+   of your own; or to predict several labels or scores of a text (or of a pair of texts), or tags of words.
 
    A small DistilBERT from scratch, on examples/data/reviews.tsv:
        make demo
@@ -82,7 +82,8 @@ static void make_model(tt_context *ctx, tt_bert *m, int tokens, tt_dataset *d, t
 {
     const float rate = (float)opt.run.dropout;
     if (opt.run.model) {
-        must(ctx, tt_bert_load(ctx, m, opt.run.model, tt_dataset_classes(d)));
+        const tt_head head = {tt_dataset_task(d), tt_dataset_classes(d)};
+        must(ctx, tt_bert_load_head(ctx, m, opt.run.model, &head));
         const int own = m->config.vocab_size;
         if (own < tokens)
             die("vocab.txt has %d tokens, but the model only %d: take both from one folder", tokens, own);
@@ -93,6 +94,7 @@ static void make_model(tt_context *ctx, tt_bert *m, int tokens, tt_dataset *d, t
         tt_bert_config c = tt_bert_config_default(TT_DISTILBERT);
         c.vocab_size = tokens;
         c.layers = 2, c.hidden_size = 128, c.heads = 4, c.intermediate_size = 256;
+        c.task = tt_dataset_task(d);
         c.classes = tt_dataset_classes(d);
         if (opt.table.is_table) c.max_positions = opt.max_length > 128 ? opt.max_length : 128;
         must(ctx, tt_bert_new(ctx, m, &c));
@@ -151,23 +153,23 @@ static int predict(void)
     tt_context *ctx = load(&x);
     const classifier c = classifier_of(&x);
     tt_trainer *t = predictor(ctx, &c, x.m.new_head);
-    float *probability = (float *)made(NULL, calloc((size_t)c.model.classes, sizeof *probability));
+    float *prediction = (float *)made(NULL, calloc((size_t)c.model.classes, sizeof *prediction));
     char name[CLI_NAME];
     size_t begin;
     for (const char *text; (text = next_text(opt.run.predict, name)) != NULL;) {
         must(ctx, tt_text_begin(ctx, name, text, strlen(text), &begin));
-        must(ctx, tt_predict_text(t, x.k, text + begin, NULL, probability));
-        show_prediction(&c, probability, text);
+        show_text(ctx, &c, t, x.k, text + begin, opt.table.pair_column != NULL, prediction);
     }
-    free(probability), tt_trainer_free(t), unload(ctx, &x);
+    free(prediction), tt_trainer_free(t), unload(ctx, &x);
     return 0;
 }
 
 /* ------------------------------------------------------------------------------------------- command line */
 static const cli_flag flags[] = {
     {"--data", "PATH", CLI_TEXT, &opt.run.data,
-     .help = "aclImdb folder, or a table (.csv, .tsv) with a column of texts, a column of labels and, "
-     "optionally, a column split with train, validation or test in each row (examples/data/reviews.tsv)"},
+     .help = "aclImdb folder, or a table (.csv, .tsv, .jsonl; with --task tags also CoNLL) with a column of "
+     "texts, a column of labels and, optionally, a column split with train, validation or test (a sample of "
+     "examples/data)"},
     TABLE_FLAGS(opt.table),
     {"--model", "DIR", CLI_TEXT, &opt.run.model, .help = "Hugging Face folder to start from: config.json, "
      "model.safetensors, vocab.txt or tokenizer.json (none: from scratch)"},
@@ -178,20 +180,24 @@ static const cli_flag flags[] = {
      .help = "tokens of a text; longer ones are cut (0: as many as the model has positions)", .max = 1e6},
     {"--max-tokens", "N", CLI_INTEGER, &opt.max_tokens,
      .help = "most tokens in a micro-batch (0: 8192 with --model, else 2048)", .max = 1e9},
-    CLI_CLASSIFIER_FLAGS(opt.run, "texts", "2 with --model, else 6", "5e-5 with --model, else 5e-4"),
+    CLI_CLASSIFIER_FLAGS(opt.run, "texts", "2 with --model, else 6", "5e-5 with --model, else 5e-4",
+                         "accuracy f1_macro f1_micro f1_entities pearson spearman loss"),
     {"--predict", "TEXT", CLI_TEXT, &opt.run.predict,
-     .help = "classify TEXT, or each line of standard input if TEXT is -, with the model in --out"},
+     .help = "predict the class, labels, scores or tags of TEXT, or with - of each line of standard input, "
+     "with the model in --out"},
 };
 
 int main(int argc, char **argv)
 {
     cli_parse(argc, argv, flags, CLI_COUNT(flags), "distilbert_imdb",
-              "Trains DistilBERT, BERT or MiniLM to classify texts.");
+              "Trains DistilBERT, BERT and their kin to predict classes, labels, scores or tags of texts.");
     check_training(&opt.run);
     if (opt.run.largest && opt.max_tokens)
         die("--max-tokens cannot be combined with --batch max, which chooses it: leave one out");
     if (opt.max_length == 1) die("--max-length is 1, but must be at least 2: each text has [CLS] and [SEP]");
-    if (!opt.run.data && !opt.run.predict) opt.run.data = sample_data("reviews.tsv");
+    static const char *const samples[] = {"reviews.tsv", "requests.tsv", "stays.tsv", "visits.conll"};
+    const int task = cli_index(opt.table.task, TASKS);
+    if (!opt.run.data && !opt.run.predict) opt.run.data = sample_data(samples[task]);
     check_table(&opt.table, opt.run.data);
     if (opt.run.lr == 0) opt.run.lr = opt.run.model ? 5e-5 : 5e-4;
     return opt.run.predict ? predict() : train();

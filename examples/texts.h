@@ -6,16 +6,23 @@
 #include "datasets.h"
 
 typedef struct cli_table {
-    const char *text_column, *label_column, *delimiter, *quote;
+    const char *task, *text_column, *pair_column, *label_column, *delimiter, *label_delimiter, *quote;
     bool is_table; /* false: the data are the folder aclImdb */
 } cli_table;
 
-#define TABLE_DEFAULT {"text", "label", NULL, "double", false}
+#define TABLE_DEFAULT {"class", NULL, NULL, NULL, NULL, ",", "double", false}
 #define TABLE_FLAGS(table) \
+    {"--task", "TASK", CLI_CHOICE, &(table).task, .help = "what a text has: a class, any number of labels, " \
+     "scores, or tags of its words; --predict takes the task from --out", .choices = TASKS}, \
     {"--text-column", "NAME", CLI_TEXT, &(table).text_column, \
-     .help = "a table's column of texts", .min = 1, .max = 1000}, \
+     .help = "a table's column of texts (text; tokens with --task tags)", .min = 1, .max = 1000}, \
+    {"--pair-column", "NAME", CLI_TEXT, &(table).pair_column, \
+     .help = "a table's column of second texts (text_pair, if the table has it); " \
+     "with --predict, a tab divides the two texts", .min = 1, .max = 1000}, \
     {"--label-column", "NAME", CLI_TEXT, &(table).label_column, \
-     .help = "a table's column of labels", .min = 1, .max = 1000}, \
+     .help = "a table's column of labels (label; tags with --task tags)", .min = 1, .max = 1000}, \
+    {"--label-delimiter", "C", CLI_TEXT, &(table).label_delimiter, \
+     .help = "the character between the labels or scores in one field", .min = 1, .max = 1}, \
     {"--delimiter", "C", CLI_TEXT, &(table).delimiter, \
      .help = "what separates a table's columns, such as ';' or \\t (a comma in .csv, else a tab)", .min = 1, \
      .max = 2}, \
@@ -34,7 +41,10 @@ static inline void check_table(cli_table *table, const char *data)
     static const char *const endings[] = {".tsv", ".csv", ".jsonl", ".json"};
     bool known = false;
     for (int i = 0; i < 4 && ending; i++) known |= strcasecmp(ending, endings[i]) == 0;
+    const tt_task task = (tt_task)cli_index(table->task, TASKS);
     table->is_table = known || table->delimiter || (data && stat(data, &s) == 0 && !S_ISDIR(s.st_mode));
+    if (data && !table->is_table && task != TT_TASK_CLASS)
+        die("--task %s needs a table; '%s' is a folder of reviews with classes", table->task, data);
 }
 
 /* Reads a part of the data. split: "train", "validation" or "test". names: the names of the classes; NULL:
@@ -46,6 +56,9 @@ static inline tt_dataset *read_split(tt_context *ctx, const cli_training *run, c
     char why[DATASET_WHY];
     o.text_column = table->text_column;
     o.label_column = table->label_column;
+    if (table->pair_column) o.pair_column = table->pair_column;
+    o.label_delimiter = table->label_delimiter[0];
+    o.task = (tt_task)cli_index(table->task, TASKS);
     o.delimiter = table->delimiter ? table->delimiter[0] : 0;
     o.unquoted = strcmp(table->quote, "none") == 0;
     if (table->is_table)
@@ -77,6 +90,67 @@ static inline tt_dataset *read_test(tt_context *ctx, const cli_training *run, co
     tt_dataset *d = read_split(ctx, run, table, "test", name, classes, run->test);
     free((void *)name);
     return keep_some(ctx, run, d, "test", run->test, "texts");
+}
+
+/* Predicts a text's tags, and prints each word with its tag. Spaces divide the words. */
+static inline void show_tags(tt_context *ctx, const classifier *x, tt_trainer *t, const char *text)
+{
+    const int n = x->model.classes;
+    const char **names = names_of(NULL, x->names, n);
+    tt_text one;
+    tt_batch b;
+    size_t count = 0;
+    memset(&one, 0, sizeof one);
+    one.text = text;
+    one.bytes = strlen(text);
+    /* The tag of word w is w % n, which tells the words whose first tokens are in the batch. */
+    tt_word *words = (tt_word *)made(NULL, calloc(one.bytes + 1, sizeof *words));
+    for (const char *at = text + strspn(text, " "); *at; at += strspn(at, " "), count++) {
+        words[count].begin = (size_t)(at - text);
+        words[count].tag = (int)(count % (size_t)n);
+        at += strcspn(at, " ");
+        words[count].end = (size_t)(at - text);
+    }
+    one.words = words;
+    one.n_words = (int)count;
+    tt_dataset *d = (tt_dataset *)made(ctx, tt_dataset_texts(ctx, TT_TASK_TAGS, &one, 1, names, n));
+    tt_loader *l = x->loader(ctx, x->self, d, false);
+    if (!tt_loader_next(l, &b)) die("%s", tt_error(ctx));
+    float *p = (float *)made(NULL, calloc((size_t)b.rows * (size_t)n + 1, sizeof *p));
+    must(ctx, tt_predict(t, &b, p));
+    size_t shown = 0; /* words before this one have been shown */
+    bool any = false;
+    for (int row = 0; row < b.rows; row++) {
+        const float *of = p + (size_t)row * (size_t)n;
+        int best = 0;
+        if (b.tags[row] < 0) continue; /* not the first token of a word */
+        while (shown < count && words[shown].tag != b.tags[row]) shown++; /* a word without tokens */
+        for (int c = 1; c < n; c++) if (of[c] > of[best]) best = c;
+        printf("%s%.*s/%s", any ? " " : "", (int)(words[shown].end - words[shown].begin),
+               text + words[shown].begin, x->names[best]);
+        shown++;
+        any = true;
+    }
+    printf("\n");
+    if (shown < count) printf("note: the last %zu words are cut (--max-length)\n", count - shown);
+    free(p), free(words), free((void *)names), tt_loader_free(l), tt_dataset_free(d);
+}
+
+/* Predicts a text, and prints the prediction. pairs: a tab divides the text from its second text.
+   predictions: (classes). */
+static inline void show_text(tt_context *ctx, const classifier *x, tt_trainer *t, const tt_tokenizer *k,
+                             const char *text, bool pairs, float *predictions)
+{
+    const char *tab = pairs ? strchr(text, '\t') : NULL;
+    if (x->model.task == TT_TASK_TAGS) {
+        show_tags(ctx, x, t, text);
+        return;
+    }
+    char *first = (char *)made(NULL, calloc(strlen(text) + 1, 1));
+    memcpy(first, text, tab ? (size_t)(tab - text) : strlen(text));
+    must(ctx, tt_predict_text(t, k, first, tab ? tab + 1 : NULL, predictions));
+    show_prediction(x, predictions, text);
+    free(first);
 }
 
 #endif

@@ -179,7 +179,8 @@ static const cli_flag flags[] = {
     {"--batch", "N", CLI_INTEGER, &opt.run.batch,
      .help = "images in a step; max: as many as --budget or, without it, a GPU's memory allows (0: 16 with "
      "--model, else 20)", .max = 65536, .choices = "max"},
-    CLI_CLASSIFIER_FLAGS(opt.run, "images", "3 with --model, else 12", "5e-5 with --model, else 1e-3"),
+    CLI_CLASSIFIER_FLAGS(opt.run, "images", "3 with --model, else 12", "5e-5 with --model, else 1e-3",
+                         "accuracy f1_macro loss"),
     {"--predict", "FILE", CLI_TEXT, &opt.run.predict,
      .help = "classify an image file with the model in --out"},
 };

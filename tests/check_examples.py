@@ -479,7 +479,8 @@ def losses_of_classifiers(folder):
         return contents(path(name), "model.safetensors")
     refused(TEXT, "--data", table, "--label-smoothing=1", saying="--label-smoothing is 1, but must be 0 or "
             "more and below 1")
-    refused(TEXT, "--data", table, "--best-by=f1", saying="--best-by must be accuracy or loss, not 'f1'")
+    refused(TEXT, "--data", table, "--best-by=f1", saying="--best-by must be accuracy, f1_macro, f1_micro, "
+            "f1_entities, pearson, spearman or loss, not 'f1'")
     models = [trained("plain"), trained("weighted", "--class-weights=balanced"),
               trained("smooth", "--label-smoothing=0.1"),
               trained("both", "--class-weights=balanced", "--label-smoothing=0.1")]
@@ -494,6 +495,85 @@ def losses_of_classifiers(folder):
     expect(status == 1 and "was chosen by its loss, not by its accuracy" in err, out, err)
     status, out, err = call(*again, "--best-by=loss")
     expect(status == 0, out, err)
+
+
+def metrics_of_test(out):
+    """Returns the metrics that the test of the best epoch prints."""
+    line = re.search("\nbest epoch: (.*) on ([0-9]+) test texts\n", out).group(1)
+    return {name: float(value) for name, value in (part.split() for part in line.split(", "))}
+
+
+@check
+def several_labels(folder):
+    run, table = os.path.join(folder, "run"), os.path.join(folder, "t.csv")
+    status, out, err = call(TEXT, "--task=labels", "--epochs=30", "--lr=1e-3", "--out", run)
+    metrics = metrics_of_test(out)
+    expect(status == 0 and list(metrics) == ["f1_micro", "f1_macro", "accuracy", "loss"], out, err)
+    expect(metrics["f1_micro"] > 0.9 and "\nlabels: damage: 47, delivery: " in out, out)
+    expect(re.search("\nF1 is 0.9[0-9]+ on average, damage: [01][.]", out) or metrics["f1_macro"] == 1, out)
+    rows = list(csv.DictReader(contents(run, "metrics.csv").decode().splitlines()))
+    for row in rows:
+        expect((row["f1_micro"] == "") == (row["split"] == "train"), row)
+    with open(os.path.join(run, "config.json")) as f:
+        expect(json.load(f)["problem_type"] == "multi_label_classification", "config.json")
+    both = "The glass is broken. The quality is wonderful."
+    status, out, err = call(TEXT, "--out", run, "--predict", both)
+    expect(re.fullmatch("damage [01][.][0-9]{4}, praise [01][.][0-9]{4}\t" + both + "\n", out), out, err)
+    status, out, err = call(TEXT, "--out", run, "--predict", "What are your opening hours?")
+    expect(out == "none\tWhat are your opening hours?\n", out, err)
+    write_table(table, [["words", "kinds"]] + [[f"{WORDS[k % 6]} film", "up;new" if k % 6 < 3 else ""]
+                                               for k in range(48)])
+    status, out, err = call(TEXT, "--task=labels", "--data", table, "--text-column=words", "--epochs=1",
+                            "--label-column=kinds", "--label-delimiter=;", "--best-by=f1_macro", "--out", run + "2")
+    expect(status == 0 and "\nlabels: new: " in out, out, err)
+    refused(TEXT, "--task=labels", "--data", folder, "--out", run + "3",
+            saying=f"--task labels needs a table; '{folder}' is a folder of reviews with classes")
+
+
+@check
+def scores_of_pairs(folder):
+    """Checks that scores depend on both texts, and that two ranks give equal metrics."""
+    run = os.path.join(folder, "run")
+    status, out, err = call(TEXT, "--task=scores", "--groups=2", "--out", run)
+    metrics = metrics_of_test(out)
+    expect(status == 0 and list(metrics) == ["pearson", "spearman", "loss"], out, err)
+    expect(metrics["pearson"] > 0.8 and metrics["spearman"] > 0.8 and "\nscores: LABEL_0\n" in out, out)
+    status, out, err = call(TEXT, "--task=scores", "--groups=2", "--device=cpu*2", "--out", run + "2")
+    expect(status == 0 and metrics_of_test(out) == metrics, out, err)
+    expect(contents(run, "model.safetensors") == contents(run + "2", "model.safetensors"), "two ranks differ")
+    scores = []
+    for room, meal in ("Room was filthy and loud.", "The bread was stale."), ("The bed was soft.", "The eggs were fresh."):
+        status, out, err = call(TEXT, "--out", run, "--pair-column=text_pair", "--predict", f"{room}\t{meal}")
+        scores.append(float(re.fullmatch("(-?[0-9.]+)\t" + room + "\t" + meal + "\n", out).group(1)))
+    expect(scores[0] + 1 < scores[1], scores)
+    status, out, err = call(TEXT, "--task=scores", "--groups=2", "--out", run, "--resume", "--best-by=spearman")
+    expect(status == 1 and "was told by its pearson, not by its spearman" in err, out, err)
+    status, out, err = call(TEXT, "--task=scores", "--best-by=f1_macro", "--out", run + "3")
+    expect(status == 1 and "best_by is 'f1_macro', and the model has only 'loss', 'pearson' or 'spearman'" in err,
+           out, err)
+
+
+@check
+def tags_of_words(folder):
+    run = os.path.join(folder, "run")
+    status, out, err = call(TEXT, "--task=tags", "--out", run)
+    metrics = metrics_of_test(out)
+    expect(status == 0 and list(metrics) == ["f1_entities", "accuracy", "loss"], out, err)
+    expect(metrics["f1_entities"] > 0.8 and "\ntags: B-PERSON: " in out, out)
+    text = "Clara  met Ben Carter in New York ."
+    status, out, err = call(TEXT, "--out", run, "--predict", text)
+    expect(status == 0 and [word.split("/")[0] for word in out.split()] == text.split(), out, err)
+    expect("Ben/B-PERSON Carter/I-PERSON" in out and "New/B-PLACE York/I-PLACE" in out, out)
+    with open(os.path.join(run, "config.json")) as f:
+        expect(json.load(f)["architectures"] == ["DistilBertForTokenClassification"], "config.json")
+
+
+@check
+def samples_are_those_of_the_script(folder):
+    status, out, err = call(sys.executable, "examples/data/make_tasks.py", "--out", folder)
+    expect(status == 0, out, err)
+    for name in "requests.tsv", "stays.tsv", "visits.conll":
+        expect(contents(folder, name) == contents("examples/data", name), name)
 
 
 @check

@@ -16,6 +16,7 @@
 #include "trainer/metrics.h"
 #include "trainer/steered.h"
 #include "trainer/own.h"
+#include "trainer/predictions.h"
 #include "trainer/by_hand.h"
 #include "trainer/ranks.h"
 
@@ -28,6 +29,8 @@ static const test_case tests[] = {
     TEST_CASE(weights_and_smoothing_as_pytorchs), TEST_CASE(class_weights_of_texts),
     TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities),
     TEST_CASE(predictions_of_each_class),
+    TEST_CASE(f1_as_in_scikit_learn), TEST_CASE(correlations_as_in_scipy), TEST_CASE(entities_as_in_seqeval),
+    TEST_CASE(predictions_in_the_order_of_the_source), TEST_CASE(fit_by_metrics_of_predictions),
     TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(largest_micro_batches),
     TEST_CASE(planned_for_another_device),
     TEST_CASE(allocation_failures), TEST_CASE(resume_in_every_precision_with_every_optimizer),

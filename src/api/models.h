@@ -10,15 +10,52 @@
 
 typedef struct tt_train_options tt_train_options;
 
-/* A measure of a model's quality, computed from the sums of an evaluation. */
+/* The labels and the predictions of an evaluation, in the order of its source. A row is a sequence; of
+   TT_TASK_TAGS a row is a token. */
+typedef struct tt_predictions {
+    tt_context *ctx;         /* the context that gives memory to metrics */
+    tt_task task;
+    int classes;             /* number of classes, labels, scores or tags */
+    int64_t rows, seqs;
+    const int64_t *seq_start; /* (seqs + 1) the first row of each sequence */
+    /* (rows) TT_TASK_CLASS and TT_TASK_TAGS: the class of a row, and the class with the largest logit, the
+       first of equal ones. A row whose label is not in 0..classes - 1 does not count. */
+    const int32_t *labels, *predicted;
+    /* (rows, classes) TT_TASK_LABELS: 0 or 1 for each label, and logits, which predict the label if they are
+       above 0. TT_TASK_SCORES: the scores and the predicted scores. */
+    const float *values, *outputs;
+    const char *const *class_names; /* (classes) the source's names; NULL: no names */
+} tt_predictions;
+
+/* A measure of a model's quality, computed from the sums or from the predictions of an evaluation. */
 typedef struct tt_metric {
     const char *name; /* name in metrics.csv and texts: at most 31 letters, digits, _ and -. NULL: no
                          metric */
-    double (*of)(const tt_stats *s);
+    double (*of)(const tt_stats *s); /* NULL: the metric has of_predictions */
     bool lower_is_better;
+    /* Set it to compute the metric from predictions, in evaluations alone. NaN: the metric is undefined. The
+       model needs `classes`, and each process the labels of all data ranks. */
+    double (*of_predictions)(const tt_predictions *p);
 } tt_metric;
 tt_metric tt_accuracy(void);   /* "accuracy": the share of targets predicted right (cross-entropy) */
 tt_metric tt_perplexity(void); /* "perplexity": exp(loss). Lower is better */
+/* "f1_macro": the mean of tt_f1_scores, which equals that of scikit-learn. "f1_micro": 2 * right / (2 * right
+   + wrong + missed) over all classes; with one class of each row that is the accuracy. */
+tt_metric tt_f1_macro(void);
+tt_metric tt_f1_micro(void);
+/* "f1_entities": f1_micro of whole entities of TT_TASK_TAGS, as the default mode of seqeval counts them. A
+   tag B-X begins an entity of type X, I-X continues the entity, other names are outside of entities. NaN
+   without these names. */
+tt_metric tt_f1_entities(void);
+/* "pearson" and "spearman": the correlation of TT_TASK_SCORES, or of its ranks, where equal numbers share
+   their mean rank; of several scores the mean. NaN if labels or predictions are constant. */
+tt_metric tt_pearson(void);
+tt_metric tt_spearman(void);
+/* Computes F1 of each class, label or tag, f1 (classes): 2 * right / (2 * right + wrong + missed). A class
+   that no row has and none is predicted as has NaN, and does not count in f1_macro; a label has 0. */
+void tt_f1_scores(const tt_predictions *p, double *f1);
+
+enum { TT_METRICS = 4 }; /* max metrics of a model */
 
 /* A model as a trainer sees it. */
 typedef struct tt_model {
@@ -27,7 +64,9 @@ typedef struct tt_model {
        o->max_tokens tokens. Returns the loss (1, 1). *output, if record sets it, is the value that tt_forward
        gives. An input has the name of the array in a batch that is the input's data. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
-    tt_metric metric;
+    /* The metrics, of which the first decides by default which validation is best (tt_fit_options.best_by). A
+       NULL name ends the list. */
+    tt_metric metrics[TT_METRICS];
     int classes;      /* number of logits in a row of the output (for tt_predict): of classes, labels, scores
                          or tags. 0: the output is something else */
     const char *unit; /* unit of speeds: "tokens", "images", in the characters of a metric's name. NULL:

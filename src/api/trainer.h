@@ -75,6 +75,13 @@ tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stat
 /* Computes mean loss, targets and hits over epoch 0 of the source, which must have a target that counts. The
    bits are the same for any number of data ranks. */
 tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
+/* Evaluates as tt_evaluate does, and collects labels and predictions of a model that has `classes`, in the
+   order of the source for any number of data ranks. Batches must have labels. stats may be NULL. Keep the
+   source until tt_predictions_free. Returns NULL on error. */
+tt_predictions *tt_predictions_new(tt_trainer *t, const tt_source *source, tt_stats *stats);
+void tt_predictions_free(tt_predictions *p);
+/* Returns a metric of an evaluation; NaN if it is undefined, or needs sums or predictions that are NULL. */
+double tt_metric_value(const tt_metric *m, const tt_stats *s, const tt_predictions *p);
 /* Evaluates a model that has classes as tt_evaluate does, and writes its confusion matrix, counts (classes,
    classes): counts[i * classes + j] examples of class i are predicted as class j. The prediction is the
    largest logit, the first of equal ones. Batches must have "labels". stats may be NULL. Returns
@@ -127,7 +134,8 @@ typedef struct tt_fit_event {
     int64_t epoch, epochs;         /* epoch counts from 0 */
     int64_t step, steps;           /* steps done in this epoch; steps of an epoch */
     double loss;                   /* mean over this epoch so far */
-    const char *metric_name;       /* the model's metric; NULL: no metric */
+    const char *metric_name;       /* the metric of best_by, or else the model's first; NULL: no metric,
+                                      or only validations have it */
     double metric;                 /* metric of this epoch so far, or of `validation` if it is set */
     const char *unit;              /* "tokens", "images", ... */
     double per_second;             /* units per second since tt_fit began, without validation */
@@ -162,8 +170,8 @@ typedef struct tt_fit_options {
                                       current step or batch of validation; a signal handler may set the
                                       variable (sig_atomic_t); default NULL */
     const char *best_by;           /* Set it to choose how validations are compared: by "loss", or by the name
-                                      of the model's metric, and then by the loss; default NULL: the metric,
-                                      or else the loss */
+                                      of a metric of the model, and then by the loss; default NULL: the first
+                                      metric, or else the loss */
     /* Set it to a function that saves the model; default NULL. tt_fit calls it after a
        validation that is the best so far, or, without validation, after every epoch. The folder then holds a
        state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
@@ -204,7 +212,8 @@ tt_fit_options tt_fit_options_default(void);
      split        "train" or "validation"
      loss         mean over the targets of the step, or of all of validation; "nan", like the accuracy, for a
                   step that tt_fit skipped
-     accuracy     the model's metric, under its name, over these targets. Left out if the model has none
+     accuracy     a column for each metric of the model, under its name, over these targets; empty in a line
+                  of training if the metric needs predictions
      lr           learning rate of the step. lr, grad_norm, loss_scale and skipped are empty in a line of
                   validation
      grad_norm    norm of all gradients together, before clipping; 0 for a skipped step

@@ -149,15 +149,32 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
     return tt__task_loss(t, m->config.task, *output, &in, o);
 }
 
+/* Sets the metrics of a model's task. Tags whose names begin with "B-" are those of entities. */
+static void tt__bert_metrics(const tt_bert *m, tt_metric to[TT_METRICS])
+{
+    bool entities = false;
+    for (int c = 0; c < m->config.classes && m->class_names && !entities; c++)
+        entities = strncmp(m->class_names[c], "B-", 2) == 0;
+    switch (m->config.task) {
+    case TT_TASK_CLASS: to[0] = tt_accuracy(), to[1] = tt_f1_macro(); break;
+    case TT_TASK_LABELS: to[0] = tt_f1_micro(), to[1] = tt_f1_macro(), to[2] = tt_accuracy(); break;
+    case TT_TASK_SCORES: to[0] = tt_pearson(), to[1] = tt_spearman(); break;
+    case TT_TASK_TAGS:
+        to[0] = entities ? tt_f1_entities() : tt_accuracy();
+        to[1] = entities ? tt_accuracy() : tt_f1_macro();
+        break;
+    case TT_TASK_EMBED: break;
+    }
+}
+
 tt_model tt_bert_model(const tt_bert *m)
 {
     const tt_bert_config *c = &m->config;
     const int positions = c->max_positions - tt__bert_offset(c);
     const bool limit = c->task == TT_TASK_EMBED && c->max_length > 0 && c->max_length < positions;
-    const tt_metric none = {NULL, NULL, false};
-    const bool numbers = c->task == TT_TASK_SCORES || c->task == TT_TASK_EMBED;
-    tt_model model = {m, tt__bert_record, numbers ? none : tt_accuracy(), c->classes, "tokens",
+    tt_model model = {m, tt__bert_record, {{NULL, NULL, false, NULL}}, c->classes, "tokens",
                       limit ? c->max_length : positions, false, c->task};
+    tt__bert_metrics(m, model.metrics);
     return model;
 }
 

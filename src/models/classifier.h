@@ -10,13 +10,13 @@ static double tt__perplexity_of(const tt_stats *s) { return exp(s->loss); }
 
 tt_metric tt_accuracy(void)
 {
-    tt_metric m = {"accuracy", tt__accuracy_of, false};
+    const tt_metric m = {"accuracy", tt__accuracy_of, false, NULL};
     return m;
 }
 
 tt_metric tt_perplexity(void)
 {
-    tt_metric m = {"perplexity", tt__perplexity_of, true};
+    const tt_metric m = {"perplexity", tt__perplexity_of, true, NULL};
     return m;
 }
 

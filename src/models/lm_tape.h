@@ -137,7 +137,7 @@ static tt_value tt__lm_record(const void *self, tt_tape *t, const tt_train_optio
 tt_model tt_lm_model(const tt_lm *m)
 {
     const tt_lm_config *c = &m->config;
-    tt_model model = {m, tt__lm_record, tt_perplexity(), 0, "tokens", c->max_positions, false,
+    tt_model model = {m, tt__lm_record, {tt_perplexity()}, 0, "tokens", c->max_positions, false,
                       TT_TASK_CLASS};
     return model;
 }

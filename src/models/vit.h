@@ -296,8 +296,8 @@ tt_image_options tt_vit_image_options(const tt_vit *m)
 tt_model tt_vit_classifier(const tt_vit *m)
 {
     const tt_vit_config *c = &m->config;
-    tt_model model = {m, tt__vit_record, tt_accuracy(), c->classes, "images", tt__vit_tokens(c), true,
-                      TT_TASK_CLASS};
+    tt_model model = {m, tt__vit_record, {tt_accuracy(), tt_f1_macro()}, c->classes, "images",
+                      tt__vit_tokens(c), true, TT_TASK_CLASS};
     return model;
 }
 

@@ -330,9 +330,11 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
                         x->name, n, capacity);
     status = x->persistent ? tt__zero_states(head) : TT_OK;
     tt__memory row = {p->arena, of, t->values[x->base].space, m.dtype, NULL};
-    for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols) {
+    const bool whole = m.ld == m.cols; /* one read, or one message of another process, gives all rows */
+    const int64_t rows = whole ? n > 0 : m.rows, cols = whole ? (int64_t)n : m.cols;
+    for (int64_t r = 0; r < rows && status == TT_OK; r++, to += cols) {
         row.data = m.data ? tt__at(&m, r) : NULL;
-        status = tt__fetch_memory(&row, to, TT_F32, (size_t)m.cols);
+        status = tt__fetch_memory(&row, to, TT_F32, (size_t)cols);
     }
     return status;
 }

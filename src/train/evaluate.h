@@ -8,6 +8,7 @@
 #include "../run/inputs.h"
 #include "../run/results.h"
 #include "../run/step.h"
+#include "../files/lists.h"
 #include "trainer.h"
 
 /* ------------------------------------------------------------------------------------------------ evaluation
@@ -115,53 +116,143 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 /* Returns the number of items (tokens, images, ...) of a batch: rows or, if it has no rows, sequences. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
-/* A confusion matrix, and the labels of the data ranks' current batches. */
-typedef struct tt__confusion_run {
-    int64_t *counts;          /* the matrix, (classes, classes) */
-    float *logits;            /* logits of a batch, (max_seqs, classes) */
-    int32_t *labels;          /* labels of the batches, (data ranks, max_seqs) */
-    int seqs[TT__RANKS];      /* number of labels of each data rank */
-} tt__confusion_run;
+/* The predictions of an evaluation while they are collected. `p`, the first field, shows the arrays. */
+typedef struct tt__collected {
+    tt_predictions p;
+    int64_t done;              /* rows whose predictions are known; the labels of later rows are known */
+    int cap_rows, cap_seqs;    /* rows and sequences that the arrays have room for */
+    int rows[TT__RANKS];       /* rows of each data rank's current batch */
+    int64_t *seq_start;
+    int32_t *labels, *predicted;
+    float *values, *outputs, *logits; /* logits: (max rows of a batch, classes) */
+} tt__collected;
 
-/* Keeps for tt__confusion_count the labels of a batch that will run on a data rank. */
-static tt_status tt__confusion_set(tt_trainer *r, tt__confusion_run *c, int rank, const tt_batch *b)
+/* Makes room for more rows and sequences. Returns false if memory runs out. */
+static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
 {
-    const int32_t *labels = b->labels;
-    int64_t n = b->seqs;
+    const bool numbers = c->p.task == TT_TASK_LABELS || c->p.task == TT_TASK_SCORES;
+    const int64_t most = INT32_MAX / 4, r = c->p.rows + rows, s = c->p.seqs + seqs + 1;
+    const size_t width = numbers ? (size_t)c->p.classes : 1;
+    if (r > most || s > most) {
+        tt__fail(c->p.ctx, TT_ERR_MEMORY, "the predictions of %lld rows are too many", (long long)r);
+        return false;
+    }
+    if (s > c->cap_seqs || !c->seq_start) {
+        void *x = tt__realloc(c->p.ctx, c->seq_start, sizeof *c->seq_start * (size_t)(2 * s));
+        if (!x) return false;
+        c->seq_start = (int64_t *)x;
+        c->cap_seqs = (int)(2 * s);
+    }
+    if (r <= c->cap_rows) return true;
+    void **arrays[2] = {numbers ? (void **)&c->values : (void **)&c->labels,
+                        numbers ? (void **)&c->outputs : (void **)&c->predicted};
+    for (int k = 0; k < 2; k++) {
+        void *x = tt__realloc(c->p.ctx, *arrays[k], sizeof(float) * (size_t)(2 * r) * width);
+        if (!x) return false;
+        *arrays[k] = x;
+    }
+    c->cap_rows = (int)(2 * r);
+    return true;
+}
+
+/* Keeps for tt__collect_outputs the labels of a batch that will run on a data rank. */
+static tt_status tt__collect_labels(tt_trainer *r, tt__collected *c, int rank, const tt_batch *b)
+{
+    const bool tags = c->p.task == TT_TASK_TAGS, by_number = tags || c->p.task == TT_TASK_CLASS;
+    const char *input = tags ? "tags" : by_number ? "labels" : "label_values";
+    const void *labels = tags ? (const void *)b->tags : by_number ? (const void *)b->labels
+                                                                  : (const void *)b->label_values;
+    int64_t rows = tags ? b->rows : b->seqs;
+    const size_t width = by_number ? 1 : (size_t)c->p.classes;
     for (int k = 0; k < b->n_arrays; k++)
-        if (strcmp(b->arrays[k].input, "labels") == 0)
-            labels = (const int32_t *)b->arrays[k].data, n = b->arrays[k].rows;
-    if (!labels || n > r->options.max_seqs)
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion: the batch has %s",
-                        labels ? "more labels than the trainer's max_seqs" : "no labels");
-    memcpy(c->labels + (size_t)rank * (size_t)r->options.max_seqs, labels, sizeof *labels * (size_t)n);
-    c->seqs[rank] = (int)n;
+        if (strcmp(b->arrays[k].input, input) == 0) labels = b->arrays[k].data, rows = b->arrays[k].rows;
+    const int64_t max = tags ? r->options.max_tokens : r->options.max_seqs;
+    if (!labels || (tags && !b->seq_start) || rows > max)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the predictions of the batch cannot be compared with its "
+                        "labels: the batch has %s%s%s", rows > max ? "more rows of " : "no ",
+                        labels && rows <= max ? "seq_start" : input,
+                        r->ctx->net ? "; every process needs those of all data ranks" : "");
+    const int64_t seqs = tags ? b->seqs : rows, first = c->p.rows;
+    if (!tt__collect_room(c, rows, seqs)) return TT_ERR_MEMORY;
+    if (by_number) memcpy(c->labels + first, labels, sizeof *c->labels * (size_t)rows);
+    else
+        memcpy(c->values + (size_t)first * width, labels, sizeof *c->values * width * (size_t)rows);
+    for (int64_t s = 0; s < seqs; s++)
+        c->seq_start[c->p.seqs + s] = first + (tags ? (int64_t)b->seq_start[s] : s);
+    c->rows[rank] = (int)rows;
+    c->p.rows += rows;
+    c->p.seqs += seqs;
+    c->seq_start[c->p.seqs] = c->p.rows;
     return TT_OK;
 }
 
-/* Adds the predictions for the batches of a run to the confusion matrix. */
-static tt_status tt__confusion_count(tt_trainer *r, tt__confusion_run *c, int batches)
+/* Adds the predictions for the batches of a run, in the order of the batches. */
+static tt_status tt__collect_outputs(tt_trainer *r, tt__collected *c, int batches)
 {
-    const int classes = r->model.classes;
+    const size_t classes = (size_t)c->p.classes;
     tt_status status = TT_OK;
     for (int rank = 0; rank < batches && status == TT_OK; rank++) {
-        const size_t room = (size_t)c->seqs[rank] * (size_t)classes;
-        status = tt_get_rank(r->eval, rank, r->output, c->logits, room);
-        for (int s = 0; s < c->seqs[rank] && status == TT_OK; s++) {
-            const float *x = c->logits + (size_t)s * (size_t)classes;
-            const int32_t label = c->labels[(size_t)rank * (size_t)r->options.max_seqs + (size_t)s];
-            int best = 0;
-            for (int k = 1; k < classes; k++) if (x[k] > x[best]) best = k;
-            if (label >= 0 && label < classes) c->counts[(int64_t)label * classes + best]++;
+        const int rows = c->rows[rank];
+        float *to = c->predicted ? c->logits : c->outputs + (size_t)c->done * classes;
+        status = tt_get_rank(r->eval, rank, r->output, to, (size_t)rows * classes);
+        for (int s = 0; s < rows && c->predicted && status == TT_OK; s++) {
+            const float *x = c->logits + (size_t)s * classes;
+            int32_t best = 0;
+            for (int k = 1; k < c->p.classes; k++) if (x[k] > x[best]) best = k;
+            c->predicted[c->done + s] = best;
         }
+        c->done += rows;
     }
     return status;
 }
 
+void tt_predictions_free(tt_predictions *p)
+{
+    tt__collected *c = (tt__collected *)p;
+    if (!c) return;
+    void *const owned[] = {c->seq_start, c->labels, c->predicted, c->values, c->outputs, c->logits, c};
+    tt__free_all(c->p.ctx, owned, TT__COUNT(owned));
+}
+
+/* Begins to collect the predictions for a source. Returns NULL on error. */
+static tt__collected *tt__collect(tt_trainer *r, const tt_source *source)
+{
+    const bool by_class = r->model.task == TT_TASK_CLASS || r->model.task == TT_TASK_TAGS;
+    if (!r->model.classes || r->model.task == TT_TASK_EMBED) {
+        tt__fail(r->ctx, TT_ERR_ARGUMENT, "predictions need a model with classes, labels, scores or tags");
+        return NULL;
+    }
+    tt__collected *c = (tt__collected *)tt__calloc(r->ctx, sizeof *c);
+    if (!c) return NULL;
+    c->p.ctx = r->ctx;
+    c->p.task = r->model.task;
+    c->p.classes = r->model.classes;
+    c->p.class_names = source && source->classes >= c->p.classes ? source->class_names : NULL;
+    const int max = r->model.task == TT_TASK_TAGS ? r->options.max_tokens : r->options.max_seqs;
+    if (by_class) {
+        c->logits = (float *)tt__alloc(r->ctx, sizeof *c->logits * (size_t)max * (size_t)c->p.classes);
+        if (c->logits) return c;
+        tt_predictions_free(&c->p);
+        return NULL;
+    }
+    return c;
+}
+
+/* Ends the collection: shows the arrays in c->p. */
+static void tt__collected_show(tt__collected *c)
+{
+    c->p.seq_start = c->seq_start;
+    c->p.labels = c->labels;
+    c->p.predicted = c->predicted;
+    c->p.values = c->values;
+    c->p.outputs = c->outputs;
+}
+
 /* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the items that were read.
-   stop and c may be NULL. */
+   Collects predictions
+   in *c. stop and c may be NULL. */
 static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, const volatile int *stop,
-                              tt_stats *stats, double *items, tt__confusion_run *c)
+                              tt_stats *stats, double *items, tt__collected *c)
 {
     tt_batch b;
     bool more = true;
@@ -174,14 +265,14 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
     while (status == TT_OK && more && !(stop && *stop)) {
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
         if (status == TT_OK && more) {
-            if (c) status = tt__confusion_set(r, c, set, &b);
+            if (c) status = tt__collect_labels(r, c, set, &b);
             if (status == TT_OK) status = tt__set_batch(r, r->eval, set++, &b, false);
             *items += tt__items(&b);
             step += b.last_of_step;
         }
         if (status != TT_OK || !set || (more && set < r->data)) continue;
         status = tt__evaluate_round(r, set, stats);
-        if (c && status == TT_OK) status = tt__confusion_count(r, c, set);
+        if (c && status == TT_OK) status = tt__collect_outputs(r, c, set);
         set = 0;
     }
     if (set) tt__forget_inputs(r->eval); /* the round was stopped or failed */
@@ -191,7 +282,7 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
 }
 
 static tt_status tt__evaluate_all(tt_trainer *r, const tt_source *source, tt_stats *stats,
-                                  tt__confusion_run *c)
+                                  tt__collected *c)
 {
     double items = 0;
     memset(stats, 0, sizeof *stats);
@@ -208,23 +299,37 @@ tt_status tt_evaluate(tt_trainer *r, const tt_source *source, tt_stats *stats)
     return tt__evaluate_all(r, source, stats, NULL);
 }
 
+tt_predictions *tt_predictions_new(tt_trainer *r, const tt_source *source, tt_stats *stats)
+{
+    tt_stats own;
+    tt__collected *c = tt__collect(r, source);
+    if (c && tt__evaluate_all(r, source, stats ? stats : &own, c) == TT_OK) {
+        tt__collected_show(c);
+        return &c->p;
+    }
+    if (c) tt_predictions_free(&c->p);
+    return NULL;
+}
+
+double tt_metric_value(const tt_metric *m, const tt_stats *s, const tt_predictions *p)
+{
+    if (m->of) return s ? m->of(s) : NAN;
+    return m->of_predictions && p ? m->of_predictions(p) : NAN;
+}
+
 tt_status tt_confusion(tt_trainer *r, const tt_source *source, tt_stats *stats, int64_t *counts)
 {
-    const size_t classes = (size_t)r->model.classes, seqs = (size_t)r->options.max_seqs;
-    tt_stats own;
-    tt__confusion_run c;
+    const int64_t classes = r->model.classes;
     if (!classes || r->model.task != TT_TASK_CLASS)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model that predicts the class of each "
                         "sequence, but the trainer's model does not");
-    memset(&c, 0, sizeof c);
-    c.counts = counts;
-    for (size_t k = 0; k < classes * classes; k++) counts[k] = 0;
-    c.logits = (float *)tt__alloc(r->ctx, sizeof *c.logits * seqs * classes);
-    if (c.logits) c.labels = (int32_t *)tt__alloc(r->ctx, sizeof *c.labels * seqs * (size_t)r->data);
-    tt_status status = c.labels ? tt__evaluate_all(r, source, stats ? stats : &own, &c) : TT_ERR_MEMORY;
-    tt__free(r->ctx, c.labels);
-    tt__free(r->ctx, c.logits);
-    return status;
+    tt_predictions *p = tt_predictions_new(r, source, stats);
+    if (!p) return tt_error_code(r->ctx);
+    memset(counts, 0, sizeof *counts * (size_t)(classes * classes));
+    for (int64_t k = 0; k < p->rows; k++)
+        if (p->labels[k] >= 0 && p->labels[k] < classes) counts[p->labels[k] * classes + p->predicted[k]]++;
+    tt_predictions_free(p);
+    return TT_OK;
 }
 
 tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacity)

@@ -137,9 +137,9 @@ static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, boo
     e.step = f->p.step;
     e.steps = f->steps;
     e.loss = epoch.loss;
-    e.metric_name = f->metric.name;
-    if (e.metric_name && (validation || epoch.targets > 0))
-        e.metric = f->metric.of(validation ? validation : &epoch);
+    e.metric_name = validation || f->metric.of ? f->metric.name : NULL;
+    if (e.metric_name && validation) e.metric = f->values[f->by];
+    else if (e.metric_name && epoch.targets > 0) e.metric = f->metric.of(&epoch);
     e.unit = f->unit;
     e.per_second = seconds > 0 ? f->items / seconds : 0;
     e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
@@ -248,13 +248,22 @@ static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
     return lower ? value < f->p.best : value > f->p.best;
 }
 
-/* Evaluates the validation source, with the moving averages if there are any. */
+/* Evaluates the validation source, with the moving averages if there are any, and computes the metrics. */
 static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_stats *s, double *items)
 {
+    const tt_metric *m = f->r->model.metrics;
+    tt__collected *c = NULL;
+    bool any = false;
+    for (int k = 0; k < f->n_metrics; k++) any = any || !m[k].of;
+    if (any && !(c = tt__collect(f->r, f->validation))) return tt_error_code(f->r->ctx);
     tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
-    if (status != TT_OK) return status;
-    status = tt__evaluate_source(f->r, f->validation, stop, s, items, NULL);
-    const tt_status back = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, false) : TT_OK;
+    const bool averages = tt__has_ema(f->r) && status == TT_OK;
+    if (status == TT_OK) status = tt__evaluate_source(f->r, f->validation, stop, s, items, c);
+    if (c) tt__collected_show(c);
+    for (int k = 0; k < f->n_metrics && status == TT_OK && !(stop && *stop); k++)
+        f->values[k] = tt_metric_value(&m[k], s, c ? &c->p : NULL);
+    tt_predictions_free(c ? &c->p : NULL);
+    const tt_status back = averages ? tt_trainer_use_ema(f->r, false) : TT_OK;
     return status == TT_OK ? back : status;
 }
 
@@ -288,7 +297,7 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
     if (f->not_finite && blew_up && judges) return tt__fit_stuck(f);
     if (judges) f->not_finite = 0;
     double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
-    if (f->validation && f->best_by_metric) value = f->metric.of(&s);
+    if (f->validation && f->best_by_metric) value = f->values[f->by];
     bool best = f->validation ? tt__fit_better(f, value, loss) : ends;
     const bool any = best || isfinite(f->p.best) || isfinite(f->p.best_loss);
     if (f->validation && !(isfinite(s.loss) && isfinite(value)))
@@ -460,6 +469,14 @@ static bool tt__fit_is_stale(const tt__fit_run *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
+/* Returns the name with this hash, of the loss or a metric. */
+static const char *tt__fit_name_of(const tt__fit_run *f, uint64_t hash)
+{
+    for (int k = 0; k < f->n_metrics; k++)
+        if (tt__hash(f->r->model.metrics[k].name) == hash) return f->r->model.metrics[k].name;
+    return hash == tt__hash("loss") ? "loss" : "metric";
+}
+
 /* Resumes from the newer state. Fails if the state's classes differ from f->p's, and warns if its data
    differ. */
 static tt_status tt__fit_resume(tt__fit_run *f)
@@ -482,8 +499,7 @@ static tt_status tt__fit_resume(tt__fit_run *f)
                         (long long)f->steps);
     if (f->p.best_by && f->p.best_by != now.best_by)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was chosen by its %s, not by its %s: "
-                        "resume with the same best_by", f->o.folder,
-                        f->p.best_by == tt__hash("loss") ? "loss" : "metric",
+                        "resume with the same best_by", f->o.folder, tt__fit_name_of(f, f->p.best_by),
                         f->best_by_metric ? f->metric.name : "loss");
     if (f->p.classes && now.classes && f->p.classes != now.classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was trained on classes with other names than this run's "
@@ -552,9 +568,34 @@ static tt_status tt__fit_same_classes(const tt__fit_run *f)
     return TT_OK;
 }
 
+/* Chooses the value by which validations are compared. */
+static tt_status tt__fit_choose(tt__fit_run *f)
+{
+    const tt_metric *m = f->r->model.metrics;
+    const bool by_loss = f->o.best_by && strcmp(f->o.best_by, "loss") == 0;
+    char names[40 * TT_METRICS] = "";
+    tt__text_buffer text = {names, sizeof names, 0};
+    bool found = by_loss || !f->o.best_by;
+    for (int k = 0; k < f->n_metrics; k++) {
+        tt__print(&text, "%s '%s'", k + 1 < f->n_metrics ? "," : " or", m[k].name);
+        if (by_loss || !f->o.best_by || strcmp(f->o.best_by, m[k].name) != 0) continue;
+        f->by = k;
+        found = true;
+    }
+    f->metric = m[f->by];
+    if (!found)
+        return tt__fail(f->r->ctx, TT_ERR_ARGUMENT, "tt_fit: best_by is '%.100s', and the model has only "
+                        "'loss'%s", f->o.best_by, names);
+    f->best_by_metric = f->n_metrics && !by_loss;
+    f->p.best = f->best_by_metric && !f->metric.lower_is_better ? -INFINITY : INFINITY;
+    f->p.best_loss = INFINITY;
+    f->p.best_by = tt__hash(f->best_by_metric ? f->metric.name : "loss");
+    return TT_OK;
+}
+
 static tt_status tt__fit_begin(tt__fit_run *f)
 {
-    char heading[160];
+    char heading[TT__FIT_HEADING];
     tt_context *ctx = f->r->ctx;
     tt_status status = tt__source_fits(f->r, f->train, "to train on");
     if (status == TT_OK && f->validation) status = tt__source_fits(f->r, f->validation, "for validation");
@@ -573,15 +614,7 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (f->o.patience && !f->validation)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience is %lld, but `validation` is NULL: patience "
                         "counts validations", (long long)f->o.patience);
-    if (f->o.best_by && strcmp(f->o.best_by, "loss") != 0 &&
-        !(f->metric.name && strcmp(f->o.best_by, f->metric.name) == 0))
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "tt_fit: best_by is '%s', but must be 'loss' or the model's metric%s%s", f->o.best_by,
-                        f->metric.name ? ", " : " (it has none)", f->metric.name ? f->metric.name : "");
-    f->best_by_metric = f->metric.name && !(f->o.best_by && strcmp(f->o.best_by, "loss") == 0);
-    f->p.best = f->best_by_metric && !f->metric.lower_is_better ? -INFINITY : INFINITY;
-    f->p.best_loss = INFINITY;
-    f->p.best_by = tt__hash(f->best_by_metric ? f->metric.name : "loss");
+    if ((status = tt__fit_choose(f)) != TT_OK) return status;
     if (f->o.resume && !f->o.folder)
         return tt__fail(ctx, TT_ERR_ARGUMENT,
                         "tt_fit: resume is set, but folder is not: name the folder that holds the run");
@@ -628,7 +661,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     f->train = train;
     f->validation = validation;
     f->o = o ? *o : tt_fit_options_default();
-    f->metric = r->model.metric;
+    while (f->n_metrics < TT_METRICS && r->model.metrics[f->n_metrics].name) f->n_metrics++;
     f->unit = r->model.unit ? r->model.unit : "examples";
     f->steps = train ? train->steps : 0;
     bool save = false;

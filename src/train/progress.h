@@ -19,7 +19,9 @@ typedef struct tt__fit_point {
 typedef struct tt__fit_run {
     tt_trainer *r;
     const tt_source *train, *validation;
-    tt_metric metric;
+    int n_metrics, by;           /* the model's metrics; the one that texts and the picture show */
+    tt_metric metric;            /* metric number `by`; without a name: none */
+    double values[TT_METRICS];   /* the metrics of the last validation */
     const char *unit;            /* name of the items that the model counts */
     bool best_by_metric;         /* whether the metric, not the loss, tells the best validation */
     tt_fit_options o;
@@ -129,26 +131,30 @@ static tt_status tt__fit_agree(tt__fit_run *f, tt_status status, bool *save)
     return status;
 }
 
-/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. */
+/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. An empty
+   field of a metric, which the line has no value of, gives NaN. */
 static bool tt__fit_read_line(const tt__fit_run *f, const char *line, size_t n, tt__fit_point *point)
 {
-    char field[3 + TT__FIT_VALUES][40];
+    enum { FIRST = 4 }; /* the column of the first metric */
+    char field[FIRST + TT_METRICS + 1][40];
     const char *end = line + n;
-    for (int k = 0; k < TT__COUNT(field); k++) {
-        const bool absent = k == 3 + TT__FIT_METRIC && !f->metric.name;
-        const char *comma = absent ? line - 1 : (const char *)memchr(line, ',', (size_t)(end - line));
-        const size_t length = absent ? 0 : comma ? (size_t)(comma - line) : sizeof field[k];
+    for (int k = 0; k <= FIRST + f->n_metrics; k++) {
+        const char *comma = (const char *)memchr(line, ',', (size_t)(end - line));
+        const size_t length = comma ? (size_t)(comma - line) : sizeof field[k];
         if (length >= sizeof field[k]) return false;
         memcpy(field[k], line, length);
         field[k][length] = 0;
         line = comma + 1;
     }
+    const char *const value[TT__FIT_VALUES] = {field[FIRST - 1], f->n_metrics ? field[FIRST + f->by] : "",
+                                               field[FIRST + f->n_metrics]};
     point->step = strtoll(field[0], NULL, 10);
     point->epoch = strtoll(field[1], NULL, 10);
     point->validation = strcmp(field[2], "validation") == 0;
     for (int k = 0; k < TT__FIT_VALUES; k++) {
-        double value = tt__json_double(field[3 + k], strlen(field[3 + k]));
-        point->value[k] = fabs(value) <= FLT_MAX ? value : NAN;
+        const double x = tt__json_double(value[k], strlen(value[k]));
+        const bool is = fabs(x) <= FLT_MAX && (value[k][0] || k == TT__FIT_LR);
+        point->value[k] = is ? x : NAN;
     }
     return point->step >= 0 && point->epoch >= 1;
 }
@@ -173,13 +179,14 @@ static tt_status tt__fit_line(tt__fit_run *f, const char *line, size_t n)
     return TT_OK;
 }
 
-static size_t tt__fit_heading(const tt__fit_run *f, char to[160])
+enum { TT__FIT_HEADING = 320 }; /* max bytes of the heading of metrics.csv */
+
+static size_t tt__fit_heading(const tt__fit_run *f, char to[TT__FIT_HEADING])
 {
-    const char *metric = f->metric.name;
-    tt__text_buffer text = {to, 160, 0};
-    tt__print(&text,
-              "step,epoch,split,loss,%s%slr,grad_norm,loss_scale,skipped,bytes,seconds,%s_per_second\n",
-              metric ? metric : "", metric ? "," : "", f->unit);
+    tt__text_buffer text = {to, TT__FIT_HEADING, 0};
+    tt__print(&text, "step,epoch,split,loss,");
+    for (int k = 0; k < f->n_metrics; k++) tt__print(&text, "%s,", f->r->model.metrics[k].name);
+    tt__print(&text, "lr,grad_norm,loss_scale,skipped,bytes,seconds,%s_per_second\n", f->unit);
     return text.length;
 }
 
@@ -194,11 +201,15 @@ static const char *tt__fit_number(double x, char to[32])
 static tt_status tt__fit_metrics(tt__fit_run *f, const tt_stats *s, bool validation, float lr, double items,
                                  double seconds)
 {
-    char line[384], number[7][32];
+    char line[512], number[7][32];
     tt__text_buffer text = {line, sizeof line, 0};
     tt__print(&text, "%lld,%lld,%s,%s,", (long long)s->step, (long long)f->p.epoch + 1,
               validation ? "validation" : "train", tt__fit_number(s->loss, number[0]));
-    if (f->metric.name) tt__print(&text, "%s,", tt__fit_number(f->metric.of(s), number[1]));
+    for (int k = 0; k < f->n_metrics; k++) {
+        double (*of)(const tt_stats *) = f->r->model.metrics[k].of;
+        const double x = validation ? f->values[k] : of ? of(s) : NAN;
+        tt__print(&text, "%s,", validation || of ? tt__fit_number(x, number[1]) : "");
+    }
     if (validation) tt__print(&text, ",,,,");
     else
         tt__print(&text, "%s,%s,%s,%lld,", tt__fit_number(lr, number[2]),
@@ -217,7 +228,7 @@ static tt_status tt__fit_read_metrics(tt__fit_run *f)
     tt__file_bytes file;
     bool there = false;
     int64_t steps = 0;
-    char heading[160];
+    char heading[TT__FIT_HEADING];
     size_t length = tt__fit_heading(f, heading);
     tt__fit_point point;
     tt_status status = tt__path_join(f->r->ctx, path, f->o.folder, "metrics.csv");

@@ -121,10 +121,16 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
         tt__print(&all, "; max_tokens is %d, but must be at least max_seqs, %d", o->max_tokens, o->max_seqs);
     if (!model->record) tt__print(&all, "; the model has no function `record`: set it");
-    const tt_metric *metric = &model->metric;
-    if (metric->name && !(metric->of && tt__is_column(metric->name) && strcmp(metric->name, "loss") != 0))
-        tt__print(&all, "; the model's metric '%.32s' needs a function, and a name of at most 31 letters, "
-                  "digits, _ and - other than 'loss'", metric->name);
+    for (int k = 0; k < TT_METRICS && model->metrics[k].name; k++) {
+        const tt_metric *x = &model->metrics[k];
+        const bool found = x->of || (x->of_predictions && model->classes);
+        bool named = tt__is_column(x->name) && strcmp(x->name, "loss") != 0;
+        for (int j = 0; j < k; j++) named = named && strcmp(x->name, model->metrics[j].name) != 0;
+        if (!found || !named)
+            tt__print(&all, "; the model's metric '%.32s' needs a function, `classes` if that is "
+                      "of_predictions, and a name of its own of at most 31 letters, digits, _ and - that is "
+                      "not 'loss'", x->name);
+    }
     if (model->unit && !tt__is_column(model->unit))
         tt__print(&all, "; the model's unit is '%.32s', but must be 1 to 31 letters, digits, _ and -",
                   model->unit);

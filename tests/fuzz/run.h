@@ -54,7 +54,7 @@ static inline fuzz_run *fuzz_run_get(void)
     r.w = tt_param_new(r.ctx, "w", 2, w_dims, normal);
     r.b = tt_param_new(r.ctx, "b", 1, b_dims, zeros);
     FUZZ_CHECK(r.train && r.validation && r.table && r.w && r.b);
-    tt_model model = {&r, fuzz__record, tt_accuracy(), RUN_CLASSES, "tokens", 8, false, TT_TASK_CLASS};
+    tt_model model = {&r, fuzz__record, {tt_accuracy()}, RUN_CLASSES, "tokens", 8, false, TT_TASK_CLASS};
     tt_train_options o = tt_train_options_default();
     o.schedule.total_steps = 6;
     o.max_seqs = tt_loader_max_seqs(r.train);

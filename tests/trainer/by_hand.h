@@ -197,7 +197,7 @@ TEST(a_trainers_state_in_a_program)
     own w;
     tt_batch b;
     bool more;
-    const tt_metric none = {NULL, NULL, false};
+    const tt_metric none = {NULL, NULL, false, NULL};
     tt_compile_options o = tt_compile_options_default();
     tt_train_options to = tt_train_options_default();
     tt_value output;

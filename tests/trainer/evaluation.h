@@ -115,7 +115,7 @@ TEST(weights_and_smoothing_as_pytorchs)
         test_allocator a;
         tt_context *ctx = test_open(&a);
         tt_param *p = tt_param_new(ctx, "w", 2, dims, zeros);
-        const tt_model model = {p, linear_record, tt_accuracy(), LINEAR_CLASSES, NULL, 0, false,
+        const tt_model model = {p, linear_record, {tt_accuracy()}, LINEAR_CLASSES, NULL, 0, false,
                                 TT_TASK_CLASS};
         tt_train_options o = tt_train_options_default();
         tt_stats s;

@@ -127,7 +127,7 @@ static tt_status fit(rank_group *w, const char *folder, bool resume, fitting *f,
     return tt_fit(w->r, tt_loader_source(w->l), tt_loader_source(w->all), &o, finished);
 }
 
-#define METRICS "step,epoch,split,loss,accuracy,lr,grad_norm,loss_scale,skipped,bytes"
+#define METRICS "step,epoch,split,loss,accuracy,f1_macro,lr,grad_norm,loss_scale,skipped,bytes"
 
 /* Returns metrics.csv without its last columns: the last 2 are time and speed, the last 3 also the bytes of
    the arena. The caller frees it. */
@@ -598,7 +598,7 @@ TEST(names_that_a_state_cannot_have)
     for (int k = 0; k < TEST_COUNT(names); k++) {
         test_allocator a;
         tt_context *ctx = test_open(&a);
-        tt_model model = {names[k], record_named, tt_accuracy(), 2, "tokens", 8, false, TT_TASK_CLASS};
+        tt_model model = {names[k], record_named, {tt_accuracy()}, 2, "tokens", 8, false, TT_TASK_CLASS};
         tt_train_options o = tt_train_options_default();
         tt_progress progress;
         memset(&progress, 0, sizeof progress);

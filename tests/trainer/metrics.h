@@ -41,20 +41,21 @@ TEST(fit_writes_metrics)
             CHECK(atoi(field_of(line, 1)) == lines / 8 + 1 && validation == (lines % 8 == 7));
             CHECK(atof(field_of(line, 3)) > 0 && atof(field_of(line, 4)) >= 0 &&
                   atof(field_of(line, 4)) <= 1);
-            CHECK((size_t)atoll(field_of(line, 9)) == tt_program_plan(v.r->train).bytes);
-            CHECK(atof(field_of(line, 10)) > 0 && atof(field_of(line, 11)) > 0);
-            for (int k = 5; k < 9; k++) CHECK(!*field_of(line, k) == validation);
+            CHECK(!*field_of(line, 5) == !validation && atof(field_of(line, 5)) <= 1);
+            CHECK((size_t)atoll(field_of(line, 10)) == tt_program_plan(v.r->train).bytes);
+            CHECK(atof(field_of(line, 11)) > 0 && atof(field_of(line, 12)) > 0);
+            for (int k = 6; k < 10; k++) CHECK(!*field_of(line, k) == validation);
             if (validation) continue;
-            CHECK_NEAR(atof(field_of(line, 5)), tt_schedule_lr(&s.schedule, steps), 1e-9);
-            if (atoi(field_of(line, 8)) == skipped) {
-                CHECK(atof(field_of(line, 6)) > 0);
+            CHECK_NEAR(atof(field_of(line, 6)), tt_schedule_lr(&s.schedule, steps), 1e-9);
+            if (atoi(field_of(line, 9)) == skipped) {
+                CHECK(atof(field_of(line, 7)) > 0);
                 steps++;
             } else {
-                CHECK(atof(field_of(line, 6)) == 0);
+                CHECK(atof(field_of(line, 7)) == 0);
                 skipped++;
             }
-            CHECK(atoi(field_of(line, 8)) == skipped && atoi(field_of(line, 0)) == steps);
-            CHECK((float)atof(field_of(line, 7)) == (scaled ? ldexpf(1, 40 - skipped) : 1));
+            CHECK(atoi(field_of(line, 9)) == skipped && atoi(field_of(line, 0)) == steps);
+            CHECK((float)atof(field_of(line, 8)) == (scaled ? ldexpf(1, 40 - skipped) : 1));
         }
         CHECK(lines == 24 && steps + skipped == 21 && (skipped > 2) == scaled &&
               steps == tt_trainer_steps(v.r));
@@ -72,7 +73,7 @@ TEST(fit_refuses_metrics_with_other_columns)
     rank_group w, v;
     fitting f;
     bool finished;
-    char folder[1024], path[1200], heading[160];
+    char folder[1024], path[1200], heading[TT__FIT_HEADING];
     int lines;
     tt_trainer images;
     tt__fit_run of_images;
@@ -94,7 +95,9 @@ TEST(fit_refuses_metrics_with_other_columns)
     memset(&images, 0, sizeof images);
     memset(&of_images, 0, sizeof of_images);
     of_images.r = &images;
-    of_images.metric = tt_accuracy();
+    images.model.metrics[0] = tt_accuracy();
+    images.model.metrics[1] = tt_f1_macro();
+    of_images.n_metrics = 2;
     of_images.unit = "images";
     CHECK(tt__fit_heading(&of_images, heading) == strlen(heading) &&
           strcmp(heading, METRICS ",seconds,images_per_second\n") == 0);
@@ -230,7 +233,8 @@ TEST(lines_of_metrics)
     for (int k = 0; k < TEST_COUNT(lines); k++) {
         tt__fit_point p;
         tt__fit_run f;
-        f.metric = tt_accuracy();
+        memset(&f, 0, sizeof f);
+        f.n_metrics = 1;
         CHECK(tt__fit_read_line(&f, lines[k].line, strlen(lines[k].line), &p) == lines[k].good);
         if (!lines[k].good) continue;
         CHECK(p.step == 7 && p.epoch == 2 && p.validation == (k == 1) && p.value[TT__FIT_METRIC] == 0.75 &&

@@ -131,7 +131,7 @@ static bool open_own(own *w, bool language, tt_metric metric)
                    own_hash, NULL, 0, NULL, NULL};
     w->source = s;
     w->validation = s;
-    tt_model model = {w, own_record, metric, 0, language ? "tokens" : NULL, 0, false, TT_TASK_CLASS};
+    tt_model model = {w, own_record, {metric}, 0, language ? "tokens" : NULL, 0, false, TT_TASK_CLASS};
     tt_train_options o = tt_train_options_default();
     o.schedule.lr = 0.1f;
     o.schedule.total_steps = 2 * OWN_STEPS * OWN_EPOCHS;
@@ -198,7 +198,7 @@ static tt_status own_fit(own *w, const char *folder, bool resume, const char *be
 TEST(fit_of_models_of_ones_own)
 {
     for (int language = 0; language < 2; language++) {
-        const tt_metric rmse = {"rmse", own_rmse, true}, metric = language ? tt_perplexity() : rmse;
+        const tt_metric rmse = {"rmse", own_rmse, true, NULL}, metric = language ? tt_perplexity() : rmse;
         char first[1024], second[1024], x[1200], y[1200];
         int lines[2];
         size_t n;
@@ -277,7 +277,7 @@ TEST(best_by_metric_or_loss)
         {own_constant, false, NULL}, {own_constant, true, "rise"}, {NULL, false, NULL},
         {NULL, false, "loss"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
-        const tt_metric metric = {rows[k].of ? "rise" : NULL, rows[k].of, rows[k].lower};
+        const tt_metric metric = {rows[k].of ? "rise" : NULL, rows[k].of, rows[k].lower, NULL};
         own w;
         bool finished;
         char *folder = test_folder(), path[1200];
@@ -311,20 +311,19 @@ TEST(best_by_metric_or_loss)
 
 TEST(fit_of_ones_own_refuses)
 {
-    const tt_metric rmse = {"rmse", own_rmse, true};
+    const tt_metric rmse = {"rmse", own_rmse, true, NULL};
     own w, v;
     bool finished = true;
     char folder[1024];
     snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
     if (!open_own(&w, false, rmse) || !open_own(&v, false, rmse)) return;
     CHECK(own_fit(&w, NULL, false, "accuracy", &finished) == TT_ERR_ARGUMENT && !finished);
-    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
-                "best_by is 'accuracy', but must be 'loss' or the model's metric, rmse");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "best_by is 'accuracy', and the model has only 'loss' or 'rmse'");
     w.stop_at = 6;
     CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_OK && !finished);
     CHECK(own_fit(&v, folder, true, "loss", &finished) == TT_ERR_ARGUMENT && v.steps == 0);
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT,
-                "run' was chosen by its metric, not by its loss: resume with the same best_by");
+                "run' was chosen by its rmse, not by its loss: resume with the same best_by");
     v.ctx->options.logger.log = keep_warning;
     warned[0] = 0;
     v.hash = 8;
@@ -333,14 +332,14 @@ TEST(fit_of_ones_own_refuses)
     w.source.max_seqs++;
     CHECK(own_fit(&w, folder, true, NULL, &finished) == TT_ERR_SHAPE);
 
-    tt_model model = {&w, own_record, {"a,b", own_rmse, false}, 0, NULL, 0, false, TT_TASK_CLASS};
+    tt_model model = {&w, own_record, {{"a,b", own_rmse, false, NULL}}, 0, NULL, 0, false, TT_TASK_CLASS};
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
     o.max_seqs = 2;
     for (int k = 0; k < 6; k++) {
-        if (k == 1) model.metric.name = "loss";
-        if (k == 2) model.metric.name = "rmse", model.metric.of = NULL;
-        if (k == 3) model.metric.name = NULL, model.unit = "a,b\nc";
+        if (k == 1) model.metrics[0].name = "loss";
+        if (k == 2) model.metrics[0].name = "rmse", model.metrics[0].of = NULL;
+        if (k == 3) model.metrics[0].name = NULL, model.unit = "a,b\nc";
         if (k == 4) model.unit = "units_of_thirty-two_characters__";
         if (k == 5) model.unit = NULL, model.classes = 3;
         CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
@@ -378,7 +377,7 @@ TEST(fit_of_sources_that_break_their_promise)
         {TT_ERR_ARGUMENT, OWN_STEPS, -1, false, true, 5, "epoch 2 of the source has no step"},
         {TT_ERR_FORMAT, OWN_STEPS, 2, false, false, 7, "epoch 2, step 3: the source failed (TT_ERR_FORMAT)"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
-        const tt_metric none = {NULL, NULL, false};
+        const tt_metric none = {NULL, NULL, false, NULL};
         own w, v;
         bool finished = true;
         char folder[1024];
@@ -425,7 +424,7 @@ TEST(fit_of_sources_that_break_their_promise)
    continues with the next epoch. */
 TEST(fit_goes_on_behind_steps_without_a_target)
 {
-    const tt_metric none = {NULL, NULL, false};
+    const tt_metric none = {NULL, NULL, false, NULL};
     own w, v, u;
     tt_stats stats;
     bool finished;
@@ -462,7 +461,7 @@ static bool in_folder(const char *folder, const char *name)
    one state, with and without a validation. If the loss had already diverged, the run fails. */
 TEST(fit_goes_on_behind_a_bad_last_step)
 {
-    const tt_metric none = {NULL, NULL, false};
+    const tt_metric none = {NULL, NULL, false, NULL};
     /* k 0: with a validation; 1: without; 2: without, and the loss has diverged before. */
     for (int k = 0; k < 3; k++) {
         own w;
@@ -495,7 +494,7 @@ TEST(fit_goes_on_behind_a_bad_last_step)
    the first epoch is kept. */
 TEST(fit_keeps_the_state_from_before_the_loss_diverged)
 {
-    const tt_metric none = {NULL, NULL, false};
+    const tt_metric none = {NULL, NULL, false, NULL};
     char whole[1100];
     for (int k = 0; k < 4; k++) {
         static const struct { int stop_at, then_at; float then_to; } rows[] = {
@@ -537,7 +536,7 @@ TEST(fit_keeps_the_state_from_before_the_loss_diverged)
    removing the other, or after a run of an older build. A resumed run takes the newer file. */
 TEST(fit_goes_on_from_the_newer_of_two_states)
 {
-    const tt_metric none = {NULL, NULL, false};
+    const tt_metric none = {NULL, NULL, false, NULL};
     own w, v, u;
     bool finished;
     char folder[1024], state[1100], stale[1100];
@@ -560,7 +559,7 @@ TEST(fit_goes_on_from_the_newer_of_two_states)
 /* If weights are not finite before the first step, the error does not mention the learning rate. */
 TEST(fit_of_bad_weights_names_no_learning_rate)
 {
-    const tt_metric none = {NULL, NULL, false};
+    const tt_metric none = {NULL, NULL, false, NULL};
     const float bad[3] = {NAN, NAN, NAN};
     own w;
     bool finished;
@@ -576,7 +575,7 @@ TEST(fit_of_bad_weights_names_no_learning_rate)
    the other process is killed. */
 TEST(fit_refuses_a_folder_that_another_run_uses)
 {
-    const tt_metric none = {NULL, NULL, false};
+    const tt_metric none = {NULL, NULL, false, NULL};
     const tt_files files = tt_context_options_default().files;
     own w, v;
     bool finished, held;
@@ -620,7 +619,7 @@ static int64_t space_of(void *user, const char *folder) { (void)user; (void)fold
 /* The state of this run has three times as many bytes as its parameters. */
 TEST(fit_looks_for_room_on_the_disk)
 {
-    const tt_metric none = {NULL, NULL, false};
+    const tt_metric none = {NULL, NULL, false, NULL};
     own w;
     bool finished;
     char folder[1024];
@@ -653,7 +652,7 @@ TEST(fit_looks_for_room_on_the_disk)
 
 TEST(fit_refuses_sources_and_folders_before_it_trains)
 {
-    const tt_metric none = {NULL, NULL, false};
+    const tt_metric none = {NULL, NULL, false, NULL};
     test_files files;
     own w;
     bool finished;
@@ -705,11 +704,13 @@ static tt_status own_next_nan(void *self, tt_batch *b, bool *more)
 TEST(fit_tells_of_validations_that_are_not_finite)
 {
     static const struct { tt_metric metric; int64_t from; int kept; const char *warning; } rows[] = {
-        {{"odd", own_odd, false}, INT64_MAX, 0, "fit: epoch 3: the validation's odd is not finite, as in "
+        {{"odd", own_odd, false, NULL}, INT64_MAX, 0,
+         "fit: epoch 3: the validation's odd is not finite, as in "
          "all epochs before, so no best model was saved"},
-        {{"odd", own_odd, false}, OWN_EPOCHS * OWN_STEPS, 1,
+        {{"odd", own_odd, false, NULL}, OWN_EPOCHS * OWN_STEPS, 1,
          "fit: epoch 2: the validation's odd is not finite"},
-        {{NULL, NULL, false}, 0, 0, "fit: epoch 3: the validation's loss is not finite, as in all epochs "
+        {{NULL, NULL, false, NULL}, 0, 0,
+         "fit: epoch 3: the validation's loss is not finite, as in all epochs "
          "before, so no best model was saved"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         own w;

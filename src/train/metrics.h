@@ -1,0 +1,207 @@
+#pragma once
+#include "../base/base.h"
+
+/* --------------------------------------------------------------------------------------------------- metrics
+   Metrics of predictions: F1 of classes, labels, tags and entities; correlations of scores. */
+
+static int64_t tt__prediction_count(const tt_predictions *p)
+{
+    return p->task == TT_TASK_LABELS ? p->rows * p->classes : p->rows;
+}
+
+/* Counts for each class how often a prediction is right, wrong (the class is predicted, and is not there) and
+   missed. counts: (classes, 3). */
+static void tt__f1_counts(const tt_predictions *p, int64_t *counts)
+{
+    memset(counts, 0, sizeof *counts * 3 * (size_t)p->classes);
+    for (int64_t k = 0, n = tt__prediction_count(p); k < n; k++) {
+        if (p->task == TT_TASK_LABELS) {
+            int64_t *c = counts + 3 * (k % p->classes);
+            const bool is = p->values[k] > 0.5f, taken = p->outputs[k] > 0;
+            if (is || taken) c[is && taken ? 0 : taken ? 1 : 2]++;
+            continue;
+        }
+        const int32_t label = p->labels[k], taken = p->predicted[k];
+        if (label < 0 || label >= p->classes) continue;
+        counts[3 * taken + (taken != label)]++;
+        if (taken != label) counts[3 * label + 2]++;
+    }
+}
+
+/* Returns whether the task of the predictions has F1 of classes. */
+static bool tt__has_f1(const tt_predictions *p)
+{
+    return p->task == TT_TASK_CLASS || p->task == TT_TASK_LABELS || p->task == TT_TASK_TAGS;
+}
+
+/* Returns F1 from the counts of right, wrong and missed predictions; `absent` if all are 0. */
+static double tt__f1(const int64_t counts[3], double absent)
+{
+    const double right = 2 * (double)counts[0], all = right + (double)(counts[1] + counts[2]);
+    return all > 0 ? right / all : absent;
+}
+
+/* Computes F1 of each class to f1 (classes), if f1 is not NULL, and of all classes together. Returns NaN if
+   the task has no classes, or if memory runs out. */
+static double tt__f1_of(const tt_predictions *p, double *f1)
+{
+    int64_t all[3] = {0, 0, 0};
+    int64_t *counts = tt__has_f1(p) ? (int64_t *)tt__alloc(p->ctx, sizeof *counts * 3 * (size_t)p->classes)
+                                    : NULL;
+    for (int c = 0; c < p->classes && f1; c++) f1[c] = NAN;
+    if (!counts) return NAN;
+    tt__f1_counts(p, counts);
+    for (int c = 0; c < p->classes; c++) {
+        if (f1) f1[c] = tt__f1(counts + 3 * c, p->task == TT_TASK_LABELS ? 0 : NAN);
+        for (int k = 0; k < 3; k++) all[k] += counts[3 * c + k];
+    }
+    tt__free(p->ctx, counts);
+    return tt__f1(all, 0);
+}
+
+void tt_f1_scores(const tt_predictions *p, double *f1) { tt__f1_of(p, f1); }
+static double tt__f1_micro_of(const tt_predictions *p) { return tt__f1_of(p, NULL); }
+
+static double tt__f1_macro_of(const tt_predictions *p)
+{
+    double *f1 = (double *)tt__alloc(p->ctx, sizeof *f1 * (size_t)p->classes), sum = 0;
+    int n = 0;
+    if (!f1) return NAN;
+    tt__f1_of(p, f1);
+    for (int c = 0; c < p->classes; c++) if (!isnan(f1[c])) sum += f1[c], n++;
+    tt__free(p->ctx, f1);
+    return n ? sum / n : NAN;
+}
+
+/* -------------------------------------------------------------------------------------------------- entities
+   The rules of seqeval's default mode (get_entities in seqeval 1.2.2), which are those of conlleval: an I-X
+   that continues no entity of type X begins one. */
+
+/* A tag as its prefix, 'B', 'I', 'E', 'S' or 'O' for outside, and the type of its entity. */
+typedef struct tt__tag { char prefix; const char *type; } tt__tag;
+
+static tt__tag tt__tag_of(const tt_predictions *p, int32_t tag)
+{
+    const char *name = tag >= 0 && tag < p->classes ? p->class_names[tag] : "O";
+    const bool within = name[0] && strchr("BIES", name[0]) && name[1] == '-';
+    const tt__tag t = {within ? name[0] : 'O', within ? name + 2 : ""};
+    return t;
+}
+
+/* Returns whether an entity ends between two tags. */
+static bool tt__entity_ends(tt__tag a, tt__tag b)
+{
+    if (a.prefix == 'O') return false;
+    return a.prefix == 'E' || a.prefix == 'S' || b.prefix == 'B' || b.prefix == 'S' || b.prefix == 'O' ||
+           strcmp(a.type, b.type) != 0;
+}
+
+/* Returns whether an entity begins at tag b, which follows tag a. */
+static bool tt__entity_begins(tt__tag a, tt__tag b)
+{
+    if (b.prefix == 'O') return false;
+    return b.prefix == 'B' || b.prefix == 'S' || a.prefix == 'O' || a.prefix == 'E' || a.prefix == 'S' ||
+           strcmp(a.type, b.type) != 0;
+}
+
+static double tt__f1_entities_of(const tt_predictions *p)
+{
+    const tt__tag outside = {'O', ""};
+    int64_t counts[3] = {0, 0, 0}, begin[2] = {0, 0};
+    bool any = false;
+    for (int c = 0; c < p->classes && p->class_names; c++) any = any || tt__tag_of(p, c).prefix != 'O';
+    if (!any || p->task != TT_TASK_TAGS) return NAN;
+    for (int64_t s = 0; s < p->seqs; s++) {
+        tt__tag last[2] = {outside, outside};
+        for (int64_t row = p->seq_start[s]; row <= p->seq_start[s + 1]; row++) {
+            const bool end = row == p->seq_start[s + 1];
+            if (!end && (p->labels[row] < 0 || p->labels[row] >= p->classes)) continue;
+            const tt__tag now[2] = {end ? outside : tt__tag_of(p, p->labels[row]),
+                                    end ? outside : tt__tag_of(p, p->predicted[row])};
+            const bool ends[2] = {tt__entity_ends(last[0], now[0]), tt__entity_ends(last[1], now[1])};
+            const bool right = ends[0] && ends[1] && begin[0] == begin[1] &&
+                               strcmp(last[0].type, last[1].type) == 0;
+            if (right) counts[0]++;
+            else counts[1] += ends[1], counts[2] += ends[0];
+            for (int k = 0; k < 2; k++) {
+                if (tt__entity_begins(last[k], now[k])) begin[k] = row;
+                last[k] = now[k];
+            }
+        }
+    }
+    return tt__f1(counts, 0);
+}
+
+/* ------------------------------------------------------------------------------------------- correlations */
+
+typedef struct tt__ranked { double value; int64_t row; } tt__ranked;
+
+static int tt__by_value(const void *x, const void *y)
+{
+    const tt__ranked *a = (const tt__ranked *)x, *b = (const tt__ranked *)y;
+    return (a->value > b->value) - (a->value < b->value);
+}
+
+/* Replaces n numbers by their ranks, from 1. Equal numbers get the mean of their ranks. */
+static void tt__mean_ranks(double *x, int64_t n, tt__ranked *sorted)
+{
+    for (int64_t k = 0; k < n; k++) sorted[k].value = x[k], sorted[k].row = k;
+    qsort(sorted, (size_t)n, sizeof *sorted, tt__by_value);
+    for (int64_t k = 0, end; k < n; k = end) {
+        for (end = k + 1; end < n && sorted[end].value == sorted[k].value;) end++;
+        for (int64_t j = k; j < end; j++) x[sorted[j].row] = 0.5 * (double)(k + end + 1);
+    }
+}
+
+/* Returns Pearson's correlation of n pairs of numbers; NaN if one side is constant or not finite. */
+static double tt__correlation(const double *x, const double *y, int64_t n)
+{
+    double mean[2] = {0, 0}, xx = 0, yy = 0, xy = 0;
+    for (int64_t k = 0; k < n; k++) mean[0] += x[k], mean[1] += y[k];
+    mean[0] /= (double)n;
+    mean[1] /= (double)n;
+    for (int64_t k = 0; k < n; k++) {
+        const double a = x[k] - mean[0], b = y[k] - mean[1];
+        xx += a * a;
+        yy += b * b;
+        xy += a * b;
+    }
+    return xx > 0 && yy > 0 ? fmin(fmax(xy / (sqrt(xx) * sqrt(yy)), -1), 1) : NAN;
+}
+
+static double tt__correlations(const tt_predictions *p, bool ranks)
+{
+    const size_t n = (size_t)p->rows;
+    if (p->task != TT_TASK_SCORES || !n) return NAN;
+    double sum = 0, *x = (double *)tt__alloc(p->ctx, sizeof *x * 2 * n), *y = x ? x + n : NULL;
+    tt__ranked *sorted = ranks ? (tt__ranked *)tt__alloc(p->ctx, sizeof *sorted * n) : NULL;
+    for (int c = 0; c < p->classes && x && (sorted || !ranks); c++) {
+        bool finite = true;
+        for (size_t k = 0; k < n; k++) {
+            x[k] = p->values[k * (size_t)p->classes + (size_t)c];
+            y[k] = p->outputs[k * (size_t)p->classes + (size_t)c];
+            finite = finite && isfinite(x[k]) && isfinite(y[k]);
+        }
+        if (ranks) tt__mean_ranks(x, p->rows, sorted), tt__mean_ranks(y, p->rows, sorted);
+        sum += finite ? tt__correlation(x, y, p->rows) : NAN;
+    }
+    const bool done = x && (sorted || !ranks);
+    tt__free(p->ctx, sorted);
+    tt__free(p->ctx, x);
+    return done ? sum / p->classes : NAN;
+}
+
+static double tt__pearson_of(const tt_predictions *p) { return tt__correlations(p, false); }
+static double tt__spearman_of(const tt_predictions *p) { return tt__correlations(p, true); }
+
+static tt_metric tt__prediction_metric(const char *name, double (*of)(const tt_predictions *p))
+{
+    const tt_metric m = {name, NULL, false, of};
+    return m;
+}
+
+tt_metric tt_f1_macro(void) { return tt__prediction_metric("f1_macro", tt__f1_macro_of); }
+tt_metric tt_f1_micro(void) { return tt__prediction_metric("f1_micro", tt__f1_micro_of); }
+tt_metric tt_f1_entities(void) { return tt__prediction_metric("f1_entities", tt__f1_entities_of); }
+tt_metric tt_pearson(void) { return tt__prediction_metric("pearson", tt__pearson_of); }
+tt_metric tt_spearman(void) { return tt__prediction_metric("spearman", tt__spearman_of); }
