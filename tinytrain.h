@@ -27392,12 +27392,12 @@ static void tt__discard_step(tt_program *p) { p->round = 0; }
 static bool tt__within_step(const tt_program *p) { return p->round > 0; }
 int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
 
-/* Returns whether an instruction updates parameter v. */
+/* Returns whether an instruction updates parameter v, or a host copy of v, and not v's moving average. */
 static bool tt__updates(const tt_tape *t, const tt__instr *i, int32_t v)
 {
     const tt__tape_value *y = &t->values[i->out[0]];
     return tt__is(i, TT__WITH_RUN | TT__RMW) && y->param == t->values[v].param &&
-           t->values[y->base].storage == TT__PARAMETER;
+           t->values[y->base].storage != TT__STATE;
 }
 
 /* Continues *hash with the attributes of the instruction that updates parameter v. Returns false if no

@@ -125,15 +125,17 @@ static inline int cli_index(const char *value, const char *words)
     return -1;
 }
 
-/* Returns the words of a CHOICE with spaces between, until the next call. */
+/* Returns the words of a CHOICE with spaces between, until the next call. The word "custom" is left out: a
+   command line cannot name a function. */
 static inline const char *cli_words(const cli_flag *f)
 {
     static char words[256];
     size_t n = 0;
+    const char *word;
     if (!f->words_of) return f->choices;
-    for (int k = 0; tt_option_word(f->words_of, k) && n < sizeof words; k++)
-        n += (size_t)snprintf(words + n, sizeof words - n, "%s%s", k ? " " : "",
-                              tt_option_word(f->words_of, k));
+    for (int k = 0; (word = tt_option_word(f->words_of, k)) != NULL && n < sizeof words; k++)
+        if (strcmp(word, "custom") != 0)
+            n += (size_t)snprintf(words + n, sizeof words - n, "%s%s", n ? " " : "", word);
     return words;
 }
 

@@ -138,7 +138,7 @@ def ranks_that_cannot_share_the_work_are_refused(folder):
         for name in "--stages=gpipe", "--schedule=gpipe":
             wrong("--device=cpu*2", "--pipeline=2", name, saying="--stages gpipe needs --micros")
         wrong("--stages=linear", saying="--stages must be 1f1b or gpipe, not 'linear'")
-        wrong("--schedule", "step", saying="--schedule must be constant, linear or cosine, not 'step'")
+        wrong("--schedule", "step", saying="--schedule must be constant, linear, cosine, wsd or wsd-sqrt, not 'step'")
 
 
 @check
