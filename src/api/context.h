@@ -101,10 +101,10 @@ typedef struct tt_option_name { const char *field, *name; } tt_option_name;
 /* How errors name options and numbers of bytes. A program with command-line options can make errors name its
    own options. */
 typedef struct tt_wording {
-    const tt_option_name *names; /* ended by a field NULL. Behind such a name a value has no quotes. Default
-                                    NULL: errors name the fields */
-    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes; default:
-                                                                           only the number */
+    const tt_option_name *names; /* array that ends with a NULL field. Errors print values without quotes
+                                    after these names. Default NULL: errors name the fields */
+    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes as text;
+                                                                           default: digits without a unit */
     void *user;
 } tt_wording;
 
