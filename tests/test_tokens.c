@@ -330,7 +330,7 @@ TEST(files_and_folders)
         tt_token_stream_free(s);
     }
 
-    /* Ids of 2 or 4 bytes; zeros tell the size. */
+    /* Zeros in every second 16-bit half, or a vocabulary above 65,536, mean ids of 4 bytes; else ids have 2. */
     static const uint16_t narrow[6] = {1, 2, 3, 0, 5, 6}, zeros[4] = {0, 0, 0, 0}, five[3] = {7, 0, 9};
     static const uint32_t wide[3] = {1, 0, 4};
     const struct { const void *data; size_t bytes; int vocab, count; } files[] = {

@@ -95,7 +95,7 @@ static void sweep(long count)
     CHECK(n > 200 && tolerated < n / 2); /* most calls that fail end the run */
 }
 
-TEST(any_call_may_fail_once) /* and so may copies between host and device */
+TEST(any_call_may_fail_once) /* the call may also be a copy between host and device */
 {
     offload = everything;
     sweep(1);

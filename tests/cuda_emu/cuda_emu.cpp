@@ -824,7 +824,7 @@ void emu_phases_arrive(uint64_t *barrier, bool with_copies, const char *file, in
         b->copies = true;
         block.late[me].push_back({barrier, block.copies[me]});
         block.copies[me].clear();
-        if (emu_random() & 1) make_late_copies(me, barrier, file, line); // else at the last moment
+        if (emu_random() & 1) make_late_copies(me, barrier, file, line); // else the copies are made late
     } else {
         arrive(b, file, line);
     }
