@@ -2913,7 +2913,7 @@ typedef struct tt__step_settings {
 typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums over micro-batches so far */
 typedef struct tt__scale_state {
     double scale;               /* scale of the loss's gradient: a power of two                             */
-    double good_steps, skipped; /* steps since the scale changed; steps without an update                   */
+    double good_steps, skipped; /* steps since the scale changed; skipped: steps without an update */
 } tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
 typedef struct tt__clipped { /* the gradient's norm (not finite: no parameter was changed), and the factor
@@ -4611,7 +4611,7 @@ typedef struct tt__tape_value {
     bool keep;          /* the user may read the value after the run */
     bool block_end;     /* the value ends a block (tt_block_end) and is never recomputed */
     bool offload;       /* of a storage: tt_offload has marked it */
-    tt__mark mark;      /* from tt_keep or tt_recompute */
+    tt__mark mark;      /* set by tt_keep or tt_recompute */
     bool persistent;    /* the value keeps its contents from run to run */
     bool pinned_f32;    /* the value stays f32 in any precision: statistics, losses */
     bool residual;      /* the value is part of the residual stream, see the option `residual` */
@@ -12076,7 +12076,7 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 
 /* Estimated seconds of a program's instructions. */
 typedef struct tt__spent {
-    double compute, exposed;    /* computation; time in which computation waits for transfers */
+    double compute, exposed;    /* compute: computation; exposed: computation waits for transfers */
     double on_host;             /* part of `compute` that the host's processor computes */
     double busy[TT__STREAMS];   /* for each stream: its transfers */
 } tt__spent;
@@ -14822,8 +14822,8 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
 typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     TT__K(micro_fn) micro;
-    int mr, nr;                           /* lines of a panel of A; lines of a panel of B */
-    bool tiles, in_place;                 /* whether tile kernels run; whether they read A in place */
+    int mr, nr;                           /* mr: lines of a panel of A; nr: of a panel of B */
+    bool tiles, in_place;                 /* tiles: tile kernels run; in_place: and read A in place */
     bool direct;                          /* C itself holds the sums, which begin as `base` or as 0 */
     tt__mat base;
     TT__K(gemm_operand) a, b;
@@ -17304,7 +17304,7 @@ TT__FN tt_status TT__K(run_CUSTOM_BACKWARD)(const tt__launch *l)
 
 TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
 {
-    float scratch[TT__LANES]; /* one float would do, but gcc cannot see that */
+    float scratch[TT__LANES]; /* one float is enough, but gcc cannot prove that */
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 
@@ -22316,7 +22316,7 @@ typedef struct tt__chooser {
     bool recompute, offload, zero; /* whether the choice may change these options */
     bool by_seconds;        /* the cost is seconds, not FLOPs */
     tt__choice base;        /* recomputes and moves only what the options demand, at the fastest pace */
-    bool held, held_on_host, held_split; /* parameters are already: stored; stored on the host; sharded */
+    bool held, held_on_host, held_split; /* parameters are already stored, stored on the host, sharded */
     size_t budget;
     /* The tape after the first passes, for each tt_parallel.zero and update; NULL until it is needed. */
     tt__built front[4][TT__COUNT(tt__update_names)];
@@ -30329,9 +30329,9 @@ typedef struct tt__text_step {
     bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each
                                       mark */
     bool prefix_space;             /* BYTES: puts a space before the text */
-    bool prefix_always, prefix_first; /* METASPACE: puts a mark before each part; only before the first
-                                         part */
-    bool left, right;              /* TRIM: whether to remove white space at the text's start; at its end */
+    bool prefix_always, prefix_first; /* METASPACE: puts a mark before each part; prefix_first: only before
+                                         the first part */
+    bool left, right;              /* TRIM: removes white space at the text's start (left), end (right) */
     const char *from, *to;         /* text to replace and its replacement; PREPEND reads only `to`, STRIP only
                                       `from`. SPACES replaces each run of two or more spaces. PRECOMPILED: the
                                       trie's units; the replacing texts, each ended by a NUL */
@@ -31639,8 +31639,8 @@ static void tt__bpe_merge_long(tt__encoder *e, tt__bpe_symbols *s)
 }
 
 /* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. e->at moves on by the
-   bytes of the symbols, as the package `tokenizers` counts: an unknown character without a symbol is not
-   among these. */
+   bytes of the symbols, as the package `tokenizers` counts: an unknown character without a symbol does not
+   count. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -35628,8 +35628,7 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
         const tt__encoded made = tt__encode_texts(l->k, &o, true);
         const int n = (int)made.n;
         const size_t bytes = (size_t)tt__max(n, 0) * (l->wide ? 4 : 2), typed = l->typed ? (size_t)n : 0;
-        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* first tags, then ids,
-                                                                                    types */
+        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* before the ids */
         pthread_mutex_lock(&l->mutex);
         char *all = n < 0 ? NULL : (char *)tt__chunks_take(l->ctx, &l->chunks, tags + bytes + typed);
         l->failed |= !all;
@@ -37195,7 +37194,7 @@ typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
     int naming;                /* index of the naming for config.json and a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
-    const char *activation_key, *more;   /* key of the activation; constant members of config.json */
+    const char *activation_key, *more;   /* activation_key: key in config.json; more: constant members */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
                                     Without %d all layers share one layer's parameters */

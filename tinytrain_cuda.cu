@@ -6905,7 +6905,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     uint32_t k0, k1;                     // halves of attention_key
     // The tile whose draw is still to be done: its item in found[warp] (-1: none) and its first key.
     int last, last_key;
-    int fetched, taken; // number of tiles of keys copied so far; number of items begun so far
+    int fetched, taken; // fetched: tiles of keys copied so far; taken: items begun so far
 
     __device__ __forceinline__ void draw()
     {
@@ -9181,7 +9181,7 @@ struct matmul_form {
     tt__mat to;             // destination of the product plus its bias
     const tt__mat *addend, *aux;
     lt_epilogue plain;      // an epilogue that adds the bias, or does nothing
-    bool fits, gelu;        // cuBLASLt can make the product; it can apply GELU or its slope, too
+    bool fits, gelu;        // fits: cuBLASLt can make the product; gelu: and apply GELU or its slope
     // passes: an activation follows the sum and the bias; later: `residual` is added by a kernel afterwards.
     bool passes, later;
 };

@@ -60,7 +60,7 @@ static inline void write_megabytes(void *user, size_t bytes, char *to, size_t ca
     snprintf(to, capacity, "%.1f MB", ceil((double)(bytes + beside_the_plan) / 1e5) / 10);
 }
 
-/* The flags that set fields of the library's options, for its errors. */
+/* The flags that set fields of the library's options. The library's errors name these flags. */
 static const tt_option_name flag_names[] = {
     {"accumulate", "--accumulate"}, {"batch", "--batch"}, {"clip_norm", "--clip"}, {"device", "--device"},
     {"ema_decay", "--ema"}, {"layer_decay", "--layer-decay"}, {"matmul", "--matmul"}, {"memory", "--memory"},

@@ -197,7 +197,7 @@ typedef struct tt__step_settings {
 typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums over micro-batches so far */
 typedef struct tt__scale_state {
     double scale;               /* scale of the loss's gradient: a power of two                             */
-    double good_steps, skipped; /* steps since the scale changed; steps without an update                   */
+    double good_steps, skipped; /* steps since the scale changed; skipped: steps without an update */
 } tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
 typedef struct tt__clipped { /* the gradient's norm (not finite: no parameter was changed), and the factor

@@ -226,8 +226,7 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
         const tt__encoded made = tt__encode_texts(l->k, &o, true);
         const int n = (int)made.n;
         const size_t bytes = (size_t)tt__max(n, 0) * (l->wide ? 4 : 2), typed = l->typed ? (size_t)n : 0;
-        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* first tags, then ids,
-                                                                                    types */
+        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* before the ids */
         pthread_mutex_lock(&l->mutex);
         char *all = n < 0 ? NULL : (char *)tt__chunks_take(l->ctx, &l->chunks, tags + bytes + typed);
         l->failed |= !all;

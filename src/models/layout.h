@@ -43,7 +43,7 @@ typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
     int naming;                /* index of the naming for config.json and a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
-    const char *activation_key, *more;   /* key of the activation; constant members of config.json */
+    const char *activation_key, *more;   /* activation_key: key in config.json; more: constant members */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
                                     Without %d all layers share one layer's parameters */

@@ -63,9 +63,9 @@ typedef struct tt__text_step {
     bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each
                                       mark */
     bool prefix_space;             /* BYTES: puts a space before the text */
-    bool prefix_always, prefix_first; /* METASPACE: puts a mark before each part; only before the first
-                                         part */
-    bool left, right;              /* TRIM: whether to remove white space at the text's start; at its end */
+    bool prefix_always, prefix_first; /* METASPACE: puts a mark before each part; prefix_first: only before
+                                         the first part */
+    bool left, right;              /* TRIM: removes white space at the text's start (left), end (right) */
     const char *from, *to;         /* text to replace and its replacement; PREPEND reads only `to`, STRIP only
                                       `from`. SPACES replaces each run of two or more spaces. PRECOMPILED: the
                                       trie's units; the replacing texts, each ended by a NUL */

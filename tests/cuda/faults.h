@@ -121,7 +121,7 @@ TEST(any_call_may_fail_while_tuning)
         r.tune = "on";
         r.to = 1;
         r.faults = endless ? 1L << 40 : 1;
-        /* skips calls: most repeat earlier calls */
+        /* skips calls, because most repeat earlier calls */
         for (r.fault_met = true; r.fault_met; n += endless ? 501 : 151) {
             r.fault = n;
             run_tuned(&r);

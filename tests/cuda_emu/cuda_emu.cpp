@@ -207,7 +207,7 @@ struct wide_product { // a warp's part of a warpgroup's product in flight
     const char *file;
     int line;
 };
-// the true sums of the lanes, kept until the wait
+// the sums of a warp's product: the registers d[i] of lane i get sum[i] at the wait
 struct wide_sums { float *d[32]; int tiles; float sum[32][64]; };
 struct wide_call { const char *file; int line; uint32_t rows, b; }; // equal for the four warps of a warpgroup
 struct phases { // a barrier in shared memory that counts phases

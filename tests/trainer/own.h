@@ -25,7 +25,7 @@ typedef struct own {
     int64_t gives;              /* number of steps of an epoch */
     int64_t fails_at;           /* step of epoch 1 whose second micro-batch, or the seek to that step, fails;
                                    -1: none */
-    bool within_steps, nothing; /* last_of_step is never set; epoch 1 has no steps */
+    bool within_steps, nothing; /* within_steps: last_of_step is never set; nothing: epoch 1 has no steps */
     tt_status keeps;            /* result of own_keep */
     struct own *other;          /* a second run, which tries to train in this folder after the first step and
                                    is refused */
