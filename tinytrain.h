@@ -481,8 +481,7 @@ typedef struct tt_custom_update {
     float lr, weight_decay; /* values for this parameter, by no_decay, lr_rules and layer_decay */
 } tt_custom_update;
 
-/* An optimizer that is the caller's function on the CPU (TT_OPTIMIZER_CUSTOM). The struct must exist as long
-   as the programs that use the optimizer. */
+/* An optimizer that the caller writes, on the CPU (TT_OPTIMIZER_CUSTOM). It must outlive its programs. */
 typedef struct tt_custom_optimizer {
     /* Updates a parameter. Several ranks call the function at once, each from its own thread. After an error
        the run fails, and can only continue from the last saved state. */
@@ -717,8 +716,7 @@ tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value se
                     const tt_patch_options *o);
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a view of `width` columns of x,
                                                                            from column `from` on */
-/* Records a view of x as (rows, width), with as many elements. If the rows of x are an axis, width must be
-   the width of x. */
+/* Records a view of x as (rows, width), with as many elements. An axis of rows keeps the width of x. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
     int ignore_index;      /* Set it to the target value that does not count; default -100 */
@@ -17220,9 +17218,8 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/custom/cpu.h */
 /* ------------------------------------------------------------------------------------- ops of the caller */
 
-/* Returns a matrix as an array for the caller's functions: in place, or in scratch that begins at byte *used
-   of the workspace and is added to *used. reads: copies the numbers into the scratch. adds: see
-   tt__custom_bytes. */
+/* Returns a matrix as an array for the caller's functions: in place, or in scratch at byte *used of the
+   workspace, which *used then includes. reads: copies numbers to scratch. adds: see tt__custom_bytes. */
 TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__mat *m, bool reads, bool adds,
                                                 size_t *used)
 {
@@ -19866,8 +19863,7 @@ static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "manage
 #ifndef TT__BLOCK /* tests set a smaller number */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* number of windows of instructions at a time: one runs, the others are
-                             prefetched */
+enum { TT__WINDOWS = 3 }; /* windows of instructions at a time: one runs, others are prefetched */
 
 /* State of an arena in managed memory that exceeds the device's free memory: which blocks should be on the
    device. A window of instructions is consecutive instructions whose blocks are prefetched together. */
@@ -24721,7 +24717,8 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const size_t max = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
     int group = first; /* first instruction of the group that k runs together with */
-    size_t bytes = 0, of_group = 0; /* bytes: needed by the window; of_group: added by the group */
+    size_t bytes = 0, of_group = 0; /* bytes that the window needs; of_group: bytes that the group has
+                                       added */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
@@ -24762,9 +24759,8 @@ static tt_status tt__bring_window(tt_program *p, tt__windows *w)
     return status;
 }
 
-/* Prepares the launch of instruction k. If a window of instructions begins at k, makes k wait for the blocks
-   of this window, and begins to prefetch the blocks of the window two ahead once all work before k is
-   done. */
+/* Prepares the launch of instruction k. If a window of instructions begins at k, makes k wait for its blocks,
+   and begins to prefetch the window two ahead once all work before k is done. */
 static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
 {
     tt__arena *a = p->arena;
@@ -37213,9 +37209,8 @@ typedef struct tt__architecture {
     /* Prints other members of config.json; or NULL. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
-    /* Returns the end of the class name in "architectures", after class_name, for a config. "Model": there is
-       no classifier, and tensors' names in files have no prefix. NULL pointer: class_name is the whole
-       name. */
+    /* Returns the end of the class name in "architectures", after class_name. "Model": the model has no
+       classifier, and tensors' names in files have no prefix. NULL: class_name is the whole name. */
     const char *(*head)(const void *config);
 } tt__architecture;
 

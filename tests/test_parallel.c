@@ -29,8 +29,7 @@ typedef struct layout { const char *device; int zero, how; } layout;
 typedef struct setup {
     layout on;
     const char *precision, *recompute, *offload;
-    int groups, per_leaf;    /* leaves of the tree of sums; per_leaf: micro-batches of a leaf in a full
-                                step */
+    int groups, per_leaf;    /* number of leaves; per_leaf: micro-batches of a leaf in a full step */
     int threads;
     int64_t capacity, vocab; /* capacity: max rows of a micro-batch; vocab: rows of the table */
     bool sgd;

@@ -52,8 +52,7 @@ typedef struct tt_custom_update {
     float lr, weight_decay; /* values for this parameter, by no_decay, lr_rules and layer_decay */
 } tt_custom_update;
 
-/* An optimizer that is the caller's function on the CPU (TT_OPTIMIZER_CUSTOM). The struct must exist as long
-   as the programs that use the optimizer. */
+/* An optimizer that the caller writes, on the CPU (TT_OPTIMIZER_CUSTOM). It must outlive its programs. */
 typedef struct tt_custom_optimizer {
     /* Updates a parameter. Several ranks call the function at once, each from its own thread. After an error
        the run fails, and can only continue from the last saved state. */

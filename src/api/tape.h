@@ -228,8 +228,7 @@ tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value se
                     const tt_patch_options *o);
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a view of `width` columns of x,
                                                                            from column `from` on */
-/* Records a view of x as (rows, width), with as many elements. If the rows of x are an axis, width must be
-   the width of x. */
+/* Records a view of x as (rows, width), with as many elements. An axis of rows keeps the width of x. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
     int ignore_index;      /* Set it to the target value that does not count; default -100 */

@@ -29,8 +29,7 @@ static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "manage
 #ifndef TT__BLOCK /* tests set a smaller number */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* number of windows of instructions at a time: one runs, the others are
-                             prefetched */
+enum { TT__WINDOWS = 3 }; /* windows of instructions at a time: one runs, others are prefetched */
 
 /* State of an arena in managed memory that exceeds the device's free memory: which blocks should be on the
    device. A window of instructions is consecutive instructions whose blocks are prefetched together. */

@@ -112,7 +112,8 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const size_t max = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
     int group = first; /* first instruction of the group that k runs together with */
-    size_t bytes = 0, of_group = 0; /* bytes: needed by the window; of_group: added by the group */
+    size_t bytes = 0, of_group = 0; /* bytes that the window needs; of_group: bytes that the group has
+                                       added */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
@@ -153,9 +154,8 @@ static tt_status tt__bring_window(tt_program *p, tt__windows *w)
     return status;
 }
 
-/* Prepares the launch of instruction k. If a window of instructions begins at k, makes k wait for the blocks
-   of this window, and begins to prefetch the blocks of the window two ahead once all work before k is
-   done. */
+/* Prepares the launch of instruction k. If a window of instructions begins at k, makes k wait for its blocks,
+   and begins to prefetch the window two ahead once all work before k is done. */
 static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
 {
     tt__arena *a = p->arena;
