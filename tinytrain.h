@@ -419,7 +419,7 @@ int tt_threads(const tt_context *ctx);
    TINYTRAIN_MPI). Without a launcher the functions return 0 and 1. */
 int tt_process(const tt_context *ctx);
 int tt_processes(const tt_context *ctx);
-const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon", "portable" */
+const char *tt_isa(const tt_context *ctx);          /* returns "avx512", "avx2", "neon" or "portable" */
 size_t tt_allocated_bytes(const tt_context *ctx);   /* allocated bytes, without the 64 that each block adds */
 double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads; measured once, in 30 ms */
 
@@ -1585,7 +1585,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 /* A source of labelled images that the caller reads on request. */
 typedef struct tt_image_source {
     int64_t count;
-    const int *labels;               /* (count) 0..classes - 1; copied */
+    const int *labels;               /* (count) class of each image, 0..classes - 1; copied */
     const char *const *class_names;  /* (classes) UTF-8; copied */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the
@@ -1922,8 +1922,8 @@ typedef enum tt_bert_kind {
     TT_ALBERT      /* all layers share one set of parameters, and embeddings have embedding_size columns;
                       head: pooler, tanh. A pipeline has at most two stages */
 } tt_bert_kind;
-/* How the embedding of a sequence is made from its last hidden states: their mean, or that of the first
-   token. */
+/* How the embedding of a sequence is made from its last hidden states: their mean, or the first token's
+   state. */
 typedef enum tt_pooling { TT_POOL_MEAN, TT_POOL_CLS } tt_pooling;
 typedef struct tt_bert_config {
     tt_bert_kind kind;
@@ -2000,8 +2000,8 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
    TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
    class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are read from its files. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
-/* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of the folder's
-   own files. */
+/* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of outputs that
+   the folder's files give. */
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
    replaced atomically, and transformers can read both. With TT_TASK_EMBED the function also writes
@@ -23380,7 +23380,7 @@ static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how
         *how = c->list[c->n_list - 1].how;
         found = true;
     }
-    tt__forget(c, from); /* a search of the changed configuration may add them anew */
+    tt__forget(c, from); /* a search of the changed configuration may add candidates anew */
     return found;
 }
 
@@ -24717,8 +24717,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const size_t max = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
     int group = first; /* first instruction of the group that k runs together with */
-    size_t bytes = 0, of_group = 0; /* bytes that the window needs; of_group: bytes that the group has
-                                       added */
+    size_t bytes = 0, of_group = 0; /* bytes that the window needs; of_group: bytes of the group */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
@@ -24770,7 +24769,7 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     tt_status status = TT_OK;
     if (!g || (w->entered && k < w->until[(w->entered - 1) % TT__WINDOWS])) return TT_OK;
     while (!w->entered && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
-        status = tt__bring_window(p, w); /* the first windows of the segment */
+        status = tt__bring_window(p, w); /* makes the first windows of instructions of the segment */
     if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &g->began);
     if (status == TT_OK) status = b->after(d, TT__IN_STREAM, g->began);
     if (status == TT_OK) status = tt__bring_window(p, w);
@@ -34560,7 +34559,7 @@ typedef struct tt__table {
     const char *path;
     char *text;
     size_t bytes, at;
-    long long line, row_line; /* line numbers of `at` and of the row's start: fields may have newlines */
+    long long line, row_line; /* line numbers of `at` and of the row's start; a row may span lines */
     const char *column[TT__COLUMNS]; /* names of columns */
     char separator;
     char between;             /* character that separates the labels in a field */

@@ -208,7 +208,7 @@ TEST(learning_rates_by_name_and_layer)
         CHECK_OPTIMIZER(&o, false, true, "a factor of 0");
         o.lr_rules = NULL;
         o.layer_decay = 0.5f;
-        lr_factors[0] = 0.125, lr_factors[1] = 0.5; /* layers 0 and 2 of three */
+        lr_factors[0] = 0.125, lr_factors[1] = 0.5; /* factors of layers 0 and 2 of three layers */
         CHECK_OPTIMIZER(&o, false, true, "decay from layer to layer");
         o.lr_rules = first;
         lr_factors[0] = 0.25 * 0.125, lr_factors[1] = 2 * 0.5;

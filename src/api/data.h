@@ -111,7 +111,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 /* A source of labelled images that the caller reads on request. */
 typedef struct tt_image_source {
     int64_t count;
-    const int *labels;               /* (count) 0..classes - 1; copied */
+    const int *labels;               /* (count) class of each image, 0..classes - 1; copied */
     const char *const *class_names;  /* (classes) UTF-8; copied */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the

@@ -69,8 +69,8 @@ typedef enum tt_bert_kind {
     TT_ALBERT      /* all layers share one set of parameters, and embeddings have embedding_size columns;
                       head: pooler, tanh. A pipeline has at most two stages */
 } tt_bert_kind;
-/* How the embedding of a sequence is made from its last hidden states: their mean, or that of the first
-   token. */
+/* How the embedding of a sequence is made from its last hidden states: their mean, or the first token's
+   state. */
 typedef enum tt_pooling { TT_POOL_MEAN, TT_POOL_CLS } tt_pooling;
 typedef struct tt_bert_config {
     tt_bert_kind kind;
@@ -147,8 +147,8 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
    TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
    class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are read from its files. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
-/* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of the folder's
-   own files. */
+/* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of outputs that
+   the folder's files give. */
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
    replaced atomically, and transformers can read both. With TT_TASK_EMBED the function also writes

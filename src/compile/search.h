@@ -348,7 +348,7 @@ static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how
         *how = c->list[c->n_list - 1].how;
         found = true;
     }
-    tt__forget(c, from); /* a search of the changed configuration may add them anew */
+    tt__forget(c, from); /* a search of the changed configuration may add candidates anew */
     return found;
 }
 

@@ -17,7 +17,7 @@ typedef struct tt__table {
     const char *path;
     char *text;
     size_t bytes, at;
-    long long line, row_line; /* line numbers of `at` and of the row's start: fields may have newlines */
+    long long line, row_line; /* line numbers of `at` and of the row's start; a row may span lines */
     const char *column[TT__COLUMNS]; /* names of columns */
     char separator;
     char between;             /* character that separates the labels in a field */

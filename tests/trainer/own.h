@@ -403,7 +403,7 @@ TEST(fit_of_sources_that_break_their_promise)
         else CHECK(strcmp(warned, rows[k].error) == 0);
         CHECK(warnings == (rows[k].status == TT_OK));
         const char *state = test_path(folder, "state.safetensors");
-        if (rows[k].steps && rows[k].status) /* all whole steps are saved */
+        if (rows[k].steps && rows[k].status) /* the state has all whole steps */
             CHECK(tt_trainer_load(v.r, state, &progress) == TT_OK && tt_trainer_steps(v.r) == rows[k].steps);
         else CHECK(rows[k].steps || access(state, F_OK) != 0);
         if (k == 1) {
