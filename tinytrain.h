@@ -847,9 +847,9 @@ typedef struct tt_optimizer_options {
 tt_optimizer_options tt_optimizer_options_default(void);
 
 /* Table of the schedules of the learning rate: X(kind, name). WSD: warmup, stable, decay (Hu et al.,
-   "MiniCPM", 2024): the learning rate stays until the last decay_steps, in which it falls linearly or, as 1 -
-   sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations", 2024),
-   first steeply and then slowly. */
+   "MiniCPM", 2024): the learning rate is constant until the last decay_steps, in which it falls linearly or,
+   as 1 - sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations",
+   2024), first steeply and then slowly. */
 #define TT__SCHEDULES(X) \
     X(TT_CONSTANT, "constant") X(TT_LINEAR, "linear") X(TT_COSINE, "cosine") X(TT_WSD, "wsd") \
     X(TT_WSD_SQRT, "wsd-sqrt")
@@ -12074,7 +12074,7 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 
 /* Estimated seconds of a program's instructions. */
 typedef struct tt__spent {
-    double compute, exposed;    /* compute: computation; exposed: computation waits for transfers */
+    double compute, exposed;    /* computation; exposed: time for which computation waits for transfers */
     double on_host;             /* part of `compute` that the host's processor computes */
     double busy[TT__STREAMS];   /* for each stream: its transfers */
 } tt__spent;
@@ -14821,7 +14821,7 @@ typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     TT__K(micro_fn) micro;
     int mr, nr;                           /* mr: lines of a panel of A; nr: of a panel of B */
-    bool tiles, in_place;                 /* tiles: tile kernels run; in_place: and read A in place */
+    bool tiles, in_place;                 /* whether tile kernels run; in_place: they read A in place */
     bool direct;                          /* C itself holds the sums, which begin as `base` or as 0 */
     tt__mat base;
     TT__K(gemm_operand) a, b;
@@ -30779,7 +30779,7 @@ typedef struct tt__rewrite {
     bool aligns;           /* the caller wants the front or spans; otherwise the fields below are unused */
     const char *text;      /* the old text */
     size_t bytes, front;
-    size_t at, to_front;   /* at: bytes read of the old text; to_front: bytes written for `front` */
+    size_t at, to_front;   /* at: bytes read of the old text; to_front: bytes made from `front` */
     size_t size;           /* bytes of the last piece, whose `change` may still decrease; 0: no piece */
     int64_t change;        /* change of the last piece */
     tt__buffer *map;       /* spans of the new text's bytes, the first `mapped` of them; NULL: not wanted */
@@ -38728,7 +38728,7 @@ static void tt__bert_print(tt__text_buffer *json, const void *self, const void *
                   c->block_sparse ? "block_sparse" : "original_full");
 }
 
-/* Returns the end of transformers' class name, after the kind's name: such as "Model". */
+/* Returns the end of a class name of transformers, such as "Model" in "BertModel". */
 static const char *tt__bert_head(const void *config)
 {
     const tt_task task = ((const tt_bert_config *)config)->task;

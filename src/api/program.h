@@ -58,9 +58,9 @@ typedef struct tt_optimizer_options {
 tt_optimizer_options tt_optimizer_options_default(void);
 
 /* Table of the schedules of the learning rate: X(kind, name). WSD: warmup, stable, decay (Hu et al.,
-   "MiniCPM", 2024): the learning rate stays until the last decay_steps, in which it falls linearly or, as 1 -
-   sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations", 2024),
-   first steeply and then slowly. */
+   "MiniCPM", 2024): the learning rate is constant until the last decay_steps, in which it falls linearly or,
+   as 1 - sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations",
+   2024), first steeply and then slowly. */
 #define TT__SCHEDULES(X) \
     X(TT_CONSTANT, "constant") X(TT_LINEAR, "linear") X(TT_COSINE, "cosine") X(TT_WSD, "wsd") \
     X(TT_WSD_SQRT, "wsd-sqrt")

@@ -266,7 +266,7 @@ static void tt__bert_print(tt__text_buffer *json, const void *self, const void *
                   c->block_sparse ? "block_sparse" : "original_full");
 }
 
-/* Returns the end of transformers' class name, after the kind's name: such as "Model". */
+/* Returns the end of a class name of transformers, such as "Model" in "BertModel". */
 static const char *tt__bert_head(const void *config)
 {
     const tt_task task = ((const tt_bert_config *)config)->task;

@@ -22,7 +22,7 @@ typedef struct tt__rewrite {
     bool aligns;           /* the caller wants the front or spans; otherwise the fields below are unused */
     const char *text;      /* the old text */
     size_t bytes, front;
-    size_t at, to_front;   /* at: bytes read of the old text; to_front: bytes written for `front` */
+    size_t at, to_front;   /* at: bytes read of the old text; to_front: bytes made from `front` */
     size_t size;           /* bytes of the last piece, whose `change` may still decrease; 0: no piece */
     int64_t change;        /* change of the last piece */
     tt__buffer *map;       /* spans of the new text's bytes, the first `mapped` of them; NULL: not wanted */
