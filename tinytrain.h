@@ -370,10 +370,10 @@ typedef struct tt_option_name { const char *field, *name; } tt_option_name;
 /* How errors name options and numbers of bytes. A program with command-line options can make errors name its
    own options. */
 typedef struct tt_wording {
-    const tt_option_name *names; /* ended by a field NULL. Behind such a name a value has no quotes. Default
-                                    NULL: errors name the fields */
-    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes; default:
-                                                                           only the number */
+    const tt_option_name *names; /* array that ends with a NULL field. Errors print values without quotes
+                                    after these names. Default NULL: errors name the fields */
+    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes as text;
+                                                                           default: digits without a unit */
     void *user;
 } tt_wording;
 
@@ -419,7 +419,7 @@ int tt_threads(const tt_context *ctx);
    TINYTRAIN_MPI). Without a launcher the functions return 0 and 1. */
 int tt_process(const tt_context *ctx);
 int tt_processes(const tt_context *ctx);
-const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon", "portable" */
+const char *tt_isa(const tt_context *ctx);          /* returns "avx512", "avx2", "neon" or "portable" */
 size_t tt_allocated_bytes(const tt_context *ctx);   /* allocated bytes, without the 64 that each block adds */
 double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads; measured once, in 30 ms */
 
@@ -472,22 +472,22 @@ bool tt_param_frozen(const tt_param *p);
 
 /* A parameter, or the shard of it that a rank updates, for a function that is an optimizer. */
 typedef struct tt_custom_update {
-    const char *name;      /* the parameter's */
+    const char *name;      /* name of the parameter */
     float *parameter;      /* n numbers, to be updated in place */
-    const float *gradient; /* n numbers, of the mean loss, after clipping */
+    const float *gradient; /* n numbers: the gradient of the mean loss, after clipping */
     float *state[2];       /* n numbers of each state, 0 at first; NULL: the optimizer has no such state */
-    int64_t n, first;      /* first: place of the first number in the whole parameter */
-    int64_t step;          /* steps done before this one */
-    float lr, weight_decay; /* of this parameter, by no_decay, lr_rules and layer_decay */
+    int64_t n, first;      /* first: index of parameter[0] in the whole parameter */
+    int64_t step;          /* number of steps before the current step */
+    float lr, weight_decay; /* values for this parameter, by no_decay, lr_rules and layer_decay */
 } tt_custom_update;
 
-/* An optimizer by a function on the CPU (TT_OPTIMIZER_CUSTOM). It must exist as long as programs with it. */
+/* An optimizer that the caller writes, on the CPU (TT_OPTIMIZER_CUSTOM). It must outlive its programs. */
 typedef struct tt_custom_optimizer {
-    /* Updates a parameter. Several ranks call it at once, each from a thread of its own. After an error the
-       run fails, and only the last state can be continued. */
+    /* Updates a parameter. Several ranks call the function at once, each from its own thread. After an error
+       the run fails, and can only continue from the last saved state. */
     tt_status (*update)(void *user, const tt_custom_update *u);
     void *user;            /* argument of `update` */
-    int states;            /* 0 to 2 */
+    int states;            /* number of states, 0 to 2 */
 } tt_custom_optimizer;
 
 /* ==== src/api/tape.h */
@@ -548,9 +548,9 @@ tt_matmul_options tt_matmul_options_default(void);
 
 /* Records a product of two values, a b^T: a (rows, K), b (cols, K) -> (rows, cols). If the rows of b are an
    axis, cols is the axis' capacity; columns beyond the actual rows of b hold `beyond` and have no gradient.
-   Do not combine them with label_smoothing, which gives each column a share. `untransposed`: a b, a (rows,
-   K), b (K, cols) -> (rows, cols). If the rows of b are an axis, K is the axis' capacity, and columns of a
-   beyond the actual rows of b are not read. NULL: defaults. */
+   Do not use label_smoothing on the result, as it gives each column a share. With `untransposed`: a b, a
+   (rows, K), b (K, cols) -> (rows, cols). If the rows of b are an axis, K is the axis' capacity, and columns
+   of a beyond the actual rows of b are not read. NULL: defaults. */
 tt_value tt_matmul(tt_tape *t, tt_value a, tt_value b, const tt_matmul_options *o);
 /* Records a table lookup. ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails
    the run, and the error names the id. */
@@ -716,7 +716,7 @@ tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value se
                     const tt_patch_options *o);
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a view of `width` columns of x,
                                                                            from column `from` on */
-/* Records a view of x as (rows, width), with as many elements; rows of an axis keep their width. */
+/* Records a view of x as (rows, width), with as many elements. An axis of rows keeps the width of x. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
     int ignore_index;      /* Set it to the target value that does not count; default -100 */
@@ -771,9 +771,9 @@ void tt_loss_total(tt_tape *t, tt_value loss, tt_value total);
    Floats of any precision come as TT_F32; an input of integers has its own dtype. */
 typedef struct tt_custom_array { void *data; tt_dtype dtype; int64_t rows, width; } tt_custom_array;
 
-/* An op by functions on the CPU. They are called in each run with the rows of that run, from the thread of
-   each rank, and must be pure: recompute calls forward again, with the same inputs, for the same output. A
-   function that returns an error fails the run, which then has updated nothing. */
+/* An op whose kernels are the caller's functions on the CPU. Each run calls them with its rows, from the
+   thread of each rank. They must be pure: recompute calls forward again, with the same inputs, for the same
+   output. A function that returns an error fails the run, which then has updated nothing. */
 typedef struct tt_custom_op {
     const char *name; /* names the op in plans and errors */
     /* Computes out from the n inputs. */
@@ -782,7 +782,7 @@ typedef struct tt_custom_op {
        is NULL if input k needs no gradient. NULL: the op has no backward. */
     tt_status (*backward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out,
                           const tt_custom_array *dout, const tt_custom_array *din);
-    void *user;       /* argument of both */
+    void *user;       /* argument of `forward` and `backward` */
 } tt_custom_op;
 enum { TT_CUSTOM_INPUTS = 6 }; /* largest number of inputs of tt_custom */
 /* Records an op of the caller: 1 to TT_CUSTOM_INPUTS inputs -> (rows, width), where rows is a number or an
@@ -815,7 +815,7 @@ typedef struct tt_optimizer_options {
     tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
                                        2019) */
     /* Set it with TT_OPTIMIZER_CUSTOM to the function that updates; default NULL. The states are planned,
-       saved, divided and offloaded as those of other optimizers. For device "cpu" and fp32 weights. */
+       saved, divided and offloaded as those of other optimizers. Only for device "cpu" and fp32 weights. */
     const tt_custom_optimizer *custom;
     float momentum;                 /* Set it for SGD with momentum; default 0 */
     bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
@@ -831,10 +831,10 @@ typedef struct tt_optimizer_options {
     const tt_lr_rule *lr_rules;
     /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1;
        default 1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first
-       number in a parameter's name that is a part between dots or ends such a part after '_': 3 in
-       "encoder.layer.3.bias". With L layers, layer k has the factor layer_decay^(L - k); parameters made
-       before those of layers, such as embeddings, layer_decay^(L + 1); all others 1. Factors of lr_rules
-       multiply it. */
+       number in a parameter's name that follows '.', '_' or nothing, and that '.' or nothing follows: 3 in
+       "encoder.layer.3.bias". With L layers, layer k has the factor layer_decay^(L - k). Parameters made
+       before the first layer's, such as embeddings, have layer_decay^(L + 1); all other parameters have 1.
+       Factors of lr_rules multiply these factors. */
     float layer_decay;
     /* Set it to keep exponential moving averages of the trained parameters as a further state of the
        optimizer; default 0: none. In [0, 1), usually 0.99 to 0.9999. The first update copies the parameters;
@@ -847,9 +847,9 @@ typedef struct tt_optimizer_options {
 tt_optimizer_options tt_optimizer_options_default(void);
 
 /* Table of the schedules of the learning rate: X(kind, name). WSD: warmup, stable, decay (Hu et al.,
-   "MiniCPM", 2024): the learning rate stays until the last decay_steps, in which it falls linearly or, as 1 -
-   sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations", 2024),
-   first steeply and then slowly. */
+   "MiniCPM", 2024): the learning rate is constant until the last decay_steps, in which it falls linearly or,
+   as 1 - sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations",
+   2024), first steeply and then slowly. */
 #define TT__SCHEDULES(X) \
     X(TT_CONSTANT, "constant") X(TT_LINEAR, "linear") X(TT_COSINE, "cosine") X(TT_WSD, "wsd") \
     X(TT_WSD_SQRT, "wsd-sqrt")
@@ -863,9 +863,9 @@ typedef struct tt_schedule {
                               lower it to min_lr */
     int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
     int64_t total_steps;   /* steps of warm-up and decay together */
-    int64_t decay_steps;   /* of WSD: last steps, in which lr falls; 1 to total_steps - warmup_steps */
-    /* If not NULL, returns the learning rate of a step instead, called with `user`; no other field is read. A
-       resumed run must be given the same function. */
+    int64_t decay_steps;   /* WSD: number of last steps, with falling lr; 1 to total_steps - warmup_steps */
+    /* Set it to a function that returns the learning rate of a step; default NULL. All fields but `user`, its
+       argument, are then ignored. A resumed run must be given the same function. */
     float (*lr_at)(void *user, int64_t step);
     void *user;
 } tt_schedule;
@@ -1040,8 +1040,8 @@ typedef struct tt_compile_options {
     bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them; default
                         false */
     /* Set it to read gradients after a step as well (tt_get_gradient), until the next step begins; default
-       false. The plan then keeps all gradients. It excludes update "backward", which reuses their memory, and
-       parallel.pipeline. */
+       false. The plan then keeps all gradients. It excludes update "backward", which reuses the memory of
+       gradients, and parallel.pipeline. */
     bool keep_gradients;
     /* Set it to read or change gradients before an update; default NULL. It is called with `user` in each
        step (counted from 0), when the step's gradients are complete and before the update reads them. It may
@@ -1061,7 +1061,7 @@ typedef struct tt_compile_options {
        "host": at the end of the step the host's processor updates parameters in the host's memory (Ren et
        al., "ZeRO-Offload", 2021), where the optimizer's state stays. Groups of gradients and parameters are
        copied to the host, and parameters back, while other groups are updated, at most two groups ahead.
-       Parameters of fewer than 65,536 elements are updated on the device. The bits are the bits of updates on
+       Parameters of fewer than 65,536 elements are updated on the device. Results have the bits of updates on
        device "cpu"; on "cuda", "end" gives other bits. No other option chooses "host". */
     const char *update;
     /* Set it to choose the optimizer; default: tt_optimizer_options_default(). */
@@ -1097,7 +1097,7 @@ tt_compile_options tt_compile_options_default(void);
    options that contradict one another. Replaces fields of o->parallel that are 0 by what they mean on
    o->device. After an error *o is unchanged. */
 tt_status tt_check_options(tt_context *ctx, tt_compile_options *o);
-/* Returns word k that an option accepts, or NULL if the option has at most k words or is none of these:
+/* Returns word k that an option accepts, or NULL if the option has at most k words or is not in this list:
    "optimizer", "schedule" (words in the order of the enums), "precision", "matmul", "recompute", "memory",
    "update" and "parallel.schedule". */
 const char *tt_option_word(const char *option, int k);
@@ -1288,7 +1288,7 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 /* Replaces a gradient, given as tt_get_gradient gives it and rounded to the gradient's dtype. Call it in
    before_update, or between tt_micro_step and tt_update. Norm, clipping and update then use the new values.
-   For one data rank and one group. */
+   Only for one data rank and one group. */
 tt_status tt_set_gradient(tt_program *p, const tt_param *param, const float *from);
 tt_status tt_run(tt_program *p, tt_stats *stats); /* runs the forward of a program with train = false */
 int64_t tt_program_steps(const tt_program *p);    /* optimizer steps done; steps that loss scaling skipped do
@@ -1453,8 +1453,8 @@ typedef struct tt_encoding {
    capitals or <|endoftext|>, becomes that token if the vocabulary has it: a text can forge the structure of a
    sequence, so remove such words from texts that you don't trust. */
 int64_t tt_tokenizer_encode(const tt_tokenizer *k, const tt_encoding *e);
-/* Returns whether pairs of texts can be encoded: false if the post-processor has no template for pairs, or
-   one that does not have the first text and then the second, each once. */
+/* Returns whether pairs of texts can be encoded. The post-processor must have a template for pairs, which has
+   the first text once and then the second text once. */
 bool tt_tokenizer_pairs(const tt_tokenizer *k);
 /* Writes the ids of one text into ids (room for max_tokens), special tokens included, as tt_tokenizer_encode
    with `max_tokens`. */
@@ -1492,7 +1492,7 @@ typedef enum tt_task {
     TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
     TT_TASK_SCORES, /* one or more numbers for each text */
     TT_TASK_TAGS,   /* a tag for each word of a text */
-    TT_TASK_EMBED   /* no labels: an embedding of each text. A dataset has another task */
+    TT_TASK_EMBED   /* no labels: the prediction is an embedding of each text. No dataset has this task */
 } tt_task;
 
 /* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the
@@ -1585,7 +1585,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 /* A source of labelled images that the caller reads on request. */
 typedef struct tt_image_source {
     int64_t count;
-    const int *labels;               /* (count) 0..classes - 1; copied */
+    const int *labels;               /* (count) class of each image, 0..classes - 1; copied */
     const char *const *class_names;  /* (classes) UTF-8; copied */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the
@@ -1608,9 +1608,9 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
 void tt_dataset_free(tt_dataset *d);
 int64_t tt_dataset_count(const tt_dataset *d);
 tt_task tt_dataset_task(const tt_dataset *d);
-/* Returns a text followed by a NUL, or "" for an image. bytes may be NULL. */
+/* Returns text i, followed by a NUL; "" for an image. Sets *bytes to its length; bytes may be NULL. */
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
-/* Returns the second text of a pair, followed by a NUL, or NULL if there is none. bytes may be NULL. */
+/* Returns the second text of pair i, followed by a NUL; NULL if example i is no pair. bytes may be NULL. */
 const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i); /* the number of the class; -1 for other tasks */
 /* Returns the (classes) values of TT_TASK_LABELS and TT_TASK_SCORES; NULL for other tasks. */
@@ -1621,14 +1621,14 @@ int tt_dataset_classes(const tt_dataset *d);
 const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
 /* Sorts n class names as tt_dataset_table numbers labels: in byte order, or by value if all are numbers. */
 void tt_sort_class_names(const char **names, int n);
-/* Counts the texts or images of each class or label, or the words of each tag. counts: (classes). All scores
-   have the number of all texts. */
+/* Counts the texts or images of each class or label, or the words of each tag. counts: (classes). With
+   TT_TASK_SCORES every count is the number of all texts. */
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts);
 /* Computes weights (classes) with which all classes matter equally. The weight of a class or tag is that of
-   "balanced" in scikit-learn: the number of all texts or words with tags / (classes * the number of those of
-   the class); 0 if the class has none. The weight of a label is for a text that has the label, beside 1 for a
-   text without the label: the number of texts without / with the label; 1 if no text has the label. The
-   weights of scores are 1. */
+   "balanced" in scikit-learn: the number of all texts or tagged words / (classes * the number of the class's
+   texts or words); 0 if the class has none. The weight of a label applies to texts that have the label; a
+   text without the label weighs 1: the number of texts without / with the label; 1 if no text has the label.
+   The weights of scores are 1. */
 tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
 
 /* How a loader makes batches. A loader shuffles the dataset by (seed, epoch), sorts it by length within
@@ -1920,8 +1920,8 @@ typedef struct tt_model {
     /* The metrics, of which the first decides by default which validation is best (tt_fit_options.best_by). A
        NULL name ends the list. */
     tt_metric metrics[TT_METRICS];
-    int classes;      /* number of logits in a row of the output (for tt_predict): of classes, labels, scores
-                         or tags. 0: the output is something else */
+    int classes;      /* columns of the output's logits (for tt_predict): number of classes, labels, scores or
+                         tags. 0: the output is not logits */
     const char *unit; /* unit of speeds: "tokens", "images", in the characters of a metric's name. NULL:
                          "examples" */
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
@@ -1953,16 +1953,16 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
    TT_TASK_EMBED there is no classifier, and files have the names of transformers' ...Model. */
 typedef enum tt_bert_kind {
     TT_BERT,
-    TT_DISTILBERT, /* head: pre_classifier, ReLU; BERT's head: pooler, tanh. With TT_TASK_TAGS every kind's
-                      head is the classifier alone */
+    TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
+                      TT_TASK_TAGS no kind has layers before the classifier */
     TT_ROBERTA,    /* positions start at pad_token + 1, one token type; head: classifier.dense, tanh */
     TT_BIG_BIRD,   /* head: classifier.dense, `activation`. Its pooler is kept but unused */
     TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
     TT_ALBERT      /* all layers share one set of parameters, and embeddings have embedding_size columns;
                       head: pooler, tanh. A pipeline has at most two stages */
 } tt_bert_kind;
-/* How the embedding of a sequence is made from its last hidden states: their mean, or that of the first
-   token. */
+/* How the embedding of a sequence is made from its last hidden states: their mean, or the first token's
+   state. */
 typedef enum tt_pooling { TT_POOL_MEAN, TT_POOL_CLS } tt_pooling;
 typedef struct tt_bert_config {
     tt_bert_kind kind;
@@ -2016,7 +2016,7 @@ typedef struct tt_bert {
                                                hidden); ALBERT: embedding_size instead of hidden */
     tt_param *norm_w, *norm_b;
     tt_param *mapping_w, *mapping_b;        /* ALBERT: (hidden, embedding_size), (hidden) */
-    tt_bert_layer *layer;                   /* (layers); those of ALBERT name the same parameters */
+    tt_bert_layer *layer;                   /* (layers); in ALBERT all have the same parameters */
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
     tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); TT_TASK_EMBED: NULL */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
@@ -2039,8 +2039,8 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
    TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
    class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are read from its files. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
-/* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of the folder's
-   own files. */
+/* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of outputs that
+   the folder's files give. */
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
    replaced atomically, and transformers can read both. With TT_TASK_EMBED the function also writes
@@ -2051,16 +2051,16 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* Makes a model and a dataset of one task with equally many classes, named by at most 63 bytes each, agree
-   on the numbers of the classes (labels, scores or tags); call it before a loader reads the dataset. If both
-   have the same names, the model keeps its numbers and the dataset's labels change: call it for each
-   dataset, also for one that tt_dataset_split took out before. Otherwise the model takes the dataset's
-   names, and the logger gets a warning if the classifier is from a checkpoint. */
+/* Makes a model and a dataset agree on the numbers of the classes (labels, scores or tags). Both need one
+   task and equally many classes, named by at most 63 bytes each. Call the function before a loader reads the
+   dataset. If both have the same names, the model keeps its numbers and the dataset's labels change: call the
+   function for each dataset, also for one that tt_dataset_split took out before. Otherwise the model takes
+   the dataset's names, and the logger gets a warning if the classifier is from a checkpoint. */
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d);
 /* Records the encoder on a tape. Returns the last hidden states (rows, hidden). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Records the encoder, and sets hidden[0] to the input of the first layer and hidden[k] to the output of
-   layer k, all (rows, hidden); `hidden` has room for layers + 1 values. Returns the last of them. */
+   layer k, all (rows, hidden); `hidden` has room for layers + 1 values. Returns hidden[layers]. */
 tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden);
 /* Records the encoder and the head. Returns the logits (seqs, classes), for TT_TASK_TAGS (rows, classes). A
    model with TT_TASK_EMBED has no logits: the tape fails. */
@@ -2145,7 +2145,7 @@ tt_image_options tt_vit_image_options(const tt_vit *m);
 tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* as tt_bert_name_classes */
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
-tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_model */
+tt_model tt_vit_classifier(const tt_vit *m); /* returns the model for a trainer, see tt_bert_model */
 
 /* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, GPT-NeoX and
    Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the names of transformers'
@@ -2355,10 +2355,10 @@ struct tt_train_options {
     tt_schedule schedule;            /* Set its total_steps (default 0), which is required; default: linear,
                                         lr 5e-5, no warm-up */
     /* Set them to change the cross-entropy that trains classifiers and language models
-       (tt_cross_entropy_options); default 0 and NULL. Evaluations use the plain one. class_weights (one for
-       each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means.
-       With TT_TASK_LABELS class_weights are the positive weights of the labels, and smoothing is refused. A
-       model of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
+       (tt_cross_entropy_options); default 0 and NULL. Evaluations use neither. class_weights (one for each
+       class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means. With
+       TT_TASK_LABELS class_weights are the positive weights of the labels, and smoothing is refused. A model
+       of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
        ones. */
     float label_smoothing;
     const float *class_weights;
@@ -2457,9 +2457,9 @@ typedef struct tt_progress {
     double best, best_loss;       /* the best validation so far: the value that tt_fit_options.best_by
                                      compares, and the loss */
     uint64_t best_by;             /* hash of the name of the value in `best`; 0: unknown */
-    int64_t validated, worse;     /* steps of all epochs, skipped ones included, before the last validation;
-                                     validations since the best one */
-    uint64_t classes, data;       /* hashes of the class names and of the examples, see tt_fit; 0: none */
+    int64_t validated, worse;     /* validated: steps of all epochs, skipped ones included, before the last
+                                     validation; worse: validations since the best validation */
+    uint64_t classes, data;       /* hash of the class names, hash of the examples; see tt_fit; 0: none */
 } tt_progress;
 
 /* Save and load the state of the training program (tt_program_save, tt_program_load), with the progress
@@ -2483,7 +2483,7 @@ typedef struct tt_fit_event {
     const tt_stats *validation;    /* result of the validation at the end of an epoch or after validate_steps;
                                       NULL after a step */
     bool best;                     /* this validation is the best so far, and `keep` has been called */
-    int64_t worse, patience;       /* validations since the best one; tt_fit_options.patience */
+    int64_t worse, patience;       /* worse: validations since the best one; patience: from tt_fit_options */
 } tt_fit_event;
 
 /* Writes an event as one line for a progress display, without a newline. If `capacity` has no room for the
@@ -2633,7 +2633,7 @@ typedef enum tt__act {
    have padding. */
 #define TT__ATTRS(X) \
     X(int, act)           /* used by LINEAR and ACTIVATION: a tt__act */ \
-    X(bool, untransposed) /* used by MATMUL: a b, not a b^T */ \
+    X(bool, untransposed) /* used by MATMUL: true: a b; false: a b^T */ \
     X(float, beyond)      /* used by MATMUL: the number in the columns beyond the rows of b */ \
     X(int, heads)         /* used by ATTENTION and ROTARY */ \
     X(int, key_heads)     /* ATTENTION */ \
@@ -2812,7 +2812,7 @@ typedef struct tt__instr {
    outputs, and only if the device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-/* Numbers of operands, and of an output, of losses. TOTAL: the operand that tt_loss_total has set. */
+/* Indices of operands, and of the output with the counts, of losses. TOTAL: the operand of tt_loss_total. */
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_COUNTS = 2 };
 
 #define TT__OPS(X) \
@@ -2823,7 +2823,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
         /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \
     X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy, x] -> dw, [db] */ \
     X(MATMUL, "matmul", 2, 1, TT__BY_ROW(1) | TT__PRODUCT) /* a, b -> a b^T or a b */ \
-    X(MATMUL_DB, "matmul_db", 2, 1, TT__PRODUCT) /* a, b -> a^T b, the rows of the result that exist */ \
+    X(MATMUL_DB, "matmul_db", 2, 1, TT__PRODUCT) /* a, b -> a^T b, only the actual rows */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
@@ -2959,7 +2959,7 @@ typedef struct tt__step_settings {
 typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums over micro-batches so far */
 typedef struct tt__scale_state {
     double scale;               /* scale of the loss's gradient: a power of two                             */
-    double good_steps, skipped; /* steps since the scale changed; steps without an update                   */
+    double good_steps, skipped; /* steps since the scale changed; skipped: steps without an update */
 } tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
 typedef struct tt__clipped { /* the gradient's norm (not finite: no parameter was changed), and the factor
@@ -3510,8 +3510,8 @@ static bool tt__is_option(const char *field, size_t n)
 }
 
 /* Copies a message. {FIELD} and {FIELD VALUE}, where TT__OPTIONS has FIELD, become FIELD VALUE or, if
-   tt_context_options.wording has a name for FIELD, that name and VALUE without quotes and "=". Other
-   braces stay. */
+   tt_context_options.wording has a name for FIELD, that name and VALUE without quotes and "=". Other text in
+   braces is copied unchanged. */
 static void tt__name_options(const tt_context *ctx, const char *from, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};
@@ -3525,7 +3525,7 @@ static void tt__name_options(const tt_context *ctx, const char *from, char *to, 
         const bool named = own && own->field;
         if (named) tt__print(&text, "%s", own->name);
         for (from += named ? 1 + n : 1; from < end; from++) {
-            if (named && *from == '=') from++; /* and the space after it */
+            if (named && *from == '=') from++; /* skips "=" and the space after "=" */
             else if (!named || !strchr("'\"", *from)) tt__print(&text, "%c", *from);
         }
         from = end + 1;
@@ -4657,7 +4657,7 @@ typedef struct tt__tape_value {
     bool keep;          /* the user may read the value after the run */
     bool block_end;     /* the value ends a block (tt_block_end) and is never recomputed */
     bool offload;       /* of a storage: tt_offload has marked it */
-    tt__mark mark;      /* from tt_keep or tt_recompute */
+    tt__mark mark;      /* set by tt_keep or tt_recompute */
     bool persistent;    /* the value keeps its contents from run to run */
     bool pinned_f32;    /* the value stays f32 in any precision: statistics, losses */
     bool residual;      /* the value is part of the residual stream, see the option `residual` */
@@ -7704,7 +7704,7 @@ static size_t tt__custom_bytes(const tt__mat *m, bool adds)
     return tt__align_up((size_t)m->rows * (size_t)m->cols * item);
 }
 
-/* Returns the scratch for all copies. */
+/* Returns the bytes of scratch for the copies of all matrices. */
 static size_t tt__cpu_custom(int threads, const tt_tape *t, const tt__instr *i)
 {
     size_t bytes = 0;
@@ -10912,7 +10912,7 @@ static tt_status tt__pass_gather(tt_tape *t)
 /* ==== src/passes/update.h */
 /* ------------------------------------------------------------------------------------------------- update */
 
-/* Makes state number `state` of a parameter, from 1. */
+/* Makes the value of a parameter's optimizer state number `state`, counted from 1. */
 static int32_t tt__new_state(tt__builder *b, int32_t param, int state, const char *what)
 {
     tt_tape *t = b->t;
@@ -10934,8 +10934,8 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
-/* Returns the number of the layer that a parameter's name has; -1: none. The number is the first that is a
-   part of the name between dots, or ends such a part after '_'. */
+/* Returns the layer's number in a parameter's name; -1: none. The number is the first in the name that
+   follows a '.', a '_' or nothing, and that a '.' or nothing follows. */
 static int tt__layer_of(const char *name)
 {
     enum { MOST_DIGITS = 6 };
@@ -10952,7 +10952,7 @@ static int tt__layer_of(const char *name)
 /* The layers of a context's parameters. */
 typedef struct tt__layers {
     int count;      /* one more than the largest number of a layer */
-    int begin;      /* index of the first parameter of a layer; without layers 0 */
+    int begin;      /* index of the first parameter that belongs to a layer; 0 if none does */
 } tt__layers;
 
 static tt__layers tt__find_layers(const tt_context *ctx)
@@ -12122,7 +12122,7 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 
 /* Estimated seconds of a program's instructions. */
 typedef struct tt__spent {
-    double compute, exposed;    /* computation; time in which computation waits for transfers */
+    double compute, exposed;    /* computation; exposed: time for which computation waits for transfers */
     double on_host;             /* part of `compute` that the host's processor computes */
     double busy[TT__STREAMS];   /* for each stream: its transfers */
 } tt__spent;
@@ -14814,10 +14814,10 @@ TT__INLINE void TT__K(gemm_keep)(const tt__mat *m, int64_t row, int64_t col, con
     else TT__K(row_narrow)((uint16_t *)m->data + at, sums, m->dtype, n);
 }
 
-/* Computes C = act(sums + more + bias) + residual + old C for the part of C that begins at (row, col). With
-   `saved`, multiplies by act'(saved) instead of applying act. Overwrites `sums`. The rows of `sums` and
-   `more` are whole vectors, sums_row floats apart. The rows of a microkernel's tile are short and contiguous,
-   so several rows at a time are rounded and go through act. */
+/* Computes the rows x cols numbers of C = act(sums + more + bias) + residual + old C that begin at (row,
+   col). With `saved`, multiplies by act'(saved) instead of applying act. Overwrites `sums`. Rows of `sums`
+   and `more` begin sums_row floats apart and are padded to whole vectors. Short contiguous rows, as in a
+   microkernel's tile, are rounded and go through act several at a time. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols,
                                float *sums, float *more, int64_t sums_row)
 {
@@ -14868,8 +14868,8 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
 typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     TT__K(micro_fn) micro;
-    int mr, nr;                           /* lines of a panel of A; lines of a panel of B */
-    bool tiles, in_place;                 /* whether tile kernels run; whether they read A in place */
+    int mr, nr;                           /* mr: lines of a panel of A; nr: of a panel of B */
+    bool tiles, in_place;                 /* whether tile kernels run; in_place: they read A in place */
     bool direct;                          /* C itself holds the sums, which begin as `base` or as 0 */
     tt__mat base;
     TT__K(gemm_operand) a, b;
@@ -16536,7 +16536,7 @@ TT__RUN_ROWS(ADD_ROW, const float *row = TT__K(row_in)(&l->in[1], 0, scratch, 3)
 TT__ROW_FN(row_MUL_BROADCAST)
 {
     const float *row = (const float *)more;
-    float own[TT__LANES]; /* one float would do, but gcc cannot see that */
+    float own[TT__LANES]; /* one float is enough, but gcc cannot prove that */
     if (!row) TT__K(axpby)(y, *TT__K(row_in)(&l->in[1], l->in[1].rows > 1 ? r : 0, own, 0), x[0], 0, NULL, n);
     for (int64_t c = 0; c < n && row; c += TT__LANES)
         TT__K(store_n)(y + c, TT__K(load_n)(x[0] + c, n - c) * TT__K(load_n)(row + c, n - c), n - c);
@@ -16550,7 +16550,7 @@ TT__ROWS_FN(row_dots_rows)
     for (int64_t r = from; r < to; r++) {
         const float *a = TT__K(row_in)(&l->in[0], r, scratch, 1);
         const float *b = TT__K(row_in)(&l->in[1], r, scratch, 2);
-        float dot[TT__LANES] = {0}; /* one float would do, but gcc cannot see that */
+        float dot[TT__LANES] = {0}; /* one float is enough, but gcc cannot prove that */
         dot[0] = TT__K(dot_row)(a, b, l->in[0].cols);
         TT__K(row_end)(&l->out[0], l->add[0], r, dot, scratch, 0);
     }
@@ -17266,8 +17266,8 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/custom/cpu.h */
 /* ------------------------------------------------------------------------------------- ops of the caller */
 
-/* Returns a matrix as the caller's functions take it: its own memory, or scratch at *used bytes of the
-   workspace, which then grows. reads: copies the numbers into the scratch. adds: see tt__custom_bytes. */
+/* Returns a matrix as an array for the caller's functions: in place, or in scratch at byte *used of the
+   workspace, which *used then includes. reads: copies numbers to scratch. adds: see tt__custom_bytes. */
 TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__mat *m, bool reads, bool adds,
                                                 size_t *used)
 {
@@ -17349,7 +17349,7 @@ TT__FN tt_status TT__K(run_CUSTOM_BACKWARD)(const tt__launch *l)
 
 TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
 {
-    float scratch[TT__LANES]; /* one float would do, but gcc cannot see that */
+    float scratch[TT__LANES]; /* one float is enough, but gcc cannot prove that */
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 
@@ -18590,7 +18590,7 @@ static tt_status tt__net_fail(tt_context *ctx, tt_status status)
     snprintf(n->end.why, sizeof n->end.why, "%.999s", why);
     tt__net_stop(n, status, why);
     pthread_mutex_unlock(&n->mutex);
-    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* messages of collectives stay in flight */
+    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* does not wait for messages of collectives */
     return tt__net_status(ctx);
 }
 
@@ -19911,10 +19911,10 @@ static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "manage
 #ifndef TT__BLOCK /* tests set a smaller number */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* number of windows at a time: one runs, the others are prefetched */
+enum { TT__WINDOWS = 3 }; /* windows of instructions at a time: one runs, others are prefetched */
 
 /* State of an arena in managed memory that exceeds the device's free memory: which blocks should be on the
-   device. A window is consecutive instructions whose blocks are prefetched together. */
+   device. A window of instructions is consecutive instructions whose blocks are prefetched together. */
 typedef struct tt__paging {
     size_t room;        /* bytes on the device for all blocks that are not `kept` there */
     size_t blocks;      /* number of blocks of the arena */
@@ -19924,7 +19924,8 @@ typedef struct tt__paging {
     uint64_t clock;     /* 1 + bytes of blocks, without kept blocks, that all windows so far have used */
     uint64_t stamps;    /* number of instructions added to windows so far */
     uint64_t prefetched; /* bytes prefetched so far */
-    void *began, *there[TT__WINDOWS]; /* events: a window has begun; a window's blocks are on the device */
+    void *began, *there[TT__WINDOWS]; /* began: event at the start of the window of instructions that runs;
+                                         there: for each window, event after the prefetch of its blocks */
     bool brought[TT__WINDOWS]; /* for each window: it had blocks to prefetch, so `there` has its event */
 } tt__paging;
 
@@ -21207,7 +21208,7 @@ static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
-/* Returns whether options ask for gradients that persist until the end of a step, beside `accumulate`. */
+/* Returns whether options other than `accumulate` ask for gradients that persist until the end of a step. */
 static bool tt__keeps_gradients(const tt_compile_options *o)
 {
     return o->train && (o->keep_gradients || o->before_update);
@@ -21783,7 +21784,7 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
     return TT_OK;
 }
 
-static const char *const tt__stage_names[] = {"1f1b", "gpipe"}; /* of parallel.schedule */
+static const char *const tt__stage_names[] = {"1f1b", "gpipe"}; /* words of parallel.schedule */
 
 /* Checks the fields of *p (how ranks share the work), and replaces fields that are 0 by their defaults. */
 static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt_parallel *p)
@@ -22359,7 +22360,7 @@ typedef struct tt__chooser {
     bool recompute, offload, zero; /* whether the choice may change these options */
     bool by_seconds;        /* the cost is seconds, not FLOPs */
     tt__choice base;        /* recomputes and moves only what the options demand, at the fastest pace */
-    bool held, held_on_host, held_split; /* parameters are already: stored; stored on the host; sharded */
+    bool held, held_on_host, held_split; /* parameters are already stored, stored on the host, sharded */
     size_t budget;
     /* The tape after the first passes, for each tt_parallel.zero and update; NULL until it is needed. */
     tt__built front[4][TT__COUNT(tt__update_names)];
@@ -23427,7 +23428,7 @@ static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how
         *how = c->list[c->n_list - 1].how;
         found = true;
     }
-    tt__forget(c, from); /* a search of the changed configuration may add them anew */
+    tt__forget(c, from); /* a search of the changed configuration may add candidates anew */
     return found;
 }
 
@@ -23459,7 +23460,7 @@ static tt_status tt__try_min(tt__chooser *c, unsigned may)
     return status;
 }
 
-/* Starts a search anew: without candidates, with all estimates. */
+/* Starts a search anew: forgets all candidates, and allows TT__ESTIMATES estimates again. */
 static void tt__restart(tt__chooser *c)
 {
     tt__forget(c, 0);
@@ -23522,12 +23523,12 @@ static void tt__print_options(tt__text_buffer *text, const tt_program *p, const 
         tt__print(text, ", %s", tt__say_value(p, TT__MAY_ZERO, x->zero, said));
 }
 
-/* A row of the error message: the bytes that one more memory-saving change leaves. */
+/* A row of the error message: a memory-saving change, and the bytes that the program then needs. */
 typedef struct tt__saving {
     tt__change change;
     size_t bytes;           /* bytes of the program with the changes of this row and of the rows before */
     double flops;           /* FLOPs of that program's recomputation */
-    bool advice;            /* the change is of an option that is not "budget" */
+    bool advice;            /* the changed option is not set to "budget" */
 } tt__saving;
 
 /* The memory-saving changes that an error names, in the order of their cost. The changes from number
@@ -23547,10 +23548,10 @@ typedef struct tt__refusal {
     tt__choice how;         /* the choice of the last row */
     bool fits;              /* the program of the last row fits the budget */
     bool replaces;          /* a row gives `update` another value than a row before */
-    tt__shortage min;     /* the smallest possible program, whatever options change */
+    tt__shortage min;     /* the smallest program that any values of all options make possible */
 } tt__refusal;
 
-/* Returns which options are "budget": TT__MAY_ flags. */
+/* Returns the options that are set to "budget", as TT__MAY_ flags. */
 static unsigned tt__free_options(const tt__chooser *c)
 {
     return (c->zero ? TT__MAY_ZERO : 0) | (c->recompute ? TT__MAY_RECOMPUTE : 0) |
@@ -23582,7 +23583,7 @@ static tt_status tt__take_steps(tt__chooser *c, tt__shortage *s, tt__extent *e, 
         if (!tt__make_change(c, TT__MAY_ALL, change, &next)) continue;
         if (next.recompute < r->how.recompute || next.offload < r->how.offload ||
             next.update < r->how.update) continue; /* the change would need more memory */
-        if (advice && chooses && s->min < bytes) bytes = s->min; /* the message names it first */
+        if (advice && chooses && s->min < bytes) bytes = s->min; /* the message first names s->min */
         c->job.min = advice ? &r->min : s;
         const tt_status built = tt__try_build(j, &next, e);
         if (built == TT_ERR_MEMORY) return built;
@@ -23597,7 +23598,7 @@ static tt_status tt__take_steps(tt__chooser *c, tt__shortage *s, tt__extent *e, 
     return TT_OK;
 }
 
-/* Builds the smallest program that is possible with any options, and notes it in r->least. */
+/* Builds the smallest program that is possible with any options, and notes it in r->min. */
 static tt_status tt__find_possible(tt__chooser *c, tt__extent *e, tt__refusal *r)
 {
     c->job.min = &r->min;
@@ -23826,7 +23827,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (!hopeless || !c->job.attempt->quiet) status = tt__chooser_open(c);
     if (hopeless && status == TT_OK) status = tt__refuse(c, s, e);
     if (hopeless || status != TT_OK) return status;
-    if (!c->by_seconds) { /* the base and policy "cheap" are often enough and need few estimates */
+    if (!c->by_seconds) { /* the base choice or policy "cheap" often fits, for few estimates */
         tt__choice cheap = c->base;
         cheap.recompute = TT__RECOMPUTE_CHEAP;
         memset(c->set, 0, sizeof *c->set * (size_t)c->n);
@@ -23853,7 +23854,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (status == TT_OK && c->job.attempt->quiet) return tt__fits(e) ? status : tt__build_again(c, s, e);
     if (status == TT_OK && !(tight && small)) status = tt__list_candidates(c);
     if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
-    if (status == TT_OK && !tt__fits(e)) { /* estimates below the smallest program are likely to fit */
+    if (status == TT_OK && !tt__fits(e)) { /* choices estimated below the smallest program often fit */
         c->budget = s->min;
         status = tt__build_cheapest(c, TT__BUILDS - 1, e);
     }
@@ -24691,8 +24692,8 @@ static int32_t tt__operand(const tt__instr *i, int j)
     return j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
 }
 
-/* Adds the blocks with bytes [first, first + bytes) of an arena to the window that began after stamp
-   `before`. Returns the bytes of those blocks that are new to the window, without kept blocks. */
+/* Adds the blocks with bytes [first, first + bytes) of an arena to the window of instructions that began
+   after stamp `before`. Returns the bytes of those blocks that are new to the window, without kept blocks. */
 static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_t before)
 {
     size_t added = 0;
@@ -24704,8 +24705,8 @@ static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_
     return added;
 }
 
-/* Adds the blocks that instruction i uses to the window that began after stamp `before`. Returns the bytes of
-   the blocks that are new to the window, without kept blocks. */
+/* Adds the blocks that instruction i uses to the window of instructions that began after stamp `before`.
+   Returns the bytes of the blocks that are new to the window, without kept blocks. */
 static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t before)
 {
     tt__paging *g = p->arena->paging;
@@ -24721,11 +24722,11 @@ static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t 
     return added;
 }
 
-/* The windows (consecutive instructions) into which a segment is divided. */
+/* The windows of instructions into which a segment is divided. */
 typedef struct tt__windows {
     int next, end;      /* instructions [next, end) are not yet in a window */
     int until[TT__WINDOWS]; /* for each of the last windows: the end of its instructions */
-    int made, entered;  /* number of windows made so far; number of those that have begun to run */
+    int made, entered;  /* made: number of windows so far; entered: number of windows that have begun */
 } tt__windows;
 
 /* Prefetches the blocks whose stamp is in (before, last], except those that are still on the device. A block
@@ -24753,9 +24754,9 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
     return status;
 }
 
-/* Finds the end of the next window, which takes instructions until their blocks need more than its share of
-   `room`. Instructions that run together stay in one window, unless they alone need more. Returns the last
-   stamp of the window. */
+/* Finds the end of the next window of instructions, which takes instructions until their blocks need more
+   than its share of `room`. Instructions that run together stay in one window, unless they alone need more.
+   Returns the last stamp of the window. */
 static uint64_t tt__end_window(tt_program *p, tt__windows *w)
 {
     tt__paging *g = p->arena->paging;
@@ -24764,7 +24765,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const size_t max = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
     int group = first; /* first instruction of the group that k runs together with */
-    size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes that the group has added */
+    size_t bytes = 0, of_group = 0; /* bytes that the window needs; of_group: bytes of the group */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
@@ -24787,7 +24788,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     return g->stamps;
 }
 
-/* Makes the next window of a segment, if any instructions are left, and prefetches its blocks. */
+/* Makes the next window of instructions, if the segment has any left, and prefetches its blocks. */
 static tt_status tt__bring_window(tt_program *p, tt__windows *w)
 {
     tt__arena *a = p->arena;
@@ -24805,8 +24806,8 @@ static tt_status tt__bring_window(tt_program *p, tt__windows *w)
     return status;
 }
 
-/* Prepares the launch of instruction k. If a window begins at k, makes k wait for the blocks of this window,
-   and begins to prefetch the blocks of the window two ahead once all work before k is done. */
+/* Prepares the launch of instruction k. If a window of instructions begins at k, makes k wait for its blocks,
+   and begins to prefetch the window two ahead once all work before k is done. */
 static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
 {
     tt__arena *a = p->arena;
@@ -24816,7 +24817,7 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     tt_status status = TT_OK;
     if (!g || (w->entered && k < w->until[(w->entered - 1) % TT__WINDOWS])) return TT_OK;
     while (!w->entered && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
-        status = tt__bring_window(p, w); /* the first windows of the segment */
+        status = tt__bring_window(p, w); /* makes the first windows of instructions of the segment */
     if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &g->began);
     if (status == TT_OK) status = b->after(d, TT__IN_STREAM, g->began);
     if (status == TT_OK) status = tt__bring_window(p, w);
@@ -29268,7 +29269,7 @@ typedef struct tt__json {
     const char *text;
     size_t bytes, at;
     size_t base;             /* offset of the text in its file, for errors */
-    long long line;          /* the text is this line of its file, for errors; 0: not told */
+    long long line;          /* number of the text's line in its file, for errors; 0: errors name no line */
     tt__json_node *nodes;
     int count, capacity;
     uint32_t *sorted;        /* indices of the members of each object, sorted by key */
@@ -30373,9 +30374,9 @@ typedef struct tt__text_step {
     bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each
                                       mark */
     bool prefix_space;             /* BYTES: puts a space before the text */
-    bool prefix_always, prefix_first; /* METASPACE: puts a mark before each part; only before the first
-                                         part */
-    bool left, right;              /* TRIM: whether to remove white space at the text's start; at its end */
+    bool prefix_always, prefix_first; /* METASPACE: puts a mark before each part; prefix_first: only before
+                                         the first part */
+    bool left, right;              /* TRIM: removes white space at the text's start (left), end (right) */
     const char *from, *to;         /* text to replace and its replacement; PREPEND reads only `to`, STRIP only
                                       `from`. SPACES replaces each run of two or more spaces. PRECOMPILED: the
                                       trie's units; the replacing texts, each ended by a NUL */
@@ -30478,8 +30479,8 @@ typedef struct tt__finisher {
     tt__template one, two;         /* templates of one text and of a pair */
     int templates;                 /* number of post-processors that put ids around texts */
     int trims;                     /* number of post-processors that leave white space out of spans */
-    bool trims_prefix[TT__STEP_LIMIT]; /* of each: a space may have been put before the text */
-    bool pairs;                    /* `two` is a pair's first text and then its second, each once */
+    bool trims_prefix[TT__STEP_LIMIT]; /* for each of them: a space may be added before the text */
+    bool pairs;                    /* `two` has the first text once, and then the second text once */
     int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;
     bool decodes;                  /* tokenizer.json has a decoder; if not, spaces join tokens */
@@ -30684,7 +30685,7 @@ struct tt__encoder {
     void (*word)(tt__encoder *e, const char *text, size_t bytes); /* adds the ids of a word */
     int32_t *ids;          /* NULL: ids are not stored */
     tt_span *spans;        /* the bytes that each id comes from in the text; NULL: not wanted */
-    int64_t count, room;   /* number of ids so far; max number of ids and spans to store */
+    int64_t count, room;   /* count: number of ids so far; room: max number of ids and spans to store */
     bool whole;            /* count the ids of the whole text; else stop after `room` ids */
     bool failed;           /* out of memory */
     bool ascii;            /* the whole text is ASCII */
@@ -30718,8 +30719,8 @@ static void tt__encoder_free(tt__encoder *e)
     for (int i = 0; i < TT__COUNT(e->maps) && e->spans; i++) tt__free(e->k->ctx, e->maps[i].memory);
 }
 
-/* Returns the span in the whole text of the byte at `at` of the current layer: of the character that has the
-   byte, or that it was made of. */
+/* Returns the span, in the whole text, of the character that contains the byte at `at` of the current layer,
+   or that this byte was made of. */
 static tt_span tt__encoder_span(const tt__encoder *e, const char *at)
 {
     const size_t i = (size_t)(at - e->layer);
@@ -30729,7 +30730,7 @@ static tt_span tt__encoder_span(const tt__encoder *e, const char *at)
         span.begin--;
     span.end = span.begin;
     tt__utf8_next(e->whole_text, e->whole_bytes, &span.end);
-    if (span.end <= i) span.begin = i, span.end = i + 1; /* a byte of no character */
+    if (span.end <= i) span.begin = i, span.end = i + 1; /* a byte that belongs to no character */
     return span;
 }
 
@@ -30742,7 +30743,7 @@ static bool tt__is_trimmed(const tt__encoder *e, const char *text, size_t bytes,
 }
 
 /* Leaves white space at the ends of the token `text` out of its span, as process_offsets of the package
-   `tokenizers` does. prefix: a space at the start of the whole text may have been put there. */
+   `tokenizers` does. prefix: the space at the start of the whole text may be an added prefix. */
 static void tt__encoder_trim(const tt__encoder *e, const char *text, size_t bytes, bool prefix, tt_span *span)
 {
     size_t leading = 0, trailing = 0, from, walked, end = span->end;
@@ -30759,8 +30760,8 @@ static void tt__encoder_trim(const tt__encoder *e, const char *text, size_t byte
     if (walked == trailing) span->end = end > span->begin ? end : span->begin;
 }
 
-/* Adds the span of a token: of the bytes `text` of the current layer. added: it is an added token, whose text
-   is that of the layer. */
+/* Adds the span of a token that stands for the bytes `text` of the current layer. added: the token is an
+   added token, and white space is trimmed as in the layer, not as in the vocabulary. */
 static void tt__encoder_add_span(tt__encoder *e, int32_t id, const char *text, size_t bytes, bool added)
 {
     const tt__finisher *f = &e->k->finish;
@@ -30825,10 +30826,10 @@ typedef struct tt__rewrite {
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* the front or spans matter; otherwise the fields below are unused */
+    bool aligns;           /* the caller wants the front or spans; otherwise the fields below are unused */
     const char *text;      /* the old text */
     size_t bytes, front;
-    size_t at, to_front;   /* bytes of the old text that were read; bytes of the new front */
+    size_t at, to_front;   /* at: bytes read of the old text; to_front: bytes made from `front` */
     size_t size;           /* bytes of the last piece, whose `change` may still decrease; 0: no piece */
     int64_t change;        /* change of the last piece */
     tt__buffer *map;       /* spans of the new text's bytes, the first `mapped` of them; NULL: not wanted */
@@ -30936,8 +30937,8 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
     if (made < old) w->change -= old - made; /* has no effect on an empty new text */
 }
 
-/* Writes `to` before the old text, as a part of its first character, and that character. Returns the bytes of
-   the character. */
+/* Writes `to` and then the first character of the old text. `to` counts as a part of that character. Returns
+   the bytes of the character. */
 static size_t tt__rewrite_prepend(tt__rewrite *w, const char *to, size_t to_bytes)
 {
     size_t first = 0;
@@ -31683,8 +31684,8 @@ static void tt__bpe_merge_long(tt__encoder *e, tt__bpe_symbols *s)
 }
 
 /* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. e->at moves on by the
-   bytes of the symbols, as the package `tokenizers` counts: an unknown character without a symbol is not
-   among these. */
+   bytes of the symbols, as the package `tokenizers` counts: an unknown character without a symbol does not
+   count. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -31875,8 +31876,8 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
 }
 
 /* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids and spans; ids or
-   spans may be NULL. Returns the number of ids; unless `whole`, encoding may end after `room` ids, and the
-   count with it. -1: out of memory. */
+   spans may be NULL. Returns the number of ids; -1: out of memory. Unless `whole`, encoding and counting may
+   end after `room` ids. */
 static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, tt_span *spans,
                           int64_t room, bool whole)
 {
@@ -31911,14 +31912,14 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
    when out of memory. */
 typedef struct tt__encoded { int64_t n, whole; } tt__encoded;
 
-/* Returns the number of ids that stand around a text or, if `pair`, around a pair of texts. */
+/* Returns the number of ids that are put around a text or, if `pair`, around a pair of texts. */
 static int tt__ids_around(const tt_tokenizer *k, bool pair)
 {
     const tt__template *t = pair ? &k->finish.two : &k->finish.one;
     return t->around[0].n + t->around[1].n + t->around[2].n;
 }
 
-/* Returns whether an id of a text may have another token type than 0; if `pairs`, also of a pair. */
+/* Returns whether an id of a text or, if `pairs`, of a pair of texts may have a token type other than 0. */
 static bool tt__has_types(const tt_tokenizer *k, bool pairs)
 {
     const tt__template *const templates[] = {&k->finish.one, &k->finish.two};
@@ -31942,8 +31943,8 @@ static void tt__encode_around(const tt_encoding *o, const tt__around *around, in
     }
 }
 
-/* Encodes a text of type `type` from index `at` on, at most `max` ids of it. Returns the number of ids;
-   unless `whole`, encoding may end after `max` ids. */
+/* Encodes the first or, if `second`, the second text. Writes at most `max` ids from index `at` on. Returns
+   the number of ids; unless `whole`, encoding may end after `max` ids. */
 static int64_t tt__encode_part(const tt_tokenizer *k, const tt_encoding *o, int second, int64_t at,
                                int64_t max, bool whole)
 {
@@ -31971,8 +31972,8 @@ static void tt__encode_cut(const int64_t n[2], int64_t max, int64_t kept[2])
     kept[longer] = max - max / 2;
 }
 
-/* Does the work of tt_tokenizer_encode. Unless `whole`, encoding of one text may end once max_tokens ids are
-   there, and the counts with it. */
+/* Does the work of tt_tokenizer_encode. Unless `whole`, encoding and counting of one text may end after
+   max_tokens ids. */
 static tt__encoded tt__encode_texts(const tt_tokenizer *k, const tt_encoding *o, bool whole)
 {
     static const tt__around none[3] = {{{0}, {0}, 0}};
@@ -32778,7 +32779,7 @@ static tt_status tt__read_pieces(const tt_tokenizer *k, const tt__json *j, int n
                                  tt__template *to, char *order, int room)
 {
     tt_status status = TT_OK;
-    int texts = 0, before = 0; /* number of ids before the first text */
+    int texts = 0, before = 0; /* before: number of ids before the first text */
     for (int child = list + 1; child < j->nodes[list].after && status == TT_OK;
          child = j->nodes[child].after) {
         const int text = tt__json_get(j, child, "Sequence"), token = tt__json_get(j, child, "SpecialToken");
@@ -32858,14 +32859,14 @@ static tt_status tt__read_bert_processing(tt_tokenizer *k, const tt__json *j, in
     const struct { tt__around *to; int id, at, type; } ids[] = {
         {&one->around[0], cls, 0, 0}, {&one->around[1], sep, one->around[1].n, 0},
         {&two->around[0], cls, 0, 0}, {&two->around[1], sep, 0, 0}, {&two->around[2], sep, 0, second},
-        {&two->around[1], sep, 0, 0}}; /* the last is RoBERTa's alone */
+        {&two->around[1], sep, 0, 0}}; /* the last row is only for RoBERTa */
     for (int i = 0; i < TT__COUNT(ids) - second && status == TT_OK; i++)
         status = tt__add_around(k, j, node, ids[i].to, ids[i].at, ids[i].id, ids[i].type);
     two->types[1] = second;
     return status;
 }
 
-/* Reads whether a ByteLevel or RobertaProcessing leaves white space out of spans. */
+/* Reads whether a post-processor ByteLevel or RobertaProcessing leaves white space out of spans. */
 static tt_status tt__read_trim(tt_tokenizer *k, const tt__json *j, int node)
 {
     bool trim = true, prefix = true;
@@ -32887,7 +32888,7 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
     const bool bytes = strcmp(type, "ByteLevel") == 0;
     if (bytes || strcmp(type, "RobertaProcessing") == 0) status = tt__read_trim(k, j, node);
     if (bytes || status != TT_OK) return status; /* ByteLevel adds no ids */
-    if (k->finish.templates++) k->finish.pairs = false; /* no template says what two of them make of a pair */
+    if (k->finish.templates++) k->finish.pairs = false; /* a pair has no defined result with two templates */
     if (strcmp(type, "TemplateProcessing") == 0) return tt__read_template(k, j, node);
     const bool roberta = strcmp(type, "RobertaProcessing") == 0;
     if (roberta || strcmp(type, "BertProcessing") == 0) return tt__read_bert_processing(k, j, node, roberta);
@@ -33606,7 +33607,7 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
     if (status == TT_OK) status = tt__place_added(k, j->path);
     if (status == TT_OK) status = tt__read_processor(k, j, tt__json_get(j, 0, "post_processor"));
     const bool reported = r.first == TT__FIRST_BYTES && (r.vocab || tt__prefix_given(r.config));
-    for (int i = 0; reported && i < k->split.n; i++) /* trimmed by the post-processor */
+    for (int i = 0; reported && i < k->split.n; i++) /* trims by the splitter's prefix_space */
         for (int t = 0; t < k->finish.trims && k->split.all[i].kind == TT__STEP_BYTES; t++)
             k->finish.trims_prefix[t] = k->split.all[i].prefix_space;
     return status;
@@ -34248,7 +34249,7 @@ typedef struct tt__example {
     size_t bytes, pair_bytes;      /* number of bytes of the texts */
     int64_t number;                /* number of the image in its source */
     int label;                     /* number of the class; 0 for other tasks than TT_TASK_CLASS */
-    int n_words;                   /* number of words; while a table is read, number of its labels */
+    int n_words;                   /* number of words; while a table is read, number of labels */
     float *values;                 /* (classes) values of TT_TASK_LABELS and TT_TASK_SCORES */
     tt_word *words;                /* (n_words) words of TT_TASK_TAGS */
 } tt__example;
@@ -34261,7 +34262,7 @@ struct tt_dataset {
     int count, capacity;
     const char **classes;
     int n_classes;
-    tt__chunk *chunks;       /* copies of texts and class names; values and words */
+    tt__chunk *chunks;       /* memory of texts, class names, values and words */
     tt__file_bytes file;     /* bytes of a CSV table: texts and labels, unquoted in place and ended by NULs */
     bool images;             /* the examples are images, not texts */
     tt_image_source source;  /* source of the images */
@@ -34502,7 +34503,7 @@ static tt_status tt__dataset_copy(tt_dataset *d, tt__example *e)
 static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
 {
     const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
-    const size_t first = 0, *end = &first; /* end of the word before */
+    const size_t first = 0, *end = &first; /* end of the previous word */
     if ((!text->text && text->bytes) || (!text->words && text->n_words))
         return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %s %d is NULL: pass a pointer, or the "
                         "size 0", text->words || !text->n_words ? "text" : "the list of words of text",
@@ -34599,7 +34600,7 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
 
 typedef struct tt__label_name { const char *name; int number; } tt__label_name;
 
-/* The columns of a table that are read. */
+/* The columns that are read from a table. */
 enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMN_PAIR, TT__COLUMNS };
 
 /* A file of rows: a table, lines of JSON, or words with tags. */
@@ -34608,10 +34609,10 @@ typedef struct tt__table {
     const char *path;
     char *text;
     size_t bytes, at;
-    long long line, row_line; /* line numbers of `at` and of the row's start: fields may have newlines */
+    long long line, row_line; /* line numbers of `at` and of the row's start; a row may span lines */
     const char *column[TT__COLUMNS]; /* names of columns */
     char separator;
-    char between;             /* separates the labels in a field */
+    char between;             /* character that separates the labels in a field */
     bool unquoted;            /* quotes are ordinary characters */
     bool splits;              /* the table has a split column */
     long long first_line;     /* line of the first row of JSON; 0: no row was read */
@@ -34623,7 +34624,7 @@ typedef struct tt__table {
     int n_values, cap_values, width;
 } tt__table;
 
-/* Fails because of the row that is being read. */
+/* Fails with an error that names the row that is being read. */
 TT_PRINTF(2, 3)
 static tt_status tt__row_fail(const tt__table *t, const char *format, ...)
 {
@@ -34681,8 +34682,8 @@ static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char
     return -1;
 }
 
-/* Gives example e another label, or its next word a tag. name: it must live as long as the dataset; "": the
-   word has no tag. */
+/* Adds a label to example e, or gives the next word of e a tag. name: it must live as long as the dataset;
+   "": the word has no tag. */
 static tt_status tt__table_name(const tt_dataset *d, tt__table *t, tt__example *e, const char *name)
 {
     const int number = t->order && *name ? tt__find_class(d, t->order, name) : -1;
@@ -34704,8 +34705,8 @@ static tt_status tt__table_value(tt__table *t, float x)
     return TT_OK;
 }
 
-/* Ends the labels of the dataset's last row, whose values begin at index `first`: a row must have as many
-   values as the rows before, or as there are classes. */
+/* Checks that the dataset's last row, whose values begin at index `first`, has as many values as the rows
+   before, or as there are classes. */
 static tt_status tt__table_row_end(const tt_dataset *d, tt__table *t, int first)
 {
     const int n = t->n_values - first, width = t->width ? t->width : t->order ? d->n_classes : n;
@@ -34958,7 +34959,7 @@ static int tt__split_of(const char *name)
     return strcmp(name, "test") == 0 ? TT__SPLIT_TEST : TT__SPLIT_OTHER;
 }
 
-/* Sets *keep: does a row with the text `part` in its split column belong to part `split` (NULL: all rows)? */
+/* Sets *keep to whether a row with `part` in its split column is in part `split` (NULL: all rows are). */
 static tt_status tt__table_part(const tt__table *t, const char *part, size_t bytes, const char *split,
                                 bool *keep)
 {
@@ -35156,7 +35157,7 @@ static tt_status tt__row_words(tt_dataset *d, tt__table *t, const tt__json *j, c
     return TT_OK;
 }
 
-/* Reads an element of a list of labels: the name of a label, or 0 or 1; or a score. */
+/* Reads an element of a list: the name of a label, 0 or 1 for a label, or a score. */
 static tt_status tt__row_label(tt_dataset *d, tt__table *t, const tt__json *j, const char *line, int node,
                                tt__example *e)
 {
@@ -35266,7 +35267,7 @@ typedef struct tt__sentence { char *text; size_t bytes; tt_word *words; int n, c
 static tt_status tt__sentence_end(tt_dataset *d, const tt__table *t, tt__sentence *s)
 {
     if (!s->n) return TT_OK;
-    tt__example *e = &d->examples[d->count - 1]; /* tt__conll_line has added it */
+    tt__example *e = &d->examples[d->count - 1]; /* the example that tt__conll_line has added */
     const size_t bytes = sizeof *e->words * (size_t)s->n;
     if (!(e->words = (tt_word *)tt__chunks_take(d->ctx, &d->chunks, bytes)))
         return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the words of '%s'", t->path);
@@ -35586,7 +35587,7 @@ struct tt_loader {
     tt__tokens *tokens;            /* the tokens of each of `count` texts */
     tt__chunk *chunks;             /* memory of the ids */
     int32_t *scratch;              /* max_length ids and types for each thread, while texts are tokenized */
-    tt_span *spans;                /* max_length spans for each thread, too, for TT_TASK_TAGS */
+    tt_span *spans;                /* TT_TASK_TAGS: max_length spans for each thread */
     int longest;                   /* number of tokens of the longest text before it is cut */
     int64_t cut;                   /* number of texts cut to max_length */
     int64_t empty;                 /* the first text without a token; -1: none */
@@ -35639,8 +35640,8 @@ static bool tt__token_of_word(const tt__example *e, const tt_span *span, const t
     return span->end == word->begin;
 }
 
-/* Sets the tags of n tokens: the first token of a word has the word's tag, all others have -100. spans: the
-   bytes of the text that the tokens from `first` on and before `end` come from. */
+/* Sets the tags of n tokens: the first token of a word has the word's tag, all others have -100. spans: for
+   each token in [first, end), the bytes of the text that the token comes from. */
 static void tt__loader_tags(const tt__example *e, const tt_span *spans, int first, int end, int n,
                             int32_t *tags)
 {
@@ -35651,7 +35652,7 @@ static void tt__loader_tags(const tt__example *e, const tt_span *spans, int firs
         while (word < e->n_words && e->words[word].end <= spans[i].begin) word++;
         if (word == e->n_words || !tt__token_of_word(e, &spans[i], &e->words[word])) continue;
         if (e->words[word].tag >= 0) tags[i] = e->words[word].tag;
-        /* The other tokens of the word are left out. */
+        /* The word's other tokens get -100. */
         while (i + 1 < n && i + 1 < end && spans[i + 1].begin < e->words[word].end) tags[++i] = -100;
         word++;
     }
@@ -35672,7 +35673,7 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
         const tt__encoded made = tt__encode_texts(l->k, &o, true);
         const int n = (int)made.n;
         const size_t bytes = (size_t)tt__max(n, 0) * (l->wide ? 4 : 2), typed = l->typed ? (size_t)n : 0;
-        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* tags, ids, types */
+        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* before the ids */
         pthread_mutex_lock(&l->mutex);
         char *all = n < 0 ? NULL : (char *)tt__chunks_take(l->ctx, &l->chunks, tags + bytes + typed);
         l->failed |= !all;
@@ -37238,10 +37239,10 @@ typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
     int naming;                /* index of the naming for config.json and a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
-    const char *activation_key, *more;   /* key of the activation; constant members of config.json */
+    const char *activation_key, *more;   /* activation_key: key in config.json; more: constant members */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
-                                    Without %d all layers share the parameters of one */
+                                    Without %d all layers share one layer's parameters */
     const tt__tensor_row *model, *layer; /* n_model rows for the model, n_layer rows for each layer */
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
@@ -37257,8 +37258,8 @@ typedef struct tt__architecture {
     /* Prints other members of config.json; or NULL. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
-    /* Returns what follows class_name in "architectures", which depends on the head. "Model": there is no
-       classifier, and tensors' names in files have no prefix. NULL: nothing follows class_name. */
+    /* Returns the end of the class name in "architectures", after class_name. "Model": the model has no
+       classifier, and tensors' names in files have no prefix. NULL: class_name is the whole name. */
     const char *(*head)(const void *config);
 } tt__architecture;
 
@@ -37294,7 +37295,7 @@ static void *tt__pointer_at(const void *self, size_t offset)
     return p;
 }
 
-/* Returns what follows the architecture's class name in config.json. */
+/* Returns the end of the class's name in config.json, after class_name, such as "ForTokenClassification". */
 static const char *tt__head_name(const tt__architecture *a, const void *config)
 {
     return a->head ? a->head(config) : "";
@@ -38777,7 +38778,7 @@ static void tt__bert_print(tt__text_buffer *json, const void *self, const void *
                   c->block_sparse ? "block_sparse" : "original_full");
 }
 
-/* Returns what follows the kind's name in the name of transformers' class. */
+/* Returns the end of a class name of transformers, such as "Model" in "BertModel". */
 static const char *tt__bert_head(const void *config)
 {
     const tt_task task = ((const tt_bert_config *)config)->task;
@@ -39260,7 +39261,7 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
 {
     const char *type = NULL, *position = "absolute", *attention = "block_sparse";
     bool decoder = false;
-    int64_t groups[2] = {1, 1}; /* ALBERT: groups of layers that share parameters, layers of a group */
+    int64_t groups[2] = {1, 1}; /* ALBERT: number of groups that share layers; layers per group */
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
     if (status != TT_OK) return status;
     int kind = 0;
@@ -43401,7 +43402,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
 /* ------------------------------------------------------------------------------------------------------ ema
    Exchanges parameters and their moving averages. */
 
-/* Copies the average of a parameter to `to`, or, if `to` is NULL, from `from` to all ranks that store it. */
+/* Copies the average of a parameter to `to` or, if `to` is NULL, copies `from` to all ranks that have it. */
 static tt_status tt__move_average(const tt_program *head, const tt__kept *x, float *to, const float *from)
 {
     tt_status status = TT_OK;
@@ -43583,7 +43584,7 @@ static bool tt__fit_stopped(const tt__fit_run *f)
 /* Returns the steps of all epochs so far, skipped ones included. */
 static int64_t tt__fit_total(const tt__fit_run *f) { return f->p.epoch * f->steps + f->p.step; }
 
-/* Returns whether all epochs are done, or the last validations were no better than one before. */
+/* Returns whether all epochs are done or `patience` validations in a row were no better than the best. */
 static bool tt__fit_is_over(const tt__fit_run *f)
 {
     return f->p.epoch >= f->o.epochs || (f->o.patience && f->p.worse >= f->o.patience);

@@ -1760,8 +1760,8 @@ struct op_kernels {
     op_kernels(run_together_fn f) : op_kernels() { together = f; }
 };
 enum {
-    MOST_SET_ROWS = 1 << 27,   // the resident workspace has a bit for each row
-    MOST_SUM_COLUMNS = 1 << 20 // the resident workspace has partial sums of all columns
+    MOST_SET_ROWS = 1 << 27,   // SET_ROWS and its backward: max rows; the workspace has a bit for each row
+    MOST_SUM_COLUMNS = 1 << 20 // max columns of ops whose partial column sums are in the resident workspace
 };
 
 // Returns the kernels of op number OP. Without a TT__RUN_BY(OP, ...) CUDA has no kernel for the op.
@@ -2900,7 +2900,7 @@ __device__ __forceinline__ float loss_factor(const tt__step_settings *run, const
     return norm > 0 ? (float)(*dloss / norm) : 0.0f;
 }
 
-// total: the operand of tt_loss_total, or NULL.
+// Adds up a block's sums, and stores the counts and the loss. total: the total of tt_loss_total, or NULL.
 template <int THREADS>
 __device__ __forceinline__ void store_counts(loss_sums sums, const float *total, float *counts, float *loss)
 {
@@ -4472,7 +4472,7 @@ __global__ void __launch_bounds__(256) whole_rows_backward(tt__mat dy, tt__mat y
     }
 }
 
-enum { WARP_COLUMNS = 1024 }; // in wider rows, a block works on a row
+enum { WARP_COLUMNS = 1024 }; // rows with more columns are computed by a block, not a warp
 
 cudaError_t run_softmax(const tt__launch *l)
 {
@@ -6905,7 +6905,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     uint32_t k0, k1;                     // halves of attention_key
     // The tile whose draw is still to be done: its item in found[warp] (-1: none) and its first key.
     int last, last_key;
-    int fetched, taken; // number of tiles of keys copied so far; number of items begun so far
+    int fetched, taken; // fetched: tiles of keys copied so far; taken: items begun so far
 
     __device__ __forceinline__ void draw()
     {
@@ -9181,7 +9181,7 @@ struct matmul_form {
     tt__mat to;             // destination of the product plus its bias
     const tt__mat *addend, *aux;
     lt_epilogue plain;      // an epilogue that adds the bias, or does nothing
-    bool fits, gelu;        // cuBLASLt can make the product; it can apply GELU or its slope, too
+    bool fits, gelu;        // fits: cuBLASLt can make the product; gelu: and apply GELU or its slope
     // passes: an activation follows the sum and the bias; later: `residual` is added by a kernel afterwards.
     bool passes, later;
 };

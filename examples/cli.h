@@ -60,7 +60,7 @@ static inline void write_megabytes(void *user, size_t bytes, char *to, size_t ca
     snprintf(to, capacity, "%.1f MB", ceil((double)(bytes + beside_the_plan) / 1e5) / 10);
 }
 
-/* The flags that set fields of the library's options, for its errors. */
+/* The flags that set fields of the library's options. The library's errors name these flags. */
 static const tt_option_name flag_names[] = {
     {"accumulate", "--accumulate"}, {"batch", "--batch"}, {"clip_norm", "--clip"}, {"device", "--device"},
     {"ema_decay", "--ema"}, {"layer_decay", "--layer-decay"}, {"matmul", "--matmul"}, {"memory", "--memory"},
@@ -99,8 +99,8 @@ typedef struct cli_flag {
     const char *help;         /* text of --help, with the default added unless the text ends with ) or : */
     double min, max;          /* bounds of an INTEGER or NUMBER; of a TEXT's bytes, if max > 0 */
     const char *choices;      /* of a CHOICE: the words; of an INTEGER: a word that gives CLI_WORD */
-    const char *words_of;     /* of a CHOICE: the library's option that has these words; or NULL */
-    const char *also;         /* of a CHOICE: another option that accepts the words too; or NULL */
+    const char *words_of;     /* library option whose words the CHOICE accepts; NULL: see `choices` */
+    const char *also;         /* another library option that has the words, too; NULL: none */
     bool *given;              /* set to true if the command line has the option; or NULL */
 } cli_flag;
 
@@ -767,7 +767,7 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.schedule.total_steps = total_steps;
     o.schedule.warmup_steps = (int64_t)(run->warmup * (double)total_steps);
     o.schedule.decay_steps = (int64_t)fmax(1, run->cooldown * (double)total_steps);
-    if (o.schedule.decay_steps > total_steps - o.schedule.warmup_steps) /* no step stays at --lr */
+    if (o.schedule.decay_steps > total_steps - o.schedule.warmup_steps) /* the decay follows the warm-up */
         o.schedule.decay_steps = total_steps - o.schedule.warmup_steps;
     if (run->budget && !run->gpu) {
         const int ranks = run->parallel.data * run->parallel.tensor * run->parallel.pipeline;

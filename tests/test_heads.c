@@ -48,7 +48,7 @@ static int64_t read_golden(const golden *g, const char *name, void *to, size_t c
 static bool golden_open(golden *g, const char *name, const tt_head *head)
 {
     g->ctx = test_open_logged(&g->a, &g->log);
-    memset(&g->log, 0, sizeof g->log); /* without a warning about how the program was built */
+    memset(&g->log, 0, sizeof g->log); /* drops the warning about how the program was built */
     snprintf(g->folder, sizeof g->folder, "%s", folder_of(name));
     if (!CHECK(tt_bert_load_head(g->ctx, &g->m, g->folder, head) == TT_OK)) {
         fprintf(stderr, "%s\n", tt_error(g->ctx));
@@ -93,7 +93,7 @@ static tt_batch golden_batch(const golden *g, int k, batch_data *d)
     return b;
 }
 
-static tt_train_options golden_options(const char *precision) /* as make_heads.py trains */
+static tt_train_options golden_options(const char *precision) /* options as in make_heads.py */
 {
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
@@ -219,7 +219,7 @@ TEST(heads_in_other_precisions)
         tt_stats stats;
         if (!golden_open(&g, heads[k / 3].name, NULL)) return;
         tt_train_options o = golden_options(precisions[k % 3]);
-        o.compile.loss_scale.init = 1024; /* no step is skipped */
+        o.compile.loss_scale.init = 1024; /* small enough that no step is skipped */
         tt_trainer *r = trainer_of(&g, &o);
         read_golden(&g, "losses", losses, sizeof losses);
         for (int step = 0; step < 20; step++) {
@@ -266,7 +266,7 @@ TEST(heads_on_several_ranks)
         double one[8] = {0}, other[8] = {0};
         for (int way = 0; way < 6; way++) {
             tt_train_options o = golden_options("32-true");
-            const bool data = way == 1 || way == 2; /* else the micro-batches run one after another */
+            const bool data = way == 1 || way == 2; /* two data ranks share the micro-batches */
             o.compile.accumulate = !data;
             o.compile.device = data || way == 3 ? "cpu*2" : "cpu";
             o.compile.parallel.groups = 2;
@@ -341,8 +341,8 @@ TEST(predictions_that_are_not_finite)
     }
 }
 
-/* A folder gives its body to any task. The classifier is new if the folder has none, if it is of tokens
-   instead of sequences, or if its size differs. */
+/* The body of a folder loads for any task. The classifier is new if the folder has none, if the folder's is
+   for tokens instead of sequences, or if its size differs. */
 TEST(folders_for_other_tasks)
 {
     static const struct {
@@ -415,8 +415,8 @@ TEST(tasks_of_a_config)
         {"bert_labels", "\"multi_label_classification\"", "\"ranking\"", TT_TASK_CLASS,
          "problem_type is 'ranking'; only 'single_label_classification', 'multi_label_classification' and "
          "'regression' are supported"},
-        {"distilbert_scores", "\"regression\"", "null", TT_TASK_SCORES, NULL}, /* of one class */
-        {"albert_scores", "\"regression\"", "null", TT_TASK_CLASS, NULL},      /* of three classes */
+        {"distilbert_scores", "\"regression\"", "null", TT_TASK_SCORES, NULL}, /* the model has 1 output */
+        {"albert_scores", "\"regression\"", "null", TT_TASK_CLASS, NULL},      /* the model has 3 outputs */
         {"bert_labels", "\"architectures\"", "\"others\"", TT_TASK_LABELS, NULL},
         {"bert_tags", "\"architectures\": [", "\"architectures\": [],\"others\": [", TT_TASK_CLASS, NULL},
     };
@@ -542,7 +542,7 @@ static double trained_on(tt_bert_kind kind, tt_task task, const char *file, cons
     }
     if (!CHECK(tt_evaluate(r, tt_loader_source(l), &stats) == TT_OK)) fprintf(stderr, "%s\n", tt_error(ctx));
     *accuracy = stats.correct / stats.targets;
-    if (task == TT_TASK_CLASS) { /* which text of the pair is good */
+    if (task == TT_TASK_CLASS) { /* the class tells which text of the pair is good */
         float p[2];
         CHECK(tt_predict_text(r, k, "good film", "bad film", p) == TT_OK && p[0] > 0.9f);
         CHECK(tt_predict_text(r, k, "bad film", "good film", p) == TT_OK && p[1] > 0.9f);
@@ -575,7 +575,7 @@ TEST(tasks_of_files)
     }
 }
 
-/* The dataset and the model need one task. */
+/* A model refuses the classes of a dataset with another task. */
 TEST(datasets_of_another_task)
 {
     test_allocator a;
@@ -738,7 +738,7 @@ TEST(embedders_without_a_loss_or_logits)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Old and new files of sentence-transformers, and modules that are refused. NULL: the file is missing. */
+/* Old and new files of sentence-transformers are read, some modules are refused. NULL: no such file. */
 TEST(files_of_sentence_transformers)
 {
     static const char list[] = "[{\"type\": \"sentence_transformers.models.Transformer\", \"path\": \"\"}, "

@@ -1350,7 +1350,7 @@ TEST(continued_texts)
     s.max_new = 20;
     s.stop = end;
     s.n_stop = 1;
-    /* k: a text; the beginning of a document; a text whose answer the callback ends. */
+    /* k 0: a text; 1: the beginning of a document; 2: a text whose answer the callback ends */
     for (int k = 0; k < 3; k++) {
         reported x = {"", 0, k == 2 ? 2 : 64};
         CHECK(tt_generate(g, k == 1 ? end : ids, k == 1 ? empty : start, 1, &s, out, &n) == TT_OK);

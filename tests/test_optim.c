@@ -208,7 +208,7 @@ TEST(learning_rates_by_name_and_layer)
         CHECK_OPTIMIZER(&o, false, true, "a factor of 0");
         o.lr_rules = NULL;
         o.layer_decay = 0.5f;
-        lr_factors[0] = 0.125, lr_factors[1] = 0.5; /* layers 0 and 2 of three */
+        lr_factors[0] = 0.125, lr_factors[1] = 0.5; /* factors of layers 0 and 2 of three layers */
         CHECK_OPTIMIZER(&o, false, true, "decay from layer to layer");
         o.lr_rules = first;
         lr_factors[0] = 0.25 * 0.125, lr_factors[1] = 2 * 0.5;
@@ -233,7 +233,7 @@ static pulled pull(tt_context *ctx, int64_t n, tt_init_kind kind)
     return x;
 }
 
-/* Factors of the names that models have, and the same bits and the same state with a factor of 1. */
+/* Layers are found in the names of models. A factor of 1 changes no bit and no hash of the program. */
 TEST(layers_of_names)
 {
     static const struct { const char *name; int layer; } rows[] = {
@@ -764,7 +764,7 @@ typedef struct biased {
     test_allocator a;
     tt_context *ctx;
     tt_tape *t;
-    tt_param *p[2]; /* bias, weight */
+    tt_param *p[2]; /* p[0]: bias, p[1]: weight */
     tt_value target, loss;
     tt_program *program;
 } biased;
@@ -850,8 +850,8 @@ static bool biased_moved(const biased *x, float p[2][AREA], double g[2][AREA], d
     return all;
 }
 
-/* Gradients can be read after a step until the next step begins, but not after one whose loss is not finite.
-   The bits of the training are those without keep_gradients. */
+/* Gradients can be read after a step until the next step begins, but not after a step whose loss is not
+   finite. keep_gradients changes no bit of the training. */
 TEST(gradients_are_kept_after_a_step)
 {
     static double g[2][AREA];
@@ -882,8 +882,8 @@ TEST(gradients_are_kept_after_a_step)
     CHECK(memcmp(ends[0], ends[1], sizeof ends[0]) == 0);
 }
 
-/* The argument of `watch`, which compares the gradients with g. If `changes`, it multiplies the weight's by 3
-   and sets the bias's to 1/8, and notes in g what the update then reads. */
+/* The argument of `watch`, which compares the gradients with g. If `changes`, `watch` multiplies the weight's
+   gradient by 3, sets the bias's to 1/8, and notes both in g. */
 typedef struct watcher {
     biased *x;
     double (*g)[AREA], tolerance;
@@ -959,8 +959,8 @@ TEST(before_update_reads_and_changes_gradients)
     }
 }
 
-/* Between the micro-batches and the update gradients can be replaced, too. Several ranks and groups show
-   before_update the mean over all of them. */
+/* tt_set_gradient also works between the micro-batches and the update. With several ranks and groups
+   before_update reads the mean over all of them. */
 TEST(gradients_of_several_micro_batches)
 {
     static double g[2][AREA];
@@ -1071,8 +1071,8 @@ TEST(schedules)
 
 static float every_third(void *user, int64_t step) { return *(float *)user * (float)(step % 3); }
 
-/* The learning rate stays until the last decay_steps, and falls linearly or as 1 - sqrt; or a function gives
-   it. */
+/* The learning rate is constant until the last decay_steps, and then falls linearly or as 1 - sqrt; or a
+   function gives the rate. */
 TEST(schedules_that_stay_and_functions)
 {
     static const int64_t steps[] = {0, 3, 9, 10, 11, 79, 80, 81, 95, 109, 110, 111, 5000};

@@ -29,9 +29,9 @@ typedef struct layout { const char *device; int zero, how; } layout;
 typedef struct setup {
     layout on;
     const char *precision, *recompute, *offload;
-    int groups, per_leaf;    /* leaves of the tree of sums; micro-batches of a leaf in a full step */
+    int groups, per_leaf;    /* number of leaves; per_leaf: micro-batches of a leaf in a full step */
     int threads;
-    int64_t capacity, vocab; /* largest number of rows of a micro-batch; rows of the table */
+    int64_t capacity, vocab; /* capacity: max rows of a micro-batch; vocab: rows of the table */
     bool sgd;
     bool poison;             /* dead storage is overwritten */
     bool at_once;            /* a step is one round of micro-batches, by tt_step */

@@ -535,8 +535,7 @@ TEST(tables_and_heads)
             CHECK(instructions(n.p, TT__OP_LINEAR_CROSS_ENTROPY) == (ranks == 2));
             CHECK(collectives(n.p, TT__OP_ALL_GATHER, false) == divides);
             CHECK(collectives(n.p, TT__OP_REDUCE_SCATTER, true) == divides);
-            /* Sums of embedded words and of attention's projection; on four ranks also of the loss's
-               counts. */
+            /* Ranks sum embedded words and attention's projection; four ranks also sum the loss's counts. */
             CHECK(collectives(n.p, TT__OP_ALL_REDUCE, false) == 2 * divides + (ranks == 4));
             close_net(&n);
         }
@@ -583,7 +582,7 @@ TEST(regions_of_real_architectures)
     double millions;
     tensor_least = 1000000;
     loss_whole = (int64_t)16 << 20;
-    CHECK(regions(false, NULL, 2, &millions) == 12 + 1); /* one region more is for the table of words */
+    CHECK(regions(false, NULL, 2, &millions) == 12 + 1); /* the table of words is one more region */
     CHECK_NEAR(millions, 42.5 + 23.44, 0.05);
     CHECK(regions(false, NULL, 4, &millions) == 12); /* 4 does not divide the rows of the table */
     CHECK(regions(true, "L/16", 2, &millions) == 48);

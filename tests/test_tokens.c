@@ -168,7 +168,7 @@ TEST(spelled_out_ends)
         o.separator = "---";
         const char *text = rows[k].plain ? rows[k].plain : rows[k].text;
         int64_t n = encode(t, text, strlen(text), true, expected, 100);
-        /* Spelled-out tokens are parsed in place: "ab" after a <s> may have other ids. */
+        /* A token spelled out in a text counts as that token: "ab" after <s> may have other ids. */
         if (rows[k].begun) {
             const size_t bytes = (size_t)(strstr(rows[k].text, "ab") + 2 - rows[k].text);
             n = encode(t, rows[k].text, bytes, false, expected, 100);
@@ -330,7 +330,7 @@ TEST(files_and_folders)
         tt_token_stream_free(s);
     }
 
-    /* Ids of 2 or 4 bytes; zeros tell the size. */
+    /* Zeros in every second 16-bit half, or a vocabulary above 65,536, mean 4-byte ids; else 2-byte ids. */
     static const uint16_t narrow[6] = {1, 2, 3, 0, 5, 6}, zeros[4] = {0, 0, 0, 0}, five[3] = {7, 0, 9};
     static const uint32_t wide[3] = {1, 0, 4};
     const struct { const void *data; size_t bytes; int vocab, count; } files[] = {

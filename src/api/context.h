@@ -101,10 +101,10 @@ typedef struct tt_option_name { const char *field, *name; } tt_option_name;
 /* How errors name options and numbers of bytes. A program with command-line options can make errors name its
    own options. */
 typedef struct tt_wording {
-    const tt_option_name *names; /* ended by a field NULL. Behind such a name a value has no quotes. Default
-                                    NULL: errors name the fields */
-    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes; default:
-                                                                           only the number */
+    const tt_option_name *names; /* array that ends with a NULL field. Errors print values without quotes
+                                    after these names. Default NULL: errors name the fields */
+    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes as text;
+                                                                           default: digits without a unit */
     void *user;
 } tt_wording;
 
@@ -150,7 +150,7 @@ int tt_threads(const tt_context *ctx);
    TINYTRAIN_MPI). Without a launcher the functions return 0 and 1. */
 int tt_process(const tt_context *ctx);
 int tt_processes(const tt_context *ctx);
-const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon", "portable" */
+const char *tt_isa(const tt_context *ctx);          /* returns "avx512", "avx2", "neon" or "portable" */
 size_t tt_allocated_bytes(const tt_context *ctx);   /* allocated bytes, without the 64 that each block adds */
 double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads; measured once, in 30 ms */
 

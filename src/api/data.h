@@ -18,7 +18,7 @@ typedef enum tt_task {
     TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
     TT_TASK_SCORES, /* one or more numbers for each text */
     TT_TASK_TAGS,   /* a tag for each word of a text */
-    TT_TASK_EMBED   /* no labels: an embedding of each text. A dataset has another task */
+    TT_TASK_EMBED   /* no labels: the prediction is an embedding of each text. No dataset has this task */
 } tt_task;
 
 /* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the
@@ -111,7 +111,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 /* A source of labelled images that the caller reads on request. */
 typedef struct tt_image_source {
     int64_t count;
-    const int *labels;               /* (count) 0..classes - 1; copied */
+    const int *labels;               /* (count) class of each image, 0..classes - 1; copied */
     const char *const *class_names;  /* (classes) UTF-8; copied */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the
@@ -134,9 +134,9 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
 void tt_dataset_free(tt_dataset *d);
 int64_t tt_dataset_count(const tt_dataset *d);
 tt_task tt_dataset_task(const tt_dataset *d);
-/* Returns a text followed by a NUL, or "" for an image. bytes may be NULL. */
+/* Returns text i, followed by a NUL; "" for an image. Sets *bytes to its length; bytes may be NULL. */
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
-/* Returns the second text of a pair, followed by a NUL, or NULL if there is none. bytes may be NULL. */
+/* Returns the second text of pair i, followed by a NUL; NULL if example i is no pair. bytes may be NULL. */
 const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i); /* the number of the class; -1 for other tasks */
 /* Returns the (classes) values of TT_TASK_LABELS and TT_TASK_SCORES; NULL for other tasks. */
@@ -147,14 +147,14 @@ int tt_dataset_classes(const tt_dataset *d);
 const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
 /* Sorts n class names as tt_dataset_table numbers labels: in byte order, or by value if all are numbers. */
 void tt_sort_class_names(const char **names, int n);
-/* Counts the texts or images of each class or label, or the words of each tag. counts: (classes). All scores
-   have the number of all texts. */
+/* Counts the texts or images of each class or label, or the words of each tag. counts: (classes). With
+   TT_TASK_SCORES every count is the number of all texts. */
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts);
 /* Computes weights (classes) with which all classes matter equally. The weight of a class or tag is that of
-   "balanced" in scikit-learn: the number of all texts or words with tags / (classes * the number of those of
-   the class); 0 if the class has none. The weight of a label is for a text that has the label, beside 1 for a
-   text without the label: the number of texts without / with the label; 1 if no text has the label. The
-   weights of scores are 1. */
+   "balanced" in scikit-learn: the number of all texts or tagged words / (classes * the number of the class's
+   texts or words); 0 if the class has none. The weight of a label applies to texts that have the label; a
+   text without the label weighs 1: the number of texts without / with the label; 1 if no text has the label.
+   The weights of scores are 1. */
 tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
 
 /* How a loader makes batches. A loader shuffles the dataset by (seed, epoch), sorts it by length within

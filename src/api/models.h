@@ -67,8 +67,8 @@ typedef struct tt_model {
     /* The metrics, of which the first decides by default which validation is best (tt_fit_options.best_by). A
        NULL name ends the list. */
     tt_metric metrics[TT_METRICS];
-    int classes;      /* number of logits in a row of the output (for tt_predict): of classes, labels, scores
-                         or tags. 0: the output is something else */
+    int classes;      /* columns of the output's logits (for tt_predict): number of classes, labels, scores or
+                         tags. 0: the output is not logits */
     const char *unit; /* unit of speeds: "tokens", "images", in the characters of a metric's name. NULL:
                          "examples" */
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
@@ -100,16 +100,16 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
    TT_TASK_EMBED there is no classifier, and files have the names of transformers' ...Model. */
 typedef enum tt_bert_kind {
     TT_BERT,
-    TT_DISTILBERT, /* head: pre_classifier, ReLU; BERT's head: pooler, tanh. With TT_TASK_TAGS every kind's
-                      head is the classifier alone */
+    TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
+                      TT_TASK_TAGS no kind has layers before the classifier */
     TT_ROBERTA,    /* positions start at pad_token + 1, one token type; head: classifier.dense, tanh */
     TT_BIG_BIRD,   /* head: classifier.dense, `activation`. Its pooler is kept but unused */
     TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
     TT_ALBERT      /* all layers share one set of parameters, and embeddings have embedding_size columns;
                       head: pooler, tanh. A pipeline has at most two stages */
 } tt_bert_kind;
-/* How the embedding of a sequence is made from its last hidden states: their mean, or that of the first
-   token. */
+/* How the embedding of a sequence is made from its last hidden states: their mean, or the first token's
+   state. */
 typedef enum tt_pooling { TT_POOL_MEAN, TT_POOL_CLS } tt_pooling;
 typedef struct tt_bert_config {
     tt_bert_kind kind;
@@ -163,7 +163,7 @@ typedef struct tt_bert {
                                                hidden); ALBERT: embedding_size instead of hidden */
     tt_param *norm_w, *norm_b;
     tt_param *mapping_w, *mapping_b;        /* ALBERT: (hidden, embedding_size), (hidden) */
-    tt_bert_layer *layer;                   /* (layers); those of ALBERT name the same parameters */
+    tt_bert_layer *layer;                   /* (layers); in ALBERT all have the same parameters */
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
     tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); TT_TASK_EMBED: NULL */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
@@ -186,8 +186,8 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
    TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
    class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are read from its files. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
-/* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of the folder's
-   own files. */
+/* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of outputs that
+   the folder's files give. */
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
    replaced atomically, and transformers can read both. With TT_TASK_EMBED the function also writes
@@ -198,16 +198,16 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* Makes a model and a dataset of one task with equally many classes, named by at most 63 bytes each, agree
-   on the numbers of the classes (labels, scores or tags); call it before a loader reads the dataset. If both
-   have the same names, the model keeps its numbers and the dataset's labels change: call it for each
-   dataset, also for one that tt_dataset_split took out before. Otherwise the model takes the dataset's
-   names, and the logger gets a warning if the classifier is from a checkpoint. */
+/* Makes a model and a dataset agree on the numbers of the classes (labels, scores or tags). Both need one
+   task and equally many classes, named by at most 63 bytes each. Call the function before a loader reads the
+   dataset. If both have the same names, the model keeps its numbers and the dataset's labels change: call the
+   function for each dataset, also for one that tt_dataset_split took out before. Otherwise the model takes
+   the dataset's names, and the logger gets a warning if the classifier is from a checkpoint. */
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d);
 /* Records the encoder on a tape. Returns the last hidden states (rows, hidden). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Records the encoder, and sets hidden[0] to the input of the first layer and hidden[k] to the output of
-   layer k, all (rows, hidden); `hidden` has room for layers + 1 values. Returns the last of them. */
+   layer k, all (rows, hidden); `hidden` has room for layers + 1 values. Returns hidden[layers]. */
 tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden);
 /* Records the encoder and the head. Returns the logits (seqs, classes), for TT_TASK_TAGS (rows, classes). A
    model with TT_TASK_EMBED has no logits: the tape fails. */
@@ -292,7 +292,7 @@ tt_image_options tt_vit_image_options(const tt_vit *m);
 tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* as tt_bert_name_classes */
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
-tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_model */
+tt_model tt_vit_classifier(const tt_vit *m); /* returns the model for a trainer, see tt_bert_model */
 
 /* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, GPT-NeoX and
    Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the names of transformers'

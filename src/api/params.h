@@ -43,20 +43,20 @@ bool tt_param_frozen(const tt_param *p);
 
 /* A parameter, or the shard of it that a rank updates, for a function that is an optimizer. */
 typedef struct tt_custom_update {
-    const char *name;      /* the parameter's */
+    const char *name;      /* name of the parameter */
     float *parameter;      /* n numbers, to be updated in place */
-    const float *gradient; /* n numbers, of the mean loss, after clipping */
+    const float *gradient; /* n numbers: the gradient of the mean loss, after clipping */
     float *state[2];       /* n numbers of each state, 0 at first; NULL: the optimizer has no such state */
-    int64_t n, first;      /* first: place of the first number in the whole parameter */
-    int64_t step;          /* steps done before this one */
-    float lr, weight_decay; /* of this parameter, by no_decay, lr_rules and layer_decay */
+    int64_t n, first;      /* first: index of parameter[0] in the whole parameter */
+    int64_t step;          /* number of steps before the current step */
+    float lr, weight_decay; /* values for this parameter, by no_decay, lr_rules and layer_decay */
 } tt_custom_update;
 
-/* An optimizer by a function on the CPU (TT_OPTIMIZER_CUSTOM). It must exist as long as programs with it. */
+/* An optimizer that the caller writes, on the CPU (TT_OPTIMIZER_CUSTOM). It must outlive its programs. */
 typedef struct tt_custom_optimizer {
-    /* Updates a parameter. Several ranks call it at once, each from a thread of its own. After an error the
-       run fails, and only the last state can be continued. */
+    /* Updates a parameter. Several ranks call the function at once, each from its own thread. After an error
+       the run fails, and can only continue from the last saved state. */
     tt_status (*update)(void *user, const tt_custom_update *u);
     void *user;            /* argument of `update` */
-    int states;            /* 0 to 2 */
+    int states;            /* number of states, 0 to 2 */
 } tt_custom_optimizer;

@@ -26,7 +26,7 @@ typedef struct tt_optimizer_options {
     tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
                                        2019) */
     /* Set it with TT_OPTIMIZER_CUSTOM to the function that updates; default NULL. The states are planned,
-       saved, divided and offloaded as those of other optimizers. For device "cpu" and fp32 weights. */
+       saved, divided and offloaded as those of other optimizers. Only for device "cpu" and fp32 weights. */
     const tt_custom_optimizer *custom;
     float momentum;                 /* Set it for SGD with momentum; default 0 */
     bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
@@ -42,10 +42,10 @@ typedef struct tt_optimizer_options {
     const tt_lr_rule *lr_rules;
     /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1;
        default 1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first
-       number in a parameter's name that is a part between dots or ends such a part after '_': 3 in
-       "encoder.layer.3.bias". With L layers, layer k has the factor layer_decay^(L - k); parameters made
-       before those of layers, such as embeddings, layer_decay^(L + 1); all others 1. Factors of lr_rules
-       multiply it. */
+       number in a parameter's name that follows '.', '_' or nothing, and that '.' or nothing follows: 3 in
+       "encoder.layer.3.bias". With L layers, layer k has the factor layer_decay^(L - k). Parameters made
+       before the first layer's, such as embeddings, have layer_decay^(L + 1); all other parameters have 1.
+       Factors of lr_rules multiply these factors. */
     float layer_decay;
     /* Set it to keep exponential moving averages of the trained parameters as a further state of the
        optimizer; default 0: none. In [0, 1), usually 0.99 to 0.9999. The first update copies the parameters;
@@ -58,9 +58,9 @@ typedef struct tt_optimizer_options {
 tt_optimizer_options tt_optimizer_options_default(void);
 
 /* Table of the schedules of the learning rate: X(kind, name). WSD: warmup, stable, decay (Hu et al.,
-   "MiniCPM", 2024): the learning rate stays until the last decay_steps, in which it falls linearly or, as 1 -
-   sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations", 2024),
-   first steeply and then slowly. */
+   "MiniCPM", 2024): the learning rate is constant until the last decay_steps, in which it falls linearly or,
+   as 1 - sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations",
+   2024), first steeply and then slowly. */
 #define TT__SCHEDULES(X) \
     X(TT_CONSTANT, "constant") X(TT_LINEAR, "linear") X(TT_COSINE, "cosine") X(TT_WSD, "wsd") \
     X(TT_WSD_SQRT, "wsd-sqrt")
@@ -74,9 +74,9 @@ typedef struct tt_schedule {
                               lower it to min_lr */
     int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
     int64_t total_steps;   /* steps of warm-up and decay together */
-    int64_t decay_steps;   /* of WSD: last steps, in which lr falls; 1 to total_steps - warmup_steps */
-    /* If not NULL, returns the learning rate of a step instead, called with `user`; no other field is read. A
-       resumed run must be given the same function. */
+    int64_t decay_steps;   /* WSD: number of last steps, with falling lr; 1 to total_steps - warmup_steps */
+    /* Set it to a function that returns the learning rate of a step; default NULL. All fields but `user`, its
+       argument, are then ignored. A resumed run must be given the same function. */
     float (*lr_at)(void *user, int64_t step);
     void *user;
 } tt_schedule;
@@ -251,8 +251,8 @@ typedef struct tt_compile_options {
     bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them; default
                         false */
     /* Set it to read gradients after a step as well (tt_get_gradient), until the next step begins; default
-       false. The plan then keeps all gradients. It excludes update "backward", which reuses their memory, and
-       parallel.pipeline. */
+       false. The plan then keeps all gradients. It excludes update "backward", which reuses the memory of
+       gradients, and parallel.pipeline. */
     bool keep_gradients;
     /* Set it to read or change gradients before an update; default NULL. It is called with `user` in each
        step (counted from 0), when the step's gradients are complete and before the update reads them. It may
@@ -272,7 +272,7 @@ typedef struct tt_compile_options {
        "host": at the end of the step the host's processor updates parameters in the host's memory (Ren et
        al., "ZeRO-Offload", 2021), where the optimizer's state stays. Groups of gradients and parameters are
        copied to the host, and parameters back, while other groups are updated, at most two groups ahead.
-       Parameters of fewer than 65,536 elements are updated on the device. The bits are the bits of updates on
+       Parameters of fewer than 65,536 elements are updated on the device. Results have the bits of updates on
        device "cpu"; on "cuda", "end" gives other bits. No other option chooses "host". */
     const char *update;
     /* Set it to choose the optimizer; default: tt_optimizer_options_default(). */
@@ -308,7 +308,7 @@ tt_compile_options tt_compile_options_default(void);
    options that contradict one another. Replaces fields of o->parallel that are 0 by what they mean on
    o->device. After an error *o is unchanged. */
 tt_status tt_check_options(tt_context *ctx, tt_compile_options *o);
-/* Returns word k that an option accepts, or NULL if the option has at most k words or is none of these:
+/* Returns word k that an option accepts, or NULL if the option has at most k words or is not in this list:
    "optimizer", "schedule" (words in the order of the enums), "precision", "matmul", "recompute", "memory",
    "update" and "parallel.schedule". */
 const char *tt_option_word(const char *option, int k);
@@ -499,7 +499,7 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 /* Replaces a gradient, given as tt_get_gradient gives it and rounded to the gradient's dtype. Call it in
    before_update, or between tt_micro_step and tt_update. Norm, clipping and update then use the new values.
-   For one data rank and one group. */
+   Only for one data rank and one group. */
 tt_status tt_set_gradient(tt_program *p, const tt_param *param, const float *from);
 tt_status tt_run(tt_program *p, tt_stats *stats); /* runs the forward of a program with train = false */
 int64_t tt_program_steps(const tt_program *p);    /* optimizer steps done; steps that loss scaling skipped do

@@ -60,9 +60,9 @@ tt_matmul_options tt_matmul_options_default(void);
 
 /* Records a product of two values, a b^T: a (rows, K), b (cols, K) -> (rows, cols). If the rows of b are an
    axis, cols is the axis' capacity; columns beyond the actual rows of b hold `beyond` and have no gradient.
-   Do not combine them with label_smoothing, which gives each column a share. `untransposed`: a b, a (rows,
-   K), b (K, cols) -> (rows, cols). If the rows of b are an axis, K is the axis' capacity, and columns of a
-   beyond the actual rows of b are not read. NULL: defaults. */
+   Do not use label_smoothing on the result, as it gives each column a share. With `untransposed`: a b, a
+   (rows, K), b (K, cols) -> (rows, cols). If the rows of b are an axis, K is the axis' capacity, and columns
+   of a beyond the actual rows of b are not read. NULL: defaults. */
 tt_value tt_matmul(tt_tape *t, tt_value a, tt_value b, const tt_matmul_options *o);
 /* Records a table lookup. ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails
    the run, and the error names the id. */
@@ -228,7 +228,7 @@ tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value se
                     const tt_patch_options *o);
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a view of `width` columns of x,
                                                                            from column `from` on */
-/* Records a view of x as (rows, width), with as many elements; rows of an axis keep their width. */
+/* Records a view of x as (rows, width), with as many elements. An axis of rows keeps the width of x. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
     int ignore_index;      /* Set it to the target value that does not count; default -100 */
@@ -283,9 +283,9 @@ void tt_loss_total(tt_tape *t, tt_value loss, tt_value total);
    Floats of any precision come as TT_F32; an input of integers has its own dtype. */
 typedef struct tt_custom_array { void *data; tt_dtype dtype; int64_t rows, width; } tt_custom_array;
 
-/* An op by functions on the CPU. They are called in each run with the rows of that run, from the thread of
-   each rank, and must be pure: recompute calls forward again, with the same inputs, for the same output. A
-   function that returns an error fails the run, which then has updated nothing. */
+/* An op whose kernels are the caller's functions on the CPU. Each run calls them with its rows, from the
+   thread of each rank. They must be pure: recompute calls forward again, with the same inputs, for the same
+   output. A function that returns an error fails the run, which then has updated nothing. */
 typedef struct tt_custom_op {
     const char *name; /* names the op in plans and errors */
     /* Computes out from the n inputs. */
@@ -294,7 +294,7 @@ typedef struct tt_custom_op {
        is NULL if input k needs no gradient. NULL: the op has no backward. */
     tt_status (*backward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out,
                           const tt_custom_array *dout, const tt_custom_array *din);
-    void *user;       /* argument of both */
+    void *user;       /* argument of `forward` and `backward` */
 } tt_custom_op;
 enum { TT_CUSTOM_INPUTS = 6 }; /* largest number of inputs of tt_custom */
 /* Records an op of the caller: 1 to TT_CUSTOM_INPUTS inputs -> (rows, width), where rows is a number or an

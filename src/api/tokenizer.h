@@ -102,8 +102,8 @@ typedef struct tt_encoding {
    capitals or <|endoftext|>, becomes that token if the vocabulary has it: a text can forge the structure of a
    sequence, so remove such words from texts that you don't trust. */
 int64_t tt_tokenizer_encode(const tt_tokenizer *k, const tt_encoding *e);
-/* Returns whether pairs of texts can be encoded: false if the post-processor has no template for pairs, or
-   one that does not have the first text and then the second, each once. */
+/* Returns whether pairs of texts can be encoded. The post-processor must have a template for pairs, which has
+   the first text once and then the second text once. */
 bool tt_tokenizer_pairs(const tt_tokenizer *k);
 /* Writes the ids of one text into ids (room for max_tokens), special tokens included, as tt_tokenizer_encode
    with `max_tokens`. */

@@ -17,10 +17,10 @@ struct tt_train_options {
     tt_schedule schedule;            /* Set its total_steps (default 0), which is required; default: linear,
                                         lr 5e-5, no warm-up */
     /* Set them to change the cross-entropy that trains classifiers and language models
-       (tt_cross_entropy_options); default 0 and NULL. Evaluations use the plain one. class_weights (one for
-       each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means.
-       With TT_TASK_LABELS class_weights are the positive weights of the labels, and smoothing is refused. A
-       model of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
+       (tt_cross_entropy_options); default 0 and NULL. Evaluations use neither. class_weights (one for each
+       class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means. With
+       TT_TASK_LABELS class_weights are the positive weights of the labels, and smoothing is refused. A model
+       of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
        ones. */
     float label_smoothing;
     const float *class_weights;
@@ -119,9 +119,9 @@ typedef struct tt_progress {
     double best, best_loss;       /* the best validation so far: the value that tt_fit_options.best_by
                                      compares, and the loss */
     uint64_t best_by;             /* hash of the name of the value in `best`; 0: unknown */
-    int64_t validated, worse;     /* steps of all epochs, skipped ones included, before the last validation;
-                                     validations since the best one */
-    uint64_t classes, data;       /* hashes of the class names and of the examples, see tt_fit; 0: none */
+    int64_t validated, worse;     /* validated: steps of all epochs, skipped ones included, before the last
+                                     validation; worse: validations since the best validation */
+    uint64_t classes, data;       /* hash of the class names, hash of the examples; see tt_fit; 0: none */
 } tt_progress;
 
 /* Save and load the state of the training program (tt_program_save, tt_program_load), with the progress
@@ -145,7 +145,7 @@ typedef struct tt_fit_event {
     const tt_stats *validation;    /* result of the validation at the end of an epoch or after validate_steps;
                                       NULL after a step */
     bool best;                     /* this validation is the best so far, and `keep` has been called */
-    int64_t worse, patience;       /* validations since the best one; tt_fit_options.patience */
+    int64_t worse, patience;       /* worse: validations since the best one; patience: from tt_fit_options */
 } tt_fit_event;
 
 /* Writes an event as one line for a progress display, without a newline. If `capacity` has no room for the

@@ -52,7 +52,7 @@ typedef enum tt__act {
    have padding. */
 #define TT__ATTRS(X) \
     X(int, act)           /* used by LINEAR and ACTIVATION: a tt__act */ \
-    X(bool, untransposed) /* used by MATMUL: a b, not a b^T */ \
+    X(bool, untransposed) /* used by MATMUL: true: a b; false: a b^T */ \
     X(float, beyond)      /* used by MATMUL: the number in the columns beyond the rows of b */ \
     X(int, heads)         /* used by ATTENTION and ROTARY */ \
     X(int, key_heads)     /* ATTENTION */ \

@@ -50,7 +50,7 @@
    outputs, and only if the device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-/* Numbers of operands, and of an output, of losses. TOTAL: the operand that tt_loss_total has set. */
+/* Indices of operands, and of the output with the counts, of losses. TOTAL: the operand of tt_loss_total. */
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_COUNTS = 2 };
 
 #define TT__OPS(X) \
@@ -61,7 +61,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
         /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \
     X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy, x] -> dw, [db] */ \
     X(MATMUL, "matmul", 2, 1, TT__BY_ROW(1) | TT__PRODUCT) /* a, b -> a b^T or a b */ \
-    X(MATMUL_DB, "matmul_db", 2, 1, TT__PRODUCT) /* a, b -> a^T b, the rows of the result that exist */ \
+    X(MATMUL_DB, "matmul_db", 2, 1, TT__PRODUCT) /* a, b -> a^T b, only the actual rows */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
@@ -197,7 +197,7 @@ typedef struct tt__step_settings {
 typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums over micro-batches so far */
 typedef struct tt__scale_state {
     double scale;               /* scale of the loss's gradient: a power of two                             */
-    double good_steps, skipped; /* steps since the scale changed; steps without an update                   */
+    double good_steps, skipped; /* steps since the scale changed; skipped: steps without an update */
 } tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
 typedef struct tt__clipped { /* the gradient's norm (not finite: no parameter was changed), and the factor

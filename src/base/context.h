@@ -75,8 +75,8 @@ static bool tt__is_option(const char *field, size_t n)
 }
 
 /* Copies a message. {FIELD} and {FIELD VALUE}, where TT__OPTIONS has FIELD, become FIELD VALUE or, if
-   tt_context_options.wording has a name for FIELD, that name and VALUE without quotes and "=". Other
-   braces stay. */
+   tt_context_options.wording has a name for FIELD, that name and VALUE without quotes and "=". Other text in
+   braces is copied unchanged. */
 static void tt__name_options(const tt_context *ctx, const char *from, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};
@@ -90,7 +90,7 @@ static void tt__name_options(const tt_context *ctx, const char *from, char *to, 
         const bool named = own && own->field;
         if (named) tt__print(&text, "%s", own->name);
         for (from += named ? 1 + n : 1; from < end; from++) {
-            if (named && *from == '=') from++; /* and the space after it */
+            if (named && *from == '=') from++; /* skips "=" and the space after "=" */
             else if (!named || !strchr("'\"", *from)) tt__print(&text, "%c", *from);
         }
         from = end + 1;

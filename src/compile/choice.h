@@ -79,7 +79,7 @@ typedef struct tt__chooser {
     bool recompute, offload, zero; /* whether the choice may change these options */
     bool by_seconds;        /* the cost is seconds, not FLOPs */
     tt__choice base;        /* recomputes and moves only what the options demand, at the fastest pace */
-    bool held, held_on_host, held_split; /* parameters are already: stored; stored on the host; sharded */
+    bool held, held_on_host, held_split; /* parameters are already stored, stored on the host, sharded */
     size_t budget;
     /* The tape after the first passes, for each tt_parallel.zero and update; NULL until it is needed. */
     tt__built front[4][TT__COUNT(tt__update_names)];

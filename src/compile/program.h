@@ -41,7 +41,7 @@ static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
-/* Returns whether options ask for gradients that persist until the end of a step, beside `accumulate`. */
+/* Returns whether options other than `accumulate` ask for gradients that persist until the end of a step. */
 static bool tt__keeps_gradients(const tt_compile_options *o)
 {
     return o->train && (o->keep_gradients || o->before_update);

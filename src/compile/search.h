@@ -348,7 +348,7 @@ static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how
         *how = c->list[c->n_list - 1].how;
         found = true;
     }
-    tt__forget(c, from); /* a search of the changed configuration may add them anew */
+    tt__forget(c, from); /* a search of the changed configuration may add candidates anew */
     return found;
 }
 
@@ -380,7 +380,7 @@ static tt_status tt__try_min(tt__chooser *c, unsigned may)
     return status;
 }
 
-/* Starts a search anew: without candidates, with all estimates. */
+/* Starts a search anew: forgets all candidates, and allows TT__ESTIMATES estimates again. */
 static void tt__restart(tt__chooser *c)
 {
     tt__forget(c, 0);
@@ -443,12 +443,12 @@ static void tt__print_options(tt__text_buffer *text, const tt_program *p, const 
         tt__print(text, ", %s", tt__say_value(p, TT__MAY_ZERO, x->zero, said));
 }
 
-/* A row of the error message: the bytes that one more memory-saving change leaves. */
+/* A row of the error message: a memory-saving change, and the bytes that the program then needs. */
 typedef struct tt__saving {
     tt__change change;
     size_t bytes;           /* bytes of the program with the changes of this row and of the rows before */
     double flops;           /* FLOPs of that program's recomputation */
-    bool advice;            /* the change is of an option that is not "budget" */
+    bool advice;            /* the changed option is not set to "budget" */
 } tt__saving;
 
 /* The memory-saving changes that an error names, in the order of their cost. The changes from number
@@ -468,10 +468,10 @@ typedef struct tt__refusal {
     tt__choice how;         /* the choice of the last row */
     bool fits;              /* the program of the last row fits the budget */
     bool replaces;          /* a row gives `update` another value than a row before */
-    tt__shortage min;     /* the smallest possible program, whatever options change */
+    tt__shortage min;     /* the smallest program that any values of all options make possible */
 } tt__refusal;
 
-/* Returns which options are "budget": TT__MAY_ flags. */
+/* Returns the options that are set to "budget", as TT__MAY_ flags. */
 static unsigned tt__free_options(const tt__chooser *c)
 {
     return (c->zero ? TT__MAY_ZERO : 0) | (c->recompute ? TT__MAY_RECOMPUTE : 0) |
@@ -503,7 +503,7 @@ static tt_status tt__take_steps(tt__chooser *c, tt__shortage *s, tt__extent *e, 
         if (!tt__make_change(c, TT__MAY_ALL, change, &next)) continue;
         if (next.recompute < r->how.recompute || next.offload < r->how.offload ||
             next.update < r->how.update) continue; /* the change would need more memory */
-        if (advice && chooses && s->min < bytes) bytes = s->min; /* the message names it first */
+        if (advice && chooses && s->min < bytes) bytes = s->min; /* the message first names s->min */
         c->job.min = advice ? &r->min : s;
         const tt_status built = tt__try_build(j, &next, e);
         if (built == TT_ERR_MEMORY) return built;
@@ -518,7 +518,7 @@ static tt_status tt__take_steps(tt__chooser *c, tt__shortage *s, tt__extent *e, 
     return TT_OK;
 }
 
-/* Builds the smallest program that is possible with any options, and notes it in r->least. */
+/* Builds the smallest program that is possible with any options, and notes it in r->min. */
 static tt_status tt__find_possible(tt__chooser *c, tt__extent *e, tt__refusal *r)
 {
     c->job.min = &r->min;
@@ -747,7 +747,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (!hopeless || !c->job.attempt->quiet) status = tt__chooser_open(c);
     if (hopeless && status == TT_OK) status = tt__refuse(c, s, e);
     if (hopeless || status != TT_OK) return status;
-    if (!c->by_seconds) { /* the base and policy "cheap" are often enough and need few estimates */
+    if (!c->by_seconds) { /* the base choice or policy "cheap" often fits, for few estimates */
         tt__choice cheap = c->base;
         cheap.recompute = TT__RECOMPUTE_CHEAP;
         memset(c->set, 0, sizeof *c->set * (size_t)c->n);
@@ -774,7 +774,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (status == TT_OK && c->job.attempt->quiet) return tt__fits(e) ? status : tt__build_again(c, s, e);
     if (status == TT_OK && !(tight && small)) status = tt__list_candidates(c);
     if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
-    if (status == TT_OK && !tt__fits(e)) { /* estimates below the smallest program are likely to fit */
+    if (status == TT_OK && !tt__fits(e)) { /* choices estimated below the smallest program often fit */
         c->budget = s->min;
         status = tt__build_cheapest(c, TT__BUILDS - 1, e);
     }

@@ -45,7 +45,7 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
     return TT_OK;
 }
 
-static const char *const tt__stage_names[] = {"1f1b", "gpipe"}; /* of parallel.schedule */
+static const char *const tt__stage_names[] = {"1f1b", "gpipe"}; /* words of parallel.schedule */
 
 /* Checks the fields of *p (how ranks share the work), and replaces fields that are 0 by their defaults. */
 static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt_parallel *p)

@@ -29,10 +29,10 @@ static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "manage
 #ifndef TT__BLOCK /* tests set a smaller number */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* number of windows at a time: one runs, the others are prefetched */
+enum { TT__WINDOWS = 3 }; /* windows of instructions at a time: one runs, others are prefetched */
 
 /* State of an arena in managed memory that exceeds the device's free memory: which blocks should be on the
-   device. A window is consecutive instructions whose blocks are prefetched together. */
+   device. A window of instructions is consecutive instructions whose blocks are prefetched together. */
 typedef struct tt__paging {
     size_t room;        /* bytes on the device for all blocks that are not `kept` there */
     size_t blocks;      /* number of blocks of the arena */
@@ -42,7 +42,8 @@ typedef struct tt__paging {
     uint64_t clock;     /* 1 + bytes of blocks, without kept blocks, that all windows so far have used */
     uint64_t stamps;    /* number of instructions added to windows so far */
     uint64_t prefetched; /* bytes prefetched so far */
-    void *began, *there[TT__WINDOWS]; /* events: a window has begun; a window's blocks are on the device */
+    void *began, *there[TT__WINDOWS]; /* began: event at the start of the window of instructions that runs;
+                                         there: for each window, event after the prefetch of its blocks */
     bool brought[TT__WINDOWS]; /* for each window: it had blocks to prefetch, so `there` has its event */
 } tt__paging;
 

@@ -11,7 +11,7 @@ typedef struct tt__example {
     size_t bytes, pair_bytes;      /* number of bytes of the texts */
     int64_t number;                /* number of the image in its source */
     int label;                     /* number of the class; 0 for other tasks than TT_TASK_CLASS */
-    int n_words;                   /* number of words; while a table is read, number of its labels */
+    int n_words;                   /* number of words; while a table is read, number of labels */
     float *values;                 /* (classes) values of TT_TASK_LABELS and TT_TASK_SCORES */
     tt_word *words;                /* (n_words) words of TT_TASK_TAGS */
 } tt__example;
@@ -24,7 +24,7 @@ struct tt_dataset {
     int count, capacity;
     const char **classes;
     int n_classes;
-    tt__chunk *chunks;       /* copies of texts and class names; values and words */
+    tt__chunk *chunks;       /* memory of texts, class names, values and words */
     tt__file_bytes file;     /* bytes of a CSV table: texts and labels, unquoted in place and ended by NULs */
     bool images;             /* the examples are images, not texts */
     tt_image_source source;  /* source of the images */
@@ -265,7 +265,7 @@ static tt_status tt__dataset_copy(tt_dataset *d, tt__example *e)
 static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
 {
     const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
-    const size_t first = 0, *end = &first; /* end of the word before */
+    const size_t first = 0, *end = &first; /* end of the previous word */
     if ((!text->text && text->bytes) || (!text->words && text->n_words))
         return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %s %d is NULL: pass a pointer, or the "
                         "size 0", text->words || !text->n_words ? "text" : "the list of words of text",

@@ -140,7 +140,7 @@ struct tt_loader {
     tt__tokens *tokens;            /* the tokens of each of `count` texts */
     tt__chunk *chunks;             /* memory of the ids */
     int32_t *scratch;              /* max_length ids and types for each thread, while texts are tokenized */
-    tt_span *spans;                /* max_length spans for each thread, too, for TT_TASK_TAGS */
+    tt_span *spans;                /* TT_TASK_TAGS: max_length spans for each thread */
     int longest;                   /* number of tokens of the longest text before it is cut */
     int64_t cut;                   /* number of texts cut to max_length */
     int64_t empty;                 /* the first text without a token; -1: none */
@@ -193,8 +193,8 @@ static bool tt__token_of_word(const tt__example *e, const tt_span *span, const t
     return span->end == word->begin;
 }
 
-/* Sets the tags of n tokens: the first token of a word has the word's tag, all others have -100. spans: the
-   bytes of the text that the tokens from `first` on and before `end` come from. */
+/* Sets the tags of n tokens: the first token of a word has the word's tag, all others have -100. spans: for
+   each token in [first, end), the bytes of the text that the token comes from. */
 static void tt__loader_tags(const tt__example *e, const tt_span *spans, int first, int end, int n,
                             int32_t *tags)
 {
@@ -205,7 +205,7 @@ static void tt__loader_tags(const tt__example *e, const tt_span *spans, int firs
         while (word < e->n_words && e->words[word].end <= spans[i].begin) word++;
         if (word == e->n_words || !tt__token_of_word(e, &spans[i], &e->words[word])) continue;
         if (e->words[word].tag >= 0) tags[i] = e->words[word].tag;
-        /* The other tokens of the word are left out. */
+        /* The word's other tokens get -100. */
         while (i + 1 < n && i + 1 < end && spans[i + 1].begin < e->words[word].end) tags[++i] = -100;
         word++;
     }
@@ -226,7 +226,7 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
         const tt__encoded made = tt__encode_texts(l->k, &o, true);
         const int n = (int)made.n;
         const size_t bytes = (size_t)tt__max(n, 0) * (l->wide ? 4 : 2), typed = l->typed ? (size_t)n : 0;
-        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* tags, ids, types */
+        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* before the ids */
         pthread_mutex_lock(&l->mutex);
         char *all = n < 0 ? NULL : (char *)tt__chunks_take(l->ctx, &l->chunks, tags + bytes + typed);
         l->failed |= !all;

@@ -8,7 +8,7 @@
 
 typedef struct tt__label_name { const char *name; int number; } tt__label_name;
 
-/* The columns of a table that are read. */
+/* The columns that are read from a table. */
 enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMN_PAIR, TT__COLUMNS };
 
 /* A file of rows: a table, lines of JSON, or words with tags. */
@@ -17,10 +17,10 @@ typedef struct tt__table {
     const char *path;
     char *text;
     size_t bytes, at;
-    long long line, row_line; /* line numbers of `at` and of the row's start: fields may have newlines */
+    long long line, row_line; /* line numbers of `at` and of the row's start; a row may span lines */
     const char *column[TT__COLUMNS]; /* names of columns */
     char separator;
-    char between;             /* separates the labels in a field */
+    char between;             /* character that separates the labels in a field */
     bool unquoted;            /* quotes are ordinary characters */
     bool splits;              /* the table has a split column */
     long long first_line;     /* line of the first row of JSON; 0: no row was read */
@@ -32,7 +32,7 @@ typedef struct tt__table {
     int n_values, cap_values, width;
 } tt__table;
 
-/* Fails because of the row that is being read. */
+/* Fails with an error that names the row that is being read. */
 TT_PRINTF(2, 3)
 static tt_status tt__row_fail(const tt__table *t, const char *format, ...)
 {
@@ -90,8 +90,8 @@ static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char
     return -1;
 }
 
-/* Gives example e another label, or its next word a tag. name: it must live as long as the dataset; "": the
-   word has no tag. */
+/* Adds a label to example e, or gives the next word of e a tag. name: it must live as long as the dataset;
+   "": the word has no tag. */
 static tt_status tt__table_name(const tt_dataset *d, tt__table *t, tt__example *e, const char *name)
 {
     const int number = t->order && *name ? tt__find_class(d, t->order, name) : -1;
@@ -113,8 +113,8 @@ static tt_status tt__table_value(tt__table *t, float x)
     return TT_OK;
 }
 
-/* Ends the labels of the dataset's last row, whose values begin at index `first`: a row must have as many
-   values as the rows before, or as there are classes. */
+/* Checks that the dataset's last row, whose values begin at index `first`, has as many values as the rows
+   before, or as there are classes. */
 static tt_status tt__table_row_end(const tt_dataset *d, tt__table *t, int first)
 {
     const int n = t->n_values - first, width = t->width ? t->width : t->order ? d->n_classes : n;

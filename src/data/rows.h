@@ -98,7 +98,7 @@ static tt_status tt__row_words(tt_dataset *d, tt__table *t, const tt__json *j, c
     return TT_OK;
 }
 
-/* Reads an element of a list of labels: the name of a label, or 0 or 1; or a score. */
+/* Reads an element of a list: the name of a label, 0 or 1 for a label, or a score. */
 static tt_status tt__row_label(tt_dataset *d, tt__table *t, const tt__json *j, const char *line, int node,
                                tt__example *e)
 {
@@ -208,7 +208,7 @@ typedef struct tt__sentence { char *text; size_t bytes; tt_word *words; int n, c
 static tt_status tt__sentence_end(tt_dataset *d, const tt__table *t, tt__sentence *s)
 {
     if (!s->n) return TT_OK;
-    tt__example *e = &d->examples[d->count - 1]; /* tt__conll_line has added it */
+    tt__example *e = &d->examples[d->count - 1]; /* the example that tt__conll_line has added */
     const size_t bytes = sizeof *e->words * (size_t)s->n;
     if (!(e->words = (tt_word *)tt__chunks_take(d->ctx, &d->chunks, bytes)))
         return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the words of '%s'", t->path);

@@ -142,7 +142,7 @@ static int tt__split_of(const char *name)
     return strcmp(name, "test") == 0 ? TT__SPLIT_TEST : TT__SPLIT_OTHER;
 }
 
-/* Sets *keep: does a row with the text `part` in its split column belong to part `split` (NULL: all rows)? */
+/* Sets *keep to whether a row with `part` in its split column is in part `split` (NULL: all rows are). */
 static tt_status tt__table_part(const tt__table *t, const char *part, size_t bytes, const char *split,
                                 bool *keep)
 {

@@ -36,7 +36,7 @@ typedef struct tt__json {
     const char *text;
     size_t bytes, at;
     size_t base;             /* offset of the text in its file, for errors */
-    long long line;          /* the text is this line of its file, for errors; 0: not told */
+    long long line;          /* number of the text's line in its file, for errors; 0: errors name no line */
     tt__json_node *nodes;
     int count, capacity;
     uint32_t *sorted;        /* indices of the members of each object, sorted by key */

@@ -212,7 +212,7 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
 {
     const char *type = NULL, *position = "absolute", *attention = "block_sparse";
     bool decoder = false;
-    int64_t groups[2] = {1, 1}; /* ALBERT: groups of layers that share parameters, layers of a group */
+    int64_t groups[2] = {1, 1}; /* ALBERT: number of groups that share layers; layers per group */
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
     if (status != TT_OK) return status;
     int kind = 0;

@@ -266,7 +266,7 @@ static void tt__bert_print(tt__text_buffer *json, const void *self, const void *
                   c->block_sparse ? "block_sparse" : "original_full");
 }
 
-/* Returns what follows the kind's name in the name of transformers' class. */
+/* Returns the end of a class name of transformers, such as "Model" in "BertModel". */
 static const char *tt__bert_head(const void *config)
 {
     const tt_task task = ((const tt_bert_config *)config)->task;

@@ -43,10 +43,10 @@ typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
     int naming;                /* index of the naming for config.json and a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
-    const char *activation_key, *more;   /* key of the activation; constant members of config.json */
+    const char *activation_key, *more;   /* activation_key: key in config.json; more: constant members */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
-                                    Without %d all layers share the parameters of one */
+                                    Without %d all layers share one layer's parameters */
     const tt__tensor_row *model, *layer; /* n_model rows for the model, n_layer rows for each layer */
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
@@ -62,8 +62,8 @@ typedef struct tt__architecture {
     /* Prints other members of config.json; or NULL. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
-    /* Returns what follows class_name in "architectures", which depends on the head. "Model": there is no
-       classifier, and tensors' names in files have no prefix. NULL: nothing follows class_name. */
+    /* Returns the end of the class name in "architectures", after class_name. "Model": the model has no
+       classifier, and tensors' names in files have no prefix. NULL: class_name is the whole name. */
     const char *(*head)(const void *config);
 } tt__architecture;
 
@@ -99,7 +99,7 @@ static void *tt__pointer_at(const void *self, size_t offset)
     return p;
 }
 
-/* Returns what follows the architecture's class name in config.json. */
+/* Returns the end of the class's name in config.json, after class_name, such as "ForTokenClassification". */
 static const char *tt__head_name(const tt__architecture *a, const void *config)
 {
     return a->head ? a->head(config) : "";

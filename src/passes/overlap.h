@@ -154,7 +154,7 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 
 /* Estimated seconds of a program's instructions. */
 typedef struct tt__spent {
-    double compute, exposed;    /* computation; time in which computation waits for transfers */
+    double compute, exposed;    /* computation; exposed: time for which computation waits for transfers */
     double on_host;             /* part of `compute` that the host's processor computes */
     double busy[TT__STREAMS];   /* for each stream: its transfers */
 } tt__spent;

@@ -12,7 +12,7 @@
 
 /* ------------------------------------------------------------------------------------------------- update */
 
-/* Makes state number `state` of a parameter, from 1. */
+/* Makes the value of a parameter's optimizer state number `state`, counted from 1. */
 static int32_t tt__new_state(tt__builder *b, int32_t param, int state, const char *what)
 {
     tt_tape *t = b->t;
@@ -34,8 +34,8 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
-/* Returns the number of the layer that a parameter's name has; -1: none. The number is the first that is a
-   part of the name between dots, or ends such a part after '_'. */
+/* Returns the layer's number in a parameter's name; -1: none. The number is the first in the name that
+   follows a '.', a '_' or nothing, and that a '.' or nothing follows. */
 static int tt__layer_of(const char *name)
 {
     enum { MOST_DIGITS = 6 };
@@ -52,7 +52,7 @@ static int tt__layer_of(const char *name)
 /* The layers of a context's parameters. */
 typedef struct tt__layers {
     int count;      /* one more than the largest number of a layer */
-    int begin;      /* index of the first parameter of a layer; without layers 0 */
+    int begin;      /* index of the first parameter that belongs to a layer; 0 if none does */
 } tt__layers;
 
 static tt__layers tt__find_layers(const tt_context *ctx)

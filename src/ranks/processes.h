@@ -247,7 +247,7 @@ static tt_status tt__net_fail(tt_context *ctx, tt_status status)
     snprintf(n->end.why, sizeof n->end.why, "%.999s", why);
     tt__net_stop(n, status, why);
     pthread_mutex_unlock(&n->mutex);
-    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* messages of collectives stay in flight */
+    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* does not wait for messages of collectives */
     return tt__net_status(ctx);
 }
 

@@ -39,8 +39,8 @@ static int32_t tt__operand(const tt__instr *i, int j)
     return j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
 }
 
-/* Adds the blocks with bytes [first, first + bytes) of an arena to the window that began after stamp
-   `before`. Returns the bytes of those blocks that are new to the window, without kept blocks. */
+/* Adds the blocks with bytes [first, first + bytes) of an arena to the window of instructions that began
+   after stamp `before`. Returns the bytes of those blocks that are new to the window, without kept blocks. */
 static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_t before)
 {
     size_t added = 0;
@@ -52,8 +52,8 @@ static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_
     return added;
 }
 
-/* Adds the blocks that instruction i uses to the window that began after stamp `before`. Returns the bytes of
-   the blocks that are new to the window, without kept blocks. */
+/* Adds the blocks that instruction i uses to the window of instructions that began after stamp `before`.
+   Returns the bytes of the blocks that are new to the window, without kept blocks. */
 static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t before)
 {
     tt__paging *g = p->arena->paging;
@@ -69,11 +69,11 @@ static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t 
     return added;
 }
 
-/* The windows (consecutive instructions) into which a segment is divided. */
+/* The windows of instructions into which a segment is divided. */
 typedef struct tt__windows {
     int next, end;      /* instructions [next, end) are not yet in a window */
     int until[TT__WINDOWS]; /* for each of the last windows: the end of its instructions */
-    int made, entered;  /* number of windows made so far; number of those that have begun to run */
+    int made, entered;  /* made: number of windows so far; entered: number of windows that have begun */
 } tt__windows;
 
 /* Prefetches the blocks whose stamp is in (before, last], except those that are still on the device. A block
@@ -101,9 +101,9 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
     return status;
 }
 
-/* Finds the end of the next window, which takes instructions until their blocks need more than its share of
-   `room`. Instructions that run together stay in one window, unless they alone need more. Returns the last
-   stamp of the window. */
+/* Finds the end of the next window of instructions, which takes instructions until their blocks need more
+   than its share of `room`. Instructions that run together stay in one window, unless they alone need more.
+   Returns the last stamp of the window. */
 static uint64_t tt__end_window(tt_program *p, tt__windows *w)
 {
     tt__paging *g = p->arena->paging;
@@ -112,7 +112,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const size_t max = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
     int group = first; /* first instruction of the group that k runs together with */
-    size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes that the group has added */
+    size_t bytes = 0, of_group = 0; /* bytes that the window needs; of_group: bytes of the group */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
@@ -135,7 +135,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     return g->stamps;
 }
 
-/* Makes the next window of a segment, if any instructions are left, and prefetches its blocks. */
+/* Makes the next window of instructions, if the segment has any left, and prefetches its blocks. */
 static tt_status tt__bring_window(tt_program *p, tt__windows *w)
 {
     tt__arena *a = p->arena;
@@ -153,8 +153,8 @@ static tt_status tt__bring_window(tt_program *p, tt__windows *w)
     return status;
 }
 
-/* Prepares the launch of instruction k. If a window begins at k, makes k wait for the blocks of this window,
-   and begins to prefetch the blocks of the window two ahead once all work before k is done. */
+/* Prepares the launch of instruction k. If a window of instructions begins at k, makes k wait for its blocks,
+   and begins to prefetch the window two ahead once all work before k is done. */
 static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
 {
     tt__arena *a = p->arena;
@@ -164,7 +164,7 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     tt_status status = TT_OK;
     if (!g || (w->entered && k < w->until[(w->entered - 1) % TT__WINDOWS])) return TT_OK;
     while (!w->entered && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
-        status = tt__bring_window(p, w); /* the first windows of the segment */
+        status = tt__bring_window(p, w); /* makes the first windows of instructions of the segment */
     if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &g->began);
     if (status == TT_OK) status = b->after(d, TT__IN_STREAM, g->began);
     if (status == TT_OK) status = tt__bring_window(p, w);

@@ -105,7 +105,7 @@ typedef struct tt__tape_value {
     bool keep;          /* the user may read the value after the run */
     bool block_end;     /* the value ends a block (tt_block_end) and is never recomputed */
     bool offload;       /* of a storage: tt_offload has marked it */
-    tt__mark mark;      /* from tt_keep or tt_recompute */
+    tt__mark mark;      /* set by tt_keep or tt_recompute */
     bool persistent;    /* the value keeps its contents from run to run */
     bool pinned_f32;    /* the value stays f32 in any precision: statistics, losses */
     bool residual;      /* the value is part of the residual stream, see the option `residual` */

@@ -180,8 +180,8 @@ static void tt__bpe_merge_long(tt__encoder *e, tt__bpe_symbols *s)
 }
 
 /* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. e->at moves on by the
-   bytes of the symbols, as the package `tokenizers` counts: an unknown character without a symbol is not
-   among these. */
+   bytes of the symbols, as the package `tokenizers` counts: an unknown character without a symbol does not
+   count. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;

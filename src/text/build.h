@@ -114,7 +114,7 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
     if (status == TT_OK) status = tt__place_added(k, j->path);
     if (status == TT_OK) status = tt__read_processor(k, j, tt__json_get(j, 0, "post_processor"));
     const bool reported = r.first == TT__FIRST_BYTES && (r.vocab || tt__prefix_given(r.config));
-    for (int i = 0; reported && i < k->split.n; i++) /* trimmed by the post-processor */
+    for (int i = 0; reported && i < k->split.n; i++) /* trims by the splitter's prefix_space */
         for (int t = 0; t < k->finish.trims && k->split.all[i].kind == TT__STEP_BYTES; t++)
             k->finish.trims_prefix[t] = k->split.all[i].prefix_space;
     return status;

@@ -80,8 +80,8 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
 }
 
 /* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids and spans; ids or
-   spans may be NULL. Returns the number of ids; unless `whole`, encoding may end after `room` ids, and the
-   count with it. -1: out of memory. */
+   spans may be NULL. Returns the number of ids; -1: out of memory. Unless `whole`, encoding and counting may
+   end after `room` ids. */
 static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, tt_span *spans,
                           int64_t room, bool whole)
 {
@@ -116,14 +116,14 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
    when out of memory. */
 typedef struct tt__encoded { int64_t n, whole; } tt__encoded;
 
-/* Returns the number of ids that stand around a text or, if `pair`, around a pair of texts. */
+/* Returns the number of ids that are put around a text or, if `pair`, around a pair of texts. */
 static int tt__ids_around(const tt_tokenizer *k, bool pair)
 {
     const tt__template *t = pair ? &k->finish.two : &k->finish.one;
     return t->around[0].n + t->around[1].n + t->around[2].n;
 }
 
-/* Returns whether an id of a text may have another token type than 0; if `pairs`, also of a pair. */
+/* Returns whether an id of a text or, if `pairs`, of a pair of texts may have a token type other than 0. */
 static bool tt__has_types(const tt_tokenizer *k, bool pairs)
 {
     const tt__template *const templates[] = {&k->finish.one, &k->finish.two};
@@ -147,8 +147,8 @@ static void tt__encode_around(const tt_encoding *o, const tt__around *around, in
     }
 }
 
-/* Encodes a text of type `type` from index `at` on, at most `max` ids of it. Returns the number of ids;
-   unless `whole`, encoding may end after `max` ids. */
+/* Encodes the first or, if `second`, the second text. Writes at most `max` ids from index `at` on. Returns
+   the number of ids; unless `whole`, encoding may end after `max` ids. */
 static int64_t tt__encode_part(const tt_tokenizer *k, const tt_encoding *o, int second, int64_t at,
                                int64_t max, bool whole)
 {
@@ -176,8 +176,8 @@ static void tt__encode_cut(const int64_t n[2], int64_t max, int64_t kept[2])
     kept[longer] = max - max / 2;
 }
 
-/* Does the work of tt_tokenizer_encode. Unless `whole`, encoding of one text may end once max_tokens ids are
-   there, and the counts with it. */
+/* Does the work of tt_tokenizer_encode. Unless `whole`, encoding and counting of one text may end after
+   max_tokens ids. */
 static tt__encoded tt__encode_texts(const tt_tokenizer *k, const tt_encoding *o, bool whole)
 {
     static const tt__around none[3] = {{{0}, {0}, 0}};

@@ -34,7 +34,7 @@ struct tt__encoder {
     void (*word)(tt__encoder *e, const char *text, size_t bytes); /* adds the ids of a word */
     int32_t *ids;          /* NULL: ids are not stored */
     tt_span *spans;        /* the bytes that each id comes from in the text; NULL: not wanted */
-    int64_t count, room;   /* number of ids so far; max number of ids and spans to store */
+    int64_t count, room;   /* count: number of ids so far; room: max number of ids and spans to store */
     bool whole;            /* count the ids of the whole text; else stop after `room` ids */
     bool failed;           /* out of memory */
     bool ascii;            /* the whole text is ASCII */
@@ -68,8 +68,8 @@ static void tt__encoder_free(tt__encoder *e)
     for (int i = 0; i < TT__COUNT(e->maps) && e->spans; i++) tt__free(e->k->ctx, e->maps[i].memory);
 }
 
-/* Returns the span in the whole text of the byte at `at` of the current layer: of the character that has the
-   byte, or that it was made of. */
+/* Returns the span, in the whole text, of the character that contains the byte at `at` of the current layer,
+   or that this byte was made of. */
 static tt_span tt__encoder_span(const tt__encoder *e, const char *at)
 {
     const size_t i = (size_t)(at - e->layer);
@@ -79,7 +79,7 @@ static tt_span tt__encoder_span(const tt__encoder *e, const char *at)
         span.begin--;
     span.end = span.begin;
     tt__utf8_next(e->whole_text, e->whole_bytes, &span.end);
-    if (span.end <= i) span.begin = i, span.end = i + 1; /* a byte of no character */
+    if (span.end <= i) span.begin = i, span.end = i + 1; /* a byte that belongs to no character */
     return span;
 }
 
@@ -92,7 +92,7 @@ static bool tt__is_trimmed(const tt__encoder *e, const char *text, size_t bytes,
 }
 
 /* Leaves white space at the ends of the token `text` out of its span, as process_offsets of the package
-   `tokenizers` does. prefix: a space at the start of the whole text may have been put there. */
+   `tokenizers` does. prefix: the space at the start of the whole text may be an added prefix. */
 static void tt__encoder_trim(const tt__encoder *e, const char *text, size_t bytes, bool prefix, tt_span *span)
 {
     size_t leading = 0, trailing = 0, from, walked, end = span->end;
@@ -109,8 +109,8 @@ static void tt__encoder_trim(const tt__encoder *e, const char *text, size_t byte
     if (walked == trailing) span->end = end > span->begin ? end : span->begin;
 }
 
-/* Adds the span of a token: of the bytes `text` of the current layer. added: it is an added token, whose text
-   is that of the layer. */
+/* Adds the span of a token that stands for the bytes `text` of the current layer. added: the token is an
+   added token, and white space is trimmed as in the layer, not as in the vocabulary. */
 static void tt__encoder_add_span(tt__encoder *e, int32_t id, const char *text, size_t bytes, bool added)
 {
     const tt__finisher *f = &e->k->finish;

@@ -19,10 +19,10 @@ typedef struct tt__rewrite {
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* the front or spans matter; otherwise the fields below are unused */
+    bool aligns;           /* the caller wants the front or spans; otherwise the fields below are unused */
     const char *text;      /* the old text */
     size_t bytes, front;
-    size_t at, to_front;   /* bytes of the old text that were read; bytes of the new front */
+    size_t at, to_front;   /* at: bytes read of the old text; to_front: bytes made from `front` */
     size_t size;           /* bytes of the last piece, whose `change` may still decrease; 0: no piece */
     int64_t change;        /* change of the last piece */
     tt__buffer *map;       /* spans of the new text's bytes, the first `mapped` of them; NULL: not wanted */
@@ -130,8 +130,8 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
     if (made < old) w->change -= old - made; /* has no effect on an empty new text */
 }
 
-/* Writes `to` before the old text, as a part of its first character, and that character. Returns the bytes of
-   the character. */
+/* Writes `to` and then the first character of the old text. `to` counts as a part of that character. Returns
+   the bytes of the character. */
 static size_t tt__rewrite_prepend(tt__rewrite *w, const char *to, size_t to_bytes)
 {
     size_t first = 0;

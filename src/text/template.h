@@ -31,7 +31,7 @@ static tt_status tt__read_pieces(const tt_tokenizer *k, const tt__json *j, int n
                                  tt__template *to, char *order, int room)
 {
     tt_status status = TT_OK;
-    int texts = 0, before = 0; /* number of ids before the first text */
+    int texts = 0, before = 0; /* before: number of ids before the first text */
     for (int child = list + 1; child < j->nodes[list].after && status == TT_OK;
          child = j->nodes[child].after) {
         const int text = tt__json_get(j, child, "Sequence"), token = tt__json_get(j, child, "SpecialToken");
@@ -111,14 +111,14 @@ static tt_status tt__read_bert_processing(tt_tokenizer *k, const tt__json *j, in
     const struct { tt__around *to; int id, at, type; } ids[] = {
         {&one->around[0], cls, 0, 0}, {&one->around[1], sep, one->around[1].n, 0},
         {&two->around[0], cls, 0, 0}, {&two->around[1], sep, 0, 0}, {&two->around[2], sep, 0, second},
-        {&two->around[1], sep, 0, 0}}; /* the last is RoBERTa's alone */
+        {&two->around[1], sep, 0, 0}}; /* the last row is only for RoBERTa */
     for (int i = 0; i < TT__COUNT(ids) - second && status == TT_OK; i++)
         status = tt__add_around(k, j, node, ids[i].to, ids[i].at, ids[i].id, ids[i].type);
     two->types[1] = second;
     return status;
 }
 
-/* Reads whether a ByteLevel or RobertaProcessing leaves white space out of spans. */
+/* Reads whether a post-processor ByteLevel or RobertaProcessing leaves white space out of spans. */
 static tt_status tt__read_trim(tt_tokenizer *k, const tt__json *j, int node)
 {
     bool trim = true, prefix = true;
@@ -140,7 +140,7 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
     const bool bytes = strcmp(type, "ByteLevel") == 0;
     if (bytes || strcmp(type, "RobertaProcessing") == 0) status = tt__read_trim(k, j, node);
     if (bytes || status != TT_OK) return status; /* ByteLevel adds no ids */
-    if (k->finish.templates++) k->finish.pairs = false; /* no template says what two of them make of a pair */
+    if (k->finish.templates++) k->finish.pairs = false; /* a pair has no defined result with two templates */
     if (strcmp(type, "TemplateProcessing") == 0) return tt__read_template(k, j, node);
     const bool roberta = strcmp(type, "RobertaProcessing") == 0;
     if (roberta || strcmp(type, "BertProcessing") == 0) return tt__read_bert_processing(k, j, node, roberta);

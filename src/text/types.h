@@ -63,9 +63,9 @@ typedef struct tt__text_step {
     bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each
                                       mark */
     bool prefix_space;             /* BYTES: puts a space before the text */
-    bool prefix_always, prefix_first; /* METASPACE: puts a mark before each part; only before the first
-                                         part */
-    bool left, right;              /* TRIM: whether to remove white space at the text's start; at its end */
+    bool prefix_always, prefix_first; /* METASPACE: puts a mark before each part; prefix_first: only before
+                                         the first part */
+    bool left, right;              /* TRIM: removes white space at the text's start (left), end (right) */
     const char *from, *to;         /* text to replace and its replacement; PREPEND reads only `to`, STRIP only
                                       `from`. SPACES replaces each run of two or more spaces. PRECOMPILED: the
                                       trie's units; the replacing texts, each ended by a NUL */
@@ -168,8 +168,8 @@ typedef struct tt__finisher {
     tt__template one, two;         /* templates of one text and of a pair */
     int templates;                 /* number of post-processors that put ids around texts */
     int trims;                     /* number of post-processors that leave white space out of spans */
-    bool trims_prefix[TT__STEP_LIMIT]; /* of each: a space may have been put before the text */
-    bool pairs;                    /* `two` is a pair's first text and then its second, each once */
+    bool trims_prefix[TT__STEP_LIMIT]; /* for each of them: a space may be added before the text */
+    bool pairs;                    /* `two` has the first text once, and then the second text once */
     int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;
     bool decodes;                  /* tokenizer.json has a decoder; if not, spaces join tokens */

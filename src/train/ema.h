@@ -14,7 +14,7 @@
 /* ------------------------------------------------------------------------------------------------------ ema
    Exchanges parameters and their moving averages. */
 
-/* Copies the average of a parameter to `to`, or, if `to` is NULL, from `from` to all ranks that store it. */
+/* Copies the average of a parameter to `to` or, if `to` is NULL, copies `from` to all ranks that have it. */
 static tt_status tt__move_average(const tt_program *head, const tt__kept *x, float *to, const float *from)
 {
     tt_status status = TT_OK;

@@ -110,7 +110,7 @@ static bool tt__fit_stopped(const tt__fit_run *f)
 /* Returns the steps of all epochs so far, skipped ones included. */
 static int64_t tt__fit_total(const tt__fit_run *f) { return f->p.epoch * f->steps + f->p.step; }
 
-/* Returns whether all epochs are done, or the last validations were no better than one before. */
+/* Returns whether all epochs are done or `patience` validations in a row were no better than the best. */
 static bool tt__fit_is_over(const tt__fit_run *f)
 {
     return f->p.epoch >= f->o.epochs || (f->o.patience && f->p.worse >= f->o.patience);

@@ -95,7 +95,7 @@ static void sweep(long count)
     CHECK(n > 200 && tolerated < n / 2); /* most calls that fail end the run */
 }
 
-TEST(any_call_may_fail_once) /* and so may copies between host and device */
+TEST(any_call_may_fail_once) /* the call may also be a copy between host and device */
 {
     offload = everything;
     sweep(1);
@@ -121,7 +121,7 @@ TEST(any_call_may_fail_while_tuning)
         r.tune = "on";
         r.to = 1;
         r.faults = endless ? 1L << 40 : 1;
-        /* skips calls: most repeat earlier calls */
+        /* skips calls, because most repeat earlier calls */
         for (r.fault_met = true; r.fault_met; n += endless ? 501 : 151) {
             r.fault = n;
             run_tuned(&r);

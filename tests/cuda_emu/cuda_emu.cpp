@@ -207,7 +207,7 @@ struct wide_product { // a warp's part of a warpgroup's product in flight
     const char *file;
     int line;
 };
-// the true sums of the lanes, kept until the wait
+// the sums of a warp's product: the registers d[i] of lane i get sum[i] at the wait
 struct wide_sums { float *d[32]; int tiles; float sum[32][64]; };
 struct wide_call { const char *file; int line; uint32_t rows, b; }; // equal for the four warps of a warpgroup
 struct phases { // a barrier in shared memory that counts phases
@@ -824,7 +824,7 @@ void emu_phases_arrive(uint64_t *barrier, bool with_copies, const char *file, in
         b->copies = true;
         block.late[me].push_back({barrier, block.copies[me]});
         block.copies[me].clear();
-        if (emu_random() & 1) make_late_copies(me, barrier, file, line); // else at the last moment
+        if (emu_random() & 1) make_late_copies(me, barrier, file, line); // else the copies are made late
     } else {
         arrive(b, file, line);
     }

@@ -3,7 +3,7 @@
 
 /* ------------------------------------------------------------------------------------------------- tasks */
 
-/* Ids and token types of pairs, whole and cut, as the package `tokenizers` 0.23.3 gives them. */
+/* Ids and token types of pairs, whole and cut, equal those of the package `tokenizers` 0.23.3. */
 TEST(pairs_of_texts)
 {
     static const char fox[] = "the fox there";
@@ -38,7 +38,7 @@ TEST(pairs_of_texts)
         CHECK(tt_tokenizer_encode(t, &e) == rows[k].n);
         CHECK(memcmp(ids, rows[k].ids, sizeof *ids * (size_t)rows[k].n) == 0);
         CHECK(memcmp(types, rows[k].types, sizeof *types * (size_t)rows[k].n) == 0);
-        for (int room = 0; room < rows[k].n; room++) { /* less room: the first of these ids */
+        for (int room = 0; room < rows[k].n; room++) { /* with less room only the first ids are written */
             memset(ids, -1, sizeof ids);
             memset(types, -1, sizeof types);
             e.room = room;
@@ -55,9 +55,9 @@ TEST(pairs_of_texts)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The bytes that each token comes from, as the package `tokenizers` 0.23.3 gives them in characters: through
-   normalizers that compose, decompose, drop and replace characters, tokens of bytes, and spaces that are put
-   before a text. */
+/* The bytes that each token comes from equal those of the package `tokenizers` 0.23.3, which counts
+   characters. Normalizers compose, decompose, drop and replace characters, some tokens are bytes, and spaces
+   are put before a text. */
 TEST(spans_of_tokens)
 {
     static const char text[] = "E\xCC\x81t\xC3\xA9  \xEF\xAC\x81 \xC4\xB0x \xE4\xB8\xAD\xED\x95\x9C \xC2\xBD";
@@ -106,7 +106,7 @@ TEST(spans_of_tokens)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Spans of mutated texts with invalid bytes: in order of the text, within the text, whole characters. */
+/* Spans of mutated texts with invalid bytes are in order, within the text, and whole characters. */
 TEST(spans_of_any_bytes)
 {
     static const char *const kinds[] = {"wordpiece", "roberta", "llama2", "albert", "t5", "unknown",
@@ -189,7 +189,7 @@ TEST(templates_without_pairs)
             const int piece = pieces[i] == a ? 0 : pieces[i] == b ? 1 : 2;
             CHECK(ids[i] == piece && types[i] == piece);
         }
-        if (!pairs) { /* nor does a loader take pairs */
+        if (!pairs) { /* a loader refuses pairs, too */
             static const char *const names[] = {"x"};
             const tt_text pair = {.text = "a", .bytes = 1, .pair = "b", .pair_bytes = 1};
             tt_dataset *d = tt_dataset_texts(ctx, TT_TASK_CLASS, &pair, 1, names, 1);
@@ -293,7 +293,7 @@ TEST(tables_of_tasks)
         CHECK(tt_dataset_task(d) == rows[k].file.task);
         tt_dataset_free(d);
     }
-    /* The caller's classes, and splits. */
+    /* Files are read with the caller's classes and with splits. */
     static const char *const names[] = {"z", "y", "x"};
     static const task_file split = {"s.jsonl", TEXT("a", "[\"y\"],\"split\":\"train\"")
                                     TEXT("b", "[\"x\",\"z\"],\"split\":\"dev\""),
@@ -393,7 +393,7 @@ TEST(tables_of_tasks_refused)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The caller's texts with values and words: copies, parts, counts and weights. */
+/* Datasets of the caller's values and words are copied, divided, counted and weighted. */
 TEST(datasets_of_tasks)
 {
     static const char *const names[] = {"p", "q", "r"};
@@ -517,7 +517,7 @@ TEST(loader_of_tasks)
         for (int i = 0; i < N; i++) CHECK(seen[i] == 1);
         CHECK(tt_loader_cut(l) == cut && tt_loader_longest(l) == longest && types > 50);
         const tt_source *source = tt_loader_source(l);
-        if (round == 4) { /* other values, another hash; other types, too */
+        if (round == 4) { /* other values or types change the hash */
             hashes[0] = source->hash(source->self);
             values[3][2]++;
             texts[5].pair = NULL;
@@ -575,7 +575,7 @@ TEST(loader_of_tags)
         strcat(text, words[w]);
         word[0][w].end = strlen(text), word[0][w].tag = w;
     }
-    for (int i = 0; i < N; i++) { /* text i: the words from number i on */
+    for (int i = 0; i < N; i++) { /* text i has the words from number i on */
         memcpy(word[i], word[0], sizeof word[i]);
         for (int w = i; w < WORDS; w++) {
             word[i][w].begin -= word[0][i].begin, word[i][w].end -= word[0][i].begin;
@@ -616,7 +616,7 @@ TEST(loader_of_tags)
         CHECK(strstr(lines, "\ntask 3\n"));
         const uint64_t hash = source->hash(source->self);
         tt_loader_free(l);
-        d->examples[2].words[0].tag = 0; /* another tag, another hash */
+        d->examples[2].words[0].tag = 0; /* another tag changes the hash */
         REQUIRE((l = tt_loader_new(ctx, d, t, &o)) != NULL);
         CHECK(tt_loader_source(l)->hash(l) != hash);
         d->examples[2].words[0].tag = 2;

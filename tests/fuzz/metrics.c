@@ -1,7 +1,7 @@
 /* Fuzzes metrics.csv of a run that is resumed. The run continues and keeps the lines up to its last step, and
    another resume leaves the written file unchanged.
 
-   Input: a byte that says whether the library's heading comes first, so that seeds stay valid; the file. */
+   Input: a byte; the file. If the byte is odd, the library's current heading precedes the file. */
 #include "run.h"
 
 static size_t lines_of(const fuzz_file *f)

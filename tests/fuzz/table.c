@@ -2,7 +2,7 @@
    range, those of classes are unchanged when written with quotes and read again, and a loader gives each text
    once.
 
-   Input: a byte of flags; a byte for the size of batches and the task; the file. */
+   Input: a byte of flags; a byte that sets the batch size and the task; the file. */
 #include "fuzz.h"
 
 enum { MOST_LENGTH = 16 };

@@ -86,7 +86,7 @@ TEXTS = ["Hello, world!", "d\u00e9j\u00e0  vu: \u4f60\u597d", "A text that has m
 HERE = os.path.dirname(os.path.abspath(__file__))
 STEPS, LONG = 5, 20     # LONG: steps of the folders in LONGER
 LONGER = "xlm_roberta", "camembert", "albert"
-OFFSET = "roberta", "xlm-roberta", "camembert"  # model_type, if positions start at pad_token_id + 1
+OFFSET = "roberta", "xlm-roberta", "camembert"  # model types whose positions start at pad_token_id + 1
 
 
 def shapes():

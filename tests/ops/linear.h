@@ -33,7 +33,7 @@ static int linear(int x, int w, int b)
     return at;
 }
 
-/* The product a b^T, or a b with `flag`, for the actual rows of b. Other columns of a b^T hold n->a. */
+/* Computes a b^T or, with n->flag, a b for the actual rows of b. Other columns of a b^T hold n->a. */
 TEST_PLAIN static void eval_matmul(node *n)
 {
     const node *a = IN(0), *b = IN(1);
@@ -52,7 +52,7 @@ TEST_PLAIN static void eval_matmul(node *n)
         }
 }
 
-/* Returns the width of a product with the rows of b, which are at capacity if they are an axis. */
+/* Returns the columns of a b^T: the rows of b or, if the rows are an axis, the axis' capacity. */
 static int capacity(const node *b) { return b->rows + (g->axes && b->kind ? 3 : 0); }
 
 static int matmul_of(int a, int b, bool untransposed, float scale, float beyond)

@@ -145,7 +145,7 @@ static int sigmoid_cross_entropy(int logits, bool weighted, bool positive)
     tt_sigmoid_cross_entropy_options o = tt_sigmoid_cross_entropy_options_default();
     for (int k = 0; k < rows * cols; k++)
         g->nodes[targets].v[k] = k % 3 == 1 ? 0 : k % 3 ? 1 : (double)(float)fabs(g->nodes[targets].v[k]);
-    for (int r = 0; r < rows && weighted; r++) /* every third row, but not the first, does not count */
+    for (int r = 0; r < rows && weighted; r++) /* rows 2, 5, 8 and so on have weight 0 */
         g->nodes[weights].v[r] = r % 3 == 2 ? 0 : (double)(float)fabs(g->nodes[weights].v[r]) + 0.125 * !r;
     for (int c = 0; c < cols && positive; c++)
         g->nodes[labels].v[c] = (double)(float)(3 * fabs(g->nodes[labels].v[c]));

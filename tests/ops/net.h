@@ -114,7 +114,7 @@ typedef struct net {
     bool axes, train, round, has_random, differencing;
     int64_t axis[KINDS];
     uint64_t random, seed, step, micro;
-    double upstream, gain; /* largest gradient that enters the case (0: unknown); product of all its scales */
+    double upstream, gain; /* largest gradient into the case (0: unknown); gain: product of its scales */
     node nodes[128];
 } net;
 

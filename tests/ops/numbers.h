@@ -7,7 +7,7 @@ TEST(every_op_has_a_case)
     for (int op = 0; op < TT__OP_COUNT; op++) {
         const tt__instr i = tt__new_instr(op);
         const tt__gradient *how = &tt__rules_of(&i)->backward;
-        const bool of_caller = op == TT__OP_CUSTOM; /* test_program.c has these */
+        const bool of_caller = op == TT__OP_CUSTOM; /* test_program.c tests CUSTOM */
         bool found = (!how->emit && !how->reads) || op >= TT__OP_ALL_REDUCE; /* collectives: test_tensor.c */
         found = found || of_caller;
         for (int c = 0; c < CASE_COUNT; c++) found |= cases[c].op == op;
@@ -22,7 +22,7 @@ TEST(every_op_has_a_case)
         bool caches = op == TT__OP_STORE_ROWS;            /* has no backward; test_lm.c tests it */
         bool fp8 = op == TT__OP_QUANTIZE || op == TT__OP_FP8_HISTORY; /* see training_in_fp8 */
         const bool of_caller = op == TT__OP_CUSTOM || op == TT__OP_CUSTOM_BACKWARD ||
-                               op == TT__OP_CUSTOM_UPDATE || op == TT__OP_EMA; /* test_program.c has these */
+                               op == TT__OP_CUSTOM_UPDATE || op == TT__OP_EMA; /* test_program.c tests both */
         report(ran[op] || of_caller || streams || of_ranks || caches || fp8,
                "was in no program of the gradient tests");
     }

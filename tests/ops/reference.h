@@ -278,7 +278,7 @@ static void reference_case(const op_case *c, const size_set *size, const char *i
     bool used = false;
     for (int k = 0; k < g->tape->n_code; k++) used |= g->tape->code[k].op == c->op;
     const bool broadcasts = c->op == TT__OP_ADD_ROW || c->op == TT__OP_MUL_BROADCAST;
-    used |= broadcasts && g->count[ROWS] == 1 && !axes; /* two values of one shape record an ADD or a MUL */
+    used |= broadcasts && g->count[ROWS] == 1 && !axes; /* operands of one shape record ADD or MUL */
     used |= c->op == TT__OP_MUL_BROADCAST && (g->d == 1 || g->size->out == 1);
     report(used, "the case does not record the op that it is for");
     o.train = o.accumulate = g->train = train;

@@ -8,7 +8,7 @@ TEST(budgets_on_the_hosts_device)
     static const char *const offloads[] = {NULL, "optimizer", "optimizer,gradients,parameters", "budget"};
     const int64_t up[2] = {1200, 300}, down[2] = {300, 1200};
     const tt_init normal = {TT_INIT_NORMAL, 0.02f};
-    for (int k = 0; k < 2 * TEST_COUNT(offloads); k++) { /* offloads in fp32, then bf16 as errors advise */
+    for (int k = 0; k < 2 * TEST_COUNT(offloads); k++) { /* offloads in fp32, then in bf16 as errors advise */
         test_allocator a;
         tt_context *ctx = test_open(&a);
         tt_compile_options o = tt_compile_options_default();

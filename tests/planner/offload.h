@@ -370,7 +370,7 @@ TEST(marks_of_values) /* marks apply with any options */
     CHECK(copies_of(t, loss, "cheap", TT__OP_ACTIVATION) == 1); /* tanh's backward reads tanh's result */
     tt_keep(t, g);
     CHECK(copies_of(t, loss, "cheap", -1) == 0 && copies_of(t, loss, "blocks", -1) == 0);
-    tt_recompute(t, g); /* the later mark counts */
+    tt_recompute(t, g); /* tt_recompute overrides the earlier mark */
     CHECK(copies_of(t, loss, "none", -1) == 1 && copies_of(t, loss, "none", TT__OP_ACTIVATION) == 1);
     tt_recompute(t, h); /* g and h are both recomputed */
     CHECK(copies_of(t, loss, "none", -1) == 1 && copies_of(t, loss, "cheap", TT__OP_LINEAR) == 1);

@@ -74,7 +74,7 @@ TEST(work_of_other_streams_ends_at_its_wait)
     tt_context *ctx = test_open(&a);
     static float expected[STREAM_RUNS][STREAM_NUMBERS], got[STREAM_RUNS][STREAM_NUMBERS];
     ctx->options.verify = true;
-    /* without: the missing wait; -1: none; -2: none, and copies are not late */
+    /* without: number of the missing wait; -1: none; -2: none, and copies are not late */
     for (int without = -2; without < 2 * STREAM_BLOCKS; without++) {
         streams s;
         ctx->late = without > -2;

@@ -262,7 +262,7 @@ TEST(verifier_finds_what_is_not_waited_for)
     o.d.t->values[o.u2].space = TT__HOST;
     EXPECT_DAMAGE(&o.d, "instruction 5 (gelu): cannot write the host's memory: 'u2'");
 
-    REQUIRE(offloaded(&o)); /* u2 may be there if the device uses the host's memory */
+    REQUIRE(offloaded(&o)); /* u2 may be in the host's memory if the device uses that memory */
     o.d.t->values[o.u2].space = TT__HOST;
     o.d.t->host = true;
     CHECK(tt__verify(o.d.t, "test") == TT_OK);

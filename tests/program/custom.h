@@ -1,8 +1,8 @@
 /* Ops and optimizers of the caller. */
 #pragma once
 
-/* out = a / (1 + |a|) * b, row by row, of inputs a, b and, if there is a third, times the integers of c. The
-   struct counts the calls, and says which of them fails. */
+/* The argument of an op that computes out = a / (1 + |a|) * b from inputs a, b and, if there is a third,
+   times the integers of c. The struct counts the calls, and says which of them fails. */
 typedef struct signer { int forwards, backwards, fails_at; bool wants[2]; } signer;
 
 static tt_status sign_forward(void *user, const tt_custom_array *in, int n, const tt_custom_array *out)
@@ -52,8 +52,8 @@ typedef struct signed_net {
     tt_custom_op op;
 } signed_net;
 
-/* kind 0: of two slices of one product; 1: the same value twice; 2: a product and a parameter, with integers;
-   3: values read by other ops as well. */
+/* Opens a program whose op reads, by kind: 0: two slices of one product; 1: the same value twice; 2: a
+   product and a parameter, with integers; 3: values that other ops read as well. */
 static bool signed_open(signed_net *n, int kind, const tt_compile_options *o)
 {
     memset(n, 0, sizeof *n);
@@ -242,8 +242,8 @@ static tt_status own_update(void *user, const tt_custom_update *u)
     return TT_OK;
 }
 
-/* AdamW by a function trains as the library's AdamW, with clipping, decay and rules for learning rates,
-   wherever the states lie; its states are saved and loaded. */
+/* AdamW as the caller's function trains as the library's AdamW, with clipping, decay and rules for learning
+   rates, wherever the states lie; its states are saved and loaded. */
 TEST(an_optimizer_of_the_caller)
 {
     static const struct { const char *device, *precision, *offload, *update; int zero; } rows[] = {

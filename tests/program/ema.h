@@ -51,7 +51,7 @@ static void averaged_step(averaged *x, int step, double decay)
                                     : x->now[k][i];
 }
 
-/* Returns the largest difference from the float64 averages. The parameters get back their bits. */
+/* Returns the largest error of the averages. Checks that the parameters get back their bits. */
 static double averaged_error(averaged *x)
 {
     static float before[EMA_PARAMS][EMA_MOST];

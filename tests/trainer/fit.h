@@ -264,7 +264,7 @@ TEST(fit_refuses)
     CHECK(tt_fit(v.r, tt_loader_source(v.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT,
                 "has done 3 epochs and 0 steps, but this run has only 1 epochs of 7 steps");
-    w.progress.epoch = INT64_MAX; /* no overflow: this number is not multiplied */
+    w.progress.epoch = INT64_MAX; /* the number is not multiplied, which would overflow */
     CHECK(tt_trainer_save(w.r, test_path(folder, "state.safetensors"), &w.progress) == TT_OK);
     CHECK(tt_fit(v.r, tt_loader_source(v.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT,

@@ -25,7 +25,7 @@ typedef struct own {
     int64_t gives;              /* number of steps of an epoch */
     int64_t fails_at;           /* step of epoch 1 whose second micro-batch, or the seek to that step, fails;
                                    -1: none */
-    bool within_steps, nothing; /* last_of_step is never set; epoch 1 has no steps */
+    bool within_steps, nothing; /* within_steps: last_of_step is never set; nothing: epoch 1 has no steps */
     tt_status keeps;            /* result of own_keep */
     struct own *other;          /* a second run, which tries to train in this folder after the first step and
                                    is refused */
@@ -402,7 +402,7 @@ TEST(fit_of_sources_that_break_their_promise)
         else CHECK(strcmp(warned, rows[k].error) == 0);
         CHECK(warnings == (rows[k].status == TT_OK));
         const char *state = test_path(folder, "state.safetensors");
-        if (rows[k].steps && rows[k].status) /* all whole steps are saved */
+        if (rows[k].steps && rows[k].status) /* the state has all whole steps */
             CHECK(tt_trainer_load(v.r, state, &progress) == TT_OK && tt_trainer_steps(v.r) == rows[k].steps);
         else CHECK(rows[k].steps || access(state, F_OK) != 0);
         if (k == 1) {

@@ -66,7 +66,7 @@ TEST(runs_on_any_number_of_ranks_are_the_same)
             s.accumulate = rank_rows[k].accumulate;
             s.max_tokens = rank_rows[k].max_tokens;
             s.precision = rank_rows[k].precision;
-            s.hidden = 192, s.layers = 1, s.intermediate = 360; /* tensors that are divided into shards */
+            s.hidden = 192, s.layers = 1, s.intermediate = 360; /* large enough to be divided into shards */
             s.threads = 1 + n % 2;
             snprintf(folder[n], sizeof folder[n], "%s", test_path(test_folder(), devices[n]));
             if (!open_world(&w, &s)) return;

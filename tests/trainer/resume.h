@@ -172,7 +172,7 @@ TEST(resume_with_frozen_parameters)
         values[3] = nextafterf(values[3], -1);
         CHECK(tt_param_set(frozen, values) == TT_OK);
         char *after = snapshot(&w[1], &m);
-        CHECK(same_snapshots(before, n, after, m)); /* nothing of the state was loaded */
+        CHECK(same_snapshots(before, n, after, m)); /* the failed call loaded nothing of the state */
         free(values);
     }
     tt_safetensors_close(file);

@@ -4,11 +4,11 @@
 typedef struct steered {
     rank_group *w;
     volatile int stop;
-    int steps, stop_at;              /* steps so far; the step after which to stop, 0: none */
+    int steps, stop_at;              /* steps: number so far; stop_at: number after which to stop, 0: never */
     int64_t every, patience;         /* tt_fit_options.validate_steps and patience */
-    bool own_source;                 /* the validation's source is that of training */
+    bool own_source;                 /* validation reads the source of training */
     int validations, kept;
-    double loss;                     /* of the last validation */
+    double loss;                     /* loss of the last validation */
     int at[32];                      /* steps of all epochs before each validation */
     int64_t worse[32];
     const char *folder, *copy;       /* `keep` copies the run's files to `copy` in its call number copy_at */
@@ -115,7 +115,7 @@ TEST(fit_validates_within_epochs)
             CHECK(steered_fit(&y, &b, parts, false, &finished) == TT_OK && !finished);
             CHECK(steered_fit(&y, &c, parts, true, &finished) == TT_OK && finished && y.steps == 21);
             CHECK(y.validations == TEST_COUNT(at) && memcmp(y.at, at, sizeof at) == 0);
-        } else /* killed in a call of keep: validates again */
+        } else /* the run was killed in a call of keep, so it validates again */
             CHECK(steered_fit(&y, &c, copy, true, &finished) == TT_OK && finished && y.steps < 21);
         CHECK(same_worlds(&whole, &c) && same_folders(first, k < TEST_COUNT(stop_at) ? parts : copy));
         close_world(&b);
@@ -125,7 +125,7 @@ TEST(fit_validates_within_epochs)
     close_world(&whole);
 }
 
-/* A source that also gives the validation continues where it was. */
+/* If validation reads the source of training, training continues in the source where it was. */
 TEST(fit_validates_on_its_own_source)
 {
     setup s = small();
@@ -195,7 +195,7 @@ static tt_status averaged_keep(void *user)
     return tt_param_get(w->m.classifier_b, averaged_bias);
 }
 
-/* Validations and `keep` use the moving averages; training and states do not notice. */
+/* Validations and `keep` use the moving averages; training and states are unchanged. */
 TEST(fit_validates_moving_averages)
 {
     setup s = small();
@@ -216,7 +216,7 @@ TEST(fit_validates_moving_averages)
     CHECK(steered_fit(&x, &plain, NULL, false, &finished) == TT_OK && finished);
     CHECK(tt_trainer_use_ema(plain.r, true) == TT_ERR_ARGUMENT);
     CHECK_ERROR(plain.ctx, TT_ERR_ARGUMENT, "tt_trainer_use_ema: the trainer has no moving averages");
-    CHECK(tt_trainer_use_ema(w.r, true) == TT_OK && tt_trainer_use_ema(w.r, false) == TT_OK); /* none yet */
+    CHECK(tt_trainer_use_ema(w.r, true) == TT_OK && tt_trainer_use_ema(w.r, false) == TT_OK);
     memset(&x, 0, sizeof x);
     x.every = 2;
     CHECK(steered_fit(&x, &w, first, false, &finished) == TT_OK && finished);

@@ -148,7 +148,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     uint32_t k0, k1;                     // halves of attention_key
     // The tile whose draw is still to be done: its item in found[warp] (-1: none) and its first key.
     int last, last_key;
-    int fetched, taken; // number of tiles of keys copied so far; number of items begun so far
+    int fetched, taken; // fetched: tiles of keys copied so far; taken: items begun so far
 
     __device__ __forceinline__ void draw()
     {

@@ -6,8 +6,8 @@
 
 /* ------------------------------------------------------------------------------------- ops of the caller */
 
-/* Returns a matrix as the caller's functions take it: its own memory, or scratch at *used bytes of the
-   workspace, which then grows. reads: copies the numbers into the scratch. adds: see tt__custom_bytes. */
+/* Returns a matrix as an array for the caller's functions: in place, or in scratch at byte *used of the
+   workspace, which *used then includes. reads: copies numbers to scratch. adds: see tt__custom_bytes. */
 TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__mat *m, bool reads, bool adds,
                                                 size_t *used)
 {

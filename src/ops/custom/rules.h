@@ -80,7 +80,7 @@ static size_t tt__custom_bytes(const tt__mat *m, bool adds)
     return tt__align_up((size_t)m->rows * (size_t)m->cols * item);
 }
 
-/* Returns the scratch for all copies. */
+/* Returns the bytes of scratch for the copies of all matrices. */
 static size_t tt__cpu_custom(int threads, const tt_tape *t, const tt__instr *i)
 {
     size_t bytes = 0;

@@ -34,7 +34,7 @@ TT__RUN_ROWS(ADD_ROW, const float *row = TT__K(row_in)(&l->in[1], 0, scratch, 3)
 TT__ROW_FN(row_MUL_BROADCAST)
 {
     const float *row = (const float *)more;
-    float own[TT__LANES]; /* one float would do, but gcc cannot see that */
+    float own[TT__LANES]; /* one float is enough, but gcc cannot prove that */
     if (!row) TT__K(axpby)(y, *TT__K(row_in)(&l->in[1], l->in[1].rows > 1 ? r : 0, own, 0), x[0], 0, NULL, n);
     for (int64_t c = 0; c < n && row; c += TT__LANES)
         TT__K(store_n)(y + c, TT__K(load_n)(x[0] + c, n - c) * TT__K(load_n)(row + c, n - c), n - c);
@@ -48,7 +48,7 @@ TT__ROWS_FN(row_dots_rows)
     for (int64_t r = from; r < to; r++) {
         const float *a = TT__K(row_in)(&l->in[0], r, scratch, 1);
         const float *b = TT__K(row_in)(&l->in[1], r, scratch, 2);
-        float dot[TT__LANES] = {0}; /* one float would do, but gcc cannot see that */
+        float dot[TT__LANES] = {0}; /* one float is enough, but gcc cannot prove that */
         dot[0] = TT__K(dot_row)(a, b, l->in[0].cols);
         TT__K(row_end)(&l->out[0], l->add[0], r, dot, scratch, 0);
     }

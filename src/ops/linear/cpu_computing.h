@@ -303,10 +303,10 @@ TT__INLINE void TT__K(gemm_keep)(const tt__mat *m, int64_t row, int64_t col, con
     else TT__K(row_narrow)((uint16_t *)m->data + at, sums, m->dtype, n);
 }
 
-/* Computes C = act(sums + more + bias) + residual + old C for the part of C that begins at (row, col). With
-   `saved`, multiplies by act'(saved) instead of applying act. Overwrites `sums`. The rows of `sums` and
-   `more` are whole vectors, sums_row floats apart. The rows of a microkernel's tile are short and contiguous,
-   so several rows at a time are rounded and go through act. */
+/* Computes the rows x cols numbers of C = act(sums + more + bias) + residual + old C that begin at (row,
+   col). With `saved`, multiplies by act'(saved) instead of applying act. Overwrites `sums`. Rows of `sums`
+   and `more` begin sums_row floats apart and are padded to whole vectors. Short contiguous rows, as in a
+   microkernel's tile, are rounded and go through act several at a time. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols,
                                float *sums, float *more, int64_t sums_row)
 {

@@ -15,8 +15,8 @@
 typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     TT__K(micro_fn) micro;
-    int mr, nr;                           /* lines of a panel of A; lines of a panel of B */
-    bool tiles, in_place;                 /* whether tile kernels run; whether they read A in place */
+    int mr, nr;                           /* mr: lines of a panel of A; nr: of a panel of B */
+    bool tiles, in_place;                 /* whether tile kernels run; in_place: they read A in place */
     bool direct;                          /* C itself holds the sums, which begin as `base` or as 0 */
     tt__mat base;
     TT__K(gemm_operand) a, b;

@@ -592,7 +592,7 @@ struct matmul_form {
     tt__mat to;             // destination of the product plus its bias
     const tt__mat *addend, *aux;
     lt_epilogue plain;      // an epilogue that adds the bias, or does nothing
-    bool fits, gelu;        // cuBLASLt can make the product; it can apply GELU or its slope, too
+    bool fits, gelu;        // fits: cuBLASLt can make the product; gelu: and apply GELU or its slope
     // passes: an activation follows the sum and the bias; later: `residual` is added by a kernel afterwards.
     bool passes, later;
 };

@@ -15,7 +15,7 @@
 
 TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
 {
-    float scratch[TT__LANES]; /* one float would do, but gcc cannot see that */
+    float scratch[TT__LANES]; /* one float is enough, but gcc cannot prove that */
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 

@@ -40,7 +40,7 @@ __device__ __forceinline__ float loss_factor(const tt__step_settings *run, const
     return norm > 0 ? (float)(*dloss / norm) : 0.0f;
 }
 
-// total: the operand of tt_loss_total, or NULL.
+// Adds up a block's sums, and stores the counts and the loss. total: the total of tt_loss_total, or NULL.
 template <int THREADS>
 __device__ __forceinline__ void store_counts(loss_sums sums, const float *total, float *counts, float *loss)
 {

@@ -728,7 +728,7 @@ __global__ void __launch_bounds__(256) whole_rows_backward(tt__mat dy, tt__mat y
     }
 }
 
-enum { WARP_COLUMNS = 1024 }; // in wider rows, a block works on a row
+enum { WARP_COLUMNS = 1024 }; // rows with more columns are computed by a block, not a warp
 
 cudaError_t run_softmax(const tt__launch *l)
 {
