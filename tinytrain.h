@@ -2694,11 +2694,11 @@ typedef enum tt__segment {
     TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS
 } tt__segment;
 
-/* Ranks: devices that run one program together, each on its shards of the tensors. Rank number = (stage *
-   data ranks + data rank) * tensor ranks + tensor rank. A collective instruction runs at once on all ranks
-   along an axis. These ranks are the collective's members, numbered along the axis, but stages from the last
-   to the first. TIED: the members are the ranks at the same place of two stages, member `from` and member
-   `to`. SLOTS: the members are the slots of one storage (tt__tape_value.slots). */
+/* Ranks: devices that run one program together, each on its shards of the tensors. The ranks form a grid of
+   stages, data ranks and tensor ranks. Rank number = (stage * data ranks + data rank) * tensor ranks + tensor
+   rank. A collective runs on all ranks of one line of the grid, the collective's members, which are numbered
+   in the order of ranks, except that stages are numbered from the last to the first. TIED (a parameter that
+   two stages share): the members are the ranks at the same place of these stages, `from` and `to`. SLOTS: the members are the slots of one storage (tt__tape_value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
@@ -5937,7 +5937,8 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     X(forward, out, max_queries * stride) \
     X(forward, max, max_queries)               /* running maximum of the scores */ \
     X(forward, sum, max_queries)                /* sum of the weights */ \
-    X(backward, v_pairs, keys * whole / 2)       /* pairs of columns of v */ \
+    X(backward, v_pairs, keys * whole / 2)       /* v, each two columns interleaved,
+        for dot products of 16-bit pairs */ \
     X(backward, q_pairs, queries * stride / 2)   /* pairs of rows of q */ \
     X(backward, dout_pairs, queries * stride / 2) \
     X(backward, dk, keys * stride) \
@@ -9040,8 +9041,8 @@ typedef struct tt__tensor {
     int32_t *values; int n_values;  /* the values of the region that is being found */
     int32_t unsplit;        /* the value because of which the last candidate is no region; 0: none */
     /* For each value v, a value made from v; 0: none. gathered: all rows of v, which is sharded.
-       region_input: v whole, for readers that compute partial gradients of v. own: a rank's shard of the rows
-       of v, which is replicated. */
+       region_input: a view of v that a region reads: its partial gradients are summed over the tensor ranks.
+       own: a rank's shard of the rows of v, which is replicated. */
     int32_t *gathered, *region_input, *own;
 } tt__tensor;
 
@@ -13421,7 +13422,7 @@ static int64_t tt__attention_group_sequence(const tt__attention_args *a, int64_t
 }
 
 /* Returns the size of the blocks into which n numbers are divided about equally. The size is at most `max`
-   and a multiple of 16. n and most must be > 0. */
+   and a multiple of 16. n and max must be > 0. */
 static int64_t tt__attention_block(int64_t n, int64_t max)
 {
     return tt__attention_padded(tt__ceil_div(n, tt__ceil_div(n, max)));
@@ -18564,8 +18565,8 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true; /* the process is out of
-                                                                                 reach */
+            /* An error of test: the other process cannot be reached, so the message never ends. */
+            if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true;
             left += !r[k].done;
         }
         pthread_mutex_unlock(&n->mutex);
@@ -21070,9 +21071,9 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
-/* Reads elements [first, first + n) of parameter p in order to fill arena `a`: from p's source or, if `a` is
-   the second arena that stores p and the first has p's numbers, from the first. `first` must be a multiple of
-   4. */
+/* Reads elements [first, first + n) of parameter p in order to fill arena `a`. Reads from p's owner if `a` is
+   the second owner, the owner has memory, and p's source is no longer needed; otherwise from p's source, a
+   file or an initialiser. `first` must be a multiple of 4. */
 static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64_t first, int64_t n,
                                     float *to)
 {
@@ -21465,7 +21466,7 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
 
-/* Returns whether x is a power of two and in the range least to most. */
+/* Returns whether x is a power of two from min to max. */
 static bool tt__is_power_of_two(double x, double min, double max)
 {
     int exponent;
@@ -29688,7 +29689,7 @@ static tt_status tt__json_read_int(const tt__json *j, int object, const char *ke
     return tt__json_wrong(j, key, node, at->exact ? found : NULL, expected);
 }
 
-/* Reads the number at `node` as a float. Fails unless the number is in [least, below). */
+/* Reads the number at `node` as a float. Fails unless the number is in [min, below). */
 static tt_status tt__json_float_at(const tt__json *j, const char *key, int node, float min, float below,
                                    float *value)
 {

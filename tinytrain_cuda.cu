@@ -3545,7 +3545,7 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-#ifndef TT__LOSS_CACHE // max bytes of a row's logits in shared memory; smaller in tests
+#ifndef TT__LOSS_CACHE // max bytes of a row's logits in shared memory: here no limit beside the device's; smaller in tests
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
@@ -3873,7 +3873,7 @@ template <bool NARROW, int X, int EACH> struct norm_block {
     static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MOST = WARPS * 32;
 };
 template <bool NARROW, int X> using forward_block = norm_block<NARROW, X, 2>;
-// The number of teams, 4 or 1, must equal sum_teams.
+// A block of the backward has 4 teams of threads, or 1 for wide rows. sum_teams gives the same number.
 template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>;
 
 // Computes y = (x - mean) / std * w + b, and stores mean and 1 / std to stats. If not `centred`, the mean
@@ -5913,8 +5913,8 @@ __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage,
     }
 }
 
-// Adds the product of tile (64, ATTENTION_PITCH) and y to `to`, for 64 columns of y from `column` on, or for
-// `columns` columns if y has fewer. Has a barrier before the tile is read, and none after the last read.
+// Adds the product of tile (64, ATTENTION_PITCH) and y to `to`, for the columns [column, min(column + 64,
+// columns)) of y, which has `columns` columns. Has a barrier before the tile is read, and none after the last read.
 __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage,
                                               const attention_rows &y, int64_t column, int columns)
 {
@@ -8538,9 +8538,10 @@ cudaError_t attention_backward_any(tt__device *d, const attention_args *p)
     return e;
 }
 
-// Runs the backward of attention. The kernels on tensor cores also make the column sums of 16-bit results
-// that they write, not of results that they add to. The resident workspace must have room for a row of
-// partial sums for each tile of 64 rows. Other column sums need a second sweep over the results.
+// Runs the backward of attention. The kernels on tensor cores also make the column sums (gradients of
+// the biases of q, k and v) of 16-bit results that they write, not of results that they add to. The resident
+// workspace must have room for a row of partial sums for each tile of 64 rows. Other column sums need a
+// second sweep over the results.
 cudaError_t run_attention_backward(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -9572,7 +9573,7 @@ void append(text_buffer *text, const char *format, ...) // counts text that does
 
 #define TT__TUNED_TITLE "tinytrain: the fastest products, version 1"
 
-// Writes the line about the device. The meaning of an algorithm's 64 bytes depends only on the version of
+// Writes the line of a file of tuned products that names the device. The meaning of an algorithm's 64 bytes depends only on the version of
 // cuBLASLt, but the choice of the fastest algorithm depends on the device.
 void tuned_device(const tt__device *d, char to[512])
 {

@@ -221,8 +221,8 @@ def run_torch(args):
     if args.count:
         report.row("FLOPs of a step, mean", flops / 1e12, "TFLOP")
     if on_gpu:
-        # While this process waits for its turn, other processes start and end. Then the growth is the memory
-        # that this process's allocator took from the device, which leaves out some 100 MB of kernels.
+        # in_use() counts all processes, and with --turn other processes start and end meanwhile. With --turn
+        # the growth is what this process's allocator took from the device, without some 100 MB of kernels.
         grown = torch.cuda.max_memory_reserved() if args.turn else in_use() - before[0]
         report.row("device memory grew by", grown / 1e6, "MB")
         report.row("memory of tensors at most", torch.cuda.max_memory_allocated() / 1e6, "MB")

@@ -1178,8 +1178,8 @@ TEST(a_thread_for_each_device)
     }
 }
 
-/* On 1, 2, 4 and 8 devices, with peers, without, and with a pair that copies wrong bytes, all orders give
-   equal bits, which equal the CPU's numbers up to rounding. */
+/* On 1, 2, 4 and 8 devices, with peer access, without it, and with a pair of devices that copies wrong bytes,
+   all orders of the devices give equal bits, which equal the CPU's numbers up to rounding. */
 TEST(programs_train_alike_on_any_ranks)
 {
     static const char *const precisions[] = {"32-true", "bf16-true"};

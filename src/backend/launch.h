@@ -113,11 +113,11 @@ typedef enum tt__segment {
     TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS
 } tt__segment;
 
-/* Ranks: devices that run one program together, each on its shards of the tensors. Rank number = (stage *
-   data ranks + data rank) * tensor ranks + tensor rank. A collective instruction runs at once on all ranks
-   along an axis. These ranks are the collective's members, numbered along the axis, but stages from the last
-   to the first. TIED: the members are the ranks at the same place of two stages, member `from` and member
-   `to`. SLOTS: the members are the slots of one storage (tt__tape_value.slots). */
+/* Ranks: devices that run one program together, each on its shards of the tensors. The ranks form a grid of
+   stages, data ranks and tensor ranks. Rank number = (stage * data ranks + data rank) * tensor ranks + tensor
+   rank. A collective runs on all ranks of one line of the grid, the collective's members, which are numbered
+   in the order of ranks, except that stages are numbered from the last to the first. TIED (a parameter that
+   two stages share): the members are the ranks at the same place of these stages, `from` and `to`. SLOTS: the members are the slots of one storage (tt__tape_value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED

@@ -298,7 +298,7 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
 
-/* Returns whether x is a power of two and in the range least to most. */
+/* Returns whether x is a power of two from min to max. */
 static bool tt__is_power_of_two(double x, double min, double max)
 {
     int exponent;

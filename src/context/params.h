@@ -321,9 +321,9 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
-/* Reads elements [first, first + n) of parameter p in order to fill arena `a`: from p's source or, if `a` is
-   the second arena that stores p and the first has p's numbers, from the first. `first` must be a multiple of
-   4. */
+/* Reads elements [first, first + n) of parameter p in order to fill arena `a`. Reads from p's owner if `a` is
+   the second owner, the owner has memory, and p's source is no longer needed; otherwise from p's source, a
+   file or an initialiser. `first` must be a multiple of 4. */
 static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64_t first, int64_t n,
                                     float *to)
 {

@@ -455,7 +455,7 @@ static tt_status tt__json_read_int(const tt__json *j, int object, const char *ke
     return tt__json_wrong(j, key, node, at->exact ? found : NULL, expected);
 }
 
-/* Reads the number at `node` as a float. Fails unless the number is in [least, below). */
+/* Reads the number at `node` as a float. Fails unless the number is in [min, below). */
 static tt_status tt__json_float_at(const tt__json *j, const char *key, int node, float min, float below,
                                    float *value)
 {

@@ -96,7 +96,8 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     X(forward, out, max_queries * stride) \
     X(forward, max, max_queries)               /* running maximum of the scores */ \
     X(forward, sum, max_queries)                /* sum of the weights */ \
-    X(backward, v_pairs, keys * whole / 2)       /* pairs of columns of v */ \
+    X(backward, v_pairs, keys * whole / 2)       /* v, each two columns interleaved,
+        for dot products of 16-bit pairs */ \
     X(backward, q_pairs, queries * stride / 2)   /* pairs of rows of q */ \
     X(backward, dout_pairs, queries * stride / 2) \
     X(backward, dk, keys * stride) \

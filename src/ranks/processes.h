@@ -221,8 +221,8 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true; /* the process is out of
-                                                                                 reach */
+            /* An error of test: the other process cannot be reached, so the message never ends. */
+            if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true;
             left += !r[k].done;
         }
         pthread_mutex_unlock(&n->mutex);

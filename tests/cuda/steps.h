@@ -171,7 +171,7 @@ static void tell(void *user, const tt_fit_event *e)
     if (t->n <= FEW_STEPS) t->loss[t->n++] = e->loss;
 }
 
-/* tt_fit reports each step once and in order, with the statistics of steps for which the host waits. tt_fit
+/* tt_fit reports each step once and in order, with the same statistics as if the host waited for each step. tt_fit
    also reports a failing step, and continues afterwards. */
 TEST(fit_counts_each_step)
 {

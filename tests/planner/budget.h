@@ -560,7 +560,7 @@ TEST(candidates_against_all_sets)
         test_allocator a;
         net n;
         tt_program p[2];
-        tt__chooser c[2]; /* chooser 0 has all sets, chooser 1 some */
+        tt__chooser c[2]; /* chooser 0 tries all sets of recomputed values, chooser 1 some */
         tt_context_options co = test_options(&a);
         co.verify = false;
         tt_context *ctx = open_apart(&co);

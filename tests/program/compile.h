@@ -375,7 +375,7 @@ TEST(first_reasons_are_kept)
     CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'y' was not set before this run: tt_set: input 'y' is set "
                 "with 3 rows, but 'x' was set with 4 on the same axis 'rows'");
-    CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT); /* a message counts for one run */
+    CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT); /* the error of a tt_set counts for one run */
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
                 "input 'x' was not set before this run: call tt_set for each input before each run");
     CHECK(tt_set(p, x, data, 4) == TT_OK && tt_set(p, y, data, 4) == TT_OK);

@@ -169,7 +169,7 @@ static int64_t tt__attention_group_sequence(const tt__attention_args *a, int64_t
 }
 
 /* Returns the size of the blocks into which n numbers are divided about equally. The size is at most `max`
-   and a multiple of 16. n and most must be > 0. */
+   and a multiple of 16. n and max must be > 0. */
 static int64_t tt__attention_block(int64_t n, int64_t max)
 {
     return tt__attention_padded(tt__ceil_div(n, tt__ceil_div(n, max)));

@@ -364,9 +364,10 @@ cudaError_t attention_backward_any(tt__device *d, const attention_args *p)
     return e;
 }
 
-// Runs the backward of attention. The kernels on tensor cores also make the column sums of 16-bit results
-// that they write, not of results that they add to. The resident workspace must have room for a row of
-// partial sums for each tile of 64 rows. Other column sums need a second sweep over the results.
+// Runs the backward of attention. The kernels on tensor cores also make the column sums (gradients of
+// the biases of q, k and v) of 16-bit results that they write, not of results that they add to. The resident
+// workspace must have room for a row of partial sums for each tile of 64 rows. Other column sums need a
+// second sweep over the results.
 cudaError_t run_attention_backward(const tt__launch *l)
 {
     tt__device *d = l->device;

@@ -129,7 +129,7 @@ template <bool NARROW, int X, int EACH> struct norm_block {
     static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MOST = WARPS * 32;
 };
 template <bool NARROW, int X> using forward_block = norm_block<NARROW, X, 2>;
-// The number of teams, 4 or 1, must equal sum_teams.
+// A block of the backward has 4 teams of threads, or 1 for wide rows. sum_teams gives the same number.
 template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>;
 
 // Computes y = (x - mean) / std * w + b, and stores mean and 1 / std to stats. If not `centred`, the mean
