@@ -2698,7 +2698,8 @@ typedef enum tt__segment {
    stages, data ranks and tensor ranks. Rank number = (stage * data ranks + data rank) * tensor ranks + tensor
    rank. A collective runs on all ranks of one line of the grid, the collective's members, which are numbered
    in the order of ranks, except that stages are numbered from the last to the first. TIED (a parameter that
-   two stages share): the members are the ranks at the same place of these stages, `from` and `to`. SLOTS: the members are the slots of one storage (tt__tape_value.slots). */
+   two stages share): the members are the ranks at the same place of these stages, `from` and `to`. SLOTS: the
+   members are the slots of one storage (tt__tape_value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
@@ -9041,7 +9042,7 @@ typedef struct tt__tensor {
     int32_t *values; int n_values;  /* the values of the region that is being found */
     int32_t unsplit;        /* the value because of which the last candidate is no region; 0: none */
     /* For each value v, a value made from v; 0: none. gathered: all rows of v, which is sharded.
-       region_input: a view of v that a region reads: its partial gradients are summed over the tensor ranks.
+       region_input: v through a SCALE by 1, whose backward sums partial gradients.
        own: a rank's shard of the rows of v, which is replicated. */
     int32_t *gathered, *region_input, *own;
 } tt__tensor;

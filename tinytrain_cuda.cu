@@ -3545,7 +3545,8 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-#ifndef TT__LOSS_CACHE // max bytes of a row's logits in shared memory: here no limit beside the device's; smaller in tests
+// Max bytes of a row's logits in shared memory: no limit beside that of the device, except in tests.
+#ifndef TT__LOSS_CACHE
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
@@ -5914,7 +5915,8 @@ __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage,
 }
 
 // Adds the product of tile (64, ATTENTION_PITCH) and y to `to`, for the columns [column, min(column + 64,
-// columns)) of y, which has `columns` columns. Has a barrier before the tile is read, and none after the last read.
+// columns)) of y, which has `columns` columns. Has a barrier before the tile is read, and none after the last
+// read.
 __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage,
                                               const attention_rows &y, int64_t column, int columns)
 {
@@ -9573,8 +9575,8 @@ void append(text_buffer *text, const char *format, ...) // counts text that does
 
 #define TT__TUNED_TITLE "tinytrain: the fastest products, version 1"
 
-// Writes the line of a file of tuned products that names the device. The meaning of an algorithm's 64 bytes depends only on the version of
-// cuBLASLt, but the choice of the fastest algorithm depends on the device.
+// Writes the line of a file of tuned products that names the device. The meaning of an algorithm's 64 bytes
+// depends only on the version of cuBLASLt, but the choice of the fastest algorithm depends on the device.
 void tuned_device(const tt__device *d, char to[512])
 {
     snprintf(to, 512, "%s, compute capability %d.%d, %d multiprocessors, cuBLASLt %llu, workspace %llu",

@@ -65,12 +65,10 @@ static tt_loader *loader_of(tt_context *ctx, const void *self, const tt_dataset 
     tt_loader_options o = loader_options(&opt.run, train);
     o.max_length = opt.max_length ? opt.max_length : tt_bert_model(&x->m).max_length;
     if (o.max_length > x->m.config.max_positions)
-        die("--max-length is %d, but the model has only %d positions", o.max_length,
-            x->m.config.max_positions);
+        die("--max-length is %d, but the model has %d positions", o.max_length, x->m.config.max_positions);
     o.max_tokens = opt.max_tokens ? opt.max_tokens : opt.run.model || !opt.table.is_table ? 8192 : 2048;
     if (opt.max_tokens && o.max_tokens < o.max_length)
-        die("--max-tokens is %d, but a text may have --max-length, %d: raise the one or lower the other",
-            o.max_tokens, o.max_length);
+        die("--max-tokens is %d, but a text may have --max-length %d", o.max_tokens, o.max_length);
     if (o.max_tokens < o.max_length) o.max_tokens = o.max_length;
     if (opt.run.largest) o.max_tokens = 0;
     return (tt_loader *)made(ctx, tt_loader_new(ctx, d, x->k, &o));
@@ -88,14 +86,12 @@ static void make_model(tt_context *ctx, tt_bert *m, int tokens, tt_dataset *d, t
         if (own < tokens)
             die("vocab.txt has %d tokens, but the model only %d: take both from one folder", tokens, own);
         if (own > tokens)
-            printf("note: vocab.txt has %d tokens, and the model %d: do they belong together?\n", tokens,
-                   own);
+            printf("note: vocab.txt has %d tokens, the model %d: do they belong together?\n", tokens, own);
     } else {
         tt_bert_config c = tt_bert_config_default(TT_DISTILBERT);
         c.vocab_size = tokens;
         c.layers = 2, c.hidden_size = 128, c.heads = 4, c.intermediate_size = 256;
-        c.task = tt_dataset_task(d);
-        c.classes = tt_dataset_classes(d);
+        c.task = tt_dataset_task(d), c.classes = tt_dataset_classes(d);
         if (opt.table.is_table) c.max_positions = opt.max_length > 128 ? opt.max_length : 128;
         must(ctx, tt_bert_new(ctx, m, &c));
     }

@@ -547,7 +547,7 @@ def scores_of_pairs(folder):
         scores.append(float(re.fullmatch("(-?[0-9.]+)\t" + room + "\t" + meal + "\n", out).group(1)))
     expect(scores[0] + 1 < scores[1], scores)
     status, out, err = call(TEXT, "--task=scores", "--groups=2", "--out", run, "--resume", "--best-by=spearman")
-    expect(status == 1 and "was told by its pearson, not by its spearman" in err, out, err)
+    expect(status == 1 and "was chosen by its pearson, not by its spearman" in err, out, err)
     status, out, err = call(TEXT, "--task=scores", "--best-by=f1_macro", "--out", run + "3")
     expect(status == 1 and "best_by is 'f1_macro', and the model has only 'loss', 'pearson' or 'spearman'" in err,
            out, err)

@@ -117,7 +117,8 @@ typedef enum tt__segment {
    stages, data ranks and tensor ranks. Rank number = (stage * data ranks + data rank) * tensor ranks + tensor
    rank. A collective runs on all ranks of one line of the grid, the collective's members, which are numbered
    in the order of ranks, except that stages are numbered from the last to the first. TIED (a parameter that
-   two stages share): the members are the ranks at the same place of these stages, `from` and `to`. SLOTS: the members are the slots of one storage (tt__tape_value.slots). */
+   two stages share): the members are the ranks at the same place of these stages, `from` and `to`. SLOTS: the
+   members are the slots of one storage (tt__tape_value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED

@@ -45,7 +45,7 @@ typedef struct tt__tensor {
     int32_t *values; int n_values;  /* the values of the region that is being found */
     int32_t unsplit;        /* the value because of which the last candidate is no region; 0: none */
     /* For each value v, a value made from v; 0: none. gathered: all rows of v, which is sharded.
-       region_input: a view of v that a region reads: its partial gradients are summed over the tensor ranks.
+       region_input: v through a SCALE by 1, whose backward sums partial gradients.
        own: a rank's shard of the rows of v, which is replicated. */
     int32_t *gathered, *region_input, *own;
 } tt__tensor;

@@ -78,7 +78,8 @@ __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage,
 }
 
 // Adds the product of tile (64, ATTENTION_PITCH) and y to `to`, for the columns [column, min(column + 64,
-// columns)) of y, which has `columns` columns. Has a barrier before the tile is read, and none after the last read.
+// columns)) of y, which has `columns` columns. Has a barrier before the tile is read, and none after the last
+// read.
 __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage,
                                               const attention_rows &y, int64_t column, int columns)
 {

@@ -286,8 +286,8 @@ void append(text_buffer *text, const char *format, ...) // counts text that does
 
 #define TT__TUNED_TITLE "tinytrain: the fastest products, version 1"
 
-// Writes the line of a file of tuned products that names the device. The meaning of an algorithm's 64 bytes depends only on the version of
-// cuBLASLt, but the choice of the fastest algorithm depends on the device.
+// Writes the line of a file of tuned products that names the device. The meaning of an algorithm's 64 bytes
+// depends only on the version of cuBLASLt, but the choice of the fastest algorithm depends on the device.
 void tuned_device(const tt__device *d, char to[512])
 {
     snprintf(to, 512, "%s, compute capability %d.%d, %d multiprocessors, cuBLASLt %llu, workspace %llu",

@@ -685,7 +685,8 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-#ifndef TT__LOSS_CACHE // max bytes of a row's logits in shared memory: here no limit beside the device's; smaller in tests
+// Max bytes of a row's logits in shared memory: no limit beside that of the device, except in tests.
+#ifndef TT__LOSS_CACHE
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
