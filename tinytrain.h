@@ -237,7 +237,12 @@
      shard          a rank's part of a divided tensor
      stage          consecutive blocks of a pipeline, which ranks of their own run
      process        an operating-system process of a run, which has one or more ranks
+     device group   all devices of a program
      collective     an exchange over ranks: gather, sum, broadcast or scatter
+     barrier        a point where ranks or threads wait for one another
+     placement      where a value is stored; a host copy is a copy in the host's memory
+     in flight      begun and not ended: a copy, a collective, a micro-batch in a pipeline
+     naming         the scheme of tensor names in a file: transformers' or torchvision's
      state          a file from which a run resumes: parameters, optimizer state, step, seed */
 
 /* Under -std=c99 the C library's headers declare POSIX functions (sigset_t, clock_gettime, pread) and syscall
@@ -30298,8 +30303,9 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
         int i = 0;
         while (w->ends[i] <= w->written) i++;
         w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s' is %zu bytes short, because tensor '%.200s' "
-                                  "(%d of %d) lacks %zu of its bytes: the file was not written", w->file.path,
-                                  total - w->written, w->names[i], i + 1, w->count, w->ends[i] - w->written);
+                                  "(%d of %d) lacks %zu of its bytes: write all bytes of each tensor; "
+                                  "the file was not written", w->file.path, total - w->written,
+                                  w->names[i], i + 1, w->count, w->ends[i] - w->written);
     }
     tt_status status = tt__writer_end(&w->file);
     tt__safetensors_writer_free(w);
@@ -33694,7 +33700,8 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
                             : !basic                ? "\"do_basic_tokenize\" is false"
                             : split_special         ? "\"split_special_tokens\" is true" : NULL;
     if (status != TT_OK || !unsupported) return status;
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which is not supported", j->path, unsupported);
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which tinytrain does not support: use a model "
+                    "whose tokenizer has the default of BERT there", j->path, unsupported);
 }
 
 /* ==== src/text/folders.h */
@@ -42617,7 +42624,8 @@ static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
     const int64_t most = INT32_MAX / 4, r = c->p.rows + rows, s = c->p.seqs + seqs + 1;
     const size_t width = numbers ? (size_t)c->p.classes : 1;
     if (r > most || s > most) {
-        tt__fail(c->p.ctx, TT_ERR_MEMORY, "the predictions of %lld rows are too many", (long long)r);
+        tt__fail(c->p.ctx, TT_ERR_MEMORY, "the validation has %lld rows, but at most %lld "
+                 "predictions can be compared: evaluate fewer examples", (long long)r, (long long)most);
         return false;
     }
     if (s > c->cap_seqs || !c->seq_start) {
@@ -42651,10 +42659,10 @@ static tt_status tt__collect_labels(tt_trainer *r, tt__collected *c, int rank, c
         if (strcmp(b->arrays[k].input, input) == 0) labels = b->arrays[k].data, rows = b->arrays[k].rows;
     const int64_t max = tags ? r->options.max_tokens : r->options.max_seqs;
     if (!labels || (tags && !b->seq_start) || rows > max)
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the predictions of the batch cannot be compared with its "
-                        "labels: the batch has %s%s%s", rows > max ? "more rows of " : "no ",
-                        labels && rows <= max ? "seq_start" : input,
-                        r->ctx->net ? "; every process needs those of all data ranks" : "");
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "a metric needs the labels of each batch, but a batch has "
+                        "%s%s%s: set them, at most %lld rows%s", rows > max ? "too many " : "no ",
+                        labels && rows <= max ? "seq_start" : input, rows > max ? " rows" : "",
+                        (long long)max, r->ctx->net ? ", in every process for all data ranks" : "");
     const int64_t seqs = tags ? b->seqs : rows, first = c->p.rows;
     if (!tt__collect_room(c, rows, seqs)) return TT_ERR_MEMORY;
     if (by_number) memcpy(c->labels + first, labels, sizeof *c->labels * (size_t)rows);
@@ -43368,8 +43376,8 @@ static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *
     const tt_progress *p = &h.progress;
     if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* NaN fails too */
         return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' says that %g of %g targets were right and the best "
-                        "metric was %g, which is impossible: the file is damaged", s->path, p->correct,
-                        p->targets, p->best);
+                        "metric was %g, which is impossible: the file is damaged; resume from a copy, or "
+                        "start again", s->path, p->correct, p->targets, p->best);
     const tt__state_progress now = tt__state_progress_of(p, schedule);
     if (memcmp(&now, &h, sizeof h) != 0)
         tt__log(s->p->ctx, TT_LOG_WARNING, "resume", "'%s' was made with another schedule (learning rate %g, "

@@ -10031,10 +10031,10 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
             ((uint32_t *)turned[8 * part + k])[four ^ 4 * part] = k < 4 ? q[k].x : q[k - 4].y;
         __syncthreads();
         TT__UNROLL for (int k = 0; k < COLS * PIECES; k += 256) {
-            const int column = (k + (int)threadIdx.x) / PIECES, shard = (int)threadIdx.x % PIECES;
-            const int64_t r = r0 - 4 * four + 16 * shard;
+            const int column = (k + (int)threadIdx.x) / PIECES, piece = (int)threadIdx.x % PIECES;
+            const int64_t r = r0 - 4 * four + 16 * piece;
             if (c0 + column < x.cols && r < rows)
-                *(uint4 *)&t.across[(c0 + column) * t.across_ld + r] = turned[column][shard ^ column / 8];
+                *(uint4 *)&t.across[(c0 + column) * t.across_ld + r] = turned[column][piece ^ column / 8];
         }
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) *t.unscale = 1 / scale;

@@ -239,5 +239,10 @@
      shard          a rank's part of a divided tensor
      stage          consecutive blocks of a pipeline, which ranks of their own run
      process        an operating-system process of a run, which has one or more ranks
+     device group   all devices of a program
      collective     an exchange over ranks: gather, sum, broadcast or scatter
+     barrier        a point where ranks or threads wait for one another
+     placement      where a value is stored; a host copy is a copy in the host's memory
+     in flight      begun and not ended: a copy, a collective, a micro-batch in a pipeline
+     naming         the scheme of tensor names in a file: transformers' or torchvision's
      state          a file from which a run resumes: parameters, optimizer state, step, seed */

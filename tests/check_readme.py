@@ -10,7 +10,8 @@ B: folder of the built examples (build), CC: compiler (cc), both from the enviro
   - every ```c block compiles unchanged, with -Werror; a block marked ```c run must also run, end with 0 and
     print the words of the block ```output, if that comes next; a block marked ```c resume must also, when it
     is killed (after the step that its argument names) and started again, print and save the same; a block
-    marked ```c tune trains a tiny model on a table
+    marked ```c tune trains a tiny model on a table, and one marked
+    ```c predict classifies a text with such a model
   - the Makefile has every `make TARGET` and VARIABLE=... of a ```sh block or in `backticks`
   - every --flag of a command in a ```sh block or in `backticks` is in that program's --help (for a .py file,
     and for a bench, which the tests do not build: in its source)
@@ -33,6 +34,7 @@ import tempfile
 B, CC = os.environ.get("B", "build"), os.environ.get("CC", "cc").split()
 FLAG = r"--[a-z][a-z0-9-]*"
 PAGES = sorted(glob.glob("docs/*.md"))
+KINDS = {"run", "resume", "tune", "predict"} # marks of ```c blocks whose programs run
 OF_OTHERS = {"--oversubscribe"}    # flags of mpirun
 counts = {"ok": 0, "FAILED": 0, "skip": 0}
 
@@ -88,8 +90,10 @@ def check_snippets(text, name, folder):
         source, program = os.path.join(folder, f"snippet_{line}.c"), os.path.join(folder, f"snippet_{line}")
         with open(source, "w") as f:
             f.write(body)
-        run = {"run", "resume", "tune"} & set(info)
+        run = KINDS & set(info)
         ran |= run
+        if set(info) - KINDS - {"c"}:
+            check(f"{name}_mark_line_{line}", [f"there is no mark {' '.join(info[1:])}"])
         # Compiles only portable kernels and does not optimise, because compiling takes longer than running.
         status, said = call(*CC, "-O0", "-DTT__OPTIMIZED=true", "-DTINYTRAIN_NO_AVX2", "-std=c99", "-Wall",
                             "-Wextra", "-Wpedantic", "-Werror", "-I.", source, "-o",
@@ -101,6 +105,8 @@ def check_snippets(text, name, folder):
                       [f"it prints {said}"] if said.split() != shown[k + 1][2].split() else [])
         if status == 0 and "resume" in info:
             check_resume(program, name, folder, line)
+        if status == 0 and "predict" in info:
+            check_predict(program, name, folder, line)
         if status == 0 and "tune" in info:
             check_tune(program, name, folder, line)
         check(f"{name}_snippet_line_{line}", [f"status {status}: {said[-500:]}"] if status else [])
@@ -135,19 +141,43 @@ def check_resume(program, name, folder, line):
     check(f"{name}_resume_line_{line}", wrong)
 
 
+def small_model(to):
+    """Writes the folder of a tiny MiniLM with a vocabulary. Returns its path."""
+    shutil.copytree("tests/golden/minilm", to)
+    with open(os.path.join(to, "config.json")) as f:
+        tokens = json.load(f)["vocab_size"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film"]
+    with open(os.path.join(to, "vocab.txt"), "w") as f:
+        f.writelines(word + "\n" for word in words + [f"word{n}" for n in range(tokens - len(words))])
+    return to
+
+
+def check_predict(program, name, folder, line):
+    """Checks that a program prints the probability of each class of a text, and names a missing model."""
+    model = small_model(os.path.join(folder, f"predict_{line}_model"))
+    path, classes = os.path.join(model, "config.json"), ["bad", "good", "neither"]
+    with open(path) as f:
+        config = json.load(f)
+    with open(path, "w") as f:
+        json.dump({**config, "id2label": dict(enumerate(classes))}, f)
+    status, said = call(program, model, "a good film")
+    words = [text.rsplit(" ", 1) for text in said.splitlines()[-len(classes):]] # after a warning: a new head
+    wrong = []
+    if status or [w[0] for w in words] != classes or not abs(sum(float(w[-1]) for w in words) - 1) <= 1e-3:
+        wrong.append(f"status {status}, classes {classes}: {said[-300:]}")
+    status, said = call(program, "no-model", "a good film")
+    if status != 1 or "no-model" not in said:
+        wrong.append(f"a model that is not there is not named: {said[-300:]}")
+    check(f"{name}_predict_line_{line}", wrong)
+
+
 def check_tune(program, name, folder, line):
     """Checks that a program makes a complete model folder, from which it can train again, even if the table
     numbers the classes in another order."""
     table, out, again = (os.path.join(folder, f"tune_{line}{end}") for end in (".csv", "", "_again"))
     with open(table, "w") as f:
         f.write("text,label\n" + "a good film,pos\na bad film,neg\n" * 20)
-    small = os.path.join(folder, f"tune_{line}_model")
-    shutil.copytree("tests/golden/minilm", small)
-    with open(os.path.join(small, "config.json")) as f:
-        tokens = json.load(f)["vocab_size"]
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film"]
-    with open(os.path.join(small, "vocab.txt"), "w") as f:
-        f.writelines(word + "\n" for word in words + [f"word{n}" for n in range(tokens - len(words))])
+    small = small_model(os.path.join(folder, f"tune_{line}_model"))
     wrong = []
     for model, to in (small, out), (out, again):
         if model == out and os.path.isdir(out):
@@ -343,7 +373,7 @@ def main():
         if path == "README.md":
             check_pages(text)
     check("programs_of_each_kind", [f"no program is marked ```c {kind}" for kind in
-                                    sorted({"run", "resume", "tune"} - ran)])
+                                    sorted(KINDS - ran)])
     with tempfile.TemporaryDirectory() as folder:
         check_manual(folder)
     for file in sorted(os.listdir("examples")):

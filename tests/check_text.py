@@ -8,6 +8,8 @@ repository's root.
 comments_of_AREA: none of PATTERNS matches a comment of the area (a folder, or the Markdown files).
 
 words_of_README: README.md has at most README_WORDS words outside of code and tables.
+
+lines_of_CHANGELOG: CHANGELOG.md has at most CHANGELOG_LINES lines.
 """
 import glob
 import re
@@ -36,6 +38,7 @@ PATTERNS = {name: re.compile(pattern) for name, pattern in (
     ("such as has", r"\bsuch (?:as|an?) (?:is|are|has|have)\b"),
     ("stands in", r"\bstands? (?:in(?! for)|at|behind|before|there)\b"))}
 README_WORDS = 900
+CHANGELOG_LINES = 80
 SOURCES = ("*.h", "*.c", "*.cuh", "*.cu", "*.cpp", "*.py", "*.sh", "*.mk")
 AREAS = {
     "src": [f"src/**/{kind}" for kind in SOURCES],
@@ -102,6 +105,11 @@ def main():
         words = words_of_readme()
         wrong = f"{words} words, {README_WORDS} allowed: move text to docs/" if words > README_WORDS else ""
         print(f"FAILED words_of_README: {wrong}" if wrong else "ok words_of_README")
+        passed, failed = passed + (not wrong), failed + bool(wrong)
+        with open("CHANGELOG.md", encoding="utf-8") as f:
+            lines = f.read().count("\n")
+        wrong = f"{lines} lines, {CHANGELOG_LINES} allowed" if lines > CHANGELOG_LINES else ""
+        print(f"FAILED lines_of_CHANGELOG: {wrong}" if wrong else "ok lines_of_CHANGELOG")
         passed, failed = passed + (not wrong), failed + bool(wrong)
         print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0)

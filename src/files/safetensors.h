@@ -512,8 +512,9 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
         int i = 0;
         while (w->ends[i] <= w->written) i++;
         w->file.status = tt__fail(w->ctx, TT_ERR_ARGUMENT, "'%s' is %zu bytes short, because tensor '%.200s' "
-                                  "(%d of %d) lacks %zu of its bytes: the file was not written", w->file.path,
-                                  total - w->written, w->names[i], i + 1, w->count, w->ends[i] - w->written);
+                                  "(%d of %d) lacks %zu of its bytes: write all bytes of each tensor; "
+                                  "the file was not written", w->file.path, total - w->written,
+                                  w->names[i], i + 1, w->count, w->ends[i] - w->written);
     }
     tt_status status = tt__writer_end(&w->file);
     tt__safetensors_writer_free(w);

@@ -70,5 +70,6 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
                             : !basic                ? "\"do_basic_tokenize\" is false"
                             : split_special         ? "\"split_special_tokens\" is true" : NULL;
     if (status != TT_OK || !unsupported) return status;
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which is not supported", j->path, unsupported);
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which tinytrain does not support: use a model "
+                    "whose tokenizer has the default of BERT there", j->path, unsupported);
 }

@@ -134,7 +134,8 @@ static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
     const int64_t most = INT32_MAX / 4, r = c->p.rows + rows, s = c->p.seqs + seqs + 1;
     const size_t width = numbers ? (size_t)c->p.classes : 1;
     if (r > most || s > most) {
-        tt__fail(c->p.ctx, TT_ERR_MEMORY, "the predictions of %lld rows are too many", (long long)r);
+        tt__fail(c->p.ctx, TT_ERR_MEMORY, "the validation has %lld rows, but at most %lld "
+                 "predictions can be compared: evaluate fewer examples", (long long)r, (long long)most);
         return false;
     }
     if (s > c->cap_seqs || !c->seq_start) {
@@ -168,10 +169,10 @@ static tt_status tt__collect_labels(tt_trainer *r, tt__collected *c, int rank, c
         if (strcmp(b->arrays[k].input, input) == 0) labels = b->arrays[k].data, rows = b->arrays[k].rows;
     const int64_t max = tags ? r->options.max_tokens : r->options.max_seqs;
     if (!labels || (tags && !b->seq_start) || rows > max)
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the predictions of the batch cannot be compared with its "
-                        "labels: the batch has %s%s%s", rows > max ? "more rows of " : "no ",
-                        labels && rows <= max ? "seq_start" : input,
-                        r->ctx->net ? "; every process needs those of all data ranks" : "");
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "a metric needs the labels of each batch, but a batch has "
+                        "%s%s%s: set them, at most %lld rows%s", rows > max ? "too many " : "no ",
+                        labels && rows <= max ? "seq_start" : input, rows > max ? " rows" : "",
+                        (long long)max, r->ctx->net ? ", in every process for all data ranks" : "");
     const int64_t seqs = tags ? b->seqs : rows, first = c->p.rows;
     if (!tt__collect_room(c, rows, seqs)) return TT_ERR_MEMORY;
     if (by_number) memcpy(c->labels + first, labels, sizeof *c->labels * (size_t)rows);

@@ -478,8 +478,8 @@ static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *
     const tt_progress *p = &h.progress;
     if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* NaN fails too */
         return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' says that %g of %g targets were right and the best "
-                        "metric was %g, which is impossible: the file is damaged", s->path, p->correct,
-                        p->targets, p->best);
+                        "metric was %g, which is impossible: the file is damaged; resume from a copy, or "
+                        "start again", s->path, p->correct, p->targets, p->best);
     const tt__state_progress now = tt__state_progress_of(p, schedule);
     if (memcmp(&now, &h, sizeof h) != 0)
         tt__log(s->p->ctx, TT_LOG_WARNING, "resume", "'%s' was made with another schedule (learning rate %g, "
