@@ -260,8 +260,12 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     const bool averages = tt__has_ema(f->r) && status == TT_OK;
     if (status == TT_OK) status = tt__evaluate_source(f->r, f->validation, stop, s, items, c);
     if (c) tt__collected_show(c);
-    for (int k = 0; k < f->n_metrics && status == TT_OK && !(stop && *stop); k++)
+    for (int k = 0; k < f->n_metrics && status == TT_OK && !(stop && *stop); k++) {
+        f->r->ctx->error[0] = 0;
         f->values[k] = tt_metric_value(&m[k], s, c ? &c->p : NULL);
+        const bool failed = isnan(f->values[k]) && f->r->ctx->error[0]; /* out of memory */
+        if (failed) status = tt_error_code(f->r->ctx);
+    }
     tt_predictions_free(c ? &c->p : NULL);
     const tt_status back = averages ? tt_trainer_use_ema(f->r, false) : TT_OK;
     return status == TT_OK ? back : status;

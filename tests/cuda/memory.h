@@ -123,7 +123,7 @@ TEST(programs_on_two_devices)
             CHECK(tt_device_text(ctx, "cuda:1", NULL, 0) == TT_OK &&
                   tt_device_text(ctx, "cuda:2", NULL, 0) == TT_ERR_DEVICE);
             CHECK_ERROR(ctx, TT_ERR_DEVICE, "device 'cuda:2' cannot be opened: device number 2 was "
-                        "requested, but there are 2, numbered from 0");
+                        "requested, but CUDA finds 2, numbered from 0");
         }
         for (int k = 0; k < 2; k++) {
             tt_program_free(p[k]);
