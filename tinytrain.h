@@ -30708,7 +30708,7 @@ struct tt__encoder {
     const char *whole_text, *layer;
     size_t whole_bytes;
     const tt_span *map;
-    tt__buffer maps[TT__SPLIT_TEXT + TT__STEP_LIMIT]; /* memory of `map` for each buffer of text */
+    tt__buffer maps[(int)TT__SPLIT_TEXT + (int)TT__STEP_LIMIT]; /* memory of `map` for each buffer of text */
     const char *at;        /* byte-pair encoding: the end of the symbols of the word that have been added */
     tt__buffer buffers[TT__BUFFERS];
     char few[TT__SPLIT_TEXT][TT__FEW]; /* memory of the first buffers as long as texts are short */
@@ -43620,7 +43620,7 @@ static tt_status tt__fit_agree(tt__fit_run *f, tt_status status, bool *save)
 static bool tt__fit_read_line(const tt__fit_run *f, const char *line, size_t n, tt__fit_point *point)
 {
     enum { FIRST = 4 }; /* the column of the first metric */
-    char field[FIRST + TT_METRICS + 1][40];
+    char field[(int)FIRST + (int)TT_METRICS + 1][40];
     const char *end = line + n;
     for (int k = 0; k <= FIRST + f->n_metrics; k++) {
         const char *comma = (const char *)memchr(line, ',', (size_t)(end - line));

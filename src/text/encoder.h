@@ -49,7 +49,7 @@ struct tt__encoder {
     const char *whole_text, *layer;
     size_t whole_bytes;
     const tt_span *map;
-    tt__buffer maps[TT__SPLIT_TEXT + TT__STEP_LIMIT]; /* memory of `map` for each buffer of text */
+    tt__buffer maps[(int)TT__SPLIT_TEXT + (int)TT__STEP_LIMIT]; /* memory of `map` for each buffer of text */
     const char *at;        /* byte-pair encoding: the end of the symbols of the word that have been added */
     tt__buffer buffers[TT__BUFFERS];
     char few[TT__SPLIT_TEXT][TT__FEW]; /* memory of the first buffers as long as texts are short */

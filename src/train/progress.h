@@ -136,7 +136,7 @@ static tt_status tt__fit_agree(tt__fit_run *f, tt_status status, bool *save)
 static bool tt__fit_read_line(const tt__fit_run *f, const char *line, size_t n, tt__fit_point *point)
 {
     enum { FIRST = 4 }; /* the column of the first metric */
-    char field[FIRST + TT_METRICS + 1][40];
+    char field[(int)FIRST + (int)TT_METRICS + 1][40];
     const char *end = line + n;
     for (int k = 0; k <= FIRST + f->n_metrics; k++) {
         const char *comma = (const char *)memchr(line, ',', (size_t)(end - line));
