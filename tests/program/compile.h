@@ -103,8 +103,9 @@ TEST(options_are_checked_together)
     REQUIRE(model_params(ctx) && model_record(ctx, &m));
     static const char *const says[] = {"precision 'int4' is unknown", "matmul 'int8' is unknown",
                                        "recompute 'most' is unknown", "offload 'model' is unknown",
-                                       "update 'now' is unknown", "optimizer options: beta1 is 2, but must "
-                                       "be in [0, 1); eps is -1, but must be at least 0",
+                                       "update 'now' is unknown",
+                                       ("optimizer options: beta1 is 2, but must be in [0, 1); eps is -1, "
+                                        "but must be at least 0"),
                                        "device 'abacus' is unknown"};
     c.precision = "int4";
     c.matmul = "int8";
