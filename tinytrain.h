@@ -553,9 +553,10 @@ tt_matmul_options tt_matmul_options_default(void);
 
 /* Records a product of two values, a b^T: a (rows, K), b (cols, K) -> (rows, cols). If the rows of b are an
    axis, cols is the axis' capacity; columns beyond the actual rows of b hold `beyond` and have no gradient.
-   Do not use label_smoothing on the result, as it gives each column a share. With `untransposed`: a b, a
-   (rows, K), b (K, cols) -> (rows, cols). If the rows of b are an axis, K is the axis' capacity, and columns
-   of a beyond the actual rows of b are not read. NULL: defaults. */
+   Do not use label_smoothing on the result, as it gives each column a share; the mean squared error and the
+   cross-entropy of sigmoids divide by the capacity. With `untransposed`: a b, a (rows, K), b (K, cols) ->
+   (rows, cols). If the rows of b are an axis, K is the axis' capacity, and columns of a beyond the actual
+   rows of b are not read. NULL: defaults. */
 tt_value tt_matmul(tt_tape *t, tt_value a, tt_value b, const tt_matmul_options *o);
 /* Records a table lookup. ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails
    the run, and the error names the id. */
@@ -768,8 +769,9 @@ tt_value tt_sigmoid_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 /* Divides a loss and its gradient by `total` instead of by the number of targets of a run. loss: the result
    of one of the four losses above; total: f32 (1, 1) input, the sum of the weights of the loss's targets in
    the whole step, over all micro-batches and data ranks. Several losses in a program that accumulates, or on
-   several data ranks, need it: the backward of the first micro-batch mixes their gradients before later
-   micro-batches are counted. Sums of losses are made by tt_scale and tt_add. */
+   several data ranks, need totals: the backward of the first micro-batch mixes the gradients of the losses
+   before later micro-batches are counted. The total is not compared with the targets. tt_scale and tt_add
+   make a weighted sum of losses. */
 void tt_loss_total(tt_tape *t, tt_value loss, tt_value total);
 
 /* An array that tt_custom gives to its functions: rows of `width` numbers, one row directly after another.
@@ -7646,6 +7648,8 @@ tt_value tt_custom(tt_tape *t, const tt_custom_op *op, const tt_value *inputs, i
     tt__instr i = tt__new_instr(TT__OP_CUSTOM);
     tt_value in[TT_CUSTOM_INPUTS];
     tt__shape shape;
+    if (t->status == TT_OK && (!op || !inputs))
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_custom: %s is NULL", op ? "inputs" : "op");
     if (t->status != TT_OK) return tt__handle(t, 0);
     const char *name = op->name ? op->name : "custom";
     memset(in, 0, sizeof in);
@@ -42621,11 +42625,11 @@ typedef struct tt__collected {
 static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
 {
     const bool numbers = c->p.task == TT_TASK_LABELS || c->p.task == TT_TASK_SCORES;
-    const int64_t most = INT32_MAX / 4, r = c->p.rows + rows, s = c->p.seqs + seqs + 1;
+    const int64_t max = INT32_MAX / 4, r = c->p.rows + rows, s = c->p.seqs + seqs + 1;
     const size_t width = numbers ? (size_t)c->p.classes : 1;
-    if (r > most || s > most) {
+    if (r > max || s > max) {
         tt__fail(c->p.ctx, TT_ERR_MEMORY, "the validation has %lld rows, but at most %lld "
-                 "predictions can be compared: evaluate fewer examples", (long long)r, (long long)most);
+                 "predictions can be compared: evaluate fewer examples", (long long)r, (long long)max);
         return false;
     }
     if (s > c->cap_seqs || !c->seq_start) {
@@ -43448,11 +43452,12 @@ static tt_status tt__swap_averages(tt_program *p)
 {
     tt_context *ctx = p->ctx;
     int count = 0, frozen;
-    size_t most = 0;
+    size_t max = 0;
     tt__kept *kept = tt__kept_of(p, &count, &frozen);
-    if (!kept) return ctx->status;
-    for (int k = 0; k < count; k++) most = (size_t)tt__max((int64_t)most, ctx->params[kept[k].param]->size);
-    float *both = (float *)tt__alloc(ctx, sizeof *both * (2 * most + 1)), *average = both + most;
+    if (!kept) count = 0;
+    for (int k = 0; k < count; k++) max = (size_t)tt__max((int64_t)max, ctx->params[kept[k].param]->size);
+    float *both = kept ? (float *)tt__alloc(ctx, sizeof *both * (2 * max + 1)) : NULL;
+    float *average = both ? both + max : NULL;
     tt_status status = both ? TT_OK : TT_ERR_MEMORY;
     for (int k = 0; k < count && status == TT_OK; k++) {
         tt_param *param = ctx->params[kept[k].param];

@@ -60,9 +60,10 @@ tt_matmul_options tt_matmul_options_default(void);
 
 /* Records a product of two values, a b^T: a (rows, K), b (cols, K) -> (rows, cols). If the rows of b are an
    axis, cols is the axis' capacity; columns beyond the actual rows of b hold `beyond` and have no gradient.
-   Do not use label_smoothing on the result, as it gives each column a share. With `untransposed`: a b, a
-   (rows, K), b (K, cols) -> (rows, cols). If the rows of b are an axis, K is the axis' capacity, and columns
-   of a beyond the actual rows of b are not read. NULL: defaults. */
+   Do not use label_smoothing on the result, as it gives each column a share; the mean squared error and the
+   cross-entropy of sigmoids divide by the capacity. With `untransposed`: a b, a (rows, K), b (K, cols) ->
+   (rows, cols). If the rows of b are an axis, K is the axis' capacity, and columns of a beyond the actual
+   rows of b are not read. NULL: defaults. */
 tt_value tt_matmul(tt_tape *t, tt_value a, tt_value b, const tt_matmul_options *o);
 /* Records a table lookup. ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails
    the run, and the error names the id. */
@@ -275,8 +276,9 @@ tt_value tt_sigmoid_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 /* Divides a loss and its gradient by `total` instead of by the number of targets of a run. loss: the result
    of one of the four losses above; total: f32 (1, 1) input, the sum of the weights of the loss's targets in
    the whole step, over all micro-batches and data ranks. Several losses in a program that accumulates, or on
-   several data ranks, need it: the backward of the first micro-batch mixes their gradients before later
-   micro-batches are counted. Sums of losses are made by tt_scale and tt_add. */
+   several data ranks, need totals: the backward of the first micro-batch mixes the gradients of the losses
+   before later micro-batches are counted. The total is not compared with the targets. tt_scale and tt_add
+   make a weighted sum of losses. */
 void tt_loss_total(tt_tape *t, tt_value loss, tt_value total);
 
 /* An array that tt_custom gives to its functions: rows of `width` numbers, one row directly after another.

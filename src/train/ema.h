@@ -50,11 +50,12 @@ static tt_status tt__swap_averages(tt_program *p)
 {
     tt_context *ctx = p->ctx;
     int count = 0, frozen;
-    size_t most = 0;
+    size_t max = 0;
     tt__kept *kept = tt__kept_of(p, &count, &frozen);
-    if (!kept) return ctx->status;
-    for (int k = 0; k < count; k++) most = (size_t)tt__max((int64_t)most, ctx->params[kept[k].param]->size);
-    float *both = (float *)tt__alloc(ctx, sizeof *both * (2 * most + 1)), *average = both + most;
+    if (!kept) count = 0;
+    for (int k = 0; k < count; k++) max = (size_t)tt__max((int64_t)max, ctx->params[kept[k].param]->size);
+    float *both = kept ? (float *)tt__alloc(ctx, sizeof *both * (2 * max + 1)) : NULL;
+    float *average = both ? both + max : NULL;
     tt_status status = both ? TT_OK : TT_ERR_MEMORY;
     for (int k = 0; k < count && status == TT_OK; k++) {
         tt_param *param = ctx->params[kept[k].param];

@@ -131,11 +131,11 @@ typedef struct tt__collected {
 static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
 {
     const bool numbers = c->p.task == TT_TASK_LABELS || c->p.task == TT_TASK_SCORES;
-    const int64_t most = INT32_MAX / 4, r = c->p.rows + rows, s = c->p.seqs + seqs + 1;
+    const int64_t max = INT32_MAX / 4, r = c->p.rows + rows, s = c->p.seqs + seqs + 1;
     const size_t width = numbers ? (size_t)c->p.classes : 1;
-    if (r > most || s > most) {
+    if (r > max || s > max) {
         tt__fail(c->p.ctx, TT_ERR_MEMORY, "the validation has %lld rows, but at most %lld "
-                 "predictions can be compared: evaluate fewer examples", (long long)r, (long long)most);
+                 "predictions can be compared: evaluate fewer examples", (long long)r, (long long)max);
         return false;
     }
     if (s > c->cap_seqs || !c->seq_start) {

@@ -428,7 +428,7 @@ def byte_level(text):
 
 
 text = "The the  quick\n é 12345 it's!"
-kinds = sorted(os.listdir(os.path.join(golden, "bpe")),
+kinds = sorted((name for name in os.listdir(os.path.join(golden, "bpe")) if not name.startswith("front_")),
                key=lambda name: ("wordpiece" in name, name in ("albert", "big_bird", "t5"), name))
 for k, name in enumerate(kinds):
     if name != "gpt2_files":

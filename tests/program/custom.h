@@ -209,6 +209,14 @@ TEST(ops_of_the_caller_refuse)
         {0, 5, 5, "op 'softsign' has 0 inputs, expected 1 to 6"}, {7, 5, 5, "has 7 inputs"},
         {1, 0, 5, "has an output of 0 rows of width 5"}, {1, 5, -1, "has an output of 5 rows of width -1"},
         {3, 5, 5, "softsign"}};
+    for (int k = 0; k < 2; k++) {
+        tt_tape *t = tt_tape_new(n.ctx);
+        const tt_value x = tt_input(t, "x", TT_F32, 5, 5);
+        tt_custom(t, k ? NULL : &n.op, k ? &x : NULL, 1, 5, 5);
+        CHECK(!tt_compile(t, x, NULL));
+        CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, k ? "tt_custom: op is NULL" : "tt_custom: inputs is NULL");
+        tt_tape_free(t);
+    }
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         tt_tape *t = tt_tape_new(n.ctx);
         tt_value in[8];

@@ -15,6 +15,8 @@ tt_value tt_custom(tt_tape *t, const tt_custom_op *op, const tt_value *inputs, i
     tt__instr i = tt__new_instr(TT__OP_CUSTOM);
     tt_value in[TT_CUSTOM_INPUTS];
     tt__shape shape;
+    if (t->status == TT_OK && (!op || !inputs))
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_custom: %s is NULL", op ? "inputs" : "op");
     if (t->status != TT_OK) return tt__handle(t, 0);
     const char *name = op->name ? op->name : "custom";
     memset(in, 0, sizeof in);
