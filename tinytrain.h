@@ -2801,12 +2801,12 @@ typedef struct tt__instr {
 #define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], of equal shape                                     */
 #define TT__MOVES 0x10000    /* out[0] is in[0], a part of in[0], in[0] times a factor, or a sum with in[0] */
 #define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                          */
-/* The backward may recompute out[0] instead of saving it. AGAIN: if in[0], or a shard of in[0], is saved
-   anyway. AGAIN_ATTENTION: under the same condition, if recompute is "attention". AGAIN_KEPT: if in[0] is an
+/* The backward may recompute out[0] instead of saving it. CHEAP: if in[0], or a shard of in[0], is saved
+   anyway. CHEAP_ATTENTION: under the same condition, if recompute is "attention". CHEAP_KEPT: if in[0] is an
    input or a parameter. */
-#define TT__AGAIN 0x40000
-#define TT__AGAIN_ATTENTION 0x80000
-#define TT__AGAIN_KEPT (TT__AGAIN | TT__AGAIN_ATTENTION)
+#define TT__CHEAP 0x40000
+#define TT__CHEAP_ATTENTION 0x80000
+#define TT__CHEAP_KEPT (TT__CHEAP | TT__CHEAP_ATTENTION)
 /* Row r of out[0] depends only on row r of the operands in `slots`: bit k is for operand k, k < 4. */
 #define TT__BY_ROW(slots) ((slots) << 20)
 /* Each of the next three flags holds the number of an operand; 0: none. WEIGHT: a matrix that a product may
@@ -2834,20 +2834,20 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(MATMUL_DB, "matmul_db", 2, 1, TT__PRODUCT) /* a, b -> a^T b, only the actual rows */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
-    X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
+    X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__CHEAP) \
         /* x, w, [b] -> y, (mean, 1/std) */ \
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
-    X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
+    X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__CHEAP) \
         /* x, w -> y, 1/rms */ \
     X(RMSNORM_BACKWARD, "rmsnorm_backward", 4, 3, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, 1/rms -> [dx], [dw], [column sums of dx] */ \
-    X(SOFTMAX, "softmax", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) /* x -> y */ \
+    X(SOFTMAX, "softmax", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__CHEAP) /* x -> y */ \
     X(SOFTMAX_BACKWARD, "softmax_backward", 2, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, y -> dx */ \
-    X(NORMALIZE, "normalize", 1, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
+    X(NORMALIZE, "normalize", 1, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__CHEAP) \
         /* x -> y, 1/norm */ \
     X(NORMALIZE_BACKWARD, "normalize_backward", 3, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, y, 1/norm -> dx */ \
-    X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) \
+    X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__CHEAP) \
         /* x -> act(x) */ \
     X(ACTIVATION_BACKWARD, "activation_backward", 2, 2, TT__INPLACE0 | TT__INPLACE1 | TT__COLUMN_SUMS) \
         /* dy, saved -> dx, [column sums of dx] */ \
@@ -2855,21 +2855,21 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
       TT__RESIDUAL(1)) /* a, b -> a + b */ \
     X(ADD_ROW, "add_row", 2, 1, TT__INPLACE0 | TT__BY_ROW(1)) /* a, row -> a + row, in every row */ \
     X(SUM_ROWS, "sum_rows", 1, 1, 0) /* dy -> (1, D), the sum of all rows */ \
-    X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a * b */ \
-    X(MUL_BROADCAST, "mul_broadcast", 2, 1, TT__INPLACE0 | TT__AGAIN) \
+    X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__CHEAP) /* a, b -> a * b */ \
+    X(MUL_BROADCAST, "mul_broadcast", 2, 1, TT__INPLACE0 | TT__CHEAP) \
         /* a, a column, a row or one number -> a * b */ \
     X(ROW_DOTS, "row_dots", 2, 1, 0) /* a, b -> (rows, 1), the sum of a * b over each row */ \
-    X(SWIGLU, "swiglu", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) \
+    X(SWIGLU, "swiglu", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__CHEAP) \
         /* gate, up -> silu(gate) * up */ \
     X(SWIGLU_BACKWARD, "swiglu_backward", 3, 2, TT__INPLACE0 | TT__INPLACE1) \
         /* dy, gate, up -> [dgate], [dup] */ \
-    X(ROTARY, "rotary", 2, 1, TT__INPLACE0 | TT__AGAIN) /* x, positions -> y */ \
+    X(ROTARY, "rotary", 2, 1, TT__INPLACE0 | TT__CHEAP) /* x, positions -> y */ \
     X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__MOVES) /* x -> s * x */ \
     X(DROPOUT, "dropout", 3, 2, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__WITH_RUN | TT__MOVES | \
       TT__BY_ROW(1 | 2) | TT__RESIDUAL(1) | TT__NUMBERS(2) | TT__COLUMN_SUMS) \
         /* x, [residual], [row numbers] -> y, [column sums] */ \
     X(ATTENTION, "attention", 5, 2, TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1) | TT__NUMBERS(4) | \
-      TT__AGAIN_ATTENTION) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
+      TT__CHEAP_ATTENTION) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
     X(CUSTOM, "custom", 6, 1, 0) /* 1 to TT_CUSTOM_INPUTS inputs -> y */ \
     X(CUSTOM_BACKWARD, "custom_backward", 8, 6, 0) /* dy, y, the inputs -> [gradient of each input] */ \
     X(ATTENTION_BACKWARD, "attention_backward", 8, 6, TT__WITH_RUN | TT__COLUMN_SUMS) \
@@ -2881,7 +2881,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(SET_ROWS, "set_rows", 3, 1, TT__INPLACE0) /* x, index, row -> y */ \
     X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow] */ \
     X(STORE_ROWS, "store_rows", 2, 1, TT__RMW) /* x, index -> cache */ \
-    X(PATCHES, "patches", 3, 1, TT__AGAIN_KEPT) /* pixels, positions, seq_start -> y */ \
+    X(PATCHES, "patches", 3, 1, TT__CHEAP_KEPT) /* pixels, positions, seq_start -> y */ \
     X(CROSS_ENTROPY, "cross_entropy", 7, 3, TT__LOSS) \
         /* logits, targets, [weights], -, -, -, [total] -> loss, lse, counts */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
@@ -2900,7 +2900,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(SIGMOID_CROSS_ENTROPY_BACKWARD, "sigmoid_cross_entropy_backward", 6, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], [positive weights], counts -> dlogits */ \
-    X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
+    X(CAST, "cast", 1, 1, TT__CASTS | TT__CHEAP_KEPT) /* x -> x in another dtype */ \
     X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
     X(QUANTIZE, "quantize", 2, 4, 0) \
         /* x, [history of x] -> [fp8 of x], [fp8 of x^T], 1/scale, [largest |x|] */ \
@@ -2923,7 +2923,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
         /* x -> y, the sum (or max, min) of all members' x */ \
     X(REDUCE_SCATTER, "reduce_scatter", 1, 1, TT__RMW | TT__MOVES) \
         /* x -> this member's shard of the sum of all members' x */ \
-    X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__AGAIN) /* shard -> y, all members' shards */ \
+    X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__CHEAP) /* shard -> y, all members' shards */ \
     X(BROADCAST, "broadcast", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y, member 0's x */ \
     X(SEND, "send", 1, 0, 0) /* x, for the RECV that follows */ \
     X(RECV, "recv", 1, 1, TT__RMW | TT__INPLACE0) /* x of member move.from -> y of member move.to */ \
@@ -3072,10 +3072,10 @@ static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 
 /* Largest number of rotary pairs in a head. The frequencies of all pairs follow transformers' formulas
    (modeling_rope_utils.py). */
-enum { TT__MOST_PAIRS = 256 };
+enum { TT__MAX_PAIRS = 256 };
 static inline int tt__rotary_pairs_of(const tt_rotary_options *o) { return (o->size + 1) / 2; }
 
-static inline void tt__rotary_frequencies(const tt_rotary_options *o, double frequency[TT__MOST_PAIRS])
+static inline void tt__rotary_frequencies(const tt_rotary_options *o, double frequency[TT__MAX_PAIRS])
 {
     const double turn = 6.283185307179586, size = o->size, log_base = log(o->base);
     /* YARN: numbers of the pairs that turn `high` and `low` times within the original positions. */
@@ -3903,7 +3903,7 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
    included. In each call a thread begins with its own slice of the tasks, whose data may still be in the
    thread's cache; then it helps with the slices of other threads. Results must depend on the task only, not
    on the thread or the number of threads. Idle workers sleep. */
-typedef void (*tt__task)(void *arg, int64_t task, int thread);
+typedef void (*tt__task_function)(void *arg, int64_t task, int thread);
 
 typedef struct tt__worker {
     tt__pool *pool;
@@ -3918,7 +3918,7 @@ struct tt__pool {
     tt__worker workers[256]; /* workers[0] is the calling thread */
     pthread_mutex_t mutex;
     pthread_cond_t wake, done;
-    tt__task run;
+    tt__task_function run;
     void *arg;
     uint64_t generation;     /* atomic; grows by 1 with each call that has work */
     int active;              /* atomic; number of workers that have not finished the current call */
@@ -3977,7 +3977,7 @@ static void *tt__pool_main(void *arg)
     }
 }
 
-static void tt__run_tasks(tt__pool *pool, int64_t count, tt__task run, void *arg)
+static void tt__run_tasks(tt__pool *pool, int64_t count, tt__task_function run, void *arg)
 {
     if (count <= 0) return;
     tt__float_mode mode = tt__float_default();
@@ -4583,7 +4583,7 @@ static void tt__sort_indices(uint32_t *items, size_t n, tt__less less, const voi
 
 /* Largest number of elements of a tensor. Within this limit, the bytes of a tensor and of an op's scratch
    memory for the tensor fit a size_t. tt__check_total checks the sum over all tensors of a program. */
-#define TT__MOST_ELEMENTS (((int64_t)1 << 47) - 1)
+#define TT__MAX_ELEMENTS (((int64_t)1 << 47) - 1)
 
 struct tt_param {
     tt_context *ctx;
@@ -4828,7 +4828,7 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
         vsnprintf(v.name, sizeof v.name, format, args);
     }
     va_end(args);
-    if (shape->rows > TT__MOST_ELEMENTS / shape->cols)
+    if (shape->rows > TT__MAX_ELEMENTS / shape->cols)
         return tt__tape_fail(t, TT_ERR_SHAPE,
                              "'%s': %lld rows of width %lld are 2^47 elements or more, which is too many",
                              v.name, (long long)shape->rows, (long long)shape->cols);
@@ -7017,10 +7017,10 @@ static bool tt__shape_ROTARY(tt_tape *t, const tt__instr *i, tt__shape *out)
         return tt__tape_fail(t, TT_ERR_SHAPE,
                              "rotary: the width is %lld, but must be a multiple of heads, %d",
                              (long long)x->cols, heads);
-    if (o->size < 1 || 2 * tt__rotary_pairs_of(o) > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
+    if (o->size < 1 || 2 * tt__rotary_pairs_of(o) > x->cols / heads || o->size > 2 * TT__MAX_PAIRS)
         return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: size is %d in heads of %lld columns; rounded up to an "
                              "even number, it must be 2 to %d, and at most the columns of a head", o->size,
-                             (long long)(x->cols / heads), 2 * TT__MOST_PAIRS);
+                             (long long)(x->cols / heads), 2 * TT__MAX_PAIRS);
     const unsigned scaling = (unsigned)o->scaling, pairs = (unsigned)o->pairs;
     if (scaling > TT_ROTARY_YARN || pairs > TT_ROTARY_NEIGHBOURS)
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: scaling is %u and pairs is %u, but they must be of "
@@ -7161,7 +7161,7 @@ tt_attention_options tt_attention_options_default(int heads)
     return o;
 }
 
-#define TT__MOST_HEAD 65536 /* max columns of a head; kernels keep blocks of queries and keys in scratch */
+#define TT__MAX_HEAD 65536 /* max columns of a head; kernels keep blocks of queries and keys in scratch */
 
 /* Fails if the options of block-sparse attention are invalid. */
 static bool tt__blocks_in(tt_tape *t, const tt__attr *a)
@@ -7192,9 +7192,9 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     for (int k = 1; k < 3; k++)
         if (!tt__shape_in(t, i, k, keys, q->cols / heads * i->attr.key_heads)) return false;
     if (!tt__index_in(t, i, 3) || !tt__numbers_in(t, i, 4, 0)) return false;
-    if (q->cols / heads > TT__MOST_HEAD)
+    if (q->cols / heads > TT__MAX_HEAD)
         return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads have %lld columns, but at most %d are "
-                             "supported: use more heads", (long long)(q->cols / heads), TT__MOST_HEAD);
+                             "supported: use more heads", (long long)(q->cols / heads), TT__MAX_HEAD);
     for (int k = 1; k < 3; k++)
         /* Heads are computed in parallel, so two heads must not add to the same column of a gradient. */
         for (int j = 0; j < k; j++) {
@@ -7808,7 +7808,7 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 }
 
 /* The linear layer and its backward that a fused loss replaces. */
-typedef struct tt__head {
+typedef struct tt__loss_head {
     /* Numbers of instructions. linear makes the logits; back makes the logits' gradient, -1: none; last is
        the last one that is replaced. */
     int linear, back, last;
@@ -7816,11 +7816,11 @@ typedef struct tt__head {
        product then adds a rank's rows. 0: no such instruction. */
     int fill;
     tt__instr fused;
-} tt__head;
+} tt__loss_head;
 
 /* Finds the backward of the loss that instruction k computes, and after it the backward of the linear layer,
    and sets their fields in *h. Returns false if they cannot be fused. */
-static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__head *h)
+static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__loss_head *h)
 {
     int32_t loss = t->code[k].out[0];
     h->back = t->values[logits].reader;
@@ -7868,7 +7868,7 @@ static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
     const tt__tape_value *v = &t->values[logits];
-    tt__head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
+    tt__loss_head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
     if (h.linear < 0 || v->base != logits || v->keep || logits == root) return;
     const tt__attr *a = &t->code[k].attr;
     if (v->shape.rows <= TT__LOSS_CHUNK || a->by_class || a->by_total) return;
@@ -9786,7 +9786,7 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
                     "leave {residual} NULL, or use 16-mixed or bf16-mixed", residual, tt__precision_names[k]);
 }
 
-typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
+typedef enum tt__matmul_precision { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul_precision;
 
 /* Puts v into a residual stream if the op that computes v begins a stream or moves a stream's values
    unchanged. Returns whether v is in the stream or needs no mark, because v is f32 anyway or not transient. v
@@ -10035,11 +10035,11 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
         return i;
     }
     if (r->policy == TT__RECOMPUTE_NONE) return none;
-    if (tt__is(f, TT__AGAIN_KEPT)) {
+    if (tt__is(f, TT__CHEAP_KEPT)) {
         tt__storage storage = r->t->values[f->in[0]].storage;
         return storage == TT__INPUT || storage == TT__PARAMETER ? *f : none;
     }
-    const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__AGAIN_KEPT : TT__AGAIN;
+    const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__CHEAP_KEPT : TT__CHEAP;
     const bool recomputed = (tt__ops[f->op].flags & cheap) != 0;
     const bool gathers = tt__rules_of(f)->phases && r->t->values[f->in[0]].storage == TT__TRANSIENT;
     /* the ranks' shards take less memory than the gathered tensor */
@@ -10949,12 +10949,12 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
    follows a '.', a '_' or nothing, and that a '.' or nothing follows. */
 static int tt__layer_of(const char *name)
 {
-    enum { MOST_DIGITS = 6 };
+    enum { MAX_DIGITS = 6 };
     for (const char *c = name; *c; c++) {
         const size_t digits = strspn(c, "0123456789");
         const bool begins = c == name || c[-1] == '.' || c[-1] == '_';
         const bool ends = !c[digits] || c[digits] == '.';
-        if (digits && digits <= MOST_DIGITS && begins && ends) return atoi(c);
+        if (digits && digits <= MAX_DIGITS && begins && ends) return atoi(c);
         if (digits) c += digits - 1;
     }
     return -1;
@@ -12735,15 +12735,15 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__spac
 /* The bytes in use at each instruction, as a binary tree over the instructions (a segment tree: Bentley,
    "Solutions to Klee's rectangle problems", 1977). A node has two lists of spans of bytes: spans in use
    during all instructions of the node, and spans in use during some of them. */
-typedef struct tt__span {
+typedef struct tt__interval {
     size_t from, to;
     int next;       /* next span of the list, in the order of bytes; 0: none */
     int far;        /* a later span, as a shortcut for searches; valid only while it is in the same list */
     int list;       /* number of the list that has the span; 0: none */
-} tt__span;
+} tt__interval;
 typedef struct tt__taken {
     tt_context *ctx;
-    tt__span *span; int n_span, cap_span;   /* element 0 means "none" */
+    tt__interval *span; int n_span, cap_span;   /* element 0 means "none" */
     int unused;     /* first span that is in no list; 0: none */
     int *list;      /* list[2 * k]: first span in use during all instructions of node k; list[2 * k + 1]:
                        during some */
@@ -12783,7 +12783,7 @@ static bool tt__taken_clear(tt__taken *t)
 static int tt__span_before(tt__taken *t, int at, size_t limit)
 {
     for (int two_back = at, back = at;;) {
-        const tt__span *s = &t->span[at], *far = &t->span[s->far];
+        const tt__interval *s = &t->span[at], *far = &t->span[s->far];
         const bool leads = far->list == s->list && far->from > s->from && far->to <= limit;
         const int next = leads ? s->far : s->next;
         if (!next || t->span[next].to > limit) return at;
@@ -12805,7 +12805,7 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
         at = t->span[before].next;
     }
     if (at && t->span[at].from <= to) { /* span `at` grows and absorbs the spans that it now touches */
-        tt__span *s = &t->span[at];
+        tt__interval *s = &t->span[at];
         t->hint[list] = at;
         if (from < s->from) s->from = from;
         if (to <= s->to) return true;
@@ -12870,7 +12870,7 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
         bool moved = false;
         for (int k = 0; k < n;) {
             if (t->span[head[k]].to <= cursor) head[k] = t->span[tt__span_before(t, head[k], cursor)].next;
-            const tt__span *s = &t->span[head[k]];
+            const tt__interval *s = &t->span[head[k]];
             if (!head[k]) { head[k] = head[--n]; continue; }
             if (s->from <= cursor) { cursor = s->to; moved = true; }
             else if (s->from < next) next = s->from;
@@ -13260,7 +13260,8 @@ static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows,
 #endif
 
 /* Runs tasks in parallel, or one after another if the whole product is too small to share. */
-static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count, tt__task run, void *arg)
+static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count, tt__task_function run,
+                           void *arg)
 {
     if ((double)g->m * (double)g->n * (double)g->k > TT__GEMM_ALONE) tt__run_tasks(pool, count, run, arg);
     else for (int64_t task = 0; task < count; task++) run(arg, task, 0);
@@ -15071,7 +15072,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     const TT__K(gemm_operand) b = {g->b.data, g->b.dtype, g->b_narrow, pairs, g->n, g->b_col, g->b_row, g->k};
     TT__K(gemm_block) w;
     memset(&w, 0, sizeof w);
-    tt__task tile_task = TT__K(gemm_tile_task);
+    tt__task_function tile_task = TT__K(gemm_tile_task);
     int64_t units = g->k;
     w.args = g;
     w.a = a;
@@ -16654,7 +16655,7 @@ TT__ROWS_FN(rotary_rows)
 
 TT__FN tt_status TT__K(run_ROTARY)(const tt__launch *l)
 {
-    double frequency[TT__MOST_PAIRS];
+    double frequency[TT__MAX_PAIRS];
     const tt_rotary_options *o = &l->instr->attr.rotary;
     tt__rotary_frequencies(o, frequency);
     for (int j = 0; j < tt__rotary_pairs_of(o); j++) tt__workspace_at(l, 0)[j] = (float)frequency[j];
@@ -19403,7 +19404,7 @@ static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->
 
 /* Returns how many elements of a member's shard belong to a job. Sets *first to the index of the first of
    them in the whole tensor. */
-static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
+static int64_t tt__net_shard(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
     const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has all elements */
     int64_t n = member ? 0 : tt__elements(&l->in[0]);
@@ -19417,7 +19418,7 @@ static int64_t tt__net_longest(const tt__launch *l)
 {
     const tt__net_job all = {0, 0, INT64_MAX};
     int64_t longest = 0, first;
-    for (int k = 0; k < l->members; k++) longest = tt__max(longest, tt__net_piece(l, &all, k, &first));
+    for (int k = 0; k < l->members; k++) longest = tt__max(longest, tt__net_shard(l, &all, k, &first));
     return longest;
 }
 
@@ -19495,10 +19496,10 @@ static double tt__net_sends(const tt__collective *c, double *min)
     for (int m = 0; m < c->all.count; m++) {
         const int q = m / c->near.count, own = c->low + m % c->near.count;
         if (q == c->own) continue;
-        if (l->phase == TT__SPREAD_PHASE) bytes += item * (double)tt__net_piece(l, &all, own, &first);
+        if (l->phase == TT__SPREAD_PHASE) bytes += item * (double)tt__net_shard(l, &all, own, &first);
         else
             bytes += (double)tt__net_nodes(c, c->own, l->present) *
-                     (double)tt__net_size(l, tt__net_piece(l, &all, m, &first));
+                     (double)tt__net_size(l, tt__net_shard(l, &all, m, &first));
     }
     return bytes;
 }
@@ -19559,8 +19560,8 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
         for (int j = 0; j < b->jobs; j++) {
             const tt__launch *x = &c->l[b->job[j].k];
             for (int k = 0; k < c->near.count; k++) {
-                const int64_t there = tt__net_piece(x, &b->job[j], q * c->near.count + k, &first);
-                const int64_t here = tt__net_piece(x, &b->job[j], c->low + k, &first);
+                const int64_t there = tt__net_shard(x, &b->job[j], q * c->near.count + k, &first);
+                const int64_t here = tt__net_shard(x, &b->job[j], c->low + k, &first);
                 to += (size_t)tt__net_nodes(c, c->own, x->present) * tt__net_size(x, there);
                 from += (size_t)tt__net_nodes(c, q, x->present) * tt__net_size(x, here);
             }
@@ -19580,7 +19581,7 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
         const int q = at / b->jobs, j = at % b->jobs;
         const tt__launch *x = &c->l[b->job[j].k];
         for (int k = q * c->near.count; k < (q + 1) * c->near.count && status == TT_OK; k++) {
-            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
+            int64_t first, n = tt__net_shard(x, &b->job[j], k, &first);
             const int64_t bytes = c->me < x->present ? n * (int64_t)tt_dtype_bytes(x->in[0].dtype) : 0;
             status = tt__net_copy(c->group, c->rank, x, to, tt__element(&x->in[0], first), bytes);
             to += tt__net_size(x, n);
@@ -19604,7 +19605,7 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
         const tt__launch *x = &c->l[b->job[j].k];
         const int present = tt__net_present(c, c->own, x->present);
         for (int k = q * c->near.count; k < (q + 1) * c->near.count; k++) {
-            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
+            int64_t first, n = tt__net_shard(x, &b->job[j], k, &first);
             for (int node = 0; node * c->grain < present && status == TT_OK; node++) {
                 const int begin = node * c->grain, end = (int)tt__min(present, begin + c->grain);
                 for (int m = begin; m < end; m++) {
@@ -19634,7 +19635,7 @@ static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b,
     for (int j = 0; j < b->jobs; j++) {
         const tt__launch *x = &c->l[b->job[j].k];
         for (int k = 0; k < c->near.count && status == TT_OK; k++) {
-            int64_t first, n = tt__net_piece(x, &b->job[j], c->low + k, &first);
+            int64_t first, n = tt__net_shard(x, &b->job[j], c->low + k, &first);
             int leaves = 0;
             for (int q = 0; q < c->processes; q++)
                 for (int node = 0; node < tt__net_nodes(c, q, x->present); node++) {
@@ -19716,7 +19717,7 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     const bool gathers = tt__net_is(l, TT__PIECES_IN);
     int64_t first;
     if (!c->direct) return (char *)c->group->stage[c->leader] + (size_t)m * room;
-    tt__net_piece(l, job, m, &first);
+    tt__net_shard(l, job, m, &first);
     if (m / c->near.count != c->own) return (char *)tt__element(&l->out[0], first);
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
 }
@@ -19730,7 +19731,7 @@ static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, 
     const tt__mat *x = gathers && !come ? &l->in[0] : &l->out[0];
     tt_status status = TT_OK;
     for (int m = come ? 0 : c->me; m < (come ? c->all.count : c->me + 1) && status == TT_OK; m++) {
-        int64_t first, bytes = (int64_t)tt_dtype_bytes(l->out[0].dtype) * tt__net_piece(l, job, m, &first);
+        int64_t first, bytes = (int64_t)tt_dtype_bytes(l->out[0].dtype) * tt__net_shard(l, job, m, &first);
         char *staged = tt__net_begin(c, job, m, room);
         char *own = (char *)tt__element(x, gathers && !come ? job->from : first);
         if (come && m == c->me && !gathers) continue;
@@ -19760,8 +19761,8 @@ static tt_status tt__net_gather(const tt__collective *c)
             if (waits && status == TT_OK) status = tt__await_stream(c->group, c->rank, stream);
             for (int m = 0; m < c->all.count && status == TT_OK && leads; m++) {
                 const int own = c->low + m % c->near.count, process = tt__net_process(c, m / c->near.count);
-                int64_t first, come = item * tt__net_piece(l, &job, m, &first);
-                const int64_t go = item * tt__net_piece(l, &job, own, &first);
+                int64_t first, come = item * tt__net_shard(l, &job, m, &first);
+                const int64_t go = item * tt__net_shard(l, &job, own, &first);
                 if (m / c->near.count == c->own) continue;
                 status = tt__net_receive(&mail, process, tt__net_begin(c, &job, m, room), (size_t)come);
                 if (status == TT_OK)
@@ -20841,7 +20842,7 @@ static int64_t tt__new_param_size(tt_context *ctx, const char *name, int ndim, c
             status = tt__fail(ctx, TT_ERR_SHAPE,
                               "parameter '%s': dimension %d is %lld, but must be at least 1", name, k,
                               (long long)dims[k]);
-        else if (dims[k] > TT__MOST_ELEMENTS / size)
+        else if (dims[k] > TT__MAX_ELEMENTS / size)
             status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d, %lld, makes 2^47 elements or "
                               "more, which is too many: make it smaller", name, k, (long long)dims[k]);
         else size *= dims[k];
@@ -21206,7 +21207,7 @@ typedef struct tt__recording {
     int64_t *rows;          /* number of rows of each axis; NULL: this entry is free */
     int credit;             /* rises when the recording is used, falls when another run asks for this entry */
 } tt__recording;
-enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
+enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MAX = 64 };
 
 /* The two host buffers from which an input is copied to a device with its own memory; runs use them in turn.
    copied: for each buffer, the event after which the host may write to it again. now: the buffer in use.
@@ -21234,7 +21235,7 @@ typedef struct tt__settings {
     int stage;              /* the program's stage of the pipeline */
     int in_flight;          /* max number of micro-batches in flight; 0: no pipeline */
     tt__precision precision;
-    tt__matmul matmul;
+    tt__matmul_precision matmul;
     tt__recompute_policy recompute;
     unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
     bool offload_fits, zero_fits; /* the option `offload` is "budget"; `parallel.zero` is TT_ZERO_BUDGET */
@@ -21260,7 +21261,7 @@ typedef struct tt__choice {
     int halved;             /* how many times TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
 } tt__choice;
 
-/* Arguments and results of a call of tt__compile beside tt_compile_options. */
+/* Arguments and results of a call of tt__try_compile beside tt_compile_options. */
 typedef struct tt__attempt {
     bool quiet;             /* a trial of a search for the largest size: no warnings, errors without advice */
     bool unbudgeted;        /* the caller of that search has no budget and will compile without one */
@@ -21947,7 +21948,7 @@ static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__se
         tt__note_error(ctx, all, status,
                        tt__parse(ctx, rows[k].option, rows[k].word ? rows[k].word : rows[k].usual,
                                  rows[k].names, rows[k].n, "", &found[k]));
-    s->matmul = (tt__matmul)found[0];
+    s->matmul = (tt__matmul_precision)found[0];
     s->recompute = (tt__recompute_policy)found[1];
     s->memory = (tt__memory_kind)found[2];
     s->update = (tt__update_place)found[3];
@@ -22324,7 +22325,7 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
 #define TT__FOR_LEAST (TT__ESTIMATES / 2) /* to find the smallest program, when nothing fits */
 /* BUILDS: max number of programs that one choice builds. LEAST_BUILDS: max number of these builds in the
    search for the smallest program. */
-enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 13 };
+enum { TT__BUILDS = 30, TT__MIN_BUILDS = 13 };
 enum { TT__LARGE = 300 }; /* for programs with this many instructions, few of the smallest candidates are
                              built */
 
@@ -22711,7 +22712,7 @@ static void tt__list_items(tt__chooser *c)
             if (tt__recomputation(&r, v, &deep).op >= 0) continue; /* policy "cheap" recomputes it anyway */
             c->price[c->n] = tt__cost_again(c, &r, k, 8) / (double)tt__storage_bytes(x);
             c->made[c->n] = k;
-            c->attention[c->n] = tt__is(i, TT__AGAIN_ATTENTION) && !tt__is(i, TT__AGAIN_KEPT);
+            c->attention[c->n] = tt__is(i, TT__CHEAP_ATTENTION) && !tt__is(i, TT__CHEAP_KEPT);
             c->item[c->n++] = v;
         }
 }
@@ -23853,7 +23854,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (search && tt__try_build(&c->job, &saving, e) == TT_ERR_MEMORY) return TT_ERR_MEMORY;
     const bool tight = s->min > c->budget;
     if (tight) {
-        const int max = (int)tt__min(TT__LEAST_BUILDS - 1, tt__max_min(c));
+        const int max = (int)tt__min(TT__MIN_BUILDS - 1, tt__max_min(c));
         if (small) status = tt__try_all(c);
         if (status == TT_OK) status = tt__try_min(c, may);
         if (status == TT_OK) status = tt__build_min(c, max, e);
@@ -23864,7 +23865,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     }
     if (status == TT_OK && c->job.attempt->quiet) return tt__fits(e) ? status : tt__build_again(c, s, e);
     if (status == TT_OK && !(tight && small)) status = tt__list_candidates(c);
-    if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
+    if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__MIN_BUILDS), e);
     if (status == TT_OK && !tt__fits(e)) { /* choices estimated below the smallest program often fit */
         c->budget = s->min;
         status = tt__build_cheapest(c, TT__BUILDS - 1, e);
@@ -24331,7 +24332,8 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
     tt__fail(ctx, TT_ERR_BUDGET, "%s", error);
 }
 
-static tt_program *tt__compile(tt_tape *t, tt_value root, const tt_compile_options *o, tt__attempt *attempt)
+static tt_program *tt__try_compile(tt_tape *t, tt_value root, const tt_compile_options *o,
+                                   tt__attempt *attempt)
 {
     const tt_compile_options defaults = tt_compile_options_default();
     tt_status status;
@@ -24354,7 +24356,7 @@ static tt_program *tt__compile(tt_tape *t, tt_value root, const tt_compile_optio
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
     tt__attempt attempt = {false, false, false, 0, 0};
-    return tt__compile(t, root, o, &attempt);
+    return tt__try_compile(t, root, o, &attempt);
 }
 
 /* ==== src/compile/batch.h */
@@ -24460,7 +24462,7 @@ static tt_status tt__try_batch(void *arg, int64_t n, tt__attempt *attempt, size_
     tt_tape *t = tt_tape_new(b->ctx);
     if (!t) return TT_ERR_MEMORY;
     const tt_value root = b->record(b->user, t, n);
-    tt_program *p = tt__compile(t, root, &b->options, attempt);
+    tt_program *p = tt__try_compile(t, root, &b->options, attempt);
     tt_tape_free(t);
     if (!p) return b->ctx->status;
     *bytes = tt__arena_size(p->arena, 0);
@@ -25621,7 +25623,7 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
         if (!x->rows || x->segment != segment || x->first != first) continue;
         if (x->later != later || x->slot != slot) continue;
         if (segment == TT__EACH_MICRO && memcmp(x->rows, r->axis_rows, all) != 0) continue;
-        x->credit = (int)tt__min(x->credit + TT__RECORDING_USED, TT__RECORDING_MOST);
+        x->credit = (int)tt__min(x->credit + TT__RECORDING_USED, TT__RECORDING_MAX);
         return x;
     }
     tt__recording *x = &r->recordings[r->next_recording];
@@ -27207,12 +27209,12 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
     return status;
 }
 
-enum { TT__LEAF_PIECE = 256 };
+enum { TT__LEAF_CHUNK = 256 };
 
 /* Adds the n numbers of b to those of a, and rounds each sum to `dtype`. */
 static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 {
-    uint16_t half[TT__LEAF_PIECE];
+    uint16_t half[TT__LEAF_CHUNK];
     for (int64_t k = 0; k < n; k++) a[k] += b[k];
     if (dtype == TT_F32) return;
     tt__convert(half, dtype, a, TT_F32, (size_t)n);
@@ -27245,13 +27247,13 @@ static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__st
     const int data = p->built.t->sums_micros ? 1 : p->arena->data;
     const tt_dtype dtype = p->built.t->values[g->leaves ? g->leaves : g->total].shape.dtype;
     const int64_t size = stored->rows * stored->cols;
-    const size_t bytes = sizeof(float[TT__LEAF_PIECE]) * (size_t)(g->slots * data + 1);
-    float (*leaf)[TT__LEAF_PIECE] = (float (*)[TT__LEAF_PIECE])tt__alloc(p->ctx, bytes);
+    const size_t bytes = sizeof(float[TT__LEAF_CHUNK]) * (size_t)(g->slots * data + 1);
+    float (*leaf)[TT__LEAF_CHUNK] = (float (*)[TT__LEAF_CHUNK])tt__alloc(p->ctx, bytes);
     tt_status status = leaf ? TT_OK : TT_ERR_MEMORY;
     for (int64_t e = 0, n; e < size && status == TT_OK; e += n) {
         int rank, many = 0;
         const int64_t at = tt__stored_at(stored, e, &rank, &n);
-        n = tt__min(n, TT__LEAF_PIECE);
+        n = tt__min(n, TT__LEAF_CHUNK);
         for (int l = 0; l < g->slots * data && status == TT_OK; l++) {
             const int slot = l / data, of = tt__first_of(p, l % data) + rank;
             if (data > 1 && l % data >= p->in_slot[slot]) continue;
@@ -27341,7 +27343,7 @@ tt_status tt_set_gradient(tt_program *p, const tt_param *param, const float *fro
 {
     tt__so_far g;
     double factor;
-    float piece[TT__LEAF_PIECE];
+    float piece[TT__LEAF_CHUNK];
     tt_status status = tt__gradient_now(p, param, "tt_set_gradient", &g, &factor);
     if (status != TT_OK) return status;
     if (!p->round || p->arena->data * tt__slots(p) > 1)
@@ -27358,7 +27360,7 @@ tt_status tt_set_gradient(tt_program *p, const tt_param *param, const float *fro
             const int64_t e = tt__stored_element(&stored, r, at, &n);
             char *to = tt__storage_memory(p, r, x) + (size_t)at * tt_dtype_bytes(x->shape.dtype);
             const tt__memory memory = {p->arena, r, x->space, x->shape.dtype, to};
-            n = tt__min(n, TT__LEAF_PIECE);
+            n = tt__min(n, TT__LEAF_CHUNK);
             for (int64_t k = 0; k < n; k++) piece[k] = (float)(from[e + k] / factor);
             status = tt__write_memory(&memory, piece, TT_F32, (size_t)n);
         }
@@ -27481,7 +27483,7 @@ static uint64_t tt__program_hash(const tt_program *p)
 }
 
 enum { TT__STATE_VERSION = 6 };
-#define TT__MOST_STEPS ((int64_t)1 << 62) /* max number of steps in a state, so that later steps cannot
+#define TT__MAX_STEPS ((int64_t)1 << 62) /* max number of steps in a state, so that later steps cannot
                                              overflow */
 
 /* The header of a saved state: numbers of 8 bytes, stored as the I64 tensor "tinytrain.run". A program that
@@ -27522,8 +27524,8 @@ static tt__state_header tt__state_header_of(const tt_program *p)
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
-enum { TT__LEAST_WIDTH = 64, TT__MOST_WIDTH = 2048, TT__UPDATE_WIDTH = 576, TT__LEAST_COPY = 1 << 20,
-       TT__MOST_COPY = 1 << 26 };
+enum { TT__MIN_WIDTH = 64, TT__MAX_WIDTH = 2048, TT__UPDATE_WIDTH = 576, TT__MIN_COPY = 1 << 20,
+       TT__MAX_COPY = 1 << 26 };
 
 /* A program that trains a transformer block, and its inputs. */
 typedef struct tt__sample {
@@ -27706,7 +27708,7 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__device_group *c, in
     memset(&l, 0, sizeof l);
     l.device = c->device[0];
     l.instr = &i;
-    for (int64_t n = TT__LEAST_COPY; n <= TT__MOST_COPY && status == TT_OK; n *= 4) {
+    for (int64_t n = TT__MIN_COPY; n <= TT__MAX_COPY && status == TT_OK; n *= 4) {
         if (seconds >= TT__COPY_LONG) break;
         const tt__mat m = {from, TT_F32, n / 4096, 1024, 1024};
         l.in[0] = l.out[0] = m;
@@ -27729,10 +27731,10 @@ static tt_status tt__measure_links(tt_context *ctx, const tt__device_group *c, t
 {
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[0];
-    void *x = b->allocate(d, TT__MOST_COPY), *y = x ? b->allocate(d, TT__MOST_COPY) : NULL;
-    void *host = y ? b->allocate_host(d, TT__MOST_COPY) : NULL;
+    void *x = b->allocate(d, TT__MAX_COPY), *y = x ? b->allocate(d, TT__MAX_COPY) : NULL;
+    void *host = y ? b->allocate_host(d, TT__MAX_COPY) : NULL;
     tt_status status = host ? TT_OK : tt__device_status(ctx, c, 0, TT_ERR_MEMORY);
-    if (status == TT_OK) status = tt__device_status(ctx, c, 0, b->fill(d, x, 0, TT__MOST_COPY));
+    if (status == TT_OK) status = tt__device_status(ctx, c, 0, b->fill(d, x, 0, TT__MAX_COPY));
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_SCALE, x, y, &costs->memory);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, x, host, &costs->to_host);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, host, x, &costs->from_host);
@@ -27749,7 +27751,7 @@ static int tt__next_width(int width, double seconds)
 {
     const double times = fmin(4, cbrt(TT__STEP_LONG / fmax(seconds, 1e-9)));
     const int next = (int)(times * width) / 64 * 64;
-    return times < 1.2 || next <= width ? width : next < TT__MOST_WIDTH ? next : TT__MOST_WIDTH;
+    return times < 1.2 || next <= width ? width : next < TT__MAX_WIDTH ? next : TT__MAX_WIDTH;
 }
 
 /* Measures the rates of instructions in fp32 (`single`) or bf16. *min: seconds of the smallest step. */
@@ -27758,7 +27760,7 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
 {
     tt__profile now, small;
     memset(&small, 0, sizeof small);
-    for (int width = TT__LEAST_WIDTH, before = 0; width != before;) {
+    for (int width = TT__MIN_WIDTH, before = 0; width != before;) {
         double seconds = 0;
         const char *precision = single ? "32-true" : "bf16-true";
         const tt_status status = tt__profile_of(ctx, device, precision, width, width, &now, &seconds);
@@ -27790,7 +27792,7 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt__sample s; /* runs like users' programs, with streams and graphs of launches */
     tt__profile update;
     double min, ignored;
-    status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH, TT__LEAST_WIDTH);
+    status = tt__sample_new(own, &s, device, "32-true", TT__MIN_WIDTH, TT__MIN_WIDTH);
     if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
     if (status == TT_OK)
         status = tt__profile_of(own, "cpu", "32-true", 1, TT__UPDATE_WIDTH, &update, &ignored);
@@ -31271,7 +31273,7 @@ static void tt__normalize_ascii_by(tt_tokenizer *k)
 }
 
 /* Returns the normalized text: `text` itself if the normalizers change nothing. */
-static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes)
+static const char *tt__normalize_text(tt__encoder *e, const char *text, size_t *bytes)
 {
     const tt_tokenizer *k = e->k;
     bool aligns = e->spans != NULL; /* whether spans are wanted, or a splitter needs e->front */
@@ -31847,7 +31849,7 @@ static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t b
     }
     const char *const layer = e->layer;
     const tt_span *const map = e->map;
-    text = e->origin = tt__normalize(e, text, &bytes);
+    text = e->origin = tt__normalize_text(e, text, &bytes);
     e->origin_bytes = bytes;
     if (!e->failed) tt__cut_text(e, 1, text, bytes, first);
     e->layer = layer;
@@ -33465,7 +33467,7 @@ static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *
     tt__encoder e;
     tt__encoder_init(&e, k);
     size_t bytes = a->bytes;
-    const char *text = tt__normalize(&e, a->text, &bytes);
+    const char *text = tt__normalize_text(&e, a->text, &bytes);
     const bool same = !e.failed && bytes == a->bytes && memcmp(text, a->text, bytes) == 0;
     const char *copy = same ? a->text : e.failed ? NULL : tt__chunks_text(k->ctx, &k->chunks, text, bytes);
     tt__encoder_free(&e);
@@ -38034,7 +38036,7 @@ static void tt__print_labels(tt__text_buffer *json, const char (*names)[64], int
     tt__print(json, "}\n}\n");
 }
 
-enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* so that an int can count all tensors */
+enum { TT__MAX_CLASSES = 100000, TT__MAX_LAYERS = 1000000 }; /* so that an int can count all tensors */
 
 /* Reads the number of classes from "id2label" or, without it, from "num_labels". Without both, *classes is
    unchanged. */
@@ -38044,10 +38046,10 @@ static tt_status tt__read_classes(const tt__json *j, int *classes)
     int64_t n = *classes;
     tt_status status = TT_OK;
     if (labels >= 0 && j->nodes[labels].kind == TT__JSON_OBJECT) n = j->nodes[labels].count;
-    else status = tt__json_read_int(j, 0, "num_labels", false, 1, TT__MOST_CLASSES, &n);
-    if (status == TT_OK && (n < 1 || n > TT__MOST_CLASSES))
+    else status = tt__json_read_int(j, 0, "num_labels", false, 1, TT__MAX_CLASSES, &n);
+    if (status == TT_OK && (n < 1 || n > TT__MAX_CLASSES))
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': id2label has %lld classes, but must have 1 to %d",
-                        j->path, (long long)n, TT__MOST_CLASSES);
+                        j->path, (long long)n, TT__MAX_CLASSES);
     *classes = (int)n;
     return status;
 }
@@ -38131,11 +38133,11 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
                       r->kind != '0');
     }
     if (classes < 1) tt__print(&all, "; classes is %d, but must be at least 1", classes);
-    if (classes > TT__MOST_CLASSES)
-        tt__print(&all, "; classes is %d, but at most %d are supported", classes, TT__MOST_CLASSES);
+    if (classes > TT__MAX_CLASSES)
+        tt__print(&all, "; classes is %d, but at most %d are supported", classes, TT__MAX_CLASSES);
     if (a->check) a->check(&all, config);
-    if (layers > TT__MOST_LAYERS)
-        tt__print(&all, "; layers is %d, but at most %d are supported", layers, TT__MOST_LAYERS);
+    if (layers > TT__MAX_LAYERS)
+        tt__print(&all, "; layers is %d, but at most %d are supported", layers, TT__MAX_LAYERS);
     if (heads > 0 && hidden % heads)
         tt__print(&all, "; hidden_size is %d, but must be a multiple of heads, %d", hidden, heads);
     for (int k = 0; k < a->n_config; k++) {
@@ -39079,7 +39081,7 @@ static tt_status tt__embedder_save(tt_context *ctx, const char *folder, const tt
 
 /* Records the sum of the embeddings of tokens, positions and types, which the norm then reads. The result has
    the shape (rows, hidden), in ALBERT (rows, embedding_size). */
-static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
+static tt_value tt__bert_embeddings(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
     const int flags = tt__bert_of(c)->flags, offset = tt__bert_offset(c);
@@ -39128,7 +39130,7 @@ tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_va
         return tt__handle(t, 0);
     }
     /* The values of a layer, except h, have the shape (rows, hidden). */
-    tt_value x = tt__bert_embed(m, t, in);
+    tt_value x = tt__bert_embeddings(m, t, in);
     if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
     if (!(flags & TT__BERT_DROP_SUM)) x = tt_dropout(t, x, c->dropout);
@@ -41873,12 +41875,12 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
     tt_compile_options o = r->options.compile;
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
-    if (o.train && !(r->train = tt__compile(t, loss, &o, attempt))) return r->ctx->status;
+    if (o.train && !(r->train = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
     if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
-    if (!(r->eval = tt__compile(t, loss, &o, attempt))) return r->ctx->status;
+    if (!(r->eval = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
     r->data = r->eval->arena->data;
     if (r->model.classes && r->output_width != r->model.classes)
         return tt__fail(r->ctx, TT_ERR_SHAPE,
@@ -42019,7 +42021,7 @@ static tt_status tt__keep_class_weights(tt_trainer *r)
                     "train options: class_weights are set, but the model has no input 'class_weights'");
 }
 
-static tt_trainer *tt__trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options,
+static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const tt_train_options *options,
                                    tt__attempt *attempt)
 {
     tt_train_options o = options ? *options : tt_train_options_default();
@@ -42066,7 +42068,7 @@ static tt_trainer *tt__trainer_new(tt_context *ctx, const tt_model *model, const
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
 {
     tt__attempt attempt = {false, false, false, 0, 0};
-    return tt__trainer_new(ctx, model, options, &attempt);
+    return tt__try_trainer(ctx, model, options, &attempt);
 }
 
 void tt_trainer_free(tt_trainer *r)
@@ -42109,7 +42111,7 @@ static tt_status tt__try_micro_batch(void *arg, int64_t n, tt__attempt *attempt,
                         "which is too many: ask for fewer", (long long)n, o.max_tokens, o.max_seqs);
     o.max_tokens = (int)tt__tokens_of(&o, n);
     o.max_seqs = (int)n;
-    tt_trainer *t = tt__trainer_new(b->ctx, b->model, &o, attempt);
+    tt_trainer *t = tt__try_trainer(b->ctx, b->model, &o, attempt);
     if (!t) return b->ctx->status;
     *bytes = tt__arena_size(tt_trainer_program(t)->arena, 0);
     tt_trainer_free(t);
@@ -42839,7 +42841,7 @@ tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacit
 }
 
 /* Replaces n logits by the predictions of a task. Returns false if one of them is not finite. */
-static bool tt__predictions(tt_task task, int n, float *x)
+static bool tt__to_predictions(tt_task task, int n, float *x)
 {
     float max = x[0];
     double sum = 0;
@@ -42864,7 +42866,7 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *predictions)
     const int rows = tags ? b->rows : b->seqs;
     tt_status status = tt_forward(r, b, predictions, (size_t)rows * (size_t)n);
     for (int k = 0; k < rows && status == TT_OK; k++) {
-        if (tt__predictions(r->model.task, n, predictions + (size_t)k * (size_t)n)) continue;
+        if (tt__to_predictions(r->model.task, n, predictions + (size_t)k * (size_t)n)) continue;
         char cause[300];
         const bool bad = tt__bad_parameter(r->eval, cause, sizeof cause);
         status = tt__fail(r->ctx, TT_ERR_NUMERIC, "the prediction for %s %d is not finite%s%s",
@@ -43244,12 +43246,12 @@ static tt_status tt__state_check_header(tt__state *s)
     if (status == TT_OK) status = tt_safetensors_read(s->file, at, 0, sizeof *h, h);
     if (status != TT_OK) return status;
     const bool scales = tt__is_power_of_two(h->loss_scale, 1, TT__LOSS_SCALE_MOST);
-    if (h->step < 0 || h->step > TT__MOST_STEPS)
+    if (h->step < 0 || h->step > TT__MAX_STEPS)
         return tt__fail(ctx, TT_ERR_FORMAT,
                         "'%s' says that %lld steps were done, which is impossible: the file is damaged",
                         s->path, (long long)h->step);
-    if (!scales || h->good_steps < 0 || h->good_steps > TT__MOST_STEPS || h->skipped < 0 ||
-        h->skipped > TT__MOST_STEPS)
+    if (!scales || h->good_steps < 0 || h->good_steps > TT__MAX_STEPS || h->skipped < 0 ||
+        h->skipped > TT__MAX_STEPS)
         return tt__fail(ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were skipped, and %lld done with loss "
                         "scale %g, which is impossible: the file is damaged", s->path, (long long)h->skipped,
                         (long long)h->good_steps, h->loss_scale);
@@ -44156,7 +44158,7 @@ static tt_status tt__fit_stuck(const tt__fit_run *f)
    Returns `status`, the step's error, if it has another cause. lr: the step's learning rate. */
 static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
 {
-    enum { MOST_IN_A_ROW = 10 };
+    enum { MAX_IN_A_ROW = 10 };
     tt_context *ctx = f->r->ctx;
     tt_program *p = f->r->train;
     tt_stats s;
@@ -44181,7 +44183,7 @@ static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
     tt__fit_report(f, NULL, false);
     f->began = now;
     if (written != TT_OK) return written;
-    if (f->in_row >= tt__min(MOST_IN_A_ROW, f->steps)) return tt__fit_stuck(f);
+    if (f->in_row >= tt__min(MAX_IN_A_ROW, f->steps)) return tt__fit_stuck(f);
     if (!f->reported_skipped)
         tt__log(ctx, TT_LOG_WARNING, "fit",
                 "%s; the step is skipped, and later ones like it without a warning", f->why);
@@ -44567,9 +44569,9 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (f->train->accumulates && !f->r->options.compile.accumulate)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: the source's steps may have several micro-batches: "
                         "make the trainer with accumulate = true");
-    if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / f->steps)
+    if (f->o.epochs < 1 || f->o.epochs > TT__MAX_STEPS / f->steps)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld, but must be 1 to %lld",
-                        (long long)f->o.epochs, (long long)(TT__MOST_STEPS / f->steps));
+                        (long long)f->o.epochs, (long long)(TT__MAX_STEPS / f->steps));
     if (f->o.validate_steps < 0 || f->o.patience < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT,
                         "tt_fit: validate_steps is %lld and patience is %lld, but both must be at "

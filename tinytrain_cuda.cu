@@ -1760,8 +1760,8 @@ struct op_kernels {
     op_kernels(run_together_fn f) : op_kernels() { together = f; }
 };
 enum {
-    MOST_SET_ROWS = 1 << 27,   // SET_ROWS and its backward: max rows; the workspace has a bit for each row
-    MOST_SUM_COLUMNS = 1 << 20 // max columns of ops whose partial column sums are in the resident workspace
+    MAX_SET_ROWS = 1 << 27,   // SET_ROWS and its backward: max rows; the workspace has a bit for each row
+    MAX_SUM_COLUMNS = 1 << 20 // max columns of ops whose partial column sums are in the resident workspace
 };
 
 // Returns the kernels of op number OP. Without a TT__RUN_BY(OP, ...) CUDA has no kernel for the op.
@@ -1893,7 +1893,7 @@ struct rotary_args {
     int heads, head_size, pairs, neighbours;
     float sign, magnitude;
     int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; number of tasks
-    float frequency[TT__MOST_PAIRS];
+    float frequency[TT__MAX_PAIRS];
 };
 
 // Writes v to n columns of row r of y, beginning with column c, or (a.add) adds v to them.
@@ -1978,7 +1978,7 @@ cudaError_t run_rotary(const tt__launch *l)
     a.groups = (a.pairs + 7) / 8;
     a.spans = (a.heads + TURN_HEADS - 1) / TURN_HEADS;
     a.all = a.y.rows * a.groups * a.spans;
-    double frequency[TT__MOST_PAIRS];
+    double frequency[TT__MAX_PAIRS];
     tt__rotary_frequencies(o, frequency);
     for (int j = 0; j < a.pairs; j++) a.frequency[j] = (float)frequency[j];
     unsigned grid;
@@ -2460,7 +2460,7 @@ cudaError_t run_set_rows(const tt__launch *l)
     cudaError_t e = run_mark_rows(l, l->out[0].rows);
     return e == cudaSuccess ? run_groups(l->device, l->in[0], l->in[2], l->out[0], false, true, op) : e;
 }
-TT__RUN_BY(SET_ROWS, run_set_rows, MOST_SET_ROWS)
+TT__RUN_BY(SET_ROWS, run_set_rows, MAX_SET_ROWS)
 
 // Copies row r of x to row index[r] of y. Reads x and writes the rows of y once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) store_rows(tt__mat x, const int32_t *index, tt__mat y,
@@ -2528,7 +2528,7 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     const op_set_rows op = {bits, dy->data == l->out[0].data && !l->add[0], l->add[0]};
     return run_groups(d, *dy, no_operand, l->out[0], false, true, op);
 }
-TT__RUN_BY(SET_ROWS_BACKWARD, run_set_rows_backward, MOST_SET_ROWS, MOST_SUM_COLUMNS)
+TT__RUN_BY(SET_ROWS_BACKWARD, run_set_rows_backward, MAX_SET_ROWS, MAX_SUM_COLUMNS)
 
 } // namespace
 
@@ -2861,8 +2861,8 @@ cudaError_t run_table_backward(const tt__launch *l)
                        resident_of(l)->sums);
     return e;
 }
-TT__RUN_BY(EMBEDDING_BACKWARD, run_table_backward, 0, MOST_SUM_COLUMNS)
-TT__RUN_BY(GATHER_ROWS_BACKWARD, run_table_backward, 0, MOST_SUM_COLUMNS)
+TT__RUN_BY(EMBEDDING_BACKWARD, run_table_backward, 0, MAX_SUM_COLUMNS)
+TT__RUN_BY(GATHER_ROWS_BACKWARD, run_table_backward, 0, MAX_SUM_COLUMNS)
 
 } // namespace
 
@@ -3821,10 +3821,10 @@ template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const ro
     TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
 }
 
-// Sums each of N numbers (1, 2 or 4) over the threads of a row: `warps` warps, at most MOST, beginning with
+// Sums each of N numbers (1, 2 or 4) over the threads of a row: `warps` warps, at most MAX, beginning with
 // warp `first` of the block. All threads of the block must call the function. `part` has a row for each warp
 // of the block; no thread may still read `part` from an earlier call.
-template <int MOST, int N>
+template <int MAX, int N>
 __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int first, int warps)
 {
     const int lane = threadIdx.x % 32;
@@ -3838,7 +3838,7 @@ __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int fi
     if (lane % (32 / N) == 0) part[threadIdx.x / 32][lane / (32 / N)] = v[0];
     __syncthreads();
     TT__UNROLL for (int n = 0; n < N; n++) v[n] = 0;
-    TT__UNROLL for (int k = 0; k < MOST; k++)
+    TT__UNROLL for (int k = 0; k < MAX; k++)
         if (k < warps)
             TT__UNROLL for (int n = 0; n < N; n++) v[n] += part[first + k][n];
 }
@@ -3871,7 +3871,7 @@ struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
 // one row at a time.
 template <bool NARROW, int X, int EACH> struct norm_block {
     static constexpr int TEAMS = NARROW ? EACH : 1, ROWS = NARROW && X != ANY ? 2 : 1, TURN = TEAMS * ROWS;
-    static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MOST = WARPS * 32;
+    static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MAX = WARPS * 32;
 };
 template <bool NARROW, int X> using forward_block = norm_block<NARROW, X, 2>;
 // A block of the backward has 4 teams of threads, or 1 for wide rows. sum_teams gives the same number.
@@ -3881,7 +3881,7 @@ template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>;
 // counts as 0. A row stays in the registers of its threads and is read once. X: dtype of x and y, or ANY; W:
 // dtype of w and b. Unless X is ANY, the next rows are in flight meanwhile. DROP: with dropout, X not ANY.
 template <int X, int W, bool NARROW, bool DROP>
-__global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
+__global__ void __launch_bounds__(forward_block<NARROW, X>::MAX, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
               bool vector, norm_dropout drop)
 {
@@ -4131,7 +4131,7 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
 // in flight meanwhile. Reads dy and x (if `add`, also dx) and writes dx once. DROP: with dropout, which needs
 // dx and an X that is not ANY; the rows of drop.to are dx.ld elements apart.
 template <int X, int W, bool NARROW, bool DROP>
-__global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
+__global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
                        float *partial, bool add, bool vector, bool sums, float each, norm_dropout drop)
 {
@@ -4330,8 +4330,8 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
 }
 
 cudaError_t run_layernorm_backward(const tt__launch *l) { return run_layernorm_backward_with(l, NULL); }
-TT__RUN_BY(LAYERNORM_BACKWARD, run_layernorm_backward, 0, MOST_SUM_COLUMNS)
-TT__RUN_BY(RMSNORM_BACKWARD, run_layernorm_backward, 0, MOST_SUM_COLUMNS)
+TT__RUN_BY(LAYERNORM_BACKWARD, run_layernorm_backward, 0, MAX_SUM_COLUMNS)
+TT__RUN_BY(RMSNORM_BACKWARD, run_layernorm_backward, 0, MAX_SUM_COLUMNS)
 
 // ---- dropout and a norm in one kernel, if the second of two launches reads the result of the first
 
@@ -4827,10 +4827,10 @@ struct group_arguments {
     member_sums sums;
     member_copies copies;
 };
-constexpr size_t MOST_ARGUMENTS = CUDART_VERSION >= 12010 ? 32764 : 4096;
-static_assert(sizeof(square_sums) <= MOST_ARGUMENTS && sizeof(member_sums) <= MOST_ARGUMENTS &&
-              sizeof(member_copies) <= MOST_ARGUMENTS &&
-              sizeof(param_updates) + sizeof(void *) <= MOST_ARGUMENTS, "a kernel's arguments");
+constexpr size_t MAX_ARGUMENTS = CUDART_VERSION >= 12010 ? 32764 : 4096;
+static_assert(sizeof(square_sums) <= MAX_ARGUMENTS && sizeof(member_sums) <= MAX_ARGUMENTS &&
+              sizeof(member_copies) <= MAX_ARGUMENTS &&
+              sizeof(param_updates) + sizeof(void *) <= MAX_ARGUMENTS, "a kernel's arguments");
 static_assert(TT__PEERS >= TT__RANKS, "the operands of one sum");
 static_assert(TT__TENSORS * TT__SQUARES_BLOCKS * sizeof(double) <= resident_workspace::BYTES,
               "the partial sums of a launch");
@@ -8231,12 +8231,12 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->list_rows = attr->list_rows;
     cudaError_t e = cudaSuccess;
     if (p->block && l->lists) {
-        enum { MOST = sizeof(attention_lists) / sizeof(uint16_t) };
+        enum { MAX = sizeof(attention_lists) / sizeof(uint16_t) };
         const int n = (int)tt__listed_blocks(attr);
         uint16_t *lists = (uint16_t *)l->workspace;
-        for (int k = 0; k < n && e == cudaSuccess; k += MOST) {
+        for (int k = 0; k < n && e == cudaSuccess; k += MAX) {
             attention_lists some;
-            const int count = n - k < MOST ? n - k : MOST;
+            const int count = n - k < MAX ? n - k : MAX;
             memset(&some, 0, sizeof some);
             memcpy(some.block, l->lists + k, sizeof(uint16_t) * (size_t)count);
             e = TT__LAUNCH(attention_write_lists, 1, 256, 0, l->device->stream, some, lists + k, count);

@@ -195,7 +195,7 @@ static const tt__attempt least_needed = {false, false, true, 0, 0};
 static tt_trainer *least_trainer(tt_context *ctx, const tt_model *m, const tt_train_options *o)
 {
     tt__attempt attempt = least_needed;
-    return tt__trainer_new(ctx, m, o, &attempt);
+    return tt__try_trainer(ctx, m, o, &attempt);
 }
 
 static tt_train_options options_of(const rung *g, char device[64])
@@ -461,7 +461,7 @@ static void share_decoder(const struct strategy *s, const char *device, tt_paral
     o.device = device;
     o.parallel = how;
     tt__attempt attempt = least_needed;
-    tt_program *p = tt__compile(t, loss, &o, &attempt);
+    tt_program *p = tt__try_compile(t, loss, &o, &attempt);
     if (!p) bench_die("%s", tt_error(ctx));
     print_rank("6B language model", "bf16-mixed, 4 x 2048 tokens a data rank", s, p);
     tt_program_free(p);

@@ -511,7 +511,7 @@ static double segment_seconds(const tt_program *q, tt__segment segment, const tt
     return r.step.compute + r.step.exposed - *taken;
 }
 
-enum { MOST_STAGES = 64, MOST_MICROS = 64 };
+enum { MAX_STAGES = 64, MAX_MICROS = 64 };
 
 /* Seconds of a step. wait, transfer: sums over all stages, without the end of the step. */
 typedef struct timing { double seconds, busy, wait, transfer, end; } timing;
@@ -519,10 +519,10 @@ typedef struct timing { double seconds, busy, wait, transfer, end; } timing;
 /* Times a step of `micros` micro-batches on each data rank. slow: the rates at the end of the step. */
 static timing step_of(const tt_program *p, int micros, const tt_costs *c, const tt_costs *slow)
 {
-    static double done[2][MOST_STAGES][MOST_MICROS]; /* seconds at which each forward and backward ends */
-    static double taken_at[MOST_STAGES][MOST_MICROS];
-    double work[2][MOST_STAGES], taken[2][MOST_STAGES], now[MOST_STAGES] = {0}, none;
-    int at[MOST_STAGES] = {0}, left;
+    static double done[2][MAX_STAGES][MAX_MICROS]; /* seconds at which each forward and backward ends */
+    static double taken_at[MAX_STAGES][MAX_MICROS];
+    double work[2][MAX_STAGES], taken[2][MAX_STAGES], now[MAX_STAGES] = {0}, none;
+    int at[MAX_STAGES] = {0}, left;
     const int stages = tt__stages(p);
     timing t = {0, 0, 0, 0, 0};
     for (int s = 0; s < stages; s++) {

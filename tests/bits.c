@@ -27,8 +27,8 @@
 #define VOCAB 61
 #define POSITIONS 24
 #define CLASSES 3
-#define MOST_SEQS 5
-#define MOST_ROWS (MOST_SEQS * POSITIONS)
+#define MAX_SEQS 5
+#define MAX_ROWS (MAX_SEQS * POSITIONS)
 
 static void die(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 static void die(const char *format, ...)
@@ -115,9 +115,9 @@ static float lr_of(const one_case *c, int step)
 
 typedef struct numbers {
     int seqs, rows;
-    int32_t ids[MOST_ROWS], positions[MOST_ROWS], types[MOST_ROWS], starts[MOST_SEQS + 1], labels[MOST_ROWS];
-    float weights[MOST_ROWS], features[MOST_ROWS * 24];
-    uint8_t pixels[MOST_SEQS * IMAGE * IMAGE * 3];
+    int32_t ids[MAX_ROWS], positions[MAX_ROWS], types[MAX_ROWS], starts[MAX_SEQS + 1], labels[MAX_ROWS];
+    float weights[MAX_ROWS], features[MAX_ROWS * 24];
+    uint8_t pixels[MAX_SEQS * IMAGE * IMAGE * 3];
 } numbers;
 
 static uint32_t next_random(uint64_t *state)
@@ -132,7 +132,7 @@ static void make_batch(numbers *n, int k)
 {
     uint64_t random = 1234567u + 977u * (uint64_t)k;
     memset(n, 0, sizeof *n);
-    n->seqs = 2 + (int)(next_random(&random) % (MOST_SEQS - 1));
+    n->seqs = 2 + (int)(next_random(&random) % (MAX_SEQS - 1));
     for (int s = 0; s < n->seqs; s++) {
         int length = 1 + (int)(next_random(&random) % POSITIONS);
         for (int i = 0; i < length; i++) {
@@ -332,8 +332,8 @@ static void train_model(tt_context *ctx, const one_case *c, const char *device, 
     o.schedule.warmup_steps = 2;
     o.schedule.total_steps = 2 * steps;
     o.label_smoothing = c->micro > 1 ? 0.1f : 0;
-    o.max_seqs = MOST_SEQS;
-    o.max_tokens = MOST_ROWS;
+    o.max_seqs = MAX_SEQS;
+    o.max_tokens = MAX_ROWS;
     COMPILE(o).optimizer = optimizer_of(c);
     COMPILE(o).precision = c->precision->precision;
     COMPILE(o).matmul = c->precision->matmul;
@@ -355,7 +355,7 @@ static void train_model(tt_context *ctx, const one_case *c, const char *device, 
             add_stats(r, &stats);
         }
     memset(&stats, 0, sizeof stats);
-    float probabilities[MOST_SEQS * CLASSES];
+    float probabilities[MAX_SEQS * CLASSES];
     for (int k = 0; k < 2; k++) {
         make_batch(&n, 1000 + k);
         tt_batch b = batch_of(&n, images);
@@ -442,7 +442,7 @@ static void train_by_hand(tt_context *ctx, const one_case *c, const char *device
     memset(&in, 0, sizeof in);
     memset(&m, 0, sizeof m);
     tt_tape *t = tt_tape_new(ctx);
-    int64_t rows = tt_axis(t, "tokens", MOST_ROWS), seqs = tt_axis(t, "seqs", MOST_SEQS);
+    int64_t rows = tt_axis(t, "tokens", MAX_ROWS), seqs = tt_axis(t, "seqs", MAX_SEQS);
     tt_value x = {0}, target, weights, loss, out;
     in.seq_start = tt_seq_start(t, "starts", seqs);
     if (pooled) {
@@ -497,7 +497,7 @@ static void train_by_hand(tt_context *ctx, const one_case *c, const char *device
             tt_status status = parts ? tt_micro_step(p, &stats) : tt_step(p, lr_of(c, step), &stats);
             if (status != TT_OK) die("%s: step %d: %s", c->name, step, tt_error(ctx));
             add_stats(r, &stats);
-            float values[MOST_ROWS * 24];
+            float values[MAX_ROWS * 24];
             int size = pooled ? n.seqs * CLASSES : n.rows * 24;
             if (tt_get(p, out, values, (size_t)size) != TT_OK) die("%s: %s", c->name, tt_error(ctx));
             r->evaluation = hash_of(r->evaluation, values, sizeof *values * (size_t)size);

@@ -18,7 +18,10 @@ table in use, and no other file. base/base.h stands for all of api/, backend/ an
 backend/backend.h for the first two. Files that make names by pasting are exempt.
 
 files_are_short: no file has more than 1,500 lines, and no function more than 90, from brace to brace.
+
+lines_are_short: no line of C, C++ or CUDA in src/, tests/, examples/ and bench/ has more than 110 columns.
 """
+import glob
 import os
 import re
 import shutil
@@ -33,7 +36,7 @@ UMBRELLAS = {"backend/backend.h": ("api", "backend"), "base/base.h": ("api", "ba
 SYSTEM = ("base/system.h", "api/standard.h")
 PASTED = ("ops/rules.h", "ops/kernels.h", "ops/kernels.cuh", "cpu/kernels.h", "cpu/variants.h", "cpu/undo.h")
 ASKS = re.compile(r"[=!]= *\(?TT__OP_[A-Z]|\bTT__OP_[A-Z_]+ *[=!]=|\bcase TT__OP_[A-Z]")
-MAX_FILE, MAX_FUNCTION = 1500, 90
+MAX_FILE, MAX_FUNCTION, MAX_COLUMNS = 1500, 90, 110
 NAME = re.compile(r"TT__K\(\w+\)|\b(?:tt_|TT_)\w+")
 OWN = r"(TT__K\(\w+\)|\w+)"
 DEFINES = [re.compile(p, re.M) for p in (
@@ -148,6 +151,16 @@ def long(tree):
     return found
 
 
+def wide():
+    found = []
+    for path in sorted(glob.glob("**/*.*", recursive=True)):
+        if re.match(r"(src|tests|examples|bench)/.*\.(h|c|cpp|cu|cuh)$", path):
+            with open(path, encoding="utf-8") as file:
+                found += [("", 0, f"{path}:{n + 1}: has {len(line.rstrip())} columns")
+                          for n, line in enumerate(file) if len(line.rstrip()) > MAX_COLUMNS]
+    return found
+
+
 EXAMPLE = {
     "base/low.h": ("#pragma once", "static int tt__low(void)\n{\n    return 1;\n}\n", 2),
     "passes/a.h": ('#pragma once\n#include "../train/high.h"', "if (i->op == TT__OP_ADD) tt__low();\n", 3),
@@ -257,6 +270,7 @@ CHECKS = {
     "arrows_point_down": upward(TREE),
     "files_include_what_they_use": unincluded(TREE),
     "files_are_short": long(TREE),
+    "lines_are_short": wide(),
 }
 for check, places in CHECKS.items():
     for place, number, what in places:

@@ -1057,10 +1057,10 @@ static const char *edited(const char *model, const edit *e, const char *from, co
 {
     static char folder[1024];
     char path[1200];
-    enum { MOST = 64 };
-    static char names[MOST][160];
-    tt_tensor_info info[MOST];
-    char *bytes[MOST];
+    enum { MAX = 64 };
+    static char names[MAX][160];
+    tt_tensor_info info[MAX];
+    char *bytes[MAX];
     int count = 0;
     test_allocator a;
     size_t n;

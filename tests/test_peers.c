@@ -42,23 +42,23 @@ static int seeds(int usual)
 /* ------------------------------------------------------------------------------------------------ devices */
 
 enum {
-    MOST = 8,            /* members */
+    MAX = 8,            /* members */
     JOB = 80 << 10,      /* largest number of bytes of a collective's operands */
     MEMORY = 8 * JOB,    /* bytes of each member */
     PINNED = 6 << 10,    /* host bytes of a member's staged data: few, so that there are parts */
-    MOST_JOBS = 7        /* more than the emulator's launches have room for */
+    MAX_JOBS = 7        /* more than the emulator's launches have room for */
 };
 
 typedef struct group { /* devices that work together */
     test_allocator a;
     tt_context *ctx;
-    int members, index[MOST];
-    tt__device *device[MOST];
-    char *memory[MOST];  /* memory of each device */
-    char *cpu[MOST];     /* the results that the CPU computes */
+    int members, index[MAX];
+    tt__device *device[MAX];
+    char *memory[MAX];  /* memory of each device */
+    char *cpu[MAX];     /* the results that the CPU computes */
     bool staged;         /* some device cannot reach another */
     double rate;         /* the lowest rate between two devices, bytes a second */
-    void *pinned[2][MOST], *event[2][MOST]; /* two of each, used alternately */
+    void *pinned[2][MAX], *event[2][MAX]; /* two of each, used alternately */
     long syncs, parts, waits, left_out;     /* left_out: number of the missing wait, from 1 */
     char pair[1024];     /* why the first pair of devices has no peer access */
     char why[1024];      /* error of the first function of a device that failed */
@@ -194,7 +194,7 @@ static int phases_of(const job *j)
     return tt__rules_of(&i)->phases;
 }
 
-static made_launch made[MOST][MOST_JOBS];
+static made_launch made[MAX][MAX_JOBS];
 
 /* Tells whether a member runs the SEND that precedes a RECV: member move.from does. */
 static bool sends(const job *j, int member)
@@ -205,7 +205,7 @@ static bool sends(const job *j, int member)
 /* Launches one phase of n collectives on each member. */
 static tt_status launch_phase(group *g, const job *j, int n, int phase)
 {
-    tt__launch l[MOST_JOBS];
+    tt__launch l[MAX_JOBS];
     tt_status status = TT_OK;
     for (int r = 0; r < g->members && status == TT_OK; r++) {
         for (int k = 0; k < n; k++) {
@@ -228,7 +228,7 @@ static tt_status stage_phase(group *g, const job *j, int phase)
     tt_status status = TT_OK;
     bool more = true;
     for (int64_t from = 0, max = 0; more && status == TT_OK; from += max) {
-        tt__launch l[MOST];
+        tt__launch l[MAX];
         void **pinned = g->pinned[g->parts++ % 2];
         max = (int64_t)(PINNED / item(j)) / g->members & ~(int64_t)7;
         for (int r = 0; r < g->members && status == TT_OK; r++) {
@@ -345,16 +345,16 @@ static void fill_job(const group *g, const job *j, uint64_t *s)
         }
 }
 
-/* Runs `jobs` collectives of op, in calls of one to MOST_JOBS, and compares all memory with the CPU's. */
+/* Runs `jobs` collectives of op, in calls of one to MAX_JOBS, and compares all memory with the CPU's. */
 static tt_status compare_op(group *g, int op, int jobs, uint64_t seed)
 {
-    job j[MOST_JOBS];
+    job j[MAX_JOBS];
     uint64_t s = seed;
     tt_status status = TT_OK;
     char *got = (char *)malloc(MEMORY);
     for (int done = 0, n; done < jobs && status == TT_OK; done += n) {
         size_t end = 0;
-        n = 1 + done % MOST_JOBS;
+        n = 1 + done % MAX_JOBS;
         memset(j, 0, sizeof j);
         for (int k = 0; k < n; k++) {
             j[k] = draw_job(g, op, done + k + (int)seed * jobs, end);
@@ -394,12 +394,12 @@ static const int ops[] = {TT__OP_ALL_REDUCE, TT__OP_REDUCE_SCATTER, TT__OP_ALL_G
                           TT__OP_RECV, TT__OP_SUM_SLOTS};
 
 /* Chooses the devices: all existing devices, or the first device for every member. */
-static void choose(int index[MOST], int devices)
+static void choose(int index[MAX], int devices)
 {
 #ifndef TT_EMULATE
     devices = 1;
 #endif
-    for (int r = 0; r < MOST; r++) index[r] = r % devices;
+    for (int r = 0; r < MAX; r++) index[r] = r % devices;
 }
 
 /* Starts the emulator with `devices` devices; a GPU does not change. Without `peers`, an environment variable
@@ -447,7 +447,7 @@ static void check_nothing_left(const char *what)
 
 static void compare_group(int members, int devices, bool peers, uint64_t seed)
 {
-    int index[MOST];
+    int index[MAX];
     group g;
     choose(index, devices);
     start(devices, peers, seed);
@@ -491,7 +491,7 @@ TEST(squares_of_pieces)
     static char g[TENSORS][N * sizeof(float)];
     double exact[TENSORS][CHUNKS], table[TENSORS][CHUNKS];
     float folded[TENSORS];
-    const int index[MOST] = {0};
+    const int index[MAX] = {0};
     const size_t at_table = sizeof g, at_folded = at_table + sizeof table;
     group d;
     uint64_t s = 7;
@@ -568,7 +568,7 @@ static tt__device_kind fewer;
 
 static tt_status after_some(tt__device *d, int stream, void *event)
 {
-    static tt__device *known[MOST];
+    static tt__device *known[MAX];
     int r = 0;
     while (known[r] && known[r] != d) r++;
     known[r] = d;
@@ -878,8 +878,8 @@ TEST(pairs_of_devices_are_tried)
 TEST(a_pair_that_brings_wrong_bytes_is_avoided)
 {
     static const unsigned wrong[] = {EMU_NO_ACCESS, EMU_WRONG_COPIES, EMU_WRONG_LOADS};
-    int index[MOST];
-    choose(index, MOST);
+    int index[MAX];
+    choose(index, MAX);
     for (int k = 0; k < TEST_COUNT(wrong); k++) {
         group g;
         start(4, true, (uint64_t)k);
@@ -963,8 +963,8 @@ enum { LOGGED = ROUNDS * 3 * NUMBERS * sizeof(float), WAIT_MEMORY = 2 * NUMBERS 
 /* Runs the rounds on new devices and reads the results to `got`. The caller calls close_group. */
 static tt_status run_group(group *g, int members, int rounds, long left_out, long *first_round, char *got)
 {
-    int index[MOST];
-    choose(index, MOST);
+    int index[MAX];
+    choose(index, MAX);
     tt_status status = open_group(g, index, members, WAIT_MEMORY);
     g->left_out = left_out;
     if (status == TT_OK) status = run_rounds(g, rounds, first_round);
@@ -1073,7 +1073,7 @@ typedef struct threads { /* members with a thread each, like ranks */
     tt__rank_group *rank_group;
     job jobs[24];
     int n;
-    tt_status status[MOST];
+    tt_status status[MAX];
 } threads;
 
 /* Does for one member what sync_members does for all. */
@@ -1138,13 +1138,13 @@ TEST(a_thread_for_each_device)
     for (int k = 0; k < 4 * seeds(1); k++) {
         static char got[MEMORY];
         const int members = k % 4 < 2 ? 2 : 4;
-        int index[MOST];
+        int index[MAX];
         group g;
         threads c;
-        pthread_t thread[MOST];
+        pthread_t thread[MAX];
         uint64_t s = (uint64_t)k + 1;
         memset(&c, 0, sizeof c);
-        choose(index, MOST);
+        choose(index, MAX);
         start(members, k % 2, (uint64_t)k);
         REQUIRE(open_group(&g, index, members, MEMORY) == TT_OK);
         c.g = &g;

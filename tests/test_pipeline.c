@@ -733,7 +733,8 @@ TEST(misuse_of_pipelines)
     run_round(&n, n.p, 1, 0, 1, &status);
     FINE(&n, status);
     CHECK(tt_get_gradient(n.p, n.param[0], gradient) != TT_OK);
-    CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED, "a pipeline runs the micro-batches of a step and its update together");
+    CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED,
+                "a pipeline runs the micro-batches of a step and its update together");
     micro_batch m = batch_of(0, 0);
     m.ids[0] = VOCAB; /* an error on the first stage, which reads ids */
     FINE(&n, set_batch(&n, n.p, 0, &m));

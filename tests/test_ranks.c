@@ -327,7 +327,7 @@ TEST(ranks_let_others_wait_for_messages)
 
 TEST(pieces_of_ranks_make_the_whole)
 {
-    static const int64_t elements[] = {0, 1, 2, 6, 7, 8, 4096, 4097, 12289, 1000003, TT__MOST_ELEMENTS},
+    static const int64_t elements[] = {0, 1, 2, 6, 7, 8, 4096, 4097, 12289, 1000003, TT__MAX_ELEMENTS},
                          units[] = {1, 7, 4096, (int64_t)1 << 40};
     static tt_tape tape;
     for (int e = 0; e < TT__COUNT(elements); e++)
@@ -353,7 +353,7 @@ TEST(pieces_of_ranks_make_the_whole)
 
 /* -------------------------------------------------------------------------------------------- collectives */
 
-enum { MOST_MEMBERS = 64, GUARD = 64 /* bytes before and after each member's operands */ };
+enum { MAX_MEMBERS = 64, GUARD = 64 /* bytes before and after each member's operands */ };
 
 typedef struct collective {
     int op;
@@ -372,9 +372,9 @@ typedef struct collective_test {
     const char *isa;
     int members, cases;
     int64_t max;               /* elements                                                                 */
-    tt__cpu cpu[MOST_MEMBERS];
-    char *memory[MOST_MEMBERS], *before[MOST_MEMBERS], *expected;
-    tt__mat in[MOST_MEMBERS], out[MOST_MEMBERS];
+    tt__cpu cpu[MAX_MEMBERS];
+    char *memory[MAX_MEMBERS], *before[MAX_MEMBERS], *expected;
+    tt__mat in[MAX_MEMBERS], out[MAX_MEMBERS];
     int ran[TT__OP_COUNT];
 } collective_test;
 
@@ -549,9 +549,9 @@ TEST_PLAIN static bool expect_member(const collective *c, const collective_test 
 {
     const bool slots = c->op == TT__OP_SUM_SLOTS;
     const bool sums = slots || c->op == TT__OP_ALL_REDUCE || c->op == TT__OP_REDUCE_SCATTER;
-    double x[MOST_MEMBERS], y;
+    double x[MAX_MEMBERS], y;
     /* operands before the collective; slots are those of `me` */
-    const char *xs[MOST_MEMBERS], *ys[MOST_MEMBERS];
+    const char *xs[MAX_MEMBERS], *ys[MAX_MEMBERS];
     int64_t first = 0, n = c->elements, begin = 0, count;
     int owner = 0; /* the member whose shard [begin, begin + count) has element e */
     bool near = true;
@@ -607,7 +607,7 @@ static void check_collective(const collective *c, collective_test *t, int number
 static bool launched(const collective *c, const collective_test *t, int op, int me, int phase)
 {
     tt__instr i = tt__new_instr(op);
-    tt__mat slots[MOST_MEMBERS];
+    tt__mat slots[MAX_MEMBERS];
     char none[8];
     tt__launch l;
     memset(&l, 0, sizeof l);
@@ -753,11 +753,11 @@ static bool same_squares(tt_context *ctx, const tt__mat *g, int members, bool ro
 
 TEST(squares_of_pieces_of_ranks)
 {
-    enum { MOST = 50001 };
+    enum { MAX = 50001 };
     static const char *const isa[] = {"portable", "avx2", "avx512", "neon"};
-    static const int64_t sizes[] = {1, 4095, 4096, 4097, 12288, 20481, MOST};
+    static const int64_t sizes[] = {1, 4095, 4096, 4097, 12288, 20481, MAX};
     static const tt_dtype dtypes[] = {TT_F32, TT_BF16, TT_F16};
-    static float g[MOST];
+    static float g[MAX];
     for (int k = 0; k < TT__COUNT(isa); k++) {
         test_allocator a;
         tt_context *ctx = open_isa(&a, isa[k]);

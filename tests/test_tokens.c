@@ -6,7 +6,7 @@
 #include "tinytrain.h"
 #include "test.h"
 
-enum { MOST = 4096 };
+enum { MAX = 4096 };
 
 /* Encodes one text without cutting it, as tt_tokenizer_encode does. */
 static int64_t encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
@@ -26,7 +26,7 @@ static tt_token_stream *of_text(tt_context *ctx, const char *text, const char *s
 /* Checks that the stream has the tokens `expected`, where '|' ends a document. */
 static void are_bytes(const tt_token_stream *s, const char *expected)
 {
-    int32_t ids[MOST];
+    int32_t ids[MAX];
     const int64_t n = (int64_t)strlen(expected);
     if (!CHECK(s != NULL) || !CHECK(tt_token_stream_count(s) == n)) return;
     CHECK(tt_token_stream_get(s, 0, n, ids) == TT_OK);
@@ -106,7 +106,7 @@ TEST(texts_with_a_tokenizer)
     for (int k = 0; k < TEST_COUNT(kinds); k++) {
         test_allocator a;
         char folder[600], all[600] = "";
-        int32_t expected[MOST], ids[MOST];
+        int32_t expected[MAX], ids[MAX];
         int64_t n = 0, bytes = 0;
         tt_context *ctx = test_open(&a);
         snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN("bpe"), kinds[k]);
@@ -118,7 +118,7 @@ TEST(texts_with_a_tokenizer)
         o.end = tt_tokenizer_special(t, TT_TOKEN_EOS) < 0 ? 1 : -1;
         const int end = o.end < 0 ? tt_tokenizer_special(t, TT_TOKEN_EOS) : o.end;
         for (int d = 0; d < TEST_COUNT(documents); d++) {
-            n += encode(t, documents[d], strlen(documents[d]), true, expected + n, MOST - n);
+            n += encode(t, documents[d], strlen(documents[d]), true, expected + n, MAX - n);
             expected[n++] = end;
             strcat(all, documents[d]);
             strcat(all, d < 2 ? "---\n" : "");
@@ -388,12 +388,12 @@ TEST(files_and_folders)
 /* Makes a stream of numbers from 1 on; about every seventh is 0 and ends a document. */
 static tt_token_stream *numbers(tt_context *ctx, const char *folder, int n)
 {
-    uint32_t ids[MOST];
+    uint32_t ids[MAX];
     uint64_t state = 7;
     for (int k = 0; k < n; k++) ids[k] = test_random(&state) % 7 == 0 ? 0 : (uint32_t)k + 1;
     const char *path = test_path(folder, "numbers.bin");
     test_write(path, ids, sizeof *ids * (size_t)n);
-    return tt_token_stream_open(ctx, path, 4, MOST, 0);
+    return tt_token_stream_open(ctx, path, 4, MAX, 0);
 }
 
 typedef struct layout { int count, batch, accumulate, length, groups; bool across, shuffle; } layout;
@@ -405,7 +405,7 @@ static int epoch_of(const tt_source *source, const layout *w, const int32_t *ids
 {
     tt_token_loader *l = (tt_token_loader *)source->self;
     bool more = true;
-    static int targeted[MOST];
+    static int targeted[MAX];
     int micros = 0, windows = 0, in_step = 0, rows_of_step[64];
     int64_t steps = 0;
     memset(targeted, 0, sizeof targeted);
@@ -470,7 +470,7 @@ TEST(windows)
     for (int k = 0; k < TEST_COUNT(layouts); k++) {
         const layout *w = &layouts[k];
         test_allocator a;
-        int32_t ids[MOST], order[3][MOST];
+        int32_t ids[MAX], order[3][MAX];
         tt_context *ctx = test_open(&a);
         char folder[600];
         snprintf(folder, sizeof folder, "%s", test_folder());
@@ -502,7 +502,7 @@ TEST(windows)
         for (int64_t step = 0; step < source->steps; step += 1 + source->steps / 3) {
             tt_batch x, y;
             bool more = true;
-            static int32_t copy[MOST];
+            static int32_t copy[MAX];
             memset(&x, 0, sizeof x);
             memset(&y, 0, sizeof y);
             CHECK(source->seek(l, 4, 0) == TT_OK);

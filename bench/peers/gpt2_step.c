@@ -10,7 +10,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-enum { LAYERS = 12, WIDTH = 768, HEADS = 12, VOCAB = 50257, TABLE = 50304, POSITIONS = 1024, MOST = 1000 };
+enum { LAYERS = 12, WIDTH = 768, HEADS = 12, VOCAB = 50257, TABLE = 50304, POSITIONS = 1024, MAX = 1000 };
 
 static tt_value linear(tt_context *ctx, tt_tape *t, tt_value x, int layer, const char *name, int64_t n_in,
                        int64_t n_out, float scale)
@@ -94,7 +94,7 @@ int main(int argc, char **argv)
     if (length > POSITIONS)
         bench_die("--length is %d, but the model has only %d positions", length, POSITIONS);
     if (batch > 4096) bench_die("--batch is %d, but must be at most 4096", batch);
-    if (steps > MOST) bench_die("--steps is %d, but must be at most %d", steps, MOST);
+    if (steps > MAX) bench_die("--steps is %d, but must be at most %d", steps, MAX);
     if (peer) start_peer(peer, batch, length, tt_threads(ctx));
 
     int rows = batch * length;
@@ -136,7 +136,7 @@ int main(int argc, char **argv)
     for (int r = 0; r < rows; r++) place[r] = r % length;
     for (int s = 0; s <= batch; s++) starts[s] = s * length;
 
-    double mine[MOST], theirs[MOST], peer_loss = 0, first_peer_loss = 0, first_loss = 0;
+    double mine[MAX], theirs[MAX], peer_loss = 0, first_peer_loss = 0, first_loss = 0;
     tt_stats s;
     memset(&s, 0, sizeof s);
     for (int step = 0; step <= steps; step++) { /* step 0 warms up and is not counted */

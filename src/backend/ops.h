@@ -31,12 +31,12 @@
 #define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], of equal shape                                     */
 #define TT__MOVES 0x10000    /* out[0] is in[0], a part of in[0], in[0] times a factor, or a sum with in[0] */
 #define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                          */
-/* The backward may recompute out[0] instead of saving it. AGAIN: if in[0], or a shard of in[0], is saved
-   anyway. AGAIN_ATTENTION: under the same condition, if recompute is "attention". AGAIN_KEPT: if in[0] is an
+/* The backward may recompute out[0] instead of saving it. CHEAP: if in[0], or a shard of in[0], is saved
+   anyway. CHEAP_ATTENTION: under the same condition, if recompute is "attention". CHEAP_KEPT: if in[0] is an
    input or a parameter. */
-#define TT__AGAIN 0x40000
-#define TT__AGAIN_ATTENTION 0x80000
-#define TT__AGAIN_KEPT (TT__AGAIN | TT__AGAIN_ATTENTION)
+#define TT__CHEAP 0x40000
+#define TT__CHEAP_ATTENTION 0x80000
+#define TT__CHEAP_KEPT (TT__CHEAP | TT__CHEAP_ATTENTION)
 /* Row r of out[0] depends only on row r of the operands in `slots`: bit k is for operand k, k < 4. */
 #define TT__BY_ROW(slots) ((slots) << 20)
 /* Each of the next three flags holds the number of an operand; 0: none. WEIGHT: a matrix that a product may
@@ -64,20 +64,20 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(MATMUL_DB, "matmul_db", 2, 1, TT__PRODUCT) /* a, b -> a^T b, only the actual rows */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
-    X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
+    X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__CHEAP) \
         /* x, w, [b] -> y, (mean, 1/std) */ \
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
-    X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
+    X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__CHEAP) \
         /* x, w -> y, 1/rms */ \
     X(RMSNORM_BACKWARD, "rmsnorm_backward", 4, 3, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, 1/rms -> [dx], [dw], [column sums of dx] */ \
-    X(SOFTMAX, "softmax", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) /* x -> y */ \
+    X(SOFTMAX, "softmax", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__CHEAP) /* x -> y */ \
     X(SOFTMAX_BACKWARD, "softmax_backward", 2, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, y -> dx */ \
-    X(NORMALIZE, "normalize", 1, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
+    X(NORMALIZE, "normalize", 1, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__CHEAP) \
         /* x -> y, 1/norm */ \
     X(NORMALIZE_BACKWARD, "normalize_backward", 3, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, y, 1/norm -> dx */ \
-    X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) \
+    X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__CHEAP) \
         /* x -> act(x) */ \
     X(ACTIVATION_BACKWARD, "activation_backward", 2, 2, TT__INPLACE0 | TT__INPLACE1 | TT__COLUMN_SUMS) \
         /* dy, saved -> dx, [column sums of dx] */ \
@@ -85,21 +85,21 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
       TT__RESIDUAL(1)) /* a, b -> a + b */ \
     X(ADD_ROW, "add_row", 2, 1, TT__INPLACE0 | TT__BY_ROW(1)) /* a, row -> a + row, in every row */ \
     X(SUM_ROWS, "sum_rows", 1, 1, 0) /* dy -> (1, D), the sum of all rows */ \
-    X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a * b */ \
-    X(MUL_BROADCAST, "mul_broadcast", 2, 1, TT__INPLACE0 | TT__AGAIN) \
+    X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__CHEAP) /* a, b -> a * b */ \
+    X(MUL_BROADCAST, "mul_broadcast", 2, 1, TT__INPLACE0 | TT__CHEAP) \
         /* a, a column, a row or one number -> a * b */ \
     X(ROW_DOTS, "row_dots", 2, 1, 0) /* a, b -> (rows, 1), the sum of a * b over each row */ \
-    X(SWIGLU, "swiglu", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) \
+    X(SWIGLU, "swiglu", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__CHEAP) \
         /* gate, up -> silu(gate) * up */ \
     X(SWIGLU_BACKWARD, "swiglu_backward", 3, 2, TT__INPLACE0 | TT__INPLACE1) \
         /* dy, gate, up -> [dgate], [dup] */ \
-    X(ROTARY, "rotary", 2, 1, TT__INPLACE0 | TT__AGAIN) /* x, positions -> y */ \
+    X(ROTARY, "rotary", 2, 1, TT__INPLACE0 | TT__CHEAP) /* x, positions -> y */ \
     X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__MOVES) /* x -> s * x */ \
     X(DROPOUT, "dropout", 3, 2, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__WITH_RUN | TT__MOVES | \
       TT__BY_ROW(1 | 2) | TT__RESIDUAL(1) | TT__NUMBERS(2) | TT__COLUMN_SUMS) \
         /* x, [residual], [row numbers] -> y, [column sums] */ \
     X(ATTENTION, "attention", 5, 2, TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1) | TT__NUMBERS(4) | \
-      TT__AGAIN_ATTENTION) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
+      TT__CHEAP_ATTENTION) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
     X(CUSTOM, "custom", 6, 1, 0) /* 1 to TT_CUSTOM_INPUTS inputs -> y */ \
     X(CUSTOM_BACKWARD, "custom_backward", 8, 6, 0) /* dy, y, the inputs -> [gradient of each input] */ \
     X(ATTENTION_BACKWARD, "attention_backward", 8, 6, TT__WITH_RUN | TT__COLUMN_SUMS) \
@@ -111,7 +111,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(SET_ROWS, "set_rows", 3, 1, TT__INPLACE0) /* x, index, row -> y */ \
     X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow] */ \
     X(STORE_ROWS, "store_rows", 2, 1, TT__RMW) /* x, index -> cache */ \
-    X(PATCHES, "patches", 3, 1, TT__AGAIN_KEPT) /* pixels, positions, seq_start -> y */ \
+    X(PATCHES, "patches", 3, 1, TT__CHEAP_KEPT) /* pixels, positions, seq_start -> y */ \
     X(CROSS_ENTROPY, "cross_entropy", 7, 3, TT__LOSS) \
         /* logits, targets, [weights], -, -, -, [total] -> loss, lse, counts */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
@@ -130,7 +130,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(SIGMOID_CROSS_ENTROPY_BACKWARD, "sigmoid_cross_entropy_backward", 6, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], [positive weights], counts -> dlogits */ \
-    X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
+    X(CAST, "cast", 1, 1, TT__CASTS | TT__CHEAP_KEPT) /* x -> x in another dtype */ \
     X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
     X(QUANTIZE, "quantize", 2, 4, 0) \
         /* x, [history of x] -> [fp8 of x], [fp8 of x^T], 1/scale, [largest |x|] */ \
@@ -153,7 +153,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
         /* x -> y, the sum (or max, min) of all members' x */ \
     X(REDUCE_SCATTER, "reduce_scatter", 1, 1, TT__RMW | TT__MOVES) \
         /* x -> this member's shard of the sum of all members' x */ \
-    X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__AGAIN) /* shard -> y, all members' shards */ \
+    X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__CHEAP) /* shard -> y, all members' shards */ \
     X(BROADCAST, "broadcast", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y, member 0's x */ \
     X(SEND, "send", 1, 0, 0) /* x, for the RECV that follows */ \
     X(RECV, "recv", 1, 1, TT__RMW | TT__INPLACE0) /* x of member move.from -> y of member move.to */ \
@@ -302,10 +302,10 @@ static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 
 /* Largest number of rotary pairs in a head. The frequencies of all pairs follow transformers' formulas
    (modeling_rope_utils.py). */
-enum { TT__MOST_PAIRS = 256 };
+enum { TT__MAX_PAIRS = 256 };
 static inline int tt__rotary_pairs_of(const tt_rotary_options *o) { return (o->size + 1) / 2; }
 
-static inline void tt__rotary_frequencies(const tt_rotary_options *o, double frequency[TT__MOST_PAIRS])
+static inline void tt__rotary_frequencies(const tt_rotary_options *o, double frequency[TT__MAX_PAIRS])
 {
     const double turn = 6.283185307179586, size = o->size, log_base = log(o->base);
     /* YARN: numbers of the pairs that turn `high` and `low` times within the original positions. */

@@ -66,7 +66,7 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
    included. In each call a thread begins with its own slice of the tasks, whose data may still be in the
    thread's cache; then it helps with the slices of other threads. Results must depend on the task only, not
    on the thread or the number of threads. Idle workers sleep. */
-typedef void (*tt__task)(void *arg, int64_t task, int thread);
+typedef void (*tt__task_function)(void *arg, int64_t task, int thread);
 
 typedef struct tt__worker {
     tt__pool *pool;
@@ -81,7 +81,7 @@ struct tt__pool {
     tt__worker workers[256]; /* workers[0] is the calling thread */
     pthread_mutex_t mutex;
     pthread_cond_t wake, done;
-    tt__task run;
+    tt__task_function run;
     void *arg;
     uint64_t generation;     /* atomic; grows by 1 with each call that has work */
     int active;              /* atomic; number of workers that have not finished the current call */
@@ -140,7 +140,7 @@ static void *tt__pool_main(void *arg)
     }
 }
 
-static void tt__run_tasks(tt__pool *pool, int64_t count, tt__task run, void *arg)
+static void tt__run_tasks(tt__pool *pool, int64_t count, tt__task_function run, void *arg)
 {
     if (count <= 0) return;
     tt__float_mode mode = tt__float_default();

@@ -109,7 +109,7 @@ static tt_status tt__try_batch(void *arg, int64_t n, tt__attempt *attempt, size_
     tt_tape *t = tt_tape_new(b->ctx);
     if (!t) return TT_ERR_MEMORY;
     const tt_value root = b->record(b->user, t, n);
-    tt_program *p = tt__compile(t, root, &b->options, attempt);
+    tt_program *p = tt__try_compile(t, root, &b->options, attempt);
     tt_tape_free(t);
     if (!p) return b->ctx->status;
     *bytes = tt__arena_size(p->arena, 0);

@@ -32,7 +32,7 @@
 #define TT__FOR_LEAST (TT__ESTIMATES / 2) /* to find the smallest program, when nothing fits */
 /* BUILDS: max number of programs that one choice builds. LEAST_BUILDS: max number of these builds in the
    search for the smallest program. */
-enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 13 };
+enum { TT__BUILDS = 30, TT__MIN_BUILDS = 13 };
 enum { TT__LARGE = 300 }; /* for programs with this many instructions, few of the smallest candidates are
                              built */
 
@@ -419,7 +419,7 @@ static void tt__list_items(tt__chooser *c)
             if (tt__recomputation(&r, v, &deep).op >= 0) continue; /* policy "cheap" recomputes it anyway */
             c->price[c->n] = tt__cost_again(c, &r, k, 8) / (double)tt__storage_bytes(x);
             c->made[c->n] = k;
-            c->attention[c->n] = tt__is(i, TT__AGAIN_ATTENTION) && !tt__is(i, TT__AGAIN_KEPT);
+            c->attention[c->n] = tt__is(i, TT__CHEAP_ATTENTION) && !tt__is(i, TT__CHEAP_KEPT);
             c->item[c->n++] = v;
         }
 }

@@ -442,7 +442,8 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
     tt__fail(ctx, TT_ERR_BUDGET, "%s", error);
 }
 
-static tt_program *tt__compile(tt_tape *t, tt_value root, const tt_compile_options *o, tt__attempt *attempt)
+static tt_program *tt__try_compile(tt_tape *t, tt_value root, const tt_compile_options *o,
+                                   tt__attempt *attempt)
 {
     const tt_compile_options defaults = tt_compile_options_default();
     tt_status status;
@@ -465,5 +466,5 @@ static tt_program *tt__compile(tt_tape *t, tt_value root, const tt_compile_optio
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
     tt__attempt attempt = {false, false, false, 0, 0};
-    return tt__compile(t, root, o, &attempt);
+    return tt__try_compile(t, root, o, &attempt);
 }

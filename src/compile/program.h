@@ -28,7 +28,7 @@ typedef struct tt__recording {
     int64_t *rows;          /* number of rows of each axis; NULL: this entry is free */
     int credit;             /* rises when the recording is used, falls when another run asks for this entry */
 } tt__recording;
-enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
+enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MAX = 64 };
 
 /* The two host buffers from which an input is copied to a device with its own memory; runs use them in turn.
    copied: for each buffer, the event after which the host may write to it again. now: the buffer in use.
@@ -56,7 +56,7 @@ typedef struct tt__settings {
     int stage;              /* the program's stage of the pipeline */
     int in_flight;          /* max number of micro-batches in flight; 0: no pipeline */
     tt__precision precision;
-    tt__matmul matmul;
+    tt__matmul_precision matmul;
     tt__recompute_policy recompute;
     unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
     bool offload_fits, zero_fits; /* the option `offload` is "budget"; `parallel.zero` is TT_ZERO_BUDGET */
@@ -82,7 +82,7 @@ typedef struct tt__choice {
     int halved;             /* how many times TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
 } tt__choice;
 
-/* Arguments and results of a call of tt__compile beside tt_compile_options. */
+/* Arguments and results of a call of tt__try_compile beside tt_compile_options. */
 typedef struct tt__attempt {
     bool quiet;             /* a trial of a search for the largest size: no warnings, errors without advice */
     bool unbudgeted;        /* the caller of that search has no budget and will compile without one */

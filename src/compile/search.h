@@ -762,7 +762,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (search && tt__try_build(&c->job, &saving, e) == TT_ERR_MEMORY) return TT_ERR_MEMORY;
     const bool tight = s->min > c->budget;
     if (tight) {
-        const int max = (int)tt__min(TT__LEAST_BUILDS - 1, tt__max_min(c));
+        const int max = (int)tt__min(TT__MIN_BUILDS - 1, tt__max_min(c));
         if (small) status = tt__try_all(c);
         if (status == TT_OK) status = tt__try_min(c, may);
         if (status == TT_OK) status = tt__build_min(c, max, e);
@@ -773,7 +773,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     }
     if (status == TT_OK && c->job.attempt->quiet) return tt__fits(e) ? status : tt__build_again(c, s, e);
     if (status == TT_OK && !(tight && small)) status = tt__list_candidates(c);
-    if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
+    if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__MIN_BUILDS), e);
     if (status == TT_OK && !tt__fits(e)) { /* choices estimated below the smallest program often fit */
         c->budget = s->min;
         status = tt__build_cheapest(c, TT__BUILDS - 1, e);

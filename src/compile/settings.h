@@ -197,7 +197,7 @@ static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__se
         tt__note_error(ctx, all, status,
                        tt__parse(ctx, rows[k].option, rows[k].word ? rows[k].word : rows[k].usual,
                                  rows[k].names, rows[k].n, "", &found[k]));
-    s->matmul = (tt__matmul)found[0];
+    s->matmul = (tt__matmul_precision)found[0];
     s->recompute = (tt__recompute_policy)found[1];
     s->memory = (tt__memory_kind)found[2];
     s->update = (tt__update_place)found[3];

@@ -81,7 +81,7 @@ static int64_t tt__new_param_size(tt_context *ctx, const char *name, int ndim, c
             status = tt__fail(ctx, TT_ERR_SHAPE,
                               "parameter '%s': dimension %d is %lld, but must be at least 1", name, k,
                               (long long)dims[k]);
-        else if (dims[k] > TT__MOST_ELEMENTS / size)
+        else if (dims[k] > TT__MAX_ELEMENTS / size)
             status = tt__fail(ctx, TT_ERR_SHAPE, "parameter '%s': dimension %d, %lld, makes 2^47 elements or "
                               "more, which is too many: make it smaller", name, k, (long long)dims[k]);
         else size *= dims[k];

@@ -25,8 +25,8 @@ struct op_kernels {
     op_kernels(run_together_fn f) : op_kernels() { together = f; }
 };
 enum {
-    MOST_SET_ROWS = 1 << 27,   // SET_ROWS and its backward: max rows; the workspace has a bit for each row
-    MOST_SUM_COLUMNS = 1 << 20 // max columns of ops whose partial column sums are in the resident workspace
+    MAX_SET_ROWS = 1 << 27,   // SET_ROWS and its backward: max rows; the workspace has a bit for each row
+    MAX_SUM_COLUMNS = 1 << 20 // max columns of ops whose partial column sums are in the resident workspace
 };
 
 // Returns the kernels of op number OP. Without a TT__RUN_BY(OP, ...) CUDA has no kernel for the op.

@@ -17,7 +17,7 @@
 
 /* Records the sum of the embeddings of tokens, positions and types, which the norm then reads. The result has
    the shape (rows, hidden), in ALBERT (rows, embedding_size). */
-static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
+static tt_value tt__bert_embeddings(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
     const int flags = tt__bert_of(c)->flags, offset = tt__bert_offset(c);
@@ -66,7 +66,7 @@ tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_va
         return tt__handle(t, 0);
     }
     /* The values of a layer, except h, have the shape (rows, hidden). */
-    tt_value x = tt__bert_embed(m, t, in);
+    tt_value x = tt__bert_embeddings(m, t, in);
     if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
     if (!(flags & TT__BERT_DROP_SUM)) x = tt_dropout(t, x, c->dropout);

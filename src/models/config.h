@@ -52,7 +52,7 @@ static void tt__print_labels(tt__text_buffer *json, const char (*names)[64], int
     tt__print(json, "}\n}\n");
 }
 
-enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* so that an int can count all tensors */
+enum { TT__MAX_CLASSES = 100000, TT__MAX_LAYERS = 1000000 }; /* so that an int can count all tensors */
 
 /* Reads the number of classes from "id2label" or, without it, from "num_labels". Without both, *classes is
    unchanged. */
@@ -62,10 +62,10 @@ static tt_status tt__read_classes(const tt__json *j, int *classes)
     int64_t n = *classes;
     tt_status status = TT_OK;
     if (labels >= 0 && j->nodes[labels].kind == TT__JSON_OBJECT) n = j->nodes[labels].count;
-    else status = tt__json_read_int(j, 0, "num_labels", false, 1, TT__MOST_CLASSES, &n);
-    if (status == TT_OK && (n < 1 || n > TT__MOST_CLASSES))
+    else status = tt__json_read_int(j, 0, "num_labels", false, 1, TT__MAX_CLASSES, &n);
+    if (status == TT_OK && (n < 1 || n > TT__MAX_CLASSES))
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': id2label has %lld classes, but must have 1 to %d",
-                        j->path, (long long)n, TT__MOST_CLASSES);
+                        j->path, (long long)n, TT__MAX_CLASSES);
     *classes = (int)n;
     return status;
 }
@@ -149,11 +149,11 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
                       r->kind != '0');
     }
     if (classes < 1) tt__print(&all, "; classes is %d, but must be at least 1", classes);
-    if (classes > TT__MOST_CLASSES)
-        tt__print(&all, "; classes is %d, but at most %d are supported", classes, TT__MOST_CLASSES);
+    if (classes > TT__MAX_CLASSES)
+        tt__print(&all, "; classes is %d, but at most %d are supported", classes, TT__MAX_CLASSES);
     if (a->check) a->check(&all, config);
-    if (layers > TT__MOST_LAYERS)
-        tt__print(&all, "; layers is %d, but at most %d are supported", layers, TT__MOST_LAYERS);
+    if (layers > TT__MAX_LAYERS)
+        tt__print(&all, "; layers is %d, but at most %d are supported", layers, TT__MAX_LAYERS);
     if (heads > 0 && hidden % heads)
         tt__print(&all, "; hidden_size is %d, but must be a multiple of heads, %d", hidden, heads);
     for (int k = 0; k < a->n_config; k++) {

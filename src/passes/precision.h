@@ -59,7 +59,7 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
                     "leave {residual} NULL, or use 16-mixed or bf16-mixed", residual, tt__precision_names[k]);
 }
 
-typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
+typedef enum tt__matmul_precision { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul_precision;
 
 /* Puts v into a residual stream if the op that computes v begins a stream or moves a stream's values
    unchanged. Returns whether v is in the stream or needs no mark, because v is f32 anyway or not transient. v

@@ -71,11 +71,11 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
         return i;
     }
     if (r->policy == TT__RECOMPUTE_NONE) return none;
-    if (tt__is(f, TT__AGAIN_KEPT)) {
+    if (tt__is(f, TT__CHEAP_KEPT)) {
         tt__storage storage = r->t->values[f->in[0]].storage;
         return storage == TT__INPUT || storage == TT__PARAMETER ? *f : none;
     }
-    const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__AGAIN_KEPT : TT__AGAIN;
+    const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__CHEAP_KEPT : TT__CHEAP;
     const bool recomputed = (tt__ops[f->op].flags & cheap) != 0;
     const bool gathers = tt__rules_of(f)->phases && r->t->values[f->in[0]].storage == TT__TRANSIENT;
     /* the ranks' shards take less memory than the gathered tensor */

@@ -38,12 +38,12 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
    follows a '.', a '_' or nothing, and that a '.' or nothing follows. */
 static int tt__layer_of(const char *name)
 {
-    enum { MOST_DIGITS = 6 };
+    enum { MAX_DIGITS = 6 };
     for (const char *c = name; *c; c++) {
         const size_t digits = strspn(c, "0123456789");
         const bool begins = c == name || c[-1] == '.' || c[-1] == '_';
         const bool ends = !c[digits] || c[digits] == '.';
-        if (digits && digits <= MOST_DIGITS && begins && ends) return atoi(c);
+        if (digits && digits <= MAX_DIGITS && begins && ends) return atoi(c);
         if (digits) c += digits - 1;
     }
     return -1;

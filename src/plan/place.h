@@ -48,15 +48,15 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__spac
 /* The bytes in use at each instruction, as a binary tree over the instructions (a segment tree: Bentley,
    "Solutions to Klee's rectangle problems", 1977). A node has two lists of spans of bytes: spans in use
    during all instructions of the node, and spans in use during some of them. */
-typedef struct tt__span {
+typedef struct tt__interval {
     size_t from, to;
     int next;       /* next span of the list, in the order of bytes; 0: none */
     int far;        /* a later span, as a shortcut for searches; valid only while it is in the same list */
     int list;       /* number of the list that has the span; 0: none */
-} tt__span;
+} tt__interval;
 typedef struct tt__taken {
     tt_context *ctx;
-    tt__span *span; int n_span, cap_span;   /* element 0 means "none" */
+    tt__interval *span; int n_span, cap_span;   /* element 0 means "none" */
     int unused;     /* first span that is in no list; 0: none */
     int *list;      /* list[2 * k]: first span in use during all instructions of node k; list[2 * k + 1]:
                        during some */
@@ -96,7 +96,7 @@ static bool tt__taken_clear(tt__taken *t)
 static int tt__span_before(tt__taken *t, int at, size_t limit)
 {
     for (int two_back = at, back = at;;) {
-        const tt__span *s = &t->span[at], *far = &t->span[s->far];
+        const tt__interval *s = &t->span[at], *far = &t->span[s->far];
         const bool leads = far->list == s->list && far->from > s->from && far->to <= limit;
         const int next = leads ? s->far : s->next;
         if (!next || t->span[next].to > limit) return at;
@@ -118,7 +118,7 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
         at = t->span[before].next;
     }
     if (at && t->span[at].from <= to) { /* span `at` grows and absorbs the spans that it now touches */
-        tt__span *s = &t->span[at];
+        tt__interval *s = &t->span[at];
         t->hint[list] = at;
         if (from < s->from) s->from = from;
         if (to <= s->to) return true;
@@ -183,7 +183,7 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
         bool moved = false;
         for (int k = 0; k < n;) {
             if (t->span[head[k]].to <= cursor) head[k] = t->span[tt__span_before(t, head[k], cursor)].next;
-            const tt__span *s = &t->span[head[k]];
+            const tt__interval *s = &t->span[head[k]];
             if (!head[k]) { head[k] = head[--n]; continue; }
             if (s->from <= cursor) { cursor = s->to; moved = true; }
             else if (s->from < next) next = s->from;

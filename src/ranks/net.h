@@ -44,7 +44,7 @@ static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->
 
 /* Returns how many elements of a member's shard belong to a job. Sets *first to the index of the first of
    them in the whole tensor. */
-static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
+static int64_t tt__net_shard(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
     const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has all elements */
     int64_t n = member ? 0 : tt__elements(&l->in[0]);
@@ -58,7 +58,7 @@ static int64_t tt__net_longest(const tt__launch *l)
 {
     const tt__net_job all = {0, 0, INT64_MAX};
     int64_t longest = 0, first;
-    for (int k = 0; k < l->members; k++) longest = tt__max(longest, tt__net_piece(l, &all, k, &first));
+    for (int k = 0; k < l->members; k++) longest = tt__max(longest, tt__net_shard(l, &all, k, &first));
     return longest;
 }
 
@@ -136,10 +136,10 @@ static double tt__net_sends(const tt__collective *c, double *min)
     for (int m = 0; m < c->all.count; m++) {
         const int q = m / c->near.count, own = c->low + m % c->near.count;
         if (q == c->own) continue;
-        if (l->phase == TT__SPREAD_PHASE) bytes += item * (double)tt__net_piece(l, &all, own, &first);
+        if (l->phase == TT__SPREAD_PHASE) bytes += item * (double)tt__net_shard(l, &all, own, &first);
         else
             bytes += (double)tt__net_nodes(c, c->own, l->present) *
-                     (double)tt__net_size(l, tt__net_piece(l, &all, m, &first));
+                     (double)tt__net_size(l, tt__net_shard(l, &all, m, &first));
     }
     return bytes;
 }
@@ -200,8 +200,8 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
         for (int j = 0; j < b->jobs; j++) {
             const tt__launch *x = &c->l[b->job[j].k];
             for (int k = 0; k < c->near.count; k++) {
-                const int64_t there = tt__net_piece(x, &b->job[j], q * c->near.count + k, &first);
-                const int64_t here = tt__net_piece(x, &b->job[j], c->low + k, &first);
+                const int64_t there = tt__net_shard(x, &b->job[j], q * c->near.count + k, &first);
+                const int64_t here = tt__net_shard(x, &b->job[j], c->low + k, &first);
                 to += (size_t)tt__net_nodes(c, c->own, x->present) * tt__net_size(x, there);
                 from += (size_t)tt__net_nodes(c, q, x->present) * tt__net_size(x, here);
             }
@@ -221,7 +221,7 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
         const int q = at / b->jobs, j = at % b->jobs;
         const tt__launch *x = &c->l[b->job[j].k];
         for (int k = q * c->near.count; k < (q + 1) * c->near.count && status == TT_OK; k++) {
-            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
+            int64_t first, n = tt__net_shard(x, &b->job[j], k, &first);
             const int64_t bytes = c->me < x->present ? n * (int64_t)tt_dtype_bytes(x->in[0].dtype) : 0;
             status = tt__net_copy(c->group, c->rank, x, to, tt__element(&x->in[0], first), bytes);
             to += tt__net_size(x, n);
@@ -245,7 +245,7 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
         const tt__launch *x = &c->l[b->job[j].k];
         const int present = tt__net_present(c, c->own, x->present);
         for (int k = q * c->near.count; k < (q + 1) * c->near.count; k++) {
-            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
+            int64_t first, n = tt__net_shard(x, &b->job[j], k, &first);
             for (int node = 0; node * c->grain < present && status == TT_OK; node++) {
                 const int begin = node * c->grain, end = (int)tt__min(present, begin + c->grain);
                 for (int m = begin; m < end; m++) {
@@ -275,7 +275,7 @@ static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b,
     for (int j = 0; j < b->jobs; j++) {
         const tt__launch *x = &c->l[b->job[j].k];
         for (int k = 0; k < c->near.count && status == TT_OK; k++) {
-            int64_t first, n = tt__net_piece(x, &b->job[j], c->low + k, &first);
+            int64_t first, n = tt__net_shard(x, &b->job[j], c->low + k, &first);
             int leaves = 0;
             for (int q = 0; q < c->processes; q++)
                 for (int node = 0; node < tt__net_nodes(c, q, x->present); node++) {
@@ -357,7 +357,7 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     const bool gathers = tt__net_is(l, TT__PIECES_IN);
     int64_t first;
     if (!c->direct) return (char *)c->group->stage[c->leader] + (size_t)m * room;
-    tt__net_piece(l, job, m, &first);
+    tt__net_shard(l, job, m, &first);
     if (m / c->near.count != c->own) return (char *)tt__element(&l->out[0], first);
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
 }
@@ -371,7 +371,7 @@ static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, 
     const tt__mat *x = gathers && !come ? &l->in[0] : &l->out[0];
     tt_status status = TT_OK;
     for (int m = come ? 0 : c->me; m < (come ? c->all.count : c->me + 1) && status == TT_OK; m++) {
-        int64_t first, bytes = (int64_t)tt_dtype_bytes(l->out[0].dtype) * tt__net_piece(l, job, m, &first);
+        int64_t first, bytes = (int64_t)tt_dtype_bytes(l->out[0].dtype) * tt__net_shard(l, job, m, &first);
         char *staged = tt__net_begin(c, job, m, room);
         char *own = (char *)tt__element(x, gathers && !come ? job->from : first);
         if (come && m == c->me && !gathers) continue;
@@ -401,8 +401,8 @@ static tt_status tt__net_gather(const tt__collective *c)
             if (waits && status == TT_OK) status = tt__await_stream(c->group, c->rank, stream);
             for (int m = 0; m < c->all.count && status == TT_OK && leads; m++) {
                 const int own = c->low + m % c->near.count, process = tt__net_process(c, m / c->near.count);
-                int64_t first, come = item * tt__net_piece(l, &job, m, &first);
-                const int64_t go = item * tt__net_piece(l, &job, own, &first);
+                int64_t first, come = item * tt__net_shard(l, &job, m, &first);
+                const int64_t go = item * tt__net_shard(l, &job, own, &first);
                 if (m / c->near.count == c->own) continue;
                 status = tt__net_receive(&mail, process, tt__net_begin(c, &job, m, room), (size_t)come);
                 if (status == TT_OK)

@@ -26,8 +26,8 @@
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
-enum { TT__LEAST_WIDTH = 64, TT__MOST_WIDTH = 2048, TT__UPDATE_WIDTH = 576, TT__LEAST_COPY = 1 << 20,
-       TT__MOST_COPY = 1 << 26 };
+enum { TT__MIN_WIDTH = 64, TT__MAX_WIDTH = 2048, TT__UPDATE_WIDTH = 576, TT__MIN_COPY = 1 << 20,
+       TT__MAX_COPY = 1 << 26 };
 
 /* A program that trains a transformer block, and its inputs. */
 typedef struct tt__sample {
@@ -210,7 +210,7 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__device_group *c, in
     memset(&l, 0, sizeof l);
     l.device = c->device[0];
     l.instr = &i;
-    for (int64_t n = TT__LEAST_COPY; n <= TT__MOST_COPY && status == TT_OK; n *= 4) {
+    for (int64_t n = TT__MIN_COPY; n <= TT__MAX_COPY && status == TT_OK; n *= 4) {
         if (seconds >= TT__COPY_LONG) break;
         const tt__mat m = {from, TT_F32, n / 4096, 1024, 1024};
         l.in[0] = l.out[0] = m;
@@ -233,10 +233,10 @@ static tt_status tt__measure_links(tt_context *ctx, const tt__device_group *c, t
 {
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[0];
-    void *x = b->allocate(d, TT__MOST_COPY), *y = x ? b->allocate(d, TT__MOST_COPY) : NULL;
-    void *host = y ? b->allocate_host(d, TT__MOST_COPY) : NULL;
+    void *x = b->allocate(d, TT__MAX_COPY), *y = x ? b->allocate(d, TT__MAX_COPY) : NULL;
+    void *host = y ? b->allocate_host(d, TT__MAX_COPY) : NULL;
     tt_status status = host ? TT_OK : tt__device_status(ctx, c, 0, TT_ERR_MEMORY);
-    if (status == TT_OK) status = tt__device_status(ctx, c, 0, b->fill(d, x, 0, TT__MOST_COPY));
+    if (status == TT_OK) status = tt__device_status(ctx, c, 0, b->fill(d, x, 0, TT__MAX_COPY));
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_SCALE, x, y, &costs->memory);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, x, host, &costs->to_host);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, host, x, &costs->from_host);
@@ -253,7 +253,7 @@ static int tt__next_width(int width, double seconds)
 {
     const double times = fmin(4, cbrt(TT__STEP_LONG / fmax(seconds, 1e-9)));
     const int next = (int)(times * width) / 64 * 64;
-    return times < 1.2 || next <= width ? width : next < TT__MOST_WIDTH ? next : TT__MOST_WIDTH;
+    return times < 1.2 || next <= width ? width : next < TT__MAX_WIDTH ? next : TT__MAX_WIDTH;
 }
 
 /* Measures the rates of instructions in fp32 (`single`) or bf16. *min: seconds of the smallest step. */
@@ -262,7 +262,7 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
 {
     tt__profile now, small;
     memset(&small, 0, sizeof small);
-    for (int width = TT__LEAST_WIDTH, before = 0; width != before;) {
+    for (int width = TT__MIN_WIDTH, before = 0; width != before;) {
         double seconds = 0;
         const char *precision = single ? "32-true" : "bf16-true";
         const tt_status status = tt__profile_of(ctx, device, precision, width, width, &now, &seconds);
@@ -294,7 +294,7 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt__sample s; /* runs like users' programs, with streams and graphs of launches */
     tt__profile update;
     double min, ignored;
-    status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH, TT__LEAST_WIDTH);
+    status = tt__sample_new(own, &s, device, "32-true", TT__MIN_WIDTH, TT__MIN_WIDTH);
     if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
     if (status == TT_OK)
         status = tt__profile_of(own, "cpu", "32-true", 1, TT__UPDATE_WIDTH, &update, &ignored);

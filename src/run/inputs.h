@@ -513,7 +513,7 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
         if (!x->rows || x->segment != segment || x->first != first) continue;
         if (x->later != later || x->slot != slot) continue;
         if (segment == TT__EACH_MICRO && memcmp(x->rows, r->axis_rows, all) != 0) continue;
-        x->credit = (int)tt__min(x->credit + TT__RECORDING_USED, TT__RECORDING_MOST);
+        x->credit = (int)tt__min(x->credit + TT__RECORDING_USED, TT__RECORDING_MAX);
         return x;
     }
     tt__recording *x = &r->recordings[r->next_recording];

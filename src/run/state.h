@@ -122,7 +122,7 @@ static uint64_t tt__program_hash(const tt_program *p)
 }
 
 enum { TT__STATE_VERSION = 6 };
-#define TT__MOST_STEPS ((int64_t)1 << 62) /* max number of steps in a state, so that later steps cannot
+#define TT__MAX_STEPS ((int64_t)1 << 62) /* max number of steps in a state, so that later steps cannot
                                              overflow */
 
 /* The header of a saved state: numbers of 8 bytes, stored as the I64 tensor "tinytrain.run". A program that

@@ -253,12 +253,12 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
     return status;
 }
 
-enum { TT__LEAF_PIECE = 256 };
+enum { TT__LEAF_CHUNK = 256 };
 
 /* Adds the n numbers of b to those of a, and rounds each sum to `dtype`. */
 static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 {
-    uint16_t half[TT__LEAF_PIECE];
+    uint16_t half[TT__LEAF_CHUNK];
     for (int64_t k = 0; k < n; k++) a[k] += b[k];
     if (dtype == TT_F32) return;
     tt__convert(half, dtype, a, TT_F32, (size_t)n);
@@ -291,13 +291,13 @@ static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__st
     const int data = p->built.t->sums_micros ? 1 : p->arena->data;
     const tt_dtype dtype = p->built.t->values[g->leaves ? g->leaves : g->total].shape.dtype;
     const int64_t size = stored->rows * stored->cols;
-    const size_t bytes = sizeof(float[TT__LEAF_PIECE]) * (size_t)(g->slots * data + 1);
-    float (*leaf)[TT__LEAF_PIECE] = (float (*)[TT__LEAF_PIECE])tt__alloc(p->ctx, bytes);
+    const size_t bytes = sizeof(float[TT__LEAF_CHUNK]) * (size_t)(g->slots * data + 1);
+    float (*leaf)[TT__LEAF_CHUNK] = (float (*)[TT__LEAF_CHUNK])tt__alloc(p->ctx, bytes);
     tt_status status = leaf ? TT_OK : TT_ERR_MEMORY;
     for (int64_t e = 0, n; e < size && status == TT_OK; e += n) {
         int rank, many = 0;
         const int64_t at = tt__stored_at(stored, e, &rank, &n);
-        n = tt__min(n, TT__LEAF_PIECE);
+        n = tt__min(n, TT__LEAF_CHUNK);
         for (int l = 0; l < g->slots * data && status == TT_OK; l++) {
             const int slot = l / data, of = tt__first_of(p, l % data) + rank;
             if (data > 1 && l % data >= p->in_slot[slot]) continue;
@@ -387,7 +387,7 @@ tt_status tt_set_gradient(tt_program *p, const tt_param *param, const float *fro
 {
     tt__so_far g;
     double factor;
-    float piece[TT__LEAF_PIECE];
+    float piece[TT__LEAF_CHUNK];
     tt_status status = tt__gradient_now(p, param, "tt_set_gradient", &g, &factor);
     if (status != TT_OK) return status;
     if (!p->round || p->arena->data * tt__slots(p) > 1)
@@ -404,7 +404,7 @@ tt_status tt_set_gradient(tt_program *p, const tt_param *param, const float *fro
             const int64_t e = tt__stored_element(&stored, r, at, &n);
             char *to = tt__storage_memory(p, r, x) + (size_t)at * tt_dtype_bytes(x->shape.dtype);
             const tt__memory memory = {p->arena, r, x->space, x->shape.dtype, to};
-            n = tt__min(n, TT__LEAF_PIECE);
+            n = tt__min(n, TT__LEAF_CHUNK);
             for (int64_t k = 0; k < n; k++) piece[k] = (float)(from[e + k] / factor);
             status = tt__write_memory(&memory, piece, TT_F32, (size_t)n);
         }

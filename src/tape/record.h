@@ -59,7 +59,7 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
         vsnprintf(v.name, sizeof v.name, format, args);
     }
     va_end(args);
-    if (shape->rows > TT__MOST_ELEMENTS / shape->cols)
+    if (shape->rows > TT__MAX_ELEMENTS / shape->cols)
         return tt__tape_fail(t, TT_ERR_SHAPE,
                              "'%s': %lld rows of width %lld are 2^47 elements or more, which is too many",
                              v.name, (long long)shape->rows, (long long)shape->cols);

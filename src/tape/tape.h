@@ -23,7 +23,7 @@
 
 /* Largest number of elements of a tensor. Within this limit, the bytes of a tensor and of an op's scratch
    memory for the tensor fit a size_t. tt__check_total checks the sum over all tensors of a program. */
-#define TT__MOST_ELEMENTS (((int64_t)1 << 47) - 1)
+#define TT__MAX_ELEMENTS (((int64_t)1 << 47) - 1)
 
 struct tt_param {
     tt_context *ctx;

@@ -54,7 +54,7 @@ static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *
     tt__encoder e;
     tt__encoder_init(&e, k);
     size_t bytes = a->bytes;
-    const char *text = tt__normalize(&e, a->text, &bytes);
+    const char *text = tt__normalize_text(&e, a->text, &bytes);
     const bool same = !e.failed && bytes == a->bytes && memcmp(text, a->text, bytes) == 0;
     const char *copy = same ? a->text : e.failed ? NULL : tt__chunks_text(k->ctx, &k->chunks, text, bytes);
     tt__encoder_free(&e);

@@ -39,7 +39,7 @@ static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t b
     }
     const char *const layer = e->layer;
     const tt_span *const map = e->map;
-    text = e->origin = tt__normalize(e, text, &bytes);
+    text = e->origin = tt__normalize_text(e, text, &bytes);
     e->origin_bytes = bytes;
     if (!e->failed) tt__cut_text(e, 1, text, bytes, first);
     e->layer = layer;

@@ -452,7 +452,7 @@ static void tt__normalize_ascii_by(tt_tokenizer *k)
 }
 
 /* Returns the normalized text: `text` itself if the normalizers change nothing. */
-static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes)
+static const char *tt__normalize_text(tt__encoder *e, const char *text, size_t *bytes)
 {
     const tt_tokenizer *k = e->k;
     bool aligns = e->spans != NULL; /* whether spans are wanted, or a splitter needs e->front */

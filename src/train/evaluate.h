@@ -345,7 +345,7 @@ tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacit
 }
 
 /* Replaces n logits by the predictions of a task. Returns false if one of them is not finite. */
-static bool tt__predictions(tt_task task, int n, float *x)
+static bool tt__to_predictions(tt_task task, int n, float *x)
 {
     float max = x[0];
     double sum = 0;
@@ -370,7 +370,7 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *predictions)
     const int rows = tags ? b->rows : b->seqs;
     tt_status status = tt_forward(r, b, predictions, (size_t)rows * (size_t)n);
     for (int k = 0; k < rows && status == TT_OK; k++) {
-        if (tt__predictions(r->model.task, n, predictions + (size_t)k * (size_t)n)) continue;
+        if (tt__to_predictions(r->model.task, n, predictions + (size_t)k * (size_t)n)) continue;
         char cause[300];
         const bool bad = tt__bad_parameter(r->eval, cause, sizeof cause);
         status = tt__fail(r->ctx, TT_ERR_NUMERIC, "the prediction for %s %d is not finite%s%s",

@@ -197,7 +197,7 @@ static tt_status tt__fit_stuck(const tt__fit_run *f)
    Returns `status`, the step's error, if it has another cause. lr: the step's learning rate. */
 static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
 {
-    enum { MOST_IN_A_ROW = 10 };
+    enum { MAX_IN_A_ROW = 10 };
     tt_context *ctx = f->r->ctx;
     tt_program *p = f->r->train;
     tt_stats s;
@@ -222,7 +222,7 @@ static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
     tt__fit_report(f, NULL, false);
     f->began = now;
     if (written != TT_OK) return written;
-    if (f->in_row >= tt__min(MOST_IN_A_ROW, f->steps)) return tt__fit_stuck(f);
+    if (f->in_row >= tt__min(MAX_IN_A_ROW, f->steps)) return tt__fit_stuck(f);
     if (!f->reported_skipped)
         tt__log(ctx, TT_LOG_WARNING, "fit",
                 "%s; the step is skipped, and later ones like it without a warning", f->why);
@@ -608,9 +608,9 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (f->train->accumulates && !f->r->options.compile.accumulate)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: the source's steps may have several micro-batches: "
                         "make the trainer with accumulate = true");
-    if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / f->steps)
+    if (f->o.epochs < 1 || f->o.epochs > TT__MAX_STEPS / f->steps)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld, but must be 1 to %lld",
-                        (long long)f->o.epochs, (long long)(TT__MOST_STEPS / f->steps));
+                        (long long)f->o.epochs, (long long)(TT__MAX_STEPS / f->steps));
     if (f->o.validate_steps < 0 || f->o.patience < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT,
                         "tt_fit: validate_steps is %lld and patience is %lld, but both must be at "

@@ -342,12 +342,12 @@ static tt_status tt__state_check_header(tt__state *s)
     if (status == TT_OK) status = tt_safetensors_read(s->file, at, 0, sizeof *h, h);
     if (status != TT_OK) return status;
     const bool scales = tt__is_power_of_two(h->loss_scale, 1, TT__LOSS_SCALE_MOST);
-    if (h->step < 0 || h->step > TT__MOST_STEPS)
+    if (h->step < 0 || h->step > TT__MAX_STEPS)
         return tt__fail(ctx, TT_ERR_FORMAT,
                         "'%s' says that %lld steps were done, which is impossible: the file is damaged",
                         s->path, (long long)h->step);
-    if (!scales || h->good_steps < 0 || h->good_steps > TT__MOST_STEPS || h->skipped < 0 ||
-        h->skipped > TT__MOST_STEPS)
+    if (!scales || h->good_steps < 0 || h->good_steps > TT__MAX_STEPS || h->skipped < 0 ||
+        h->skipped > TT__MAX_STEPS)
         return tt__fail(ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were skipped, and %lld done with loss "
                         "scale %g, which is impossible: the file is damaged", s->path, (long long)h->skipped,
                         (long long)h->good_steps, h->loss_scale);

@@ -179,12 +179,12 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
     tt_compile_options o = r->options.compile;
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
-    if (o.train && !(r->train = tt__compile(t, loss, &o, attempt))) return r->ctx->status;
+    if (o.train && !(r->train = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
     if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
-    if (!(r->eval = tt__compile(t, loss, &o, attempt))) return r->ctx->status;
+    if (!(r->eval = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
     r->data = r->eval->arena->data;
     if (r->model.classes && r->output_width != r->model.classes)
         return tt__fail(r->ctx, TT_ERR_SHAPE,
@@ -325,7 +325,7 @@ static tt_status tt__keep_class_weights(tt_trainer *r)
                     "train options: class_weights are set, but the model has no input 'class_weights'");
 }
 
-static tt_trainer *tt__trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options,
+static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const tt_train_options *options,
                                    tt__attempt *attempt)
 {
     tt_train_options o = options ? *options : tt_train_options_default();
@@ -372,7 +372,7 @@ static tt_trainer *tt__trainer_new(tt_context *ctx, const tt_model *model, const
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
 {
     tt__attempt attempt = {false, false, false, 0, 0};
-    return tt__trainer_new(ctx, model, options, &attempt);
+    return tt__try_trainer(ctx, model, options, &attempt);
 }
 
 void tt_trainer_free(tt_trainer *r)
@@ -415,7 +415,7 @@ static tt_status tt__try_micro_batch(void *arg, int64_t n, tt__attempt *attempt,
                         "which is too many: ask for fewer", (long long)n, o.max_tokens, o.max_seqs);
     o.max_tokens = (int)tt__tokens_of(&o, n);
     o.max_seqs = (int)n;
-    tt_trainer *t = tt__trainer_new(b->ctx, b->model, &o, attempt);
+    tt_trainer *t = tt__try_trainer(b->ctx, b->model, &o, attempt);
     if (!t) return b->ctx->status;
     *bytes = tt__arena_size(tt_trainer_program(t)->arena, 0);
     tt_trainer_free(t);

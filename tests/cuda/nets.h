@@ -27,8 +27,8 @@ static void schedule(int number) { (void)number; }
 
 enum {
     STEPS = 20,
-    MOST_SEQS = 5,
-    MOST_ROWS = 48,
+    MAX_SEQS = 5,
+    MAX_ROWS = 48,
     IMAGE = 12,
     IMAGE_BYTES = IMAGE * IMAGE * 3,
     VOCAB = 50,
@@ -37,19 +37,19 @@ enum {
 
 typedef struct made_batch { /* the arrays that a tt_batch points to */
     tt_batch b;
-    int32_t ids[MOST_ROWS], positions[MOST_ROWS], types[MOST_ROWS], seq_start[MOST_SEQS + 1],
-        labels[MOST_SEQS];
-    int64_t index[MOST_SEQS];
-    uint8_t pixels[MOST_SEQS * IMAGE_BYTES];
+    int32_t ids[MAX_ROWS], positions[MAX_ROWS], types[MAX_ROWS], seq_start[MAX_SEQS + 1],
+        labels[MAX_SEQS];
+    int64_t index[MAX_SEQS];
+    uint8_t pixels[MAX_SEQS * IMAGE_BYTES];
 } made_batch;
 
 /* Makes micro-batch `number`: one of two shapes in turn, with different contents. */
 static void make_batch(made_batch *m, int number, bool images, bool last)
 {
-    static const int lengths[2][MOST_SEQS] = {{9, 5, 17, 3, 11}, {14, 8, 12, 0, 0}};
+    static const int lengths[2][MAX_SEQS] = {{9, 5, 17, 3, 11}, {14, 8, 12, 0, 0}};
     uint64_t random = 0x9E3779B97F4A7C15ull * (uint64_t)(number + 1);
     memset(m, 0, sizeof *m);
-    m->b.seqs = number % 2 ? 3 : MOST_SEQS;
+    m->b.seqs = number % 2 ? 3 : MAX_SEQS;
     for (int s = 0; s < m->b.seqs; s++) {
         m->labels[s] = (int32_t)(test_random(&random) % CLASSES);
         for (int k = 0; k < lengths[number % 2][s] && !images; k++) {
@@ -127,8 +127,8 @@ static bool open_training(trained *t, const char *device, bool images, float dro
     o.compile.optimizer.eps = 1e-5f;
     o.compile.device = device;
     o.compile.accumulate = accumulate;
-    o.max_seqs = MOST_SEQS;
-    o.max_tokens = images ? 0 : MOST_ROWS;
+    o.max_seqs = MAX_SEQS;
+    o.max_tokens = images ? 0 : MAX_ROWS;
     o.compile.offload = offload;
     if (precision) o.compile.precision = precision;
     o.compile.residual = residual;

@@ -156,7 +156,7 @@ static tt_status few_next(void *self, tt_batch *b, bool *more)
     *more = f->next < FEW_STEPS;
     if (!*more) return TT_OK;
     make_batch(&f->m, f->next, false, true);
-    for (int k = 0; k < MOST_SEQS && f->next == f->bad; k++) f->m.labels[k] = -100;
+    for (int k = 0; k < MAX_SEQS && f->next == f->bad; k++) f->m.labels[k] = -100;
     f->next++;
     *b = f->m.b;
     return TT_OK;
@@ -171,8 +171,8 @@ static void tell(void *user, const tt_fit_event *e)
     if (t->n <= FEW_STEPS) t->loss[t->n++] = e->loss;
 }
 
-/* tt_fit reports each step once and in order, with the same statistics as if the host waited for each step. tt_fit
-   also reports a failing step, and continues afterwards. */
+/* tt_fit reports each step once and in order, with the same statistics as if the host waited for each step.
+   tt_fit also reports a failing step, and continues afterwards. */
 TEST(fit_counts_each_step)
 {
     for (int bad = -1; bad < FEW_STEPS; bad += 2) {
@@ -191,8 +191,8 @@ TEST(fit_counts_each_step)
         source.seek = few_seek;
         source.next = few_next;
         source.steps = FEW_STEPS;
-        source.max_seqs = MOST_SEQS;
-        source.max_tokens = MOST_ROWS;
+        source.max_seqs = MAX_SEQS;
+        source.max_tokens = MAX_ROWS;
         tt_fit_options o = tt_fit_options_default();
         o.folder = folder;
         o.report = tell;

@@ -57,7 +57,7 @@ TEST(no_product_of_a_model_needs_that_kernel)
         tt_lm l;
         made_batch b;
         tt_model model;
-        int32_t targets[MOST_ROWS];
+        int32_t targets[MAX_ROWS];
         tt_array array = {"targets", targets, 0};
         tt_train_options o = tt_train_options_default();
         tt_lm_config config = tt_lm_config_default(kind == 2 ? "gpt2" : "llama");
@@ -87,10 +87,10 @@ TEST(no_product_of_a_model_needs_that_kernel)
             o.compile.residual = residual;
             o.compile.loss_scale.init = 16;
             o.compile.tune = "on"; /* also times the products of the loss */
-            o.max_seqs = MOST_SEQS;
-            o.max_tokens = MOST_ROWS;
+            o.max_seqs = MAX_SEQS;
+            o.max_tokens = MAX_ROWS;
             t.trainer = tt_trainer_new(t.ctx, &model, &o);
-            for (int k = 0; k < MOST_ROWS; k++) targets[k] = b.ids[k];
+            for (int k = 0; k < MAX_ROWS; k++) targets[k] = b.ids[k];
             array.rows = b.b.rows;
             b.b.arrays = &array;
             b.b.n_arrays = 1;

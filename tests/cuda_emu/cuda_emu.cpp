@@ -28,7 +28,7 @@ uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
 std::recursive_mutex emu_lock; // a lock that every API call, and so every kernel, holds
-emu_device emu_devices[EMU_MOST_DEVICES];
+emu_device emu_devices[EMU_MAX_DEVICES];
 int emu_device_count;
 size_t emu_address_space;
 emu_running_block emu_block;
@@ -227,26 +227,26 @@ static struct {
     thread_order order;
     int started, alive, multiplier, offset; // thread i of the order starts as thread multiplier * i + offset
     int ready_count, ready_head;
-    uint16_t ready[2 * EMU_MOST_THREADS]; // a ring of threads that can run
+    uint16_t ready[2 * EMU_MAX_THREADS]; // a ring of threads that can run
     int barrier_count, barrier_line, barrier_votes[3];
     int barrier_result[3];
     const char *barrier_file, *barrier_what;
     size_t shared_top, static_bytes;
     const void *function;
-    uint3 thread_index[EMU_MOST_THREADS];
+    uint3 thread_index[EMU_MAX_THREADS];
     dim3 shape{0, 0, 0}; // the block shape for which thread_index was made
     warp_state warp[32];
-    std::vector<async_copy> copies[EMU_MOST_THREADS]; // cp.async copies in flight, by thread
-    int copy_group[EMU_MOST_THREADS];
+    std::vector<async_copy> copies[EMU_MAX_THREADS]; // cp.async copies in flight, by thread
+    int copy_group[EMU_MAX_THREADS];
     std::vector<wide_product> products[32]; // products in flight, by warp
     std::vector<wide_sums> sums[32];
     std::vector<wide_call> calls[8];        // by warpgroup
     size_t called[32];                      // by warp: number of its warpgroup's calls that the warp has made
-    bool fenced[EMU_MOST_THREADS], committed[EMU_MOST_THREADS], unpublished[EMU_MOST_THREADS];
+    bool fenced[EMU_MAX_THREADS], committed[EMU_MAX_THREADS], unpublished[EMU_MAX_THREADS];
     int groups[32];                         // by warp: number of groups of products committed
     std::vector<phases> barriers;
-    std::vector<late_copies> late[EMU_MOST_THREADS];
-    bool waited[EMU_MOST_THREADS]; // by thread: waited for others' copies after its last publish
+    std::vector<late_copies> late[EMU_MAX_THREADS];
+    bool waited[EMU_MAX_THREADS]; // by thread: waited for others' copies after its last publish
     bool copied;                   // late copies were made since `published` was stored
     std::vector<char> published;
 } block;
@@ -262,7 +262,7 @@ static void set_current(int thread)
 
 static int next_thread() // returns -1 if no thread can run
 {
-    const int ring = 2 * EMU_MOST_THREADS, unborn = emu_block.threads - block.started, n = block.ready_count;
+    const int ring = 2 * EMU_MAX_THREADS, unborn = emu_block.threads - block.started, n = block.ready_count;
     if (unborn + n == 0) return -1;
     bool start = n == 0;
     if (unborn > 0 && block.order == IN_ORDER) start = true;
@@ -287,7 +287,7 @@ static int next_thread() // returns -1 if no thread can run
 
 static void make_ready(int thread)
 {
-    block.ready[(block.ready_head + block.ready_count++) % (2 * EMU_MOST_THREADS)] = (uint16_t)thread;
+    block.ready[(block.ready_head + block.ready_count++) % (2 * EMU_MAX_THREADS)] = (uint16_t)thread;
 }
 
 static void go_to(int thread)
@@ -1484,8 +1484,8 @@ static bool peers_allowed;
 extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t seed)
 {
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
-    if (devices < 0 || devices > EMU_MOST_DEVICES)
-        emu_fatal("emu_configure: %d devices, at most %d", devices, EMU_MOST_DEVICES);
+    if (devices < 0 || devices > EMU_MAX_DEVICES)
+        emu_fatal("emu_configure: %d devices, at most %d", devices, EMU_MAX_DEVICES);
     first_configuration();
     for (auto s : std::vector<emu_stream *>(streams)) run_until(s->last);
     for (auto s : streams) delete s;
@@ -1688,7 +1688,7 @@ cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 sha
     if (bad_stream(handle)) return emu_error(cudaErrorInvalidResourceHandle);
     emu_stream *s = actual(handle);
     uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z, threads = (uint64_t)shape.x * shape.y * shape.z;
-    if (!blocks || !threads || threads > EMU_MOST_THREADS || shape.z > 64 || grid.x > 0x7fffffffu ||
+    if (!blocks || !threads || threads > EMU_MAX_THREADS || shape.z > 64 || grid.x > 0x7fffffffu ||
         grid.y > 65535 || grid.z > 65535) {
         return emu_error(cudaErrorInvalidConfiguration);
     }
@@ -1755,7 +1755,7 @@ cudaError_t emu_function_get(cudaFuncAttributes *a, const void *kernel)
     if (cudaError_t e = emu_enter("cudaFuncGetAttributes")) return e;
     *a = cudaFuncAttributes();
     a->sharedSizeBytes = functions[kernel].static_bytes; // the size is known after the first run
-    a->maxThreadsPerBlock = EMU_MOST_THREADS;
+    a->maxThreadsPerBlock = EMU_MAX_THREADS;
     a->ptxVersion = 90;
     a->numRegs = 64;
     a->maxDynamicSharedSizeBytes = functions[kernel].dynamic_limit;
@@ -1767,7 +1767,7 @@ cudaError_t emu_occupancy(int *blocks, const void *kernel, int threads, size_t s
 {
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
     if (cudaError_t e = emu_enter("cudaOccupancyMaxActiveBlocksPerMultiprocessor")) return e;
-    if (threads < 1 || threads > EMU_MOST_THREADS) return emu_error(cudaErrorInvalidValue);
+    if (threads < 1 || threads > EMU_MAX_THREADS) return emu_error(cudaErrorInvalidValue);
     size_t rounded = ((size_t)threads + 31) / 32 * 32, bytes = shared + functions[kernel].static_bytes + 1024;
     size_t n = std::min<size_t>(32, std::min<size_t>(2048 / rounded, 65536 / (64 * rounded)));
     *blocks = shared > (size_t)functions[kernel].dynamic_limit ? 0
@@ -1858,7 +1858,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     p->minor = emu_devices[device].minor;
     p->multiProcessorCount = 4;
     p->warpSize = 32;
-    p->maxThreadsPerBlock = EMU_MOST_THREADS;
+    p->maxThreadsPerBlock = EMU_MAX_THREADS;
     p->maxThreadsPerMultiProcessor = 2048;
     p->regsPerBlock = 65536;
     p->l2CacheSize = 1 << 20;
@@ -1872,7 +1872,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr a, int device)
     EMU_API("cudaDeviceGetAttribute");
     if (bad_device(device)) return emu_error(cudaErrorInvalidDevice);
     switch (a) {
-    case cudaDevAttrMaxThreadsPerBlock: *value = EMU_MOST_THREADS; break;
+    case cudaDevAttrMaxThreadsPerBlock: *value = EMU_MAX_THREADS; break;
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = EMU_STATIC_SHARED; break;
     case cudaDevAttrWarpSize: *value = 32; break;
     case cudaDevAttrClockRate: case cudaDevAttrMemoryClockRate: *value = 1000000; break;

@@ -20,8 +20,8 @@
 #endif
 
 enum {
-    EMU_MOST_DEVICES = 16,
-    EMU_MOST_THREADS = 1024,
+    EMU_MAX_DEVICES = 16,
+    EMU_MAX_THREADS = 1024,
     EMU_SHARED_ARENA = 384 * 1024, // more than a block may have, as there are gaps between slots
     EMU_STATIC_SHARED = 48 * 1024, // limits of compute capability 9.0
     EMU_OPTIN_SHARED = 227 * 1024,
@@ -93,7 +93,7 @@ struct emu_device {
     bool concurrent = true;                  // cudaDevAttrConcurrentManagedAccess
     std::vector<emu_allocation> allocations; // by address, the highest first
     unsigned peers = 0;                      // mask of the devices whose memory the device may reach
-    unsigned wrong[EMU_MOST_DEVICES] = {};   // faults of the links from each device (EMU_NO_ACCESS ...)
+    unsigned wrong[EMU_MAX_DEVICES] = {};   // faults of the links from each device (EMU_NO_ACCESS ...)
     bool readable = false;                   // whether [bottom, end) is accessible now
     emu_stream *legacy = nullptr;
 };
@@ -117,12 +117,12 @@ struct emu_running_block {
     uint16_t epoch = 0;       // number of barriers so far
     size_t dynamic = 0;       // bytes of dynamic shared memory
     bool chained = false;     // it may begin before the previous kernel is done
-    emu_thread thread[EMU_MOST_THREADS];
+    emu_thread thread[EMU_MAX_THREADS];
     std::vector<emu_slot> slots;
 };
 
 extern std::recursive_mutex emu_lock;
-extern emu_device emu_devices[EMU_MOST_DEVICES];
+extern emu_device emu_devices[EMU_MAX_DEVICES];
 extern int emu_device_count;
 extern size_t emu_address_space; // bytes of addresses of one device
 extern emu_running_block emu_block;

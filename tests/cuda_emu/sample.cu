@@ -236,14 +236,14 @@ __global__ void __launch_bounds__(128)
 // Replaces data[r] by the sum over all ranks. Every device has a copy and a compute stream. The all-reduce
 // starts after the work on the compute streams, and the compute streams wait until the all-reduce ends.
 #define TRY(x) do { if ((err = (x)) != cudaSuccess) goto fail; } while (0)
-enum { MOST_RANKS = 8 };
+enum { MAX_RANKS = 8 };
 struct ring {
     int ranks;
     size_t chunk; // how many numbers a chunk has; a rank has ranks * chunk numbers
-    float *data[MOST_RANKS], *received[MOST_RANKS];
-    cudaStream_t copy[MOST_RANKS], compute[MOST_RANKS];
-    cudaEvent_t ready[MOST_RANKS], sent[MOST_RANKS][MOST_RANKS], added[MOST_RANKS][MOST_RANKS],
-        gathered[MOST_RANKS][MOST_RANKS];
+    float *data[MAX_RANKS], *received[MAX_RANKS];
+    cudaStream_t copy[MAX_RANKS], compute[MAX_RANKS];
+    cudaEvent_t ready[MAX_RANKS], sent[MAX_RANKS][MAX_RANKS], added[MAX_RANKS][MAX_RANKS],
+        gathered[MAX_RANKS][MAX_RANKS];
 };
 
 inline void ring_free(ring *R)
@@ -489,7 +489,7 @@ TEST(attention_is_softmax_of_scores)
 inline cudaError_t ring_rounds(int ranks, size_t n, int rounds, bool *wrong)
 {
     ring R;
-    float *total[MOST_RANKS] = {};
+    float *total[MAX_RANKS] = {};
     std::vector<float> h(n);
     cudaError_t err = ring_init(&R, ranks, n);
     *wrong = false;

@@ -111,7 +111,7 @@ TEST(spans_of_any_bytes)
 {
     static const char *const kinds[] = {"wordpiece", "roberta", "llama2", "albert", "t5", "unknown",
                                         "front_nfc"};
-    enum { MOST = 80 };
+    enum { MAX = 80 };
     test_allocator a;
     tt_context *ctx = test_open(&a);
     uint64_t seed = 7;
@@ -125,9 +125,9 @@ TEST(spans_of_any_bytes)
                                                  "\xE4\xB8", "\x80", "<mask>", "\n", "\xC2\xA0", "E",
                                                  "\xED\x95\x9C", "it's"};
             size_t n = 0;
-            char text[MOST];
-            int32_t ids[4 * MOST], plain[4 * MOST];
-            tt_span spans[4 * MOST];
+            char text[MAX];
+            int32_t ids[4 * MAX], plain[4 * MAX];
+            tt_span spans[4 * MAX];
             for (int piece = 0; piece < 1 + round % 9; piece++) {
                 const char *from = pieces[test_random(&seed) % TEST_COUNT(pieces)];
                 memcpy(text + n, from, strlen(from));
@@ -135,9 +135,9 @@ TEST(spans_of_any_bytes)
             }
             char *exact = (char *)malloc(n);
             memcpy(exact, text, n);
-            const tt_encoding e = {.text = exact, .bytes = n, .room = 4 * MOST, .ids = ids, .spans = spans};
+            const tt_encoding e = {.text = exact, .bytes = n, .room = 4 * MAX, .ids = ids, .spans = spans};
             const int64_t count = tt_tokenizer_encode(t, &e);
-            CHECK(count == encode(t, text, n, false, plain, 4 * MOST) &&
+            CHECK(count == encode(t, text, n, false, plain, 4 * MAX) &&
                   memcmp(ids, plain, sizeof *ids * (size_t)count) == 0);
             for (int64_t i = 0; i < count; i++) {
                 CHECK(spans[i].begin <= spans[i].end && spans[i].end <= n);

@@ -5,15 +5,15 @@
    merges.txt), tokenizer_config.json (empty: no such file) and the text. */
 #include "fuzz.h"
 
-enum { MOST_TOKENS = 512 };
+enum { MAX_TOKENS = 512 };
 
-/* Encodes one text without cutting it. With room for MOST_TOKENS also checks the spans of the tokens. */
+/* Encodes one text without cutting it. With room for MAX_TOKENS also checks the spans of the tokens. */
 static int64_t encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
                       int64_t room)
 {
-    static tt_span spans[MOST_TOKENS];
+    static tt_span spans[MAX_TOKENS];
     const tt_encoding e = {.text = text, .bytes = bytes, .special = special, .room = room, .ids = ids,
-                           .spans = room == MOST_TOKENS ? spans : NULL};
+                           .spans = room == MAX_TOKENS ? spans : NULL};
     const int64_t n = tt_tokenizer_encode(k, &e);
     for (int64_t i = 0; i < n && i < room && e.spans; i++)
         FUZZ_CHECK(spans[i].begin <= spans[i].end && spans[i].end <= bytes);
@@ -73,13 +73,13 @@ static void decodes(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool s
     free(some);
 }
 
-/* Writes the ids of a text to *ids. Returns the number of ids, at most MOST_TOKENS, or -1 without memory. */
+/* Writes the ids of a text to *ids. Returns the number of ids, at most MAX_TOKENS, or -1 without memory. */
 static int64_t encodes(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int64_t room,
                        int32_t *ids)
 {
-    static int32_t other[MOST_TOKENS];
-    const int64_t count = encode(k, text, bytes, special, ids, MOST_TOKENS);
-    const int64_t here = count < MOST_TOKENS ? count : MOST_TOKENS;
+    static int32_t other[MAX_TOKENS];
+    const int64_t count = encode(k, text, bytes, special, ids, MAX_TOKENS);
+    const int64_t here = count < MAX_TOKENS ? count : MAX_TOKENS;
     FUZZ_CHECK(count >= 0 || fuzz_refused);
     for (int64_t i = 0; i < here; i++) FUZZ_CHECK(ids[i] >= 0 && ids[i] < tt_tokenizer_size(k));
     for (int64_t i = 0; i < here; i++) FUZZ_CHECK(tt_tokenizer_token(k, ids[i]) != NULL);
@@ -92,21 +92,21 @@ static int64_t encodes(const tt_tokenizer *k, const char *text, size_t bytes, bo
 
 static void same_tokenizer(const tt_tokenizer *a, const tt_tokenizer *b, const char *text, size_t bytes)
 {
-    static int32_t ids[2][MOST_TOKENS];
+    static int32_t ids[2][MAX_TOKENS];
     FUZZ_CHECK(tt_tokenizer_size(a) == tt_tokenizer_size(b));
     for (int k = 0; k < TT_TOKEN_COUNT; k++) {
         const tt_special_token role = (tt_special_token)k;
         FUZZ_CHECK(tt_tokenizer_special(a, role) == tt_tokenizer_special(b, role));
     }
-    const int64_t n = encodes(a, text, bytes, true, MOST_TOKENS, ids[0]);
+    const int64_t n = encodes(a, text, bytes, true, MAX_TOKENS, ids[0]);
     if (n < 0) return;
-    const int64_t m = encodes(b, text, bytes, true, MOST_TOKENS, ids[1]);
+    const int64_t m = encodes(b, text, bytes, true, MAX_TOKENS, ids[1]);
     FUZZ_CHECK(m < 0 || (m == n && memcmp(ids[0], ids[1], sizeof **ids * (size_t)n) == 0));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 {
-    static int32_t ids[MOST_TOKENS], other[MOST_TOKENS];
+    static int32_t ids[MAX_TOKENS], other[MAX_TOKENS];
     fuzz_input in = {bytes, n};
     int flags = fuzz_byte(&in);
     fuzz_remove_all();
@@ -136,9 +136,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
         if (bare >= 0) decodes(k, ids, bare, false);
         const int64_t count = encodes(k, exact, in.left, true, room, ids);
         if (count >= 0) decodes(k, ids, count, flags & 32);
-        const int cut = tt_tokenize(k, exact, in.left, other, MOST_TOKENS);
-        FUZZ_CHECK(cut <= MOST_TOKENS && (cut >= 0 || fuzz_refused));
-        if (count >= 0 && count < MOST_TOKENS && cut >= 0)
+        const int cut = tt_tokenize(k, exact, in.left, other, MAX_TOKENS);
+        FUZZ_CHECK(cut <= MAX_TOKENS && (cut >= 0 || fuzz_refused));
+        if (count >= 0 && count < MAX_TOKENS && cut >= 0)
             FUZZ_CHECK(cut == count && memcmp(ids, other, sizeof *ids * (size_t)count) == 0);
         FUZZ_CHECK(tt_tokenize(k, exact, in.left, other, room) <= room);
 

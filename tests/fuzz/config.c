@@ -8,7 +8,7 @@
    images, and modules.json for texts; 1_Pooling/config.json has the pooling of the first token. */
 #include "fuzz.h"
 
-enum { MOST_BYTES = 1 << 20, MOST_TENSORS = 256 };
+enum { MAX_BYTES = 1 << 20, MAX_TENSORS = 256 };
 
 static size_t dtype_bytes(const char *dtype)
 {
@@ -39,9 +39,9 @@ static void append_tensor(fuzz_file *f, const char *line, size_t n, size_t *data
     size_t bytes = dtype_bytes(word[1]);
     for (int k = 2; k < words; k++) {
         unsigned long dim = strtoul(word[k], NULL, 10);
-        if (dim > MOST_BYTES || (bytes *= dim) > MOST_BYTES) return;
+        if (dim > MAX_BYTES || (bytes *= dim) > MAX_BYTES) return;
     }
-    if (bytes > MOST_BYTES - *data) return;
+    if (bytes > MAX_BYTES - *data) return;
     append_text(f, f->n > 9 ? ",\"" : "\"");
     append_text(f, word[0]);
     append_text(f, "\":{\"dtype\":\"");
@@ -58,7 +58,7 @@ static void append_tensor(fuzz_file *f, const char *line, size_t n, size_t *data
 
 static void write_tensors(const char *path, fuzz_input lines)
 {
-    static uint8_t numbers[MOST_BYTES]; /* finite and not 0 in all float dtypes */
+    static uint8_t numbers[MAX_BYTES]; /* finite and not 0 in all float dtypes */
     fuzz_file *f = fuzz_create(path);
     uint64_t header = 0;
     size_t data = 0;
@@ -66,7 +66,7 @@ static void write_tensors(const char *path, fuzz_input lines)
     if (!numbers[0]) memset(numbers, 0x3C, sizeof numbers);
     fuzz_append(f, &header, sizeof header);
     append_text(f, "{");
-    while (lines.left && tensors++ < MOST_TENSORS) {
+    while (lines.left && tensors++ < MAX_TENSORS) {
         const uint8_t *end = (const uint8_t *)memchr(lines.at, '\n', lines.left);
         size_t n = end ? (size_t)(end - lines.at) : lines.left;
         append_tensor(f, (const char *)lines.at, n, &data);

@@ -1,11 +1,11 @@
-/* Fuzzes a table of texts and labels: CSV, TSV, lines of JSON or CoNLL, for each task. Texts and labels are in
-   range, those of classes are unchanged when written with quotes and read again, and a loader gives each text
-   once.
+/* Fuzzes a table of texts and labels: CSV, TSV, lines of JSON or CoNLL, for each task. Texts and labels are
+   in range, those of classes are unchanged when written with quotes and read again, and a loader gives each
+   text once.
 
    Input: a byte of flags; a byte that sets the batch size and the task; the file. */
 #include "fuzz.h"
 
-enum { MOST_LENGTH = 16 };
+enum { MAX_LENGTH = 16 };
 
 static void append_field(fuzz_file *f, const char *text, size_t n, char end)
 {
@@ -54,7 +54,7 @@ static void load_batches(tt_context *ctx, const tt_dataset *d, int batch)
     tt_tokenizer *k = tt_tokenizer_open(ctx, "vocab.txt", true);
     o.batch = 1 + batch % 8;
     o.accumulate = 1 + batch / 8 % o.batch;
-    o.max_length = MOST_LENGTH;
+    o.max_length = MAX_LENGTH;
     o.shuffle = batch < 128;
     o.window = 2;
     o.threads = 0;
@@ -67,7 +67,7 @@ static void load_batches(tt_context *ctx, const tt_dataset *d, int batch)
                        b.seq_start[0] == 0 && b.seq_start[b.seqs] == b.rows);
             for (int i = 0; i < b.seqs; i++) {
                 int length = b.seq_start[i + 1] - b.seq_start[i];
-                FUZZ_CHECK(length >= 2 && length <= MOST_LENGTH && b.index[i] >= 0 && b.index[i] < n &&
+                FUZZ_CHECK(length >= 2 && length <= MAX_LENGTH && b.index[i] >= 0 && b.index[i] < n &&
                            b.labels[i] == tt_dataset_label(d, b.index[i]));
                 sum += b.index[i];
             }
@@ -134,7 +134,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
     static const char *const given[] = {"pos", "neg", "1"};
     fuzz_input in = {bytes, n};
     int flags = fuzz_byte(&in), batch = fuzz_byte(&in);
-    const char *path = flags & 64 ? "in.jsonl" : flags & 1 ? "in.tsv" : "in.csv", *split = splits[flags / 2 % 4];
+    const char *path = flags & 64 ? "in.jsonl" : flags & 1 ? "in.tsv" : "in.csv";
+    const char *split = splits[flags / 2 % 4];
     bool gives = (flags & 8) != 0;
     tt_table_options o = tt_table_options_default();
     if (flags & 16) {

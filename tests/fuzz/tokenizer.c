@@ -5,11 +5,11 @@
    such file) and the text. */
 #include "fuzz.h"
 
-enum { MOST_TOKENS = 512 };
+enum { MAX_TOKENS = 512 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 {
-    static int32_t ids[MOST_TOKENS], other[MOST_TOKENS];
+    static int32_t ids[MAX_TOKENS], other[MAX_TOKENS];
     fuzz_input in = {bytes, n};
     int flags = fuzz_byte(&in);
     fuzz_input vocab = fuzz_part(&in), config = fuzz_part(&in), text = in;
@@ -33,8 +33,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
         char *exact = (char *)malloc(text.left ? text.left : 1);
         FUZZ_CHECK(exact);
         if (text.left) memcpy(exact, text.at, text.left);
-        int count = tt_tokenize(k, exact, text.left, ids, MOST_TOKENS), some = 2 + flags / 4 % 16;
-        FUZZ_CHECK(count >= 2 && count <= MOST_TOKENS && ids[0] == cls && ids[count - 1] == sep);
+        int count = tt_tokenize(k, exact, text.left, ids, MAX_TOKENS), some = 2 + flags / 4 % 16;
+        FUZZ_CHECK(count >= 2 && count <= MAX_TOKENS && ids[0] == cls && ids[count - 1] == sep);
         for (int i = 0; i < count; i++) FUZZ_CHECK(ids[i] >= 0 && ids[i] < size);
         int cut = tt_tokenize(k, exact, text.left, other, some);
         FUZZ_CHECK(cut == (count < some ? count : some) && other[cut - 1] == sep);
@@ -46,7 +46,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
                 FUZZ_CHECK(tt_tokenizer_size(saved) == size);
                 for (int i = 0; i < size; i++)
                     FUZZ_CHECK(strcmp(tt_tokenizer_token(saved, i), tt_tokenizer_token(k, i)) == 0);
-                int again = tt_tokenize(saved, exact, text.left, other, MOST_TOKENS);
+                int again = tt_tokenize(saved, exact, text.left, other, MAX_TOKENS);
                 FUZZ_CHECK(again == count && memcmp(ids, other, sizeof *ids * (size_t)count) == 0);
                 if (FUZZ_MUST(ctx, tt_tokenizer_save(saved, "b") == TT_OK))
                     FUZZ_CHECK(fuzz_same_files("a/vocab.txt", "b/vocab.txt") &&

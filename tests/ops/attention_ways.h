@@ -153,15 +153,15 @@ TEST(attention_window_plan)
    blocks of keys and queries, and head sizes that fill no tile. */
 static void attention_of_bf16(const char *by)
 {
-    enum { ROWS = 434, WIDTH = 160, MOST = ROWS * WIDTH, LISTED = 40 };
+    enum { ROWS = 434, WIDTH = 160, MAX = ROWS * WIDTH, LISTED = 40 };
     static const int sizes[] = {64, 32, 80, 20, 160, 1};
     /* index: LISTED queries, in any order */
     static int32_t starts[] = {0, 300, 301, 400, ROWS}, index[LISTED];
-    static uint16_t x[4][MOST], grad[2][3][MOST], kept[MOST];
-    static float out[2][MOST], lse[2][ROWS * WIDTH];
+    static uint16_t x[4][MAX], grad[2][3][MAX], kept[MAX];
+    static float out[2][MAX], lse[2][ROWS * WIDTH];
     uint64_t random = 11;
     for (int k = 0; k < 4; k++)
-        for (int e = 0; e < MOST; e++) {
+        for (int e = 0; e < MAX; e++) {
             float y = (float)test_random(&random) * 0x1p-31f - 1;
             tt__convert(&x[k][e], TT_BF16, &y, TT_F32, 1);
         }

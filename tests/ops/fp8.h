@@ -232,9 +232,9 @@ static int exponent_from(double x, int min)
    there. */
 static double fp8_sum_error(const double *a, const double *b, int n, bool a_e5m2)
 {
-    enum { AT_ONCE = 32, BITS = 13, MOST_RUNS = 8 };
+    enum { AT_ONCE = 32, BITS = 13, MAX_RUNS = 8 };
     /* exact sums of the runs, each with another beginning */
-    double runs[MOST_RUNS] = {0}, reach = 0, error = 0;
+    double runs[MAX_RUNS] = {0}, reach = 0, error = 0;
     for (int from = 0; from < n; from += AT_ONCE) {
         const int end = from + AT_ONCE < n ? from + AT_ONCE : n;
         int exponent = reach > 0 ? exponent_from(reach, -126) : -126, lose = reach > 0;
@@ -268,12 +268,12 @@ static bool is_hopper(tt_context *ctx)
    three are products (m, n) of (m, k) and (n, k). */
 TEST(matmul_in_fp8)
 {
-    enum { FEW = 33, MANY = 141, WIDE = 80, ANY = 70, MOST = MANY * WIDE };
+    enum { FEW = 33, MANY = 141, WIDE = 80, ANY = 70, MAX = MANY * WIDE };
     static fp8_result factor[2];
     static const char *const names[] = {"linear", "linear_dx", "linear_dw"};
-    static uint16_t operand[2][MOST];
-    static double exact[2][MOST], low[2][MOST];
-    static float got[MOST], bias[WIDE];
+    static uint16_t operand[2][MAX];
+    static double exact[2][MAX], low[2][MAX];
+    static float got[MAX], bias[WIDE];
     for (int c = 0; c < 3 * 2 * 6; c++) { /* c counts products, dtypes and values */
         /* values: 0 plain, 1 tiny gradients, 2 all of A zero, 3 one of A infinite; 4: plain, but without
            cuBLASLt, which refuses lines that do not begin at multiples of 16 bytes; 5: plain, with more than

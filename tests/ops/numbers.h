@@ -258,18 +258,18 @@ TEST(dropout_masks)
    tiles and blocks in each direction, and sums so long that a second and a third block continue them. */
 TEST(products_exact)
 {
-    enum { MOST = 1100 * 1100 };
+    enum { MAX = 1100 * 1100 };
     static const char *const isa[] = {"portable",     "avx2", "avx512",  "avx512_dot",
                                       "avx512_tiles", "neon", "neon_dot"};
     static const int op[] = {TT__OP_LINEAR, TT__OP_LINEAR_DX, TT__OP_LINEAR_DW},
                      shape[][3] = {{1100, 40, 200},  {40, 1100, 200}, {1100, 20, 800}, {25, 1100, 800},
                                    {1100, 1100, 20}, {33, 29, 1700},  {161, 97, 129},  {64, 96, 64}};
     static const char *const names[] = {"forward", "dx", "dw"};
-    static float x[2][MOST], got[MOST], expected[MOST];
-    static uint16_t half[2][MOST];
+    static float x[2][MAX], got[MAX], expected[MAX];
+    static uint16_t half[2][MAX];
     uint64_t random = 5;
     for (int k = 0; k < 2; k++)
-        for (int e = 0; e < MOST; e++) {
+        for (int e = 0; e < MAX; e++) {
             x[k][e] = (float)((int)(test_random(&random) % 17) - 8) / 8;
             tt__convert(&half[k][e], TT_BF16, &x[k][e], TT_F32, 1);
         }

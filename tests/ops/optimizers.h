@@ -257,13 +257,13 @@ TEST(pieces_are_updated_as_the_whole)
    products of short sums, and packed products, with partial tiles. */
 TEST(weights_narrowed_while_read)
 {
-    enum { MOST = 600 * 130 };
+    enum { MAX = 600 * 130 };
     static const char *const isa[] = {"portable",     "avx2", "avx512",  "avx512_dot",
                                       "avx512_tiles", "neon", "neon_dot"};
     /* {rows, out, width} */
     static const int shape[][3] = {{1, 1, 1}, {3, 40, 130}, {20, 130, 70}, {31, 7, 600}, {100, 130, 33}};
-    static float w[MOST], got[2][MOST];
-    static uint16_t x[MOST], copy[MOST];
+    static float w[MAX], got[2][MAX];
+    static uint16_t x[MAX], copy[MAX];
     for (int k = 0; k < TT__COUNT(isa); k++) {
         if (!has_isa(isa[k])) continue;
         for (int f16 = 0; f16 < (is_bf16(isa[k]) ? 1 : 2); f16++)
@@ -277,9 +277,9 @@ TEST(weights_narrowed_while_read)
                 tt_context_options co = test_options(&a);
                 co.threads = 2;
                 tt_context *ctx = open_isa(co, isa[k]);
-                for (int e = 0; e < MOST; e++) w[e] = (float)test_random(&random) * 0x1p-31f - 1;
-                for (int e = 0; e < MOST; e++) tt__convert(&copy[e], half, &w[e], TT_F32, 1);
-                for (int e = 0; e < MOST; e++) {
+                for (int e = 0; e < MAX; e++) w[e] = (float)test_random(&random) * 0x1p-31f - 1;
+                for (int e = 0; e < MAX; e++) tt__convert(&copy[e], half, &w[e], TT_F32, 1);
+                for (int e = 0; e < MAX; e++) {
                     float y = (float)test_random(&random) * 0x1p-31f - 1;
                     tt__convert(&x[e], half, &y, TT_F32, 1);
                 }

@@ -339,7 +339,7 @@ static size_t needs(const net *n, tt_compile_options c)
     tt__attempt attempt = {true, false, false, 0, 0}; /* quiet: without advice */
     size_t bytes = 0;
     c.memory_budget = 1;
-    tt_program *p = tt__compile(n->t, n->loss, &c, &attempt);
+    tt_program *p = tt__try_compile(n->t, n->loss, &c, &attempt);
     CHECK(!p);
     if (tt_error_code(n->t->ctx) != TT_ERR_BUDGET) return 0; /* the options contradict each other */
     CHECK(sscanf(tt_error(n->t->ctx), "the plan needs %zu", &bytes) == 1);

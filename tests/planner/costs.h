@@ -162,7 +162,7 @@ static bool fits_batch(batches *b, tt_context *ctx, const tt_compile_options *o,
 
 TEST(largest_batch_against_brute_force)
 {
-    enum { MOST = 30 };
+    enum { MAX = 30 };
     static const struct { const char *device, *recompute, *offload; int zero; } more[] = {
         {"cuda", "budget", "budget", 1}, {"cuda", "blocks", "optimizer,activations", 1},
         {"cpu", "cheap", "budget", 1}, {"cuda*2", "cheap", "budget", TT_ZERO_BUDGET}};
@@ -192,9 +192,9 @@ TEST(largest_batch_against_brute_force)
             if ((k + size) % (2 * TEST_SWEEP - 1)) continue;
             o.memory_budget = size ? one + (size_t)size * (size_t)size * 3777 : one - 1;
             int64_t largest = 0;
-            for (int64_t n = 1; n <= MOST; n++) if (fits_batch(&b, ctx, &o, n)) largest = n;
+            for (int64_t n = 1; n <= MAX; n++) if (fits_batch(&b, ctx, &o, n)) largest = n;
             b.recorded = 0;
-            const int64_t found = tt_largest_batch(ctx, record_batch, &b, &o, MOST);
+            const int64_t found = tt_largest_batch(ctx, record_batch, &b, &o, MAX);
             char text[128];
             snprintf(text, sizeof text, "%s on %s, %zu bytes: %d, and by trying all %d; %d plans",
                      o.recompute, o.device, o.memory_budget, (int)found, (int)largest, b.recorded);

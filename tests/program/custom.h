@@ -284,7 +284,7 @@ TEST(an_optimizer_of_the_caller)
         }
         double wrong = 0;
         for (int p = 0; p < EMA_PARAMS; p++)
-            for (int i = 0; i < EMA_MOST; i++) wrong = fmax(wrong, fabs(x[0].now[p][i] - x[1].now[p][i]));
+            for (int i = 0; i < EMA_MAX; i++) wrong = fmax(wrong, fabs(x[0].now[p][i] - x[1].now[p][i]));
         CHECK(wrong <= (k == 1 || k == 5 ? 1e-3 : 2e-6));
         const tt_plan plan = tt_program_plan(x[0].p), same = tt_program_plan(x[1].p);
         CHECK(plan.at_peak[TT_MEM_OPTIMIZER] == same.at_peak[TT_MEM_OPTIMIZER]);

@@ -1,15 +1,15 @@
 /* Moving averages of parameters. */
 #pragma once
 
-enum { EMA_PARAMS = 9, EMA_STEPS = 6, EMA_MOST = 3 * WIDTH * WIDTH };
+enum { EMA_PARAMS = 9, EMA_STEPS = 6, EMA_MAX = 3 * WIDTH * WIDTH };
 
 typedef struct averaged {
     test_allocator a;
     tt_context *ctx;
     model m;
     tt_program *p;
-    double average[EMA_PARAMS][EMA_MOST];
-    float now[EMA_PARAMS][EMA_MOST];
+    double average[EMA_PARAMS][EMA_MAX];
+    float now[EMA_PARAMS][EMA_MAX];
 } averaged;
 
 static bool averaged_open(averaged *x, const tt_compile_options *o)
@@ -54,7 +54,7 @@ static void averaged_step(averaged *x, int step, double decay)
 /* Returns the largest error of the averages. Checks that the parameters get back their bits. */
 static double averaged_error(averaged *x)
 {
-    static float before[EMA_PARAMS][EMA_MOST];
+    static float before[EMA_PARAMS][EMA_MAX];
     double wrong = 0;
     averaged_read(x);
     memcpy(before, x->now, sizeof before);

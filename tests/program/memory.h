@@ -7,16 +7,16 @@
    do not change. */
 TEST(logits_of_a_large_vocabulary)
 {
-    enum { MOST = 600, D = 8, V = 8192 };
-    static const int rows[] = {MOST, 257, 256, 5};
+    enum { MAX = 600, D = 8, V = 8192 };
+    static const int rows[] = {MAX, 257, 256, 5};
     static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
-    static float x[MOST * D], grads[2][4][V * D];
-    static int32_t y[MOST];
+    static float x[MAX * D], grads[2][4][V * D];
+    static int32_t y[MAX];
     static char text[32768];
     test_allocator a;
     uint64_t state = 5;
-    for (int k = 0; k < MOST * D; k++) x[k] = test_uniform(&state);
-    for (int k = 0; k < MOST; k++) y[k] = k % 7 == 3 ? -100 : (int32_t)(test_random(&state) % V);
+    for (int k = 0; k < MAX * D; k++) x[k] = test_uniform(&state);
+    for (int k = 0; k < MAX; k++) y[k] = k % 7 == 3 ? -100 : (int32_t)(test_random(&state) % V);
     for (int k = 0; k < 9; k++) {
         if (k % test_every(2)) continue;
         bool train = k % 3 < 2, accumulate = k % 3 == 1;
@@ -31,7 +31,7 @@ TEST(logits_of_a_large_vocabulary)
         for (int whole = 0; whole < 2; whole++) {
             tt_compile_options o = tt_compile_options_default();
             tt_tape *t = tt_tape_new(ctx);
-            int64_t axis = tt_axis(t, "rows", MOST);
+            int64_t axis = tt_axis(t, "rows", MAX);
             tt_value in = tt_input(t, "x", TT_F32, axis, D), labels = tt_input(t, "y", TT_I32, axis, 1);
             tt_value logits = tt_linear(t, tt_gelu(t, tt_linear(t, in, w[0], w[1])), w[2], w[3]),
                      loss = tt_cross_entropy(t, logits, labels, NULL);
@@ -47,7 +47,7 @@ TEST(logits_of_a_large_vocabulary)
             /* bf16 gradients are not summed chunk by chunk */
             CHECK(count_lines(text, "linear_cross_entropy", "") == (!whole && (!train || k / 3 < 2)));
             /* X needs no gradient. */
-            CHECK(plan.flops == 2.0 * MOST * D * (D * (train ? 2 : 1) + V * (train ? 3.0 : 1.0)));
+            CHECK(plan.flops == 2.0 * MAX * D * (D * (train ? 2 : 1) + V * (train ? 3.0 : 1.0)));
             for (int r = 0; r < TEST_COUNT(rows); r++) {
                 CHECK(tt_set(p, in, x, rows[r]) == TT_OK && tt_set(p, labels, y, rows[r]) == TT_OK);
                 CHECK((accumulate ? tt_micro_step(p, NULL)
@@ -74,7 +74,7 @@ TEST(logits_of_a_large_vocabulary)
             CHECK(max > 0);
             for (int64_t i = 0; i < n; i++) CHECK_NEAR(grads[0][j][i], grads[1][j][i], rounding * max);
         }
-        if (k / 3 < 2) CHECK(peak[0] < MOST * V * 4 && peak[1] > MOST * V * 4);
+        if (k / 3 < 2) CHECK(peak[0] < MAX * V * 4 && peak[1] > MAX * V * 4);
         TEST_CLOSE(ctx, &a);
     }
 }
@@ -132,11 +132,11 @@ static size_t input_bytes(const tt_program *p, unsigned char *to)
 /* A program refuses inputs that another program of the arena has overwritten, and accepts other inputs. */
 TEST(inputs_overwritten_by_another_program)
 {
-    enum { MOST = 4096 };
+    enum { MAX = 4096 };
     test_allocator a;
     model m;
     tt_stats stats;
-    unsigned char was[MOST], is[MOST];
+    unsigned char was[MAX], is[MAX];
     int refused = 0, kept = 0;
     tt_context *ctx = test_open(&a);
     tt_compile_options c = tt_compile_options_default();
@@ -153,7 +153,7 @@ TEST(inputs_overwritten_by_another_program)
         const bool other = k & 1, runs = k & 2, little = k & 4;
         REQUIRE(model_set(&m, train, 2 * k) == TT_OK);
         const size_t n = input_bytes(train, was);
-        REQUIRE(n <= MOST);
+        REQUIRE(n <= MAX);
         if (other && little) CHECK(tt_set(tiny, small_input, two, 1) == TT_OK);
         if (other && !little) CHECK(model_set(&m, eval, 2 * k + 1) == TT_OK);
         if (other && runs) CHECK(tt_run(little ? tiny : eval, &stats) == TT_OK);

@@ -309,7 +309,7 @@ TEST(planned_bytes_are_allocated_bytes)
 
 TEST(largest_micro_batches)
 {
-    enum { MOST = 24 };
+    enum { MAX = 24 };
     static const char *const devices[] = {"cpu", "cuda*2"};
     setup s = small();
     rank_group w;
@@ -319,9 +319,9 @@ TEST(largest_micro_batches)
     const tt_model model = tt_bert_model(&w.m);
     for (int k = 0; k < TEST_COUNT(devices); k++) {
         tt_train_options o = train_options(&s, w.l);
-        size_t bytes[MOST + 1];
+        size_t bytes[MAX + 1];
         o.compile.device = devices[k];
-        for (int n = 1; n <= MOST; n++) {
+        for (int n = 1; n <= MAX; n++) {
             tt_train_options sized = o;
             sized.max_seqs = n;
             sized.max_tokens = 20 * n;
@@ -338,23 +338,23 @@ TEST(largest_micro_batches)
         }
         o.max_seqs = 3;
         o.max_tokens = 60;
-        for (int n = 1; n < MOST; n += 3) {
+        for (int n = 1; n < MAX; n += 3) {
             o.compile.memory_budget = bytes[n];
             int largest = n;
-            while (largest < MOST && bytes[largest + 1] <= bytes[n]) largest++;
-            CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MOST) == largest);
+            while (largest < MAX && bytes[largest + 1] <= bytes[n]) largest++;
+            CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MAX) == largest);
             o.compile.memory_budget = bytes[n + 1] - 1;
             CHECK(tt_largest_micro_batch(w.ctx, &model, &o, n) == n);
         }
         o.compile.memory_budget = bytes[1] - 1;
-        CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MOST) == 0);
+        CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MAX) == 0);
         CHECK_ERROR(w.ctx, TT_ERR_BUDGET, "the plan needs");
         o.compile.memory_budget = 0;
-        CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MOST) == 0);
+        CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MAX) == 0);
         CHECK(k == 1 || strstr(tt_error(w.ctx), "depends on memory_budget, which is not set"));
         o.compile.memory_budget = bytes[1];
         o.compile.precision = "7-true";
-        CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MOST) == 0);
+        CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MAX) == 0);
         CHECK(strstr(tt_error(w.ctx), "'7-true'"));
     }
     CHECK(tt_largest_micro_batch(w.ctx, &model, NULL, 0) == 0);

@@ -55,12 +55,12 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->list_rows = attr->list_rows;
     cudaError_t e = cudaSuccess;
     if (p->block && l->lists) {
-        enum { MOST = sizeof(attention_lists) / sizeof(uint16_t) };
+        enum { MAX = sizeof(attention_lists) / sizeof(uint16_t) };
         const int n = (int)tt__listed_blocks(attr);
         uint16_t *lists = (uint16_t *)l->workspace;
-        for (int k = 0; k < n && e == cudaSuccess; k += MOST) {
+        for (int k = 0; k < n && e == cudaSuccess; k += MAX) {
             attention_lists some;
-            const int count = n - k < MOST ? n - k : MOST;
+            const int count = n - k < MAX ? n - k : MAX;
             memset(&some, 0, sizeof some);
             memcpy(some.block, l->lists + k, sizeof(uint16_t) * (size_t)count);
             e = TT__LAUNCH(attention_write_lists, 1, 256, 0, l->device->stream, some, lists + k, count);

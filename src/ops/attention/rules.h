@@ -18,7 +18,7 @@ tt_attention_options tt_attention_options_default(int heads)
     return o;
 }
 
-#define TT__MOST_HEAD 65536 /* max columns of a head; kernels keep blocks of queries and keys in scratch */
+#define TT__MAX_HEAD 65536 /* max columns of a head; kernels keep blocks of queries and keys in scratch */
 
 /* Fails if the options of block-sparse attention are invalid. */
 static bool tt__blocks_in(tt_tape *t, const tt__attr *a)
@@ -49,9 +49,9 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     for (int k = 1; k < 3; k++)
         if (!tt__shape_in(t, i, k, keys, q->cols / heads * i->attr.key_heads)) return false;
     if (!tt__index_in(t, i, 3) || !tt__numbers_in(t, i, 4, 0)) return false;
-    if (q->cols / heads > TT__MOST_HEAD)
+    if (q->cols / heads > TT__MAX_HEAD)
         return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads have %lld columns, but at most %d are "
-                             "supported: use more heads", (long long)(q->cols / heads), TT__MOST_HEAD);
+                             "supported: use more heads", (long long)(q->cols / heads), TT__MAX_HEAD);
     for (int k = 1; k < 3; k++)
         /* Heads are computed in parallel, so two heads must not add to the same column of a gradient. */
         for (int j = 0; j < k; j++) {

@@ -141,7 +141,7 @@ TT__ROWS_FN(rotary_rows)
 
 TT__FN tt_status TT__K(run_ROTARY)(const tt__launch *l)
 {
-    double frequency[TT__MOST_PAIRS];
+    double frequency[TT__MAX_PAIRS];
     const tt_rotary_options *o = &l->instr->attr.rotary;
     tt__rotary_frequencies(o, frequency);
     for (int j = 0; j < tt__rotary_pairs_of(o); j++) tt__workspace_at(l, 0)[j] = (float)frequency[j];

@@ -124,7 +124,7 @@ struct rotary_args {
     int heads, head_size, pairs, neighbours;
     float sign, magnitude;
     int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; number of tasks
-    float frequency[TT__MOST_PAIRS];
+    float frequency[TT__MAX_PAIRS];
 };
 
 // Writes v to n columns of row r of y, beginning with column c, or (a.add) adds v to them.
@@ -209,7 +209,7 @@ cudaError_t run_rotary(const tt__launch *l)
     a.groups = (a.pairs + 7) / 8;
     a.spans = (a.heads + TURN_HEADS - 1) / TURN_HEADS;
     a.all = a.y.rows * a.groups * a.spans;
-    double frequency[TT__MOST_PAIRS];
+    double frequency[TT__MAX_PAIRS];
     tt__rotary_frequencies(o, frequency);
     for (int j = 0; j < a.pairs; j++) a.frequency[j] = (float)frequency[j];
     unsigned grid;

@@ -262,10 +262,10 @@ static bool tt__shape_ROTARY(tt_tape *t, const tt__instr *i, tt__shape *out)
         return tt__tape_fail(t, TT_ERR_SHAPE,
                              "rotary: the width is %lld, but must be a multiple of heads, %d",
                              (long long)x->cols, heads);
-    if (o->size < 1 || 2 * tt__rotary_pairs_of(o) > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
+    if (o->size < 1 || 2 * tt__rotary_pairs_of(o) > x->cols / heads || o->size > 2 * TT__MAX_PAIRS)
         return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: size is %d in heads of %lld columns; rounded up to an "
                              "even number, it must be 2 to %d, and at most the columns of a head", o->size,
-                             (long long)(x->cols / heads), 2 * TT__MOST_PAIRS);
+                             (long long)(x->cols / heads), 2 * TT__MAX_PAIRS);
     const unsigned scaling = (unsigned)o->scaling, pairs = (unsigned)o->pairs;
     if (scaling > TT_ROTARY_YARN || pairs > TT_ROTARY_NEIGHBOURS)
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: scaling is %u and pairs is %u, but they must be of "

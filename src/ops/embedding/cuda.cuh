@@ -336,7 +336,7 @@ cudaError_t run_table_backward(const tt__launch *l)
                        resident_of(l)->sums);
     return e;
 }
-TT__RUN_BY(EMBEDDING_BACKWARD, run_table_backward, 0, MOST_SUM_COLUMNS)
-TT__RUN_BY(GATHER_ROWS_BACKWARD, run_table_backward, 0, MOST_SUM_COLUMNS)
+TT__RUN_BY(EMBEDDING_BACKWARD, run_table_backward, 0, MAX_SUM_COLUMNS)
+TT__RUN_BY(GATHER_ROWS_BACKWARD, run_table_backward, 0, MAX_SUM_COLUMNS)
 
 } // namespace

@@ -207,7 +207,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     const TT__K(gemm_operand) b = {g->b.data, g->b.dtype, g->b_narrow, pairs, g->n, g->b_col, g->b_row, g->k};
     TT__K(gemm_block) w;
     memset(&w, 0, sizeof w);
-    tt__task tile_task = TT__K(gemm_tile_task);
+    tt__task_function tile_task = TT__K(gemm_tile_task);
     int64_t units = g->k;
     w.args = g;
     w.a = a;

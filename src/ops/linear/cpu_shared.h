@@ -71,7 +71,8 @@ static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows,
 #endif
 
 /* Runs tasks in parallel, or one after another if the whole product is too small to share. */
-static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count, tt__task run, void *arg)
+static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count, tt__task_function run,
+                           void *arg)
 {
     if ((double)g->m * (double)g->n * (double)g->k > TT__GEMM_ALONE) tt__run_tasks(pool, count, run, arg);
     else for (int64_t task = 0; task < count; task++) run(arg, task, 0);

@@ -84,7 +84,7 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 }
 
 /* The linear layer and its backward that a fused loss replaces. */
-typedef struct tt__head {
+typedef struct tt__loss_head {
     /* Numbers of instructions. linear makes the logits; back makes the logits' gradient, -1: none; last is
        the last one that is replaced. */
     int linear, back, last;
@@ -92,11 +92,11 @@ typedef struct tt__head {
        product then adds a rank's rows. 0: no such instruction. */
     int fill;
     tt__instr fused;
-} tt__head;
+} tt__loss_head;
 
 /* Finds the backward of the loss that instruction k computes, and after it the backward of the linear layer,
    and sets their fields in *h. Returns false if they cannot be fused. */
-static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__head *h)
+static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__loss_head *h)
 {
     int32_t loss = t->code[k].out[0];
     h->back = t->values[logits].reader;
@@ -144,7 +144,7 @@ static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
     const tt__tape_value *v = &t->values[logits];
-    tt__head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
+    tt__loss_head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
     if (h.linear < 0 || v->base != logits || v->keep || logits == root) return;
     const tt__attr *a = &t->code[k].attr;
     if (v->shape.rows <= TT__LOSS_CHUNK || a->by_class || a->by_total) return;

@@ -76,10 +76,10 @@ template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const ro
     TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
 }
 
-// Sums each of N numbers (1, 2 or 4) over the threads of a row: `warps` warps, at most MOST, beginning with
+// Sums each of N numbers (1, 2 or 4) over the threads of a row: `warps` warps, at most MAX, beginning with
 // warp `first` of the block. All threads of the block must call the function. `part` has a row for each warp
 // of the block; no thread may still read `part` from an earlier call.
-template <int MOST, int N>
+template <int MAX, int N>
 __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int first, int warps)
 {
     const int lane = threadIdx.x % 32;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int fi
     if (lane % (32 / N) == 0) part[threadIdx.x / 32][lane / (32 / N)] = v[0];
     __syncthreads();
     TT__UNROLL for (int n = 0; n < N; n++) v[n] = 0;
-    TT__UNROLL for (int k = 0; k < MOST; k++)
+    TT__UNROLL for (int k = 0; k < MAX; k++)
         if (k < warps)
             TT__UNROLL for (int n = 0; n < N; n++) v[n] += part[first + k][n];
 }
@@ -126,7 +126,7 @@ struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
 // one row at a time.
 template <bool NARROW, int X, int EACH> struct norm_block {
     static constexpr int TEAMS = NARROW ? EACH : 1, ROWS = NARROW && X != ANY ? 2 : 1, TURN = TEAMS * ROWS;
-    static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MOST = WARPS * 32;
+    static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MAX = WARPS * 32;
 };
 template <bool NARROW, int X> using forward_block = norm_block<NARROW, X, 2>;
 // A block of the backward has 4 teams of threads, or 1 for wide rows. sum_teams gives the same number.
@@ -136,7 +136,7 @@ template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>;
 // counts as 0. A row stays in the registers of its threads and is read once. X: dtype of x and y, or ANY; W:
 // dtype of w and b. Unless X is ANY, the next rows are in flight meanwhile. DROP: with dropout, X not ANY.
 template <int X, int W, bool NARROW, bool DROP>
-__global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
+__global__ void __launch_bounds__(forward_block<NARROW, X>::MAX, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
               bool vector, norm_dropout drop)
 {
@@ -386,7 +386,7 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
 // in flight meanwhile. Reads dy and x (if `add`, also dx) and writes dx once. DROP: with dropout, which needs
 // dx and an X that is not ANY; the rows of drop.to are dx.ld elements apart.
 template <int X, int W, bool NARROW, bool DROP>
-__global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
+__global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
                        float *partial, bool add, bool vector, bool sums, float each, norm_dropout drop)
 {
@@ -585,8 +585,8 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
 }
 
 cudaError_t run_layernorm_backward(const tt__launch *l) { return run_layernorm_backward_with(l, NULL); }
-TT__RUN_BY(LAYERNORM_BACKWARD, run_layernorm_backward, 0, MOST_SUM_COLUMNS)
-TT__RUN_BY(RMSNORM_BACKWARD, run_layernorm_backward, 0, MOST_SUM_COLUMNS)
+TT__RUN_BY(LAYERNORM_BACKWARD, run_layernorm_backward, 0, MAX_SUM_COLUMNS)
+TT__RUN_BY(RMSNORM_BACKWARD, run_layernorm_backward, 0, MAX_SUM_COLUMNS)
 
 // ---- dropout and a norm in one kernel, if the second of two launches reads the result of the first
 

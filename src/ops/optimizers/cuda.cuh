@@ -325,10 +325,10 @@ struct group_arguments {
     member_sums sums;
     member_copies copies;
 };
-constexpr size_t MOST_ARGUMENTS = CUDART_VERSION >= 12010 ? 32764 : 4096;
-static_assert(sizeof(square_sums) <= MOST_ARGUMENTS && sizeof(member_sums) <= MOST_ARGUMENTS &&
-              sizeof(member_copies) <= MOST_ARGUMENTS &&
-              sizeof(param_updates) + sizeof(void *) <= MOST_ARGUMENTS, "a kernel's arguments");
+constexpr size_t MAX_ARGUMENTS = CUDART_VERSION >= 12010 ? 32764 : 4096;
+static_assert(sizeof(square_sums) <= MAX_ARGUMENTS && sizeof(member_sums) <= MAX_ARGUMENTS &&
+              sizeof(member_copies) <= MAX_ARGUMENTS &&
+              sizeof(param_updates) + sizeof(void *) <= MAX_ARGUMENTS, "a kernel's arguments");
 static_assert(TT__PEERS >= TT__RANKS, "the operands of one sum");
 static_assert(TT__TENSORS * TT__SQUARES_BLOCKS * sizeof(double) <= resident_workspace::BYTES,
               "the partial sums of a launch");

@@ -265,7 +265,7 @@ cudaError_t run_set_rows(const tt__launch *l)
     cudaError_t e = run_mark_rows(l, l->out[0].rows);
     return e == cudaSuccess ? run_groups(l->device, l->in[0], l->in[2], l->out[0], false, true, op) : e;
 }
-TT__RUN_BY(SET_ROWS, run_set_rows, MOST_SET_ROWS)
+TT__RUN_BY(SET_ROWS, run_set_rows, MAX_SET_ROWS)
 
 // Copies row r of x to row index[r] of y. Reads x and writes the rows of y once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) store_rows(tt__mat x, const int32_t *index, tt__mat y,
@@ -333,6 +333,6 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     const op_set_rows op = {bits, dy->data == l->out[0].data && !l->add[0], l->add[0]};
     return run_groups(d, *dy, no_operand, l->out[0], false, true, op);
 }
-TT__RUN_BY(SET_ROWS_BACKWARD, run_set_rows_backward, MOST_SET_ROWS, MOST_SUM_COLUMNS)
+TT__RUN_BY(SET_ROWS_BACKWARD, run_set_rows_backward, MAX_SET_ROWS, MAX_SUM_COLUMNS)
 
 } // namespace
