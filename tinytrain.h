@@ -567,8 +567,11 @@ tt_value tt_embedding_offset(tt_tape *t, tt_value ids, tt_param *table, int offs
    NULL */
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps);
 /* Records x / sqrt(mean(x^2) + eps) * w, with the mean over a row (Zhang, Sennrich 2019). x (rows, D), w (D),
-   eps >= 0 */
+   eps >= 0. If w has fewer elements, a divisor d of D, each group of d columns is normalised by itself and
+   multiplied by w: with d columns a head, the norm of queries and keys in Qwen3 and Gemma 3. */
 tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
+/* Records tt_rmsnorm with the weights offset + w: the offset is 1 in Gemma, whose weights begin at 0. */
+tt_value tt_rmsnorm_offset(tt_tape *t, tt_value x, tt_param *w, float offset, float eps);
 /* Records exp(x) / sum(exp(x)) over each row. x (rows, D) -> (rows, D) */
 tt_value tt_softmax(tt_tape *t, tt_value x);
 /* Records x / max(sqrt(sum(x^2)), eps) over each row, as torch.nn.functional.normalize with p = 2. x (rows,
@@ -2642,7 +2645,7 @@ typedef enum tt__act {
     X(int, act)           /* used by LINEAR and ACTIVATION: a tt__act */ \
     X(bool, untransposed) /* used by MATMUL: true: a b; false: a b^T */ \
     X(float, beyond)      /* used by MATMUL: the number in the columns beyond the rows of b */ \
-    X(int, heads)         /* used by ATTENTION and ROTARY */ \
+    X(int, heads)         /* used by ATTENTION, ROTARY and, for groups of columns, RMSNORM */ \
     X(int, key_heads)     /* ATTENTION */ \
     X(bool, causal)       /* ATTENTION */ \
     X(int, window)        /* used by ATTENTION; 0: no window */ \
@@ -2665,6 +2668,7 @@ typedef enum tt__act {
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* used by DROPOUT and ATTENTION */ \
     X(float, eps)         /* used by LAYERNORM, RMSNORM, NORMALIZE and ADAM */ \
+    X(float, weight_offset) /* used by RMSNORM: number that is added to the weights */ \
     X(float, smoothing)   /* CROSS_ENTROPY */ \
     X(float, weight_decay) /* used by SGD and ADAM */ \
     X(float, beta1)       /* used by ADAM; in SGD the momentum, in EMA the decay */ \
@@ -2839,7 +2843,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
     X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__CHEAP) \
-        /* x, w -> y, 1/rms */ \
+        /* x, w -> y, 1/rms of each group of columns */ \
     X(RMSNORM_BACKWARD, "rmsnorm_backward", 4, 3, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, 1/rms -> [dx], [dw], [column sums of dx] */ \
     X(SOFTMAX, "softmax", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__CHEAP) /* x -> y */ \
@@ -3011,6 +3015,29 @@ typedef struct tt__launch {
     void *workspace;        /* scratch memory of tt__device_kind.workspace bytes */
     void *resident;         /* the device's resident workspace; any instruction may use it                  */
 } tt__launch;
+
+/* Sets *part to launch number k of those that together run a norm l whose rows have several groups of columns
+   (attr.heads): a norm of rows of one group. x: number of the norm's operand x, 0, or 1 in a backward. One
+   launch computes all groups if rows lie one after another in memory; otherwise each group has its launch.
+   Returns false if k is past the last launch. */
+static inline bool tt__norm_launch(const tt__launch *l, int x, int k, tt__launch *part)
+{
+    const int64_t groups = l->instr->attr.heads > 1 ? l->instr->attr.heads : 1;
+    tt__mat *const of[] = {&part->in[0], x ? &part->in[1] : &part->out[0], x ? &part->in[3] : &part->out[1],
+                           x ? &part->out[0] : NULL};
+    bool whole = true;
+    *part = *l;
+    for (int m = 0; m < 4 && of[m]; m++) whole = whole && (!of[m]->data || of[m]->ld == of[m]->cols);
+    if (k >= (whole ? 1 : groups)) return false;
+    for (int m = 0; m < 4 && of[m]; m++) {
+        of[m]->cols /= groups;
+        if (whole) of[m]->rows *= groups, of[m]->ld = of[m]->cols;
+        else if (of[m]->data)
+            of[m]->data = (char *)of[m]->data + (size_t)(k * of[m]->cols) * tt_dtype_bytes(of[m]->dtype);
+    }
+    if (x && k) part->add[1] = true; /* the gradient of the weights is a sum over the groups */
+    return true;
+}
 
 /* The step's settings in the device's memory; NULL: the instruction needs no settings. */
 #define TT__RUN_OF(l) ((const tt__step_settings *)(l)->in[TT__RUN_IN].data)
@@ -6650,25 +6677,36 @@ static const tt__rules tt__rules_EMBEDDING_BACKWARD = {tt__shape_EMBEDDING_BACKW
 /* ==== src/ops/norm/rules.h */
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
-/* The shape rule of norms: reads x, w and maybe b; makes y and statistics. A row has as many statistics as
-   the op can have parameters: two for layernorm, one for rmsnorm. */
+/* Returns how many groups of columns a norm's row has, each with a mean of its own: 1 but for rmsnorm. */
+static int64_t tt__norm_groups(const tt__instr *i) { return tt__max(1, i->attr.heads); }
+
+/* The shape rule of norms: reads x, w and maybe b; makes y and statistics. A group of columns has as many
+   statistics as the op can have parameters: two for layernorm, one for rmsnorm. */
 static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0);
+    const int64_t groups = tt__norm_groups(i), cols = x->cols % groups ? x->cols : x->cols / groups;
     const float eps = i->attr.eps;
     if (!tt__float_in(t, i, 0)) return false;
-    if (!tt__fixed_in(t, i, 1, 1, x->cols) || !tt__fixed_in(t, i, 2, 1, x->cols)) return false;
+    if (!tt__fixed_in(t, i, 1, 1, cols) || !tt__fixed_in(t, i, 2, 1, cols)) return false;
     out[0] = *x;
-    tt__set_shape(&out[1], TT_F32, x, tt__ops[i->op].inputs - 1);
+    tt__set_shape(&out[1], TT_F32, x, groups * (tt__ops[i->op].inputs - 1));
+    if (!isfinite(i->attr.weight_offset))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: the offset of the weights is %g, but must be finite",
+                             tt__instr_name(i), i->attr.weight_offset);
     return eps >= 0 || tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: eps is %g, but must be at least 0",
                                      tt__instr_name(i), eps);
 }
+
+/* Returns the last layout that a norm's rows may have: groups of columns may be on different ranks. */
+static tt__split tt__norm_split(const tt__instr *i) { return i->attr.heads ? TT__COLS : TT__ROWS; }
 
 static bool tt__layout_of_norm(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
     out[0] = out[1] = in[0];
-    return in[0] <= TT__ROWS && tt__laid_out(i, in, 1, TT__WHOLE) && tt__laid_out(i, in, 2, TT__WHOLE);
+    return in[0] <= tt__norm_split(i) && tt__laid_out(i, in, 1, TT__WHOLE) &&
+           tt__laid_out(i, in, 2, TT__WHOLE);
 }
 
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps)
@@ -6686,28 +6724,30 @@ static const tt__rules tt__rules_LAYERNORM = {tt__shape_of_norm, tt__layout_of_n
 static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 1);
-    const int64_t statistics = tt__ops[i->op].outputs - 2;
+    const int64_t statistics = tt__ops[i->op].outputs - 2, groups = tt__norm_groups(i);
     out[0] = *x;
-    for (int k = 1; k <= statistics; k++) tt__set_fixed(&out[k], TT_F32, 1, x->cols);
-    return tt__shape_in(t, i, 0, x, x->cols) && tt__fixed_in(t, i, 2, 1, x->cols) &&
-           tt__shape_in(t, i, 3, x, statistics);
+    for (int k = 1; k <= statistics; k++) tt__set_fixed(&out[k], TT_F32, 1, x->cols / groups);
+    return tt__shape_in(t, i, 0, x, x->cols) && tt__fixed_in(t, i, 2, 1, x->cols / groups) &&
+           tt__shape_in(t, i, 3, x, groups * statistics);
 }
 
-/* The layout rule of the backward of norms. If rows are sharded, dw and db, sums over rows, are partial. */
+/* The layout rule of the backward of norms. If rows or groups are sharded, dw and db, sums over rows and
+   groups, are partial. */
 static bool tt__layout_of_norm_backward(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                         tt__split *out)
 {
     (void)t;
     out[0] = in[0];
-    out[1] = out[2] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
-    return in[0] <= TT__ROWS && tt__laid_out(i, in, 1, in[0]) && tt__laid_out(i, in, 2, TT__WHOLE) &&
+    out[1] = out[2] = in[0] == TT__WHOLE ? TT__WHOLE : TT__PARTIAL;
+    return in[0] <= tt__norm_split(i) && tt__laid_out(i, in, 1, in[0]) && tt__laid_out(i, in, 2, TT__WHOLE) &&
            tt__laid_out(i, in, 3, in[0]);
 }
 
 static size_t tt__cpu_LAYERNORM_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
 {
-    tt__shape max = tt__largest(t, i);
-    return 2 * tt__partial_bytes(max.rows, max.cols) + tt__widen_bytes(threads, t, i);
+    const tt__shape *x = tt__in(t, i, 1);
+    const int64_t groups = tt__norm_groups(i);
+    return 2 * tt__partial_bytes(x->rows * groups, x->cols / groups) + tt__widen_bytes(threads, t, i);
 }
 
 static const tt__rules tt__rules_LAYERNORM_BACKWARD = {tt__shape_of_norm_backward,
@@ -6715,11 +6755,19 @@ static const tt__rules tt__rules_LAYERNORM_BACKWARD = {tt__shape_of_norm_backwar
 
 /* ------------------------------------------------------------------------------------------------ rmsnorm */
 
-tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps)
+tt_value tt_rmsnorm_offset(tt_tape *t, tt_value x, tt_param *w, float offset, float eps)
 {
     tt__instr i = tt__new_instr(TT__OP_RMSNORM);
+    const int64_t cols = tt_value_width(t, x), groups = w && cols % w->size == 0 ? cols / w->size : 1;
+    if (groups > 1 && groups <= INT32_MAX) i.attr.heads = (int)groups;
     i.attr.eps = eps;
+    i.attr.weight_offset = offset;
     return tt__record(t, i, "vp", x, w);
+}
+
+tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps)
+{
+    return tt_rmsnorm_offset(t, x, w, 0, eps);
 }
 
 static const tt__rules tt__rules_RMSNORM = {tt__shape_of_norm, tt__layout_of_norm,
@@ -16930,12 +16978,14 @@ TT__INLINE float TT__K(squares)(const float *x, int64_t n, const float mean, flo
     return TT__K(sum)(s0 + s1);
 }
 
-/* Computes y = (x - mean) / sqrt(variance + eps) * w + b. more: an array of two pointers, to w (n) and to b
-   (n) or NULL. rmsnorm is layernorm with a mean of 0, which is not stored. */
+/* Computes y = (x - mean) / sqrt(variance + eps) * (w + offset) + b. more: an array of two pointers, to w (n)
+   and to b (n) or NULL. rmsnorm is layernorm with a mean of 0, which is not stored; layernorm has no
+   offset. */
 TT__ROW_FN(layernorm_row)
 {
     const float *const *weights = (const float *const *)more, *w = weights[0], *b = weights[1], *row = x[0];
     const bool centred = l->instr->op == TT__OP_LAYERNORM;
+    const float offset = l->instr->attr.weight_offset;
     tt__vf s0 = TT__K(zero)(), s1 = s0;
     int64_t c = 0;
     for (; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) {
@@ -16947,7 +16997,7 @@ TT__ROW_FN(layernorm_row)
     float squares = TT__K(squares)(row, n, mean, &rest);
     float rstd = 1.0f / sqrtf((squares + rest) / (float)n + l->instr->attr.eps);
     for (c = 0; c < n; c += TT__LANES) {
-        tt__vf v = (TT__K(load_n)(row + c, n - c) - mean) * rstd * TT__K(load_n)(w + c, n - c);
+        tt__vf v = (TT__K(load_n)(row + c, n - c) - mean) * rstd * (TT__K(load_n)(w + c, n - c) + offset);
         if (b) v += TT__K(load_n)(b + c, n - c);
         TT__K(store_n)(y + c, v, n - c);
     }
@@ -16966,7 +17016,13 @@ TT__ROWS_FN(layernorm_rows)
 }
 
 TT__RUN_ROWS(LAYERNORM, TT__K(layernorm_rows)(l, from, to, scratch))
-TT__RUN_ROWS(RMSNORM, TT__K(layernorm_rows)(l, from, to, scratch))
+
+TT__FN tt_status TT__K(run_RMSNORM)(const tt__launch *l)
+{
+    tt__launch part;
+    for (int k = 0; tt__norm_launch(l, 0, k, &part); k++) TT__K(run_LAYERNORM)(&part);
+    return TT_OK;
+}
 
 /* Computes the gradients. With n = (x - mean) / std and g = dy * w, dx = (g - avg(g) - n * avg(g * n)) / std,
    where avg is the average over a row. Summed over rows, dw = dy * n and db = dy. rmsnorm has no mean and no
@@ -16977,6 +17033,7 @@ TT__ROWS_FN(layernorm_backward_rows)
     float *dw = TT__K(partial_sum)(l, part, n), *db = TT__K(partial_sum)(l, parts + part, n);
     const float *w = TT__K(row_in)(&l->in[2], 0, scratch, 3);
     const bool centred = l->instr->op == TT__OP_LAYERNORM_BACKWARD;
+    const float offset = l->instr->attr.weight_offset;
     memset(dw, 0, (size_t)n * 4);
     memset(db, 0, (size_t)n * 4);
     for (int64_t r = from; r < to; r++) {
@@ -16986,7 +17043,7 @@ TT__ROWS_FN(layernorm_backward_rows)
         float mean = centred ? stats[0] : 0, rstd = centred ? stats[1] : stats[0];
         tt__vf sg = TT__K(zero)(), sgn = sg;
         for (int64_t c = 0; c < n; c += TT__LANES) {
-            tt__vf d = TT__K(load_n)(dy + c, n - c), g = d * TT__K(load_n)(w + c, n - c);
+            tt__vf d = TT__K(load_n)(dy + c, n - c), g = d * (TT__K(load_n)(w + c, n - c) + offset);
             tt__vf xn = (TT__K(load_n)(x + c, n - c) - mean) * rstd;
             sg += g;
             sgn = TT__K(fma)(g, xn, sgn);
@@ -16997,7 +17054,7 @@ TT__ROWS_FN(layernorm_backward_rows)
         if (!l->out[0].data) continue;
         float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
         for (int64_t c = 0; c < n; c += TT__LANES) {
-            tt__vf g = TT__K(load_n)(dy + c, n - c) * TT__K(load_n)(w + c, n - c),
+            tt__vf g = TT__K(load_n)(dy + c, n - c) * (TT__K(load_n)(w + c, n - c) + offset),
                    xn = (TT__K(load_n)(x + c, n - c) - mean) * rstd;
             TT__K(store_n)(dx + c, (g - avg_g - xn * avg_gn) * rstd, n - c);
         }
@@ -17016,7 +17073,12 @@ TT__FN tt_status TT__K(run_LAYERNORM_BACKWARD)(const tt__launch *l)
     return TT_OK;
 }
 
-TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l) { return TT__K(run_LAYERNORM_BACKWARD)(l); }
+TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l)
+{
+    tt__launch part;
+    for (int k = 0; tt__norm_launch(l, 1, k, &part); k++) TT__K(run_LAYERNORM_BACKWARD)(&part);
+    return TT_OK;
+}
 
 /* -------------------------------------------------------------------------------- softmax and normalize */
 

@@ -74,8 +74,11 @@ tt_value tt_embedding_offset(tt_tape *t, tt_value ids, tt_param *table, int offs
    NULL */
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps);
 /* Records x / sqrt(mean(x^2) + eps) * w, with the mean over a row (Zhang, Sennrich 2019). x (rows, D), w (D),
-   eps >= 0 */
+   eps >= 0. If w has fewer elements, a divisor d of D, each group of d columns is normalised by itself and
+   multiplied by w: with d columns a head, the norm of queries and keys in Qwen3 and Gemma 3. */
 tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
+/* Records tt_rmsnorm with the weights offset + w: the offset is 1 in Gemma, whose weights begin at 0. */
+tt_value tt_rmsnorm_offset(tt_tape *t, tt_value x, tt_param *w, float offset, float eps);
 /* Records exp(x) / sum(exp(x)) over each row. x (rows, D) -> (rows, D) */
 tt_value tt_softmax(tt_tape *t, tt_value x);
 /* Records x / max(sqrt(sum(x^2)), eps) over each row, as torch.nn.functional.normalize with p = 2. x (rows,

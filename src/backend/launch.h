@@ -54,7 +54,7 @@ typedef enum tt__act {
     X(int, act)           /* used by LINEAR and ACTIVATION: a tt__act */ \
     X(bool, untransposed) /* used by MATMUL: true: a b; false: a b^T */ \
     X(float, beyond)      /* used by MATMUL: the number in the columns beyond the rows of b */ \
-    X(int, heads)         /* used by ATTENTION and ROTARY */ \
+    X(int, heads)         /* used by ATTENTION, ROTARY and, for groups of columns, RMSNORM */ \
     X(int, key_heads)     /* ATTENTION */ \
     X(bool, causal)       /* ATTENTION */ \
     X(int, window)        /* used by ATTENTION; 0: no window */ \
@@ -77,6 +77,7 @@ typedef enum tt__act {
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* used by DROPOUT and ATTENTION */ \
     X(float, eps)         /* used by LAYERNORM, RMSNORM, NORMALIZE and ADAM */ \
+    X(float, weight_offset) /* used by RMSNORM: number that is added to the weights */ \
     X(float, smoothing)   /* CROSS_ENTROPY */ \
     X(float, weight_decay) /* used by SGD and ADAM */ \
     X(float, beta1)       /* used by ADAM; in SGD the momentum, in EMA the decay */ \

@@ -69,7 +69,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
     X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__CHEAP) \
-        /* x, w -> y, 1/rms */ \
+        /* x, w -> y, 1/rms of each group of columns */ \
     X(RMSNORM_BACKWARD, "rmsnorm_backward", 4, 3, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, 1/rms -> [dx], [dw], [column sums of dx] */ \
     X(SOFTMAX, "softmax", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__CHEAP) /* x -> y */ \
@@ -241,6 +241,29 @@ typedef struct tt__launch {
     void *workspace;        /* scratch memory of tt__device_kind.workspace bytes */
     void *resident;         /* the device's resident workspace; any instruction may use it                  */
 } tt__launch;
+
+/* Sets *part to launch number k of those that together run a norm l whose rows have several groups of columns
+   (attr.heads): a norm of rows of one group. x: number of the norm's operand x, 0, or 1 in a backward. One
+   launch computes all groups if rows lie one after another in memory; otherwise each group has its launch.
+   Returns false if k is past the last launch. */
+static inline bool tt__norm_launch(const tt__launch *l, int x, int k, tt__launch *part)
+{
+    const int64_t groups = l->instr->attr.heads > 1 ? l->instr->attr.heads : 1;
+    tt__mat *const of[] = {&part->in[0], x ? &part->in[1] : &part->out[0], x ? &part->in[3] : &part->out[1],
+                           x ? &part->out[0] : NULL};
+    bool whole = true;
+    *part = *l;
+    for (int m = 0; m < 4 && of[m]; m++) whole = whole && (!of[m]->data || of[m]->ld == of[m]->cols);
+    if (k >= (whole ? 1 : groups)) return false;
+    for (int m = 0; m < 4 && of[m]; m++) {
+        of[m]->cols /= groups;
+        if (whole) of[m]->rows *= groups, of[m]->ld = of[m]->cols;
+        else if (of[m]->data)
+            of[m]->data = (char *)of[m]->data + (size_t)(k * of[m]->cols) * tt_dtype_bytes(of[m]->dtype);
+    }
+    if (x && k) part->add[1] = true; /* the gradient of the weights is a sum over the groups */
+    return true;
+}
 
 /* The step's settings in the device's memory; NULL: the instruction needs no settings. */
 #define TT__RUN_OF(l) ((const tt__step_settings *)(l)->in[TT__RUN_IN].data)

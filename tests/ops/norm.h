@@ -27,24 +27,29 @@ static int layernorm(int x, int w, int b, float eps)
 
 TEST_PLAIN static void eval_rmsnorm(node *n)
 {
-    for (int r = 0; r < n->rows; r++) {
-        const double *x = IN(0)->v + r * n->cols;
+    const int cols = IN(1)->cols; /* of a group */
+    for (int r = 0; r < n->rows * n->cols / cols; r++) {
+        const double *x = IN(0)->v + r * cols;
         double squares = 0;
-        for (int c = 0; c < n->cols; c++) squares += x[c] * x[c] / n->cols;
-        for (int c = 0; c < n->cols; c++) {
-            n->v[r * n->cols + c] = x[c] / sqrt(squares + n->a) * IN(1)->v[c];
-            note(n, n->v[r * n->cols + c]);
+        for (int c = 0; c < cols; c++) squares += x[c] * x[c] / cols;
+        for (int c = 0; c < cols; c++) {
+            n->v[r * cols + c] = x[c] / sqrt(squares + n->a) * (n->b + IN(1)->v[c]);
+            note(n, n->v[r * cols + c]);
         }
     }
 }
 
-static int rmsnorm(int x, int w, float eps)
+static int rmsnorm_offset(int x, int w, float offset, float eps)
 {
     int at = new_node(eval_rmsnorm, g->nodes[x].kind, g->nodes[x].rows, g->nodes[x].cols, x, w, 0);
     g->nodes[at].a = eps;
-    record(at, tt_rmsnorm(g->tape, g->nodes[x].t, g->nodes[w].param, eps));
+    g->nodes[at].b = offset;
+    record(at, offset == 0 ? tt_rmsnorm(g->tape, g->nodes[x].t, g->nodes[w].param, eps)
+                           : tt_rmsnorm_offset(g->tape, g->nodes[x].t, g->nodes[w].param, offset, eps));
     return at;
 }
+
+static int rmsnorm(int x, int w, float eps) { return rmsnorm_offset(x, w, 0, eps); }
 
 TEST_PLAIN static void eval_softmax(node *n)
 {

@@ -26,12 +26,14 @@ TT__INLINE float TT__K(squares)(const float *x, int64_t n, const float mean, flo
     return TT__K(sum)(s0 + s1);
 }
 
-/* Computes y = (x - mean) / sqrt(variance + eps) * w + b. more: an array of two pointers, to w (n) and to b
-   (n) or NULL. rmsnorm is layernorm with a mean of 0, which is not stored. */
+/* Computes y = (x - mean) / sqrt(variance + eps) * (w + offset) + b. more: an array of two pointers, to w (n)
+   and to b (n) or NULL. rmsnorm is layernorm with a mean of 0, which is not stored; layernorm has no
+   offset. */
 TT__ROW_FN(layernorm_row)
 {
     const float *const *weights = (const float *const *)more, *w = weights[0], *b = weights[1], *row = x[0];
     const bool centred = l->instr->op == TT__OP_LAYERNORM;
+    const float offset = l->instr->attr.weight_offset;
     tt__vf s0 = TT__K(zero)(), s1 = s0;
     int64_t c = 0;
     for (; c + 2 * TT__LANES <= n; c += 2 * TT__LANES) {
@@ -43,7 +45,7 @@ TT__ROW_FN(layernorm_row)
     float squares = TT__K(squares)(row, n, mean, &rest);
     float rstd = 1.0f / sqrtf((squares + rest) / (float)n + l->instr->attr.eps);
     for (c = 0; c < n; c += TT__LANES) {
-        tt__vf v = (TT__K(load_n)(row + c, n - c) - mean) * rstd * TT__K(load_n)(w + c, n - c);
+        tt__vf v = (TT__K(load_n)(row + c, n - c) - mean) * rstd * (TT__K(load_n)(w + c, n - c) + offset);
         if (b) v += TT__K(load_n)(b + c, n - c);
         TT__K(store_n)(y + c, v, n - c);
     }
@@ -62,7 +64,13 @@ TT__ROWS_FN(layernorm_rows)
 }
 
 TT__RUN_ROWS(LAYERNORM, TT__K(layernorm_rows)(l, from, to, scratch))
-TT__RUN_ROWS(RMSNORM, TT__K(layernorm_rows)(l, from, to, scratch))
+
+TT__FN tt_status TT__K(run_RMSNORM)(const tt__launch *l)
+{
+    tt__launch part;
+    for (int k = 0; tt__norm_launch(l, 0, k, &part); k++) TT__K(run_LAYERNORM)(&part);
+    return TT_OK;
+}
 
 /* Computes the gradients. With n = (x - mean) / std and g = dy * w, dx = (g - avg(g) - n * avg(g * n)) / std,
    where avg is the average over a row. Summed over rows, dw = dy * n and db = dy. rmsnorm has no mean and no
@@ -73,6 +81,7 @@ TT__ROWS_FN(layernorm_backward_rows)
     float *dw = TT__K(partial_sum)(l, part, n), *db = TT__K(partial_sum)(l, parts + part, n);
     const float *w = TT__K(row_in)(&l->in[2], 0, scratch, 3);
     const bool centred = l->instr->op == TT__OP_LAYERNORM_BACKWARD;
+    const float offset = l->instr->attr.weight_offset;
     memset(dw, 0, (size_t)n * 4);
     memset(db, 0, (size_t)n * 4);
     for (int64_t r = from; r < to; r++) {
@@ -82,7 +91,7 @@ TT__ROWS_FN(layernorm_backward_rows)
         float mean = centred ? stats[0] : 0, rstd = centred ? stats[1] : stats[0];
         tt__vf sg = TT__K(zero)(), sgn = sg;
         for (int64_t c = 0; c < n; c += TT__LANES) {
-            tt__vf d = TT__K(load_n)(dy + c, n - c), g = d * TT__K(load_n)(w + c, n - c);
+            tt__vf d = TT__K(load_n)(dy + c, n - c), g = d * (TT__K(load_n)(w + c, n - c) + offset);
             tt__vf xn = (TT__K(load_n)(x + c, n - c) - mean) * rstd;
             sg += g;
             sgn = TT__K(fma)(g, xn, sgn);
@@ -93,7 +102,7 @@ TT__ROWS_FN(layernorm_backward_rows)
         if (!l->out[0].data) continue;
         float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
         for (int64_t c = 0; c < n; c += TT__LANES) {
-            tt__vf g = TT__K(load_n)(dy + c, n - c) * TT__K(load_n)(w + c, n - c),
+            tt__vf g = TT__K(load_n)(dy + c, n - c) * (TT__K(load_n)(w + c, n - c) + offset),
                    xn = (TT__K(load_n)(x + c, n - c) - mean) * rstd;
             TT__K(store_n)(dx + c, (g - avg_g - xn * avg_gn) * rstd, n - c);
         }
@@ -112,7 +121,12 @@ TT__FN tt_status TT__K(run_LAYERNORM_BACKWARD)(const tt__launch *l)
     return TT_OK;
 }
 
-TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l) { return TT__K(run_LAYERNORM_BACKWARD)(l); }
+TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l)
+{
+    tt__launch part;
+    for (int k = 0; tt__norm_launch(l, 1, k, &part); k++) TT__K(run_LAYERNORM_BACKWARD)(&part);
+    return TT_OK;
+}
 
 /* -------------------------------------------------------------------------------- softmax and normalize */
 

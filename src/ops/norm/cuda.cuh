@@ -137,8 +137,8 @@ template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>;
 // dtype of w and b. Unless X is ANY, the next rows are in flight meanwhile. DROP: with dropout, X not ANY.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(forward_block<NARROW, X>::MAX, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
-    layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
-              bool vector, norm_dropout drop)
+    layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float offset, float eps,
+              bool centred, bool add, bool vector, norm_dropout drop)
 {
     tt__begin_kernel();
     typedef forward_block<NARROW, X> B;
@@ -179,6 +179,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MAX, NARROW ? X == T
     if (AHEAD) fetch(r);
     fetch_row(bits, w, 0, t);
     widen_row(scale, bits);
+    TT__UNROLL for (int j = 0; j < 8; j++) scale[j] += offset;
     fetch_row(bits, b, 0, t, b.data != NULL);
     widen_row(shift, bits);
     if constexpr (DROP) drop.op.begin();
@@ -233,8 +234,8 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MAX, NARROW ? X == T
 // Computes y and the statistics of layernorm for rows of more than TT__ROW_COLUMNS columns. A block works on
 // one row and reads it three times.
 __global__ void __launch_bounds__(TT__ROW_THREADS)
-    layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred,
-                   bool add)
+    layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float offset, float eps,
+                   bool centred, bool add)
 {
     tt__begin_kernel();
     const int64_t r = blockIdx.x;
@@ -248,7 +249,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS)
     }
     const float rstd = 1.0f / sqrtf(block_sum<TT__ROW_THREADS>(squares) / (float)x.cols + eps);
     for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
-        float v = (load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd * load_any(w.data, w.dtype, c);
+        float v = (load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd *
+            (load_any(w.data, w.dtype, c) + offset);
         if (b.data) v += load_any(b.data, b.dtype, c);
         if (add) v += load_any(y.data, y.dtype, r * y.ld + c);
         store_any(y.data, y.dtype, r * y.ld + c, v);
@@ -286,8 +288,9 @@ cudaError_t launch_layernorm(const tt__launch *l, bool centred, bool vector, con
     unsigned grid;
     const cudaError_t e = grid_of(l->device, kernel, threads, 1, blocks_for(x->rows, B::TURN), &grid);
     return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, (unsigned)threads, 0, l->device->stream, *x,
-                                             l->in[1], l->in[2], l->out[0], l->out[1], l->instr->attr.eps,
-                                             centred, l->add[0], vector, drop);
+                                             l->in[1], l->in[2], l->out[0], l->out[1],
+                                             l->instr->attr.weight_offset, l->instr->attr.eps, centred,
+                                             l->add[0], vector, drop);
 }
 
 // Runs layernorm or rmsnorm. dropout: NULL, or the launch of the dropout that makes x. The same kernel then
@@ -301,7 +304,7 @@ cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
     if (!x->rows) return cudaSuccess;
     if (x->cols > TT__ROW_COLUMNS)
         return TT__LAUNCH(layernorm_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y,
-                          l->out[1], l->instr->attr.eps, centred, l->add[0]);
+                          l->out[1], l->instr->attr.weight_offset, l->instr->attr.eps, centred, l->add[0]);
     const bool typed = vector && y->dtype == x->dtype && (!b->data || b->dtype == w->dtype);
     norm_dropout drop = no_dropout;
     if (dropout) {
@@ -317,7 +320,15 @@ cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 
 cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
 TT__RUN_BY(LAYERNORM, run_layernorm)
-TT__RUN_BY(RMSNORM, run_layernorm)
+
+cudaError_t run_rmsnorm(const tt__launch *l)
+{
+    tt__launch part;
+    cudaError_t e = cudaSuccess;
+    for (int k = 0; e == cudaSuccess && tt__norm_launch(l, 0, k, &part); k++) e = run_layernorm(&part);
+    return e;
+}
+TT__RUN_BY(RMSNORM, run_rmsnorm)
 
 // Stores a block's sums over its rows: dw and db to `to` (2, cols) or, if `sums`, dw, db and ds to `to`
 // (3, cols). memory: shared memory (TEAMS, 4, threads of a row), if the block has several teams.
@@ -388,7 +399,8 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
-                       float *partial, bool add, bool vector, bool sums, float each, norm_dropout drop)
+                       float *partial, float offset, bool add, bool vector, bool sums, float each,
+                       norm_dropout drop)
 {
     tt__begin_kernel();
     typedef backward_block<NARROW, X> B;
@@ -437,6 +449,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     if (AHEAD) fetch(left);
     fetch_row(bits, w, 0, t);
     widen_row(scale, bits);
+    TT__UNROLL for (int j = 0; j < 8; j++) scale[j] += offset;
     if constexpr (DROP) drop.op.begin();
     for (; left + team > 0; left -= B::TURN) { // the whole block leaves the loop; TURN is a power of 2
         float g[ROWS][8], n[ROWS][8], sum[2 * ROWS];
@@ -482,7 +495,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
 // Computes dx for rows of more than TT__ROW_COLUMNS columns, one row for each block. A multiprocessor has
 // four blocks: with eight, the compiler spills registers on compute capability 10.0.
 __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt__mat dy, tt__mat x,
-        tt__mat w, tt__mat stats, tt__mat dx, bool add)
+        tt__mat w, tt__mat stats, tt__mat dx, float offset, bool add)
 {
     tt__begin_kernel();
     const int64_t r = blockIdx.x;
@@ -490,14 +503,14 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt
     const float mean = s.mean, rstd = s.rstd;
     float sum_g = 0, sum_gn = 0;
     for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
-        const float g = load_any(dy.data, dy.dtype, r * dy.ld + c) * load_any(w.data, w.dtype, c);
+        const float g = load_any(dy.data, dy.dtype, r * dy.ld + c) * (load_any(w.data, w.dtype, c) + offset);
         sum_g += g;
         sum_gn += g * (load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd;
     }
     const float avg_g = s.centred ? block_sum<TT__ROW_THREADS>(sum_g) / (float)x.cols : 0.0f;
     const float avg_gn = block_sum<TT__ROW_THREADS>(sum_gn) / (float)x.cols;
     for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
-        const float g = load_any(dy.data, dy.dtype, r * dy.ld + c) * load_any(w.data, w.dtype, c);
+        const float g = load_any(dy.data, dy.dtype, r * dy.ld + c) * (load_any(w.data, w.dtype, c) + offset);
         const float n = (load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd;
         const float v = (g - avg_g - n * avg_gn) * rstd;
         store_any(dx.data, dx.dtype, r * dx.ld + c,
@@ -531,8 +544,9 @@ cudaError_t launch_layernorm_backward(const tt__launch *l, unsigned blocks, int6
 {
     const unsigned threads = (unsigned)(backward_block<NARROW, X>::TEAMS * row_threads(l->in[1].cols));
     return TT__LAUNCH((layernorm_backward<X, W, NARROW, DROP>), blocks, threads, 0, l->device->stream,
-                      l->in[0], l->in[1], l->in[2], l->in[3], l->out[0], rows_each, partial, l->add[0],
-                      vector, sums, 1.0f / (float)l->in[1].cols, drop);
+                      l->in[0], l->in[1], l->in[2], l->in[3], l->out[0], rows_each, partial,
+                      l->instr->attr.weight_offset, l->add[0], vector, sums, 1.0f / (float)l->in[1].cols,
+                      drop);
 }
 
 // Runs the backward of layernorm or rmsnorm. dropout: NULL, or the launch of the dropout of dx. The same
@@ -555,7 +569,7 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
                        TT__ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
         if (e == cudaSuccess && dx->data) // last, because dx may have the memory of dy
             e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x,
-                           *w, *stats, *dx, l->add[0]);
+                           *w, *stats, *dx, l->instr->attr.weight_offset, l->add[0]);
     } else {
         norm_dropout drop = no_dropout;
         if (dropout) {
@@ -586,7 +600,19 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
 
 cudaError_t run_layernorm_backward(const tt__launch *l) { return run_layernorm_backward_with(l, NULL); }
 TT__RUN_BY(LAYERNORM_BACKWARD, run_layernorm_backward, 0, MAX_SUM_COLUMNS)
-TT__RUN_BY(RMSNORM_BACKWARD, run_layernorm_backward, 0, MAX_SUM_COLUMNS)
+
+cudaError_t run_rmsnorm_backward(const tt__launch *l)
+{
+    if (l->instr->attr.heads <= 1) return run_layernorm_backward(l);
+    tt__launch part;
+    cudaError_t e = cudaSuccess;
+    for (int k = 0; e == cudaSuccess && tt__norm_launch(l, 1, k, &part); k++) {
+        part.out[2].data = NULL; // the column sums of dx, which are those of all groups
+        e = run_layernorm_backward(&part);
+    }
+    return e == cudaSuccess && l->out[2].data ? run_column_sums(l, &l->out[0], &l->out[2], l->add[2]) : e;
+}
+TT__RUN_BY(RMSNORM_BACKWARD, run_rmsnorm_backward, 0, MAX_SUM_COLUMNS)
 
 // ---- dropout and a norm in one kernel, if the second of two launches reads the result of the first
 
@@ -615,7 +641,7 @@ cudaError_t run_with_dropout(const tt__launch *l)
     const tt__mat *const rows[] = {&dropout->in[0], &dropout->in[1], &dropout->out[0], &norm->in[0],
                                    forward ? x : &norm->in[1], &norm->out[0]};
     bool one = x->cols % 8 == 0 && x->cols <= TT__ROW_COLUMNS && x->dtype != TT_F16 && w->dtype != TT_F16 &&
-        (x->dtype == TT_BF16 || w->dtype == TT_F32) && is_wide(w) && !dropout->add[0];
+        (x->dtype == TT_BF16 || w->dtype == TT_F32) && is_wide(w) && !dropout->add[0] && w->cols == x->cols;
     for (const tt__mat *m : rows) one = one && is_wide(m) && (!m->data || m->dtype == x->dtype);
     if (forward) {
         const tt__mat *b = &norm->in[2];
@@ -630,8 +656,11 @@ cudaError_t run_with_dropout(const tt__launch *l)
         for (int k = 0; k < 4; k++) one = one && is_apart(dropout->out[0], norm->in[k]);
     }
     if (one) return forward ? run_layernorm_with(norm, dropout) : run_layernorm_backward_with(norm, dropout);
-    const cudaError_t e = forward ? run_dropout(dropout) : run_layernorm_backward(norm);
-    return e != cudaSuccess ? e : forward ? run_layernorm(norm) : run_dropout(dropout);
+    const bool rms = norm->instr->op == (forward ? TT__OP_RMSNORM : TT__OP_RMSNORM_BACKWARD);
+    const cudaError_t e = forward ? run_dropout(dropout)
+        : rms ? run_rmsnorm_backward(norm) : run_layernorm_backward(norm);
+    return e != cudaSuccess ? e : !forward ? run_dropout(dropout)
+        : rms ? run_rmsnorm(norm) : run_layernorm(norm);
 }
 
 // ---- softmax and normalize: GROUP threads work on a row, a warp or a block
