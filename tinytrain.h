@@ -2157,20 +2157,24 @@ tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_model tt_vit_classifier(const tt_vit *m); /* returns the model for a trainer, see tt_bert_model */
 
-/* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, GPT-NeoX and
-   Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the names of transformers'
-   ...ForCausalLM. Weights are (out, in) in memory, even if files have the transpose. The rows of a fused
-   weight are all queries, then all keys, then all values, even if files order the rows by heads. */
+/* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, Qwen3, Gemma 3
+   for text, GPT-NeoX and Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the
+   names of transformers' ...ForCausalLM. Weights are (out, in) in memory, even if files have the transpose.
+   The rows of a fused weight are all queries, then all keys, then all values, even if files order the rows by
+   heads. */
 typedef struct tt_lm_config {
-    const char *kind;         /* model_type: "gpt2", "llama", "mistral", "qwen2", "gpt_neox", "falcon" */
+    const char *kind;         /* model_type: "gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma3_text",
+                                 "gpt_neox", "falcon" */
     int vocab_size, hidden_size, layers, heads;
     int key_heads;            /* number of heads of keys and of values, a divisor of `heads`. 0: as many as
                                  `heads`, as GPT-2 and GPT-NeoX need */
-    int head_size;            /* default 0: hidden_size / heads */
+    int head_size;            /* default 0: hidden_size / heads; "qwen3" 128, "gemma3_text" 256 */
     int intermediate_size, max_positions;
-    int window;               /* "mistral", "qwen2": number of keys that a token sees, its own the last; 0:
-                                 all */
+    int window;               /* "mistral", "qwen2", "qwen3", "gemma3_text": number of keys that a token sees,
+                                 its own the last; 0: all */
     int window_from;          /* the first layer with a window; earlier layers see all keys. Default 0 */
+    int full_every;           /* "gemma3_text": every full_every-th layer sees all keys; 0: no layer does.
+                                 Default 6 */
     bool tied;                /* the linear layer of the logits uses the token embedding as its weight */
     bool attention_bias;      /* the linear layers of attention have biases: "llama", "gpt_neox", "falcon" */
     bool mlp_bias;            /* the linear layers of the MLP have biases: "llama", "falcon" */
@@ -2181,6 +2185,10 @@ typedef struct tt_lm_config {
     float norm_eps, initializer_range;
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
     tt_rotary_options rotary; /* rotary positions of all kinds but "gpt2". `heads` is not read */
+    float window_base;        /* "gemma3_text": base of the rotary positions, without scaling, of layers with
+                                 a window. Default 10000 */
+    int query_scalar;         /* "gemma3_text": scores are divided by its square root. Default 256; 0:
+                                 head_size */
     int end_token;            /* Set it in a new model to the id that ends a document, eos_token_id of
                                  config.json; default -1: none. (For a loaded model see tt_lm.stop) */
 } tt_lm_config;
@@ -2197,7 +2205,9 @@ typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden);
     tt_param *attention_norm_w, *attention_norm_b;
     tt_param *qkv_w, *qkv_b; /* (heads + 2 key_heads) * head_size rows; NULL: q_w to v_b are set */
     tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
+    tt_param *q_norm_w, *k_norm_w; /* (head_size): norms of each head of queries and keys */
     tt_param *attention_w, *attention_b, *mlp_norm_w, *mlp_norm_b;
+    tt_param *attention_out_norm_w, *mlp_out_norm_w; /* norms of what attention and MLP add to x */
     tt_param *gate_w, *gate_b, *up_w, *up_b, *down_w, *down_b;
 } tt_lm_layer;
 
@@ -2664,6 +2674,7 @@ typedef enum tt__act {
     X(bool, by_class)     /* used by CROSS_ENTROPY: weights belong to classes, not to rows */ \
     X(bool, by_total)     /* used by losses and their backward: the divisor is operand TT__LOSS_TOTAL */ \
     X(float, scale)       /* factor of SCALE and ATTENTION; value of FILL; in ROTARY, -1 turns back */ \
+    X(bool, as_weights)   /* used by SCALE: `scale` is rounded to the dtype of 16-bit weights */ \
     X(bool, scaled)       /* used by SGD and ADAM: `scale` multiplies the learning rate */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* used by DROPOUT and ATTENTION */ \
@@ -7138,6 +7149,15 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s)
     return tt__record(t, i, "v", x);
 }
 
+/* Records a scale that transformers keeps in the dtype of the model's weights. */
+static tt_value tt__scale_as_weights(tt_tape *t, tt_value x, float s)
+{
+    tt__instr i = tt__new_instr(TT__OP_SCALE);
+    i.attr.scale = s;
+    i.attr.as_weights = true;
+    return tt__record(t, i, "v", x);
+}
+
 /* Emits a collective `op` of x with the same `move` as f. */
 static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int32_t x)
 {
@@ -9917,6 +9937,14 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
         const bool computed = x->storage == TT__TRANSIENT || x->storage == TT__CACHE;
         const bool changes = weight ? !precision->mixed : computed && !f32;
         if (changes && x->shape.dtype == TT_F32) x->shape.dtype = precision->half;
+    }
+    for (int k = 0; k < n && !precision->mixed; k++) {
+        float *scale = &t->code[k].attr.scale, rounded[1];
+        uint16_t half[1];
+        if (!t->code[k].attr.as_weights) continue;
+        tt__convert(half, precision->half, scale, TT_F32, 1);
+        tt__convert(rounded, TT_F32, half, precision->half, 1);
+        *scale = *rounded;
     }
     if (!precision->mixed) return TT_OK;
     int32_t *copy = tt__new_map(t);
@@ -39963,27 +39991,11 @@ enum {
     TT__LM_ONE_BIAS = 32,     /* the MLP has biases if the attention has biases */
     TT__LM_WINDOW = 64,       /* config.json may have a sliding_window */
     TT__LM_WINDOW_FROM = 128, /* config.json may say from which layer on the window applies */
-    TT__LM_FALCON = 256       /* multi_query and other keys give the numbers of key heads and norms */
+    TT__LM_FALCON = 256,      /* multi_query and other keys give the numbers of key heads and norms */
+    TT__LM_HEAD_NORMS = 512,  /* queries and keys have a norm in each head */
+    TT__LM_GEMMA = 1024       /* norms multiply by 1 + w, embeddings are scaled, and windows have a pattern */
 };
 static int tt__lm_flags(const tt_lm_config *c);
-
-tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads)
-{
-    tt_lm_config c = tt_lm_config_default(kind);
-    const int head = heads > 0 ? hidden_size / heads : 0, sharing = c.key_heads ? c.heads / c.key_heads : 1;
-    const bool gate = c.activation && strcmp(c.activation, "silu") == 0;
-    const bool turns_whole = c.heads && c.rotary.size == c.hidden_size / c.heads;
-    c.layers = layers;
-    c.hidden_size = hidden_size;
-    c.heads = heads;
-    c.key_heads = heads % sharing ? heads : heads / sharing;
-    c.intermediate_size = gate ? 8 * hidden_size / 3 : 4 * hidden_size;
-    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* about a quarter of the columns, an even number */
-    c.window = 0;
-    c.tied = true;
-    c.embedding_dropout = c.dropout = c.attention_dropout = 0;
-    return c;
-}
 
 static void tt__lm_check(tt__text_buffer *all, const void *config);
 static void tt__lm_print(tt__text_buffer *json, const void *self, const void *config);
@@ -39992,7 +40004,7 @@ static void tt__lm_print(tt__text_buffer *json, const void *self, const void *co
    positions; X: vocab of an untied head; D: head size; G: number of key heads; A: columns of all queries; K:
    of all keys; S: of all queries, keys and values. Sizes of biases, 0 if the model lacks the biases: Q: of
    queries; L: of keys or values; T: of queries, keys and values together; B: of the attention's output; M, N:
-   of the MLP. E, F, O: sizes of Falcon's norms, 0 if the model lacks the norm. */
+   of the MLP. E, F, O: sizes of Falcon's norms, U: of the norms of heads, 0 if the model lacks the norm. */
 static void tt__lm_sizes(const void *config, tt__sizes size)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
@@ -40013,6 +40025,7 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     S('E') = c->parallel && c->two_norms ? S('H') : 0; /* norms ln_attn and ln_mlp */
     S('F') = S('E') ? 0 : S('H');                      /* norm input_layernorm */
     S('O') = c->parallel ? 0 : S('H');                 /* norm post_attention_layernorm */
+    S('U') = tt__lm_flags(c) & TT__LM_HEAD_NORMS ? S('D') : 0;
 #undef S
 }
 
@@ -40045,17 +40058,39 @@ static const tt__tensor_row tt__llama_tensors[] = {
     TT__LM(tt_lm, norm_w, ".norm.weight", "H", '1', 0),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
 };
+/* Rows of a layer of LLaMA and its kin: attention and the norms in front, and the MLP. norm: initial value of
+   the norms' weights. */
+#define TT__LM_ATTENTION(norm) \
+    TT__LM(tt_lm_layer, attention_norm_w, "input_layernorm.weight", "H", norm, 0), \
+    TT__LM_LINEAR(q, "self_attn.q_proj", "AH", "Q", 0, 0), \
+    TT__LM(tt_lm_layer, q_norm_w, "self_attn.q_norm.weight", "U", norm, 0), \
+    TT__LM_LINEAR(k, "self_attn.k_proj", "KH", "L", 0, 0), \
+    TT__LM(tt_lm_layer, k_norm_w, "self_attn.k_norm.weight", "U", norm, 0), \
+    TT__LM_LINEAR(v, "self_attn.v_proj", "KH", "L", 0, 0), \
+    TT__LM_LINEAR(attention, "self_attn.o_proj", "HA", "B", 0, 0)
+#define TT__LM_MLP \
+    TT__LM_LINEAR(gate, "mlp.gate_proj", "IH", "M", 0, 0), \
+    TT__LM_LINEAR(up, "mlp.up_proj", "IH", "M", 0, 0), \
+    TT__LM_LINEAR(down, "mlp.down_proj", "HI", "N", 0, 0)
 static const tt__tensor_row tt__llama_layer[] = {
-    TT__LM(tt_lm_layer, attention_norm_w, "input_layernorm.weight", "H", '1', 0),
-    TT__LM_LINEAR(q, "self_attn.q_proj", "AH", "Q", 0, 0),
-    TT__LM_LINEAR(k, "self_attn.k_proj", "KH", "L", 0, 0),
-    TT__LM_LINEAR(v, "self_attn.v_proj", "KH", "L", 0, 0),
-    TT__LM_LINEAR(attention, "self_attn.o_proj", "HA", "B", 0, 0),
+    TT__LM_ATTENTION('1'),
     TT__LM(tt_lm_layer, mlp_norm_w, "post_attention_layernorm.weight", "H", '1', 0),
-    TT__LM_LINEAR(gate, "mlp.gate_proj", "IH", "M", 0, 0),
-    TT__LM_LINEAR(up, "mlp.up_proj", "IH", "M", 0, 0),
-    TT__LM_LINEAR(down, "mlp.down_proj", "HI", "N", 0, 0),
+    TT__LM_MLP,
 };
+static const tt__tensor_row tt__gemma_tensors[] = {
+    TT__LM(tt_lm, word, ".embed_tokens.weight", "VH", 'n', 0),
+    TT__LM(tt_lm, norm_w, ".norm.weight", "H", '0', 0),
+    TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+};
+static const tt__tensor_row tt__gemma_layer[] = {
+    TT__LM_ATTENTION('0'),
+    TT__LM(tt_lm_layer, attention_out_norm_w, "post_attention_layernorm.weight", "H", '0', 0),
+    TT__LM(tt_lm_layer, mlp_norm_w, "pre_feedforward_layernorm.weight", "H", '0', 0),
+    TT__LM_MLP,
+    TT__LM(tt_lm_layer, mlp_out_norm_w, "post_feedforward_layernorm.weight", "H", '0', 0),
+};
+#undef TT__LM_ATTENTION
+#undef TT__LM_MLP
 static const tt__tensor_row tt__neox_tensors[] = {
     TT__LM(tt_lm, word, ".embed_in.weight", "VH", 'n', 0),
     TT__LM_NORM(tt_lm, norm, ".final_layer_norm", "H"),
@@ -40105,6 +40140,11 @@ static const tt__config_row tt__llama_rows[] = {
     C(head_size, 'n', 0, "head_dim"), C(attention_bias, 'b', 0, "attention_bias"),
     C(mlp_bias, 'b', 0, "mlp_bias"),
 };
+static const tt__config_row tt__gemma_rows[] = {
+    TT__LM_ROWS("intermediate_size", "rms_norm_eps"), C(key_heads, 'n', 0, "num_key_value_heads"),
+    C(head_size, 'n', 0, "head_dim"), C(attention_bias, 'b', 0, "attention_bias"),
+    C(query_scalar, 'n', 0, "query_pre_attn_scalar"),
+};
 static const tt__config_row tt__neox_rows[] = {
     TT__LM_ROWS("intermediate_size", "layer_norm_eps"), C(dropout, 'p', 0, "hidden_dropout"),
     C(attention_bias, 'b', 0, "attention_bias"), C(parallel, 'b', 0, "use_parallel_residual"),
@@ -40126,7 +40166,7 @@ typedef struct tt__lm_kind {
     tt__architecture a;
     int flags;
     const char *base_key, *share_key, *adapted;
-    int vocab, hidden, layers, heads, key_heads, intermediate, positions, window;
+    int vocab, hidden, layers, heads, key_heads, head /* head_size */, intermediate, positions, window;
     const char *activation;
     float eps, dropout, turns;
     bool tied, bias, parallel;
@@ -40144,22 +40184,29 @@ typedef struct tt__lm_kind {
 static const tt__lm_kind tt__lm_kinds[] = {
     {TT__LM_FILES(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
      TT__LM_POSITIONS | TT__LM_EQUAL_HEADS | TT__LM_MLP_4, NULL, NULL, "c_attn",
-     50257, 768, 12, 12, 12, 3072, 1024, 0, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
+     50257, 768, 12, 12, 12, 0, 3072, 1024, 0, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
     {TT__LM_FILES(llama, "llama", "LlamaForCausalLM", "hidden_act", "model.", "layers."),
      TT__LM_LLAMA, "rope_theta", NULL, "q_proj,v_proj",
-     32000, 4096, 32, 32, 32, 11008, 2048, 0, "silu", 1e-6f, 0, 1, false, false, false},
+     32000, 4096, 32, 32, 32, 0, 11008, 2048, 0, "silu", 1e-6f, 0, 1, false, false, false},
     {TT__LM_FILES(llama, "mistral", "MistralForCausalLM", "hidden_act", "model.", "layers."),
      TT__LM_LLAMA | TT__LM_WINDOW, "rope_theta", NULL, "q_proj,v_proj",
-     32000, 4096, 32, 32, 8, 14336, 131072, 4096, "silu", 1e-6f, 0, 1, false, false, false},
+     32000, 4096, 32, 32, 8, 0, 14336, 131072, 4096, "silu", 1e-6f, 0, 1, false, false, false},
     {TT__LM_FILES(llama, "qwen2", "Qwen2ForCausalLM", "hidden_act", "model.", "layers."),
      TT__LM_LLAMA | TT__LM_QKV_BIAS | TT__LM_WINDOW | TT__LM_WINDOW_FROM, "rope_theta", NULL, "q_proj,v_proj",
-     151936, 4096, 32, 32, 32, 22016, 32768, 0, "silu", 1e-6f, 0, 1, false, false, false},
+     151936, 4096, 32, 32, 32, 0, 22016, 32768, 0, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(llama, "qwen3", "Qwen3ForCausalLM", "hidden_act", "model.", "layers."),
+     TT__LM_LLAMA | TT__LM_HEAD_NORMS | TT__LM_WINDOW | TT__LM_WINDOW_FROM, "rope_theta", NULL,
+     "q_proj,v_proj",
+     151936, 4096, 32, 32, 32, 128, 22016, 32768, 0, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(gemma, "gemma3_text", "Gemma3ForCausalLM", "hidden_activation", "model.", "layers."),
+     TT__LM_LLAMA | TT__LM_HEAD_NORMS | TT__LM_WINDOW | TT__LM_GEMMA, "rope_theta", NULL, "q_proj,v_proj",
+     262208, 2304, 26, 8, 4, 256, 9216, 131072, 4096, "gelu_pytorch_tanh", 1e-6f, 0, 1, true, false, false},
     {TT__LM_FILES(neox, "gpt_neox", "GPTNeoXForCausalLM", "hidden_act", "gpt_neox.", "layers."),
      TT__LM_EQUAL_HEADS, "rotary_emb_base", "rotary_pct", "query_key_value",
-     50432, 6144, 44, 64, 64, 24576, 2048, 0, "gelu", 1e-5f, 0, 0.25f, false, true, true},
+     50432, 6144, 44, 64, 64, 0, 24576, 2048, 0, "gelu", 1e-5f, 0, 0.25f, false, true, true},
     {TT__LM_FILES(falcon, "falcon", "FalconForCausalLM", "activation", "transformer.", "h."),
      TT__LM_MLP_4 | TT__LM_ONE_BIAS | TT__LM_FALCON, "rope_theta", NULL, "query_key_value",
-     65024, 4544, 32, 71, 1, 18176, 2048, 0, "gelu", 1e-5f, 0, 1, true, false, true},
+     65024, 4544, 32, 71, 1, 0, 18176, 2048, 0, "gelu", 1e-5f, 0, 1, true, false, true},
 };
 
 static const tt__lm_kind *tt__lm_kind_of(const char *kind)
@@ -40196,8 +40243,39 @@ tt_lm_config tt_lm_config_default(const char *kind)
     c.parallel = k->parallel;
     c.initializer_range = 0.02f;
     c.rotary = tt_rotary_options_default(c.heads);
-    c.rotary.size = (int)(k->turns * (float)(c.hidden_size / c.heads));
+    c.head_size = k->head;
+    c.rotary.size = (int)(k->turns * (float)(k->head ? k->head : c.hidden_size / c.heads));
+    if (!(k->flags & TT__LM_GEMMA)) return c;
+    c.full_every = 6;
+    c.rotary.base = 1e6f;
+    c.window_base = 1e4f;
+    c.query_scalar = 256;
     return c;
+}
+
+tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads)
+{
+    tt_lm_config c = tt_lm_config_default(kind);
+    const tt__lm_kind *k = tt__lm_kind_of(kind);
+    const int head = heads > 0 ? hidden_size / heads : 0, sharing = c.key_heads ? c.heads / c.key_heads : 1;
+    const bool gate = k && k->flags & TT__LM_LLAMA, turns_whole = k && k->turns == 1;
+    c.layers = layers;
+    c.hidden_size = hidden_size;
+    c.heads = heads;
+    c.key_heads = heads % sharing ? heads : heads / sharing;
+    c.head_size = c.query_scalar = 0;
+    c.intermediate_size = gate ? 8 * hidden_size / 3 : 4 * hidden_size;
+    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* about a quarter of the columns, an even number */
+    c.window = 0;
+    c.tied = true;
+    c.embedding_dropout = c.dropout = c.attention_dropout = 0;
+    return c;
+}
+
+/* Returns whether layer k sees only the keys of a window. Its rotary positions may have another base. */
+static bool tt__lm_has_window(const tt_lm_config *c, int k)
+{
+    return k >= c->window_from && !(c->full_every && (k + 1) % c->full_every == 0);
 }
 
 /* Prints the names of all kinds, with commas between. */
@@ -40224,6 +40302,8 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
     if (!c->key_heads) c->key_heads = c->heads;
     if (!c->head_size && c->heads > 0 && c->hidden_size % c->heads == 0)
         c->head_size = c->hidden_size / c->heads;
+    if (c->full_every > c->layers) c->full_every = 0;
+    if (k->flags & TT__LM_GEMMA && !c->query_scalar) c->query_scalar = c->head_size;
     if (k->flags & TT__LM_ONE_BIAS) c->mlp_bias = c->attention_bias;
     return &k->a;
 }
@@ -40259,7 +40339,8 @@ static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key
     static const char *const shape[] = {
         "rope_theta", "rope_scaling", "rope_parameters", "rotary_pct", "rotary_emb_base",
         "original_max_position_embeddings", "partial_rotary_factor", "sliding_window", "use_sliding_window",
-        "max_window_layers", "layer_types", "alibi", "multi_query", "new_decoder_architecture",
+        "max_window_layers", "layer_types", "sliding_window_pattern", "_sliding_window_pattern",
+        "rope_local_base_freq", "alibi", "multi_query", "new_decoder_architecture",
         "num_kv_heads", "num_ln_in_parallel_attn"};
     for (int k = 0; k < TT__COUNT(own); k++) if (strcmp(key, own[k]) == 0) return TT__LM_OWN;
     for (int k = 0; k < a->n_config; k++) if (strcmp(key, a->config[k].key[0]) == 0) return TT__LM_OWN;
@@ -40306,6 +40387,33 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     return TT_OK;
 }
 
+/* Reads the bases of rotary positions of Gemma: of layers without and with a window. rope_parameters has an
+   object for each of the two kinds of layers. parameters: *at is the node of rope_parameters, not of
+   rope_scaling, and becomes that of the object for layers without a window. */
+static tt_status tt__lm_read_bases(const tt__json *j, tt_lm_config *c, bool parameters, int *at)
+{
+    const int both = tt__json_get(j, 0, "rope_parameters");
+    const bool object = both >= 0 && j->nodes[both].kind == TT__JSON_OBJECT;
+    const int full = object ? tt__json_get(j, both, "full_attention") : -1;
+    const int local = object ? tt__json_get(j, both, "sliding_attention") : -1;
+    const char *type = "default";
+    tt_status status = tt__json_read_float(j, 0, "rope_local_base_freq", 1, INFINITY, &c->window_base);
+    if (full >= 0 && j->nodes[full].kind != TT__JSON_OBJECT)
+        return tt__json_wrong(j, "full_attention", full, NULL, "an object");
+    if (local >= 0 && j->nodes[local].kind != TT__JSON_OBJECT)
+        return tt__json_wrong(j, "sliding_attention", local, NULL, "an object");
+    if (status == TT_OK && full >= 0)
+        status = tt__json_read_float(j, full, "rope_theta", 1, INFINITY, &c->rotary.base);
+    if (status == TT_OK && local >= 0)
+        status = tt__json_read_float(j, local, "rope_theta", 1, INFINITY, &c->window_base);
+    if (status == TT_OK && local >= 0) status = tt__json_read_string(j, local, "rope_type", false, &type);
+    if (status == TT_OK && strcmp(type, "default") != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': rope_type of sliding_attention is '%s'; only "
+                        "default is supported", j->path, type);
+    if (parameters) *at = full;
+    return status;
+}
+
 /* Reads the frequencies of rotary positions from rope_scaling, the key of older versions of transformers, or,
    if this key is absent or empty, from rope_parameters, the key of transformers 5. */
 static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
@@ -40319,8 +40427,11 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     if (at >= 0 && j->nodes[at].kind == TT__JSON_NULL) at = -1;
     if (at >= 0 && j->nodes[at].kind != TT__JSON_OBJECT)
         return tt__json_wrong(j, name, at, NULL, "an object");
+    const float base = r->base;
     *r = tt_rotary_options_default(c->heads);
+    r->base = base;
     tt_status status = tt__json_read_float(j, 0, tt__lm_kind_of(c->kind)->base_key, 1, INFINITY, &r->base);
+    if (status == TT_OK && tt__lm_flags(c) & TT__LM_GEMMA) status = tt__lm_read_bases(j, c, empty, &at);
     if (status == TT_OK && at >= 0) status = tt__json_read_float(j, at, "rope_theta", 1, INFINITY, &r->base);
     if (status == TT_OK && at >= 0) status = tt__json_read_string(j, at, "type", false, &type);
     if (status == TT_OK && at >= 0) status = tt__json_read_string(j, at, "rope_type", false, &type);
@@ -40386,25 +40497,61 @@ static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Reads the size of the sliding window, which Mistral has in all layers and Qwen2 from some layer on. */
+/* Reads an entry of layer_types. *slides receives whether the layer has a window. */
+static tt_status tt__lm_read_type(const tt__json *j, int at, bool *slides)
+{
+    const char *type = tt__json_text(j, at);
+    *slides = type && strcmp(type, "sliding_attention") == 0;
+    if (*slides || (type && strcmp(type, "full_attention") == 0)) return TT_OK;
+    return tt__json_wrong(j, "layer_types", at, type, "full_attention or sliding_attention");
+}
+
+/* Reads which layers of Gemma have no window: every full_every-th. layer_types overrides the other keys. */
+static tt_status tt__lm_read_pattern(const tt__json *j, tt_lm_config *c)
+{
+    int64_t every = c->full_every;
+    static const char *const keys[] = {"_sliding_window_pattern", "sliding_window_pattern"};
+    tt_status status = TT_OK;
+    for (int k = 0; k < 2 && status == TT_OK; k++)
+        status = tt__json_read_int(j, 0, keys[k], false, 1, INT32_MAX / 4, &every);
+    const int types = tt__json_get(j, 0, "layer_types");
+    const bool listed = types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY;
+    if (listed) every = 0;
+    for (int k = 0, at = types + 1; listed && k < j->nodes[types].count && status == TT_OK; k++) {
+        bool slides;
+        status = tt__lm_read_type(j, at, &slides);
+        if (status == TT_OK && !slides && !every) every = k + 1;
+        if (status == TT_OK && slides != (!every || (k + 1) % every != 0))
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d breaks the pattern of "
+                            "the layers before, in which every %lld%s layer has full attention; only a "
+                            "pattern that repeats is supported", j->path, k, (long long)every,
+                            every == 2 ? "nd" : every == 3 ? "rd" : "th");
+        at = j->nodes[at].after;
+    }
+    c->full_every = every > c->layers ? 0 : (int)every;
+    return status;
+}
+
+/* Reads the size of the sliding window, which Mistral has in all layers, Qwen2 and Qwen3 have from some layer
+   on, and Gemma has in the layers of a pattern. */
 static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
 {
-    const bool layers = tt__lm_flags(c) & TT__LM_WINDOW_FROM;
+    const bool layers = tt__lm_flags(c) & TT__LM_WINDOW_FROM, pattern = tt__lm_flags(c) & TT__LM_GEMMA;
     bool used = !layers;
     int64_t window = tt__json_get(j, 0, "sliding_window") < 0 ? 4096 : 0, from = layers ? 28 : 0;
     tt_status status = tt__json_read_int(j, 0, "sliding_window", false, 1, INT32_MAX / 4, &window);
     if (status == TT_OK && layers) status = tt__json_read_bool(j, 0, "use_sliding_window", &used);
     if (status == TT_OK && layers)
         status = tt__json_read_int(j, 0, "max_window_layers", false, 0, INT32_MAX / 4, &from);
-    if (status != TT_OK) return status;
+    if (status == TT_OK && pattern) status = tt__lm_read_pattern(j, c);
     const int types = layers && used && window ? tt__json_get(j, 0, "layer_types") : -1;
+    if (status != TT_OK) return status;
     if (types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY) { /* layer_types overrides max_window_layers */
         from = 0;
         for (int k = 0, at = types + 1; k < j->nodes[types].count; k++, at = j->nodes[at].after) {
-            const char *type = tt__json_text(j, at);
-            const bool slides = type && strcmp(type, "sliding_attention") == 0;
-            if (!slides && (!type || strcmp(type, "full_attention") != 0))
-                return tt__json_wrong(j, "layer_types", at, type, "full_attention or sliding_attention");
+            bool slides;
+            status = tt__lm_read_type(j, at, &slides);
+            if (status != TT_OK) return status;
             if (!slides && from < k)
                 return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d has full attention "
                                 "after a layer with sliding attention; only the first layers may have full "
@@ -40439,9 +40586,17 @@ static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt
     if (k->flags & TT__LM_WINDOW) status = tt__lm_read_window(j, c);
     static const struct { const char *key; bool only; } refused[] = {
         {"scale_attn_weights", true}, {"scale_attn_by_inverse_layer_idx", false},
-        {"add_cross_attention", false}, {"is_encoder_decoder", false}};
+        {"add_cross_attention", false}, {"is_encoder_decoder", false},
+        {"use_bidirectional_attention", false}};
     for (int i = 0; i < TT__COUNT(refused) && status == TT_OK; i++)
         status = tt__lm_refuse(j, refused[i].key, refused[i].only);
+    static const char *const softcaps[] = {"attn_logit_softcapping", "final_logit_softcapping"};
+    for (int i = 0; i < TT__COUNT(softcaps) && status == TT_OK; i++) {
+        const int cap = tt__json_get(j, 0, softcaps[i]);
+        if (cap >= 0 && j->nodes[cap].kind != TT__JSON_NULL)
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s is set; only null is supported", j->path,
+                            softcaps[i]);
+    }
     if (status == TT_OK && !(k->flags & TT__LM_POSITIONS)) status = tt__lm_read_rotary(j, c);
     return status;
 }
@@ -40476,6 +40631,11 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
     if (c->window_from < 0 || (c->window_from && !(k->flags & TT__LM_WINDOW_FROM)))
         tt__print(all, "; window_from is %d, but must be at least 0, and 0 in kinds without full attention "
                   "in the first layers", c->window_from);
+    if (c->full_every < 0) tt__print(all, "; full_every is %d, but must be at least 0", c->full_every);
+    if (c->full_every > 0 && !(k->flags & TT__LM_GEMMA))
+        tt__print(all, "; full_every is %d, but must be 0 in a model of kind %s", c->full_every, c->kind);
+    if (!(c->window_base >= 0 && isfinite(c->window_base)))
+        tt__print(all, "; window_base is %g, but must be a finite number of at least 0", c->window_base);
     if (c->two_norms && !c->parallel) tt__print(all, "; two_norms needs parallel = true");
     if (k->flags & TT__LM_FALCON && !c->parallel && c->key_heads != 1 && c->key_heads != c->heads)
         tt__print(all, "; a model of kind %s with %d key heads needs parallel = true", c->kind, c->key_heads);
@@ -40503,6 +40663,7 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
            c->key_heads == read->key_heads && c->head_size == read->head_size && c->window == read->window &&
            c->window_from == read->window_from && c->parallel == read->parallel &&
            c->two_norms == read->two_norms && c->alibi == read->alibi &&
+           c->full_every == read->full_every && c->window_base == read->window_base &&
            memcmp(&c->rotary, &read->rotary, sizeof c->rotary) == 0;
 }
 
@@ -40525,11 +40686,18 @@ static void tt__lm_print_rotary(tt__text_buffer *json, const tt_lm_config *c, co
     for (int k = strcmp(bases[0], bases[1]) == 0; k < 2; k++)
         if (!tt__lm_said(said, bases[k]))
             tt__print(json, "  \"%s\": %s,\n", bases[k], tt__shortest(r->base, a));
+    const bool both = kind->flags & TT__LM_GEMMA; /* rope_parameters has an object for each kind of layers */
+    if (both && !tt__lm_said(said, "rope_local_base_freq"))
+        tt__print(json, "  \"rope_local_base_freq\": %s,\n", tt__shortest(c->window_base, a));
     for (int k = 0; k < 2; k++) {
         const char *key = k ? "rope_parameters" : "rope_scaling";
         if ((k == 0 && r->scaling == TT_ROTARY_PLAIN) || tt__lm_said(said, key)) continue;
-        tt__print(json, "  \"%s\": {\"rope_type\": \"%s\", \"rope_theta\": %s, \"partial_rotary_factor\": %s",
-                  key, types[r->scaling], tt__shortest(r->base, a), share);
+        tt__print(json, "  \"%s\": {", key);
+        if (k && both)
+            tt__print(json, "\"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": %s}, "
+                      "\"full_attention\": {", tt__shortest(c->window_base, a));
+        tt__print(json, "\"rope_type\": \"%s\", \"rope_theta\": %s, \"partial_rotary_factor\": %s",
+                  types[r->scaling], tt__shortest(r->base, a), share);
         if (r->scaling != TT_ROTARY_PLAIN)
             tt__print(json, ", \"factor\": %s", tt__shortest(r->factor, a));
         if (r->scaling == TT_ROTARY_LLAMA3 || r->scaling == TT_ROTARY_YARN) {
@@ -40541,7 +40709,7 @@ static void tt__lm_print_rotary(tt__text_buffer *json, const tt_lm_config *c, co
         }
         if (r->scaling == TT_ROTARY_YARN && r->magnitude > 0)
             tt__print(json, ", \"attention_factor\": %s", tt__shortest(r->magnitude, a));
-        tt__print(json, "},\n");
+        tt__print(json, k && both ? "}},\n" : "},\n");
     }
 }
 
@@ -40582,6 +40750,8 @@ static void tt__lm_print(tt__text_buffer *json, const void *self, const void *co
     if (flags & TT__LM_WINDOW_FROM)
         tt__print(json, "  \"use_sliding_window\": %s,\n  \"max_window_layers\": %d,\n",
                   c->window ? "true" : "false", c->window ? c->window_from : c->layers);
+    if (flags & TT__LM_GEMMA)
+        tt__print(json, "  \"sliding_window_pattern\": %d,\n", c->full_every ? c->full_every : c->layers + 1);
     if (c->window) tt__print(json, "  \"sliding_window\": %d,\n", c->window);
     else if (flags & TT__LM_LLAMA) tt__print(json, "  \"sliding_window\": null,\n");
 }
@@ -41163,6 +41333,14 @@ tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
    to its own row, so unwritten rows and rows of an earlier sequence have no effect. */
 typedef struct tt__lm_cache { tt_value at, start; int64_t rows; } tt__lm_cache;
 
+/* Records a LayerNorm, or an RMSNorm if there is no bias. */
+static tt_value tt__lm_norm(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w, tt_param *b)
+{
+    const tt_lm_config *c = &m->config;
+    const float offset = tt__lm_flags(c) & TT__LM_GEMMA ? 1.0f : 0.0f;
+    return b ? tt_layernorm(t, x, w, b, c->norm_eps) : tt_rmsnorm_offset(t, x, w, offset, c->norm_eps);
+}
+
 /* Records the attention of layer k. h: the normalised input, (rows, hidden). The result has the shape
    (rows, heads * head_size). */
 static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache,
@@ -41182,8 +41360,15 @@ static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, c
         key = tt__lm_linear(m, t, h, l->k_w, l->k_b);
         v = tt__lm_linear(m, t, h, l->v_w, l->v_b);
     }
+    const bool windowed = tt__lm_has_window(c, k);
+    if (l->q_norm_w) q = tt__lm_norm(m, t, q, l->q_norm_w, NULL);
+    if (l->k_norm_w) key = tt__lm_norm(m, t, key, l->k_norm_w, NULL);
     if (!m->position && !c->alibi) {
         tt_rotary_options r = c->rotary;
+        if (windowed && c->window_base > 0) {
+            r.base = c->window_base;
+            r.scaling = TT_ROTARY_PLAIN;
+        }
         r.heads = c->heads;
         q = tt_rotary(t, q, in->positions, &r);
         r.heads = c->key_heads;
@@ -41192,7 +41377,8 @@ static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, c
     tt_attention_options o = tt_attention_options_default(c->heads);
     o.causal = true;
     o.dropout = c->attention_dropout;
-    o.window = k >= c->window_from ? c->window : 0;
+    o.window = windowed ? c->window : 0;
+    if (c->query_scalar) o.scale = 1 / sqrtf((float)c->query_scalar);
     if (c->alibi) o.alibi = 1 / sqrtf((float)c->head_size);
     o.alibi_rounded = c->alibi;
     if (!cache) {
@@ -41207,18 +41393,13 @@ static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, c
     return tt_attention_rows(t, q, key, v, cache->start, cache->at, &o);
 }
 
-/* Records a LayerNorm, or an RMSNorm if there is no bias. */
-static tt_value tt__lm_norm(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w, tt_param *b)
-{
-    return b ? tt_layernorm(t, x, w, b, m->config.norm_eps) : tt_rmsnorm(t, x, w, m->config.norm_eps);
-}
-
 static tt_value tt__lm_hidden_states(const tt_lm *m, tt_tape *t, const tt_inputs *in,
                                      const tt__lm_cache *cache)
 {
     const tt_lm_config *c = &m->config;
     tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(m->activation);
     tt_value x = tt_embedding(t, in->ids, m->word);
+    if (tt__lm_flags(c) & TT__LM_GEMMA) x = tt__scale_as_weights(t, x, sqrtf((float)c->hidden_size));
     if (m->position) x = tt_add(t, x, tt_embedding(t, in->positions, m->position));
     x = tt_dropout(t, x, c->embedding_dropout);
     tt_name(t, x, "embeddings");
@@ -41227,7 +41408,9 @@ static tt_value tt__lm_hidden_states(const tt_lm *m, tt_tape *t, const tt_inputs
         tt_value h = tt__lm_norm(m, t, x, l->attention_norm_w, l->attention_norm_b);
         tt_value o = tt__lm_attend(m, t, in, cache, k, h);
         tt_name(t, o, "layer.%d.attention", k);
-        o = tt_dropout(t, tt__lm_linear(m, t, o, l->attention_w, l->attention_b), c->dropout);
+        o = tt__lm_linear(m, t, o, l->attention_w, l->attention_b);
+        if (l->attention_out_norm_w) o = tt__lm_norm(m, t, o, l->attention_out_norm_w, NULL);
+        o = tt_dropout(t, o, c->dropout);
         tt_value sum = tt_add(t, o, x);
         if (l->mlp_norm_w) h = tt__lm_norm(m, t, c->parallel ? x : sum, l->mlp_norm_w, l->mlp_norm_b);
         tt_value up = tt__lm_linear(m, t, h, l->up_w, l->up_b); /* (rows, intermediate) */
@@ -41238,7 +41421,9 @@ static tt_value tt__lm_hidden_states(const tt_lm *m, tt_tape *t, const tt_inputs
             h = act(t, up);
         }
         tt_name(t, h, "layer.%d.intermediate", k);
-        x = tt_add(t, tt_dropout(t, tt__lm_linear(m, t, h, l->down_w, l->down_b), c->dropout), sum);
+        h = tt__lm_linear(m, t, h, l->down_w, l->down_b);
+        if (l->mlp_out_norm_w) h = tt__lm_norm(m, t, h, l->mlp_out_norm_w, NULL);
+        x = tt_add(t, tt_dropout(t, h, c->dropout), sum);
         tt_block_end(t, x);
         tt_name(t, x, "layer.%d", k);
     }

@@ -3787,6 +3787,16 @@ __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int
     }
 }
 
+// Loads the thread's columns of the weights w, and adds `offset` to them.
+template <int W>
+__device__ __forceinline__ void load_weights(float (&to)[8], row_bits<W> &bits, const tt__mat &w,
+                                             const row_thread &t, float offset)
+{
+    fetch_row(bits, w, 0, t);
+    widen_row(to, bits);
+    TT__UNROLL for (int j = 0; j < 8; j++) to[j] += offset;
+}
+
 // Stores v to row r of m. Sets v to the numbers as rounded to the dtype of m.
 template <int X>
 __device__ __forceinline__ void put_row(const tt__mat &m, int64_t r, const row_thread &t, float (&v)[8])
@@ -3922,9 +3932,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MAX, NARROW ? X == T
         if (DROP) move_rows(step, drop.residual);
     };
     if (AHEAD) fetch(r);
-    fetch_row(bits, w, 0, t);
-    widen_row(scale, bits);
-    TT__UNROLL for (int j = 0; j < 8; j++) scale[j] += offset;
+    load_weights(scale, bits, w, t, offset);
     fetch_row(bits, b, 0, t, b.data != NULL);
     widen_row(shift, bits);
     if constexpr (DROP) drop.op.begin();
@@ -4192,9 +4200,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
         if (X == ANY) move_rows(B::TURN, x);
     };
     if (AHEAD) fetch(left);
-    fetch_row(bits, w, 0, t);
-    widen_row(scale, bits);
-    TT__UNROLL for (int j = 0; j < 8; j++) scale[j] += offset;
+    load_weights(scale, bits, w, t, offset);
     if constexpr (DROP) drop.op.begin();
     for (; left + team > 0; left -= B::TURN) { // the whole block leaves the loop; TURN is a power of 2
         float g[ROWS][8], n[ROWS][8], sum[2 * ROWS];

@@ -76,7 +76,7 @@ def configs():
                 setattr(config, key, value)
             yield name + ", wide" * wide, config
     half = dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5)
-    for name in "llama", "mistral", "qwen2", "neox", "falcon":
+    for name in "llama", "mistral", "qwen2", "qwen3", "neox", "falcon":
         settings = {**make_lm.MODELS[name], "rope_parameters": half}
         yield name + ", half", AutoConfig.for_model(settings.pop("model_type"), **settings)
 
@@ -110,7 +110,7 @@ def ours(program, folder, ids, *adapter):
 def adapted(config, model, folder, rng):
     """Gives the model a random adapter and saves the adapter."""
     from peft import LoraConfig, get_peft_model
-    gated = config.model_type in ("llama", "mistral", "qwen2")
+    gated = config.model_type in ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
     targets = TARGETS.get("llama" if gated else config.model_type, dict(target_modules=["query_key_value"]))
     model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, **targets))
     for name, p in sorted(model.named_parameters()):

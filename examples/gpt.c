@@ -1,4 +1,4 @@
-/* Trains language models and generates text with them: GPT-2, LLaMA, Mistral, Qwen2, Pythia, Falcon.
+/* Trains language models and generates text with them: GPT-2, LLaMA, Mistral, Qwen, Gemma 3, Pythia, Falcon.
 
    A small model of bytes from scratch, on examples/data/pride_and_prejudice.txt:
        make gpt

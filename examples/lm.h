@@ -15,7 +15,7 @@ typedef struct cli_lm {
      .tokens = 400, .temperature = 0.5, .top_p = 1, .penalty = 1}
 #define LM_MODEL_FLAGS(lm) \
     {"--kind", "NAME", CLI_CHOICE, &(lm).kind, .help = "without --model: the architecture", \
-     .choices = "gpt2 llama mistral qwen2 gpt_neox falcon", .given = &(lm).shaped}, \
+     .choices = "gpt2 llama mistral qwen2 qwen3 gemma3_text gpt_neox falcon", .given = &(lm).shaped}, \
     {"--layers", "N", CLI_INTEGER, &(lm).layers, .help = "without --model: number of layers", .min = 1, \
      .max = 1000, .given = &(lm).shaped}, \
     {"--hidden", "N", CLI_INTEGER, &(lm).hidden, .help = "without --model: width of a layer", .min = 1, \

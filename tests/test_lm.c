@@ -11,7 +11,8 @@
 
 static const char *const names[] = {
     "gpt2", "llama", "llama_biases", "mistral", "qwen2", "neox", "neox_sequential", "falcon", "falcon_groups",
-    "falcon_sequential", "falcon_alibi", "falcon_alibi_heads", "neox_odd", "llama_original"};
+    "falcon_sequential", "falcon_alibi", "falcon_alibi_heads", "neox_odd", "llama_original", "qwen3",
+    "qwen3_biases", "gemma3", "gemma3_biases"};
 
 enum { TOKENS = 96, SEQS = 8, VOCAB = 48, STEPS = 5 };
 #define LR 1e-3f
@@ -721,6 +722,28 @@ TEST(configs)
         {"falcon_groups", "\"num_kv_heads\": 2", "\"num_kv_heads\": 4", TT_ERR_ARGUMENT, "key_heads, 4"},
         {"falcon_groups", "\"parallel_attn\": true", "\"parallel_attn\": false", TT_ERR_UNSUPPORTED,
          "parallel_attn is false; only true"},
+        {"qwen3", "\"head_dim\": 6", "\"head_dim\": 8", TT_ERR_SHAPE,
+         "'model.layers.0.self_attn.q_proj.weight' has shape (24, 20), expected (32, 20)"},
+        {"qwen3", "\"head_dim\": 6", "\"x\": 6", TT_ERR_SHAPE, "expected (512, 20)"},
+        {"gemma3", "\"full_attention\",\n    \"sliding",
+         "\"full_attention\",\n    \"full_attention\", \"sliding", TT_ERR_UNSUPPORTED,
+         "layer_types: layer 2 breaks the pattern of the layers before, in which every 2nd"},
+        {"gemma3", "\"sliding_attention\",\n", "\"chunked_attention\",", TT_ERR_FORMAT,
+         "\"layer_types\" is chunked_attention; expected full_attention or sliding_attention"},
+        {"gemma3", "\"attn_logit_softcapping\": null", "\"attn_logit_softcapping\": 50.0",
+         TT_ERR_UNSUPPORTED, "attn_logit_softcapping is set; only null is supported"},
+        {"gemma3", "\"final_logit_softcapping\": null", "\"final_logit_softcapping\": 30.0",
+         TT_ERR_UNSUPPORTED, "final_logit_softcapping is set; only null is supported"},
+        {"gemma3", "\"use_bidirectional_attention\": false", "\"use_bidirectional_attention\": true",
+         TT_ERR_UNSUPPORTED, "use_bidirectional_attention is true; only false is supported"},
+        {"gemma3", "\"rope_type\": \"default\"", "\"rope_type\": \"linear\"", TT_ERR_UNSUPPORTED,
+         "rope_type of sliding_attention is 'linear'; only default is supported"},
+        {"gemma3", "\"sliding_attention\": {", "\"sliding_attention\": 3, \"x\": {", TT_ERR_FORMAT,
+         "\"sliding_attention\" is"},
+        {"gemma3", "\"full_attention\": {", "\"full_attention\": [], \"x\": {", TT_ERR_FORMAT,
+         "\"full_attention\" is"},
+        {"gemma3", "\"gemma3_text\"", "\"gemma3\"", TT_ERR_UNSUPPORTED,
+         "model_type is 'gemma3'; this loader"},
     };
     static const struct { const char *name, *from, *to; } older[] = { /* older configs of these models */
         {"neox", "\"rope_parameters\": {",
@@ -748,6 +771,11 @@ TEST(configs)
         {"llama", "\"head_dim\": 6", "\"original_max_position_embeddings\": null, \"head_dim\": 6"},
         {"llama_biases", "\"head_dim\"", "\"original_max_position_embeddings\": 7, \"head_dim\""},
         {"llama_original", "\"original_max_position_embeddings\": 32", "\"original\": 32"},
+        {"gemma3", "\"layer_types\"", "\"layer_kinds\""},
+        {"gemma3", "\"sliding_window_pattern\": 2", "\"sliding_window_pattern\": 5"}, /* layer_types counts */
+        {"gemma3", "\"rope_parameters\": {",
+         "\"rope_theta\": 500, \"rope_local_base_freq\": 20.0, "
+         "\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 4}, \"unknown\": {"},
     };
     char from[600], folder[600], config[700];
     for (int k = 0; k < TEST_COUNT(rows) + TEST_COUNT(older); k++) {
@@ -849,6 +877,51 @@ TEST(shapes_are_kept)
         }
 }
 
+/* Pattern and bases of Gemma load again as they were saved, whether the model was new, loaded or changed. */
+TEST(patterns_are_kept)
+{
+    char folder[600], config[700];
+    copy_golden("gemma3", folder, config);
+    for (int k = 0; k < 5; k++) { /* k: unchanged; other pattern; no full layer; other bases; a new model */
+        test_allocator a, b;
+        tt_lm m, again;
+        tt_context *ctx = test_open(&a), *other = test_open(&b);
+        if (k < 4) {
+            CHECK(tt_lm_load(ctx, &m, folder) == TT_OK);
+            CHECK(m.config.full_every == (k < 2 ? 2 : k == 2 ? 3 : 0) && m.config.query_scalar == 9);
+        } else {
+            tt_lm_config c = tt_lm_config_sized("gemma3_text", 4, 24, 2);
+            c.vocab_size = 30;
+            c.max_positions = 16;
+            c.window = 7;
+            CHECK(tt_lm_new(ctx, &m, &c) == TT_OK && m.config.query_scalar == 12);
+        }
+        if (k == 1 || k == 2) m.config.full_every = k == 1 ? 3 : 0;
+        if (k == 3) m.config.window_base = 30, m.config.rotary.base = 700;
+        CHECK(tt_lm_save(&m, folder) == TT_OK);
+        CHECK(tt_lm_load(other, &again, folder) == TT_OK);
+        const tt_lm_config *p = &m.config, *q = &again.config;
+        CHECK(p->full_every == q->full_every && p->window == q->window && p->query_scalar == q->query_scalar);
+        CHECK(!(p->window_base < q->window_base || p->window_base > q->window_base));
+        CHECK(!(p->rotary.base < q->rotary.base || p->rotary.base > q->rotary.base));
+        CHECK(p->rotary.scaling == q->rotary.scaling && p->head_size == q->head_size);
+        tt_lm_free(&m);
+        tt_lm_free(&again);
+        TEST_CLOSE(ctx, &a);
+        TEST_CLOSE(other, &b);
+    }
+    test_allocator a;
+    tt_lm m;
+    tt_context *ctx = test_open(&a);
+    tt_lm_config c = tt_lm_config_sized("llama", 2, 24, 2);
+    c.full_every = 2;
+    c.window_base = -1;
+    CHECK(tt_lm_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "full_every is 2, but must be 0 in a model of kind llama");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "window_base is -1, but must be a finite number of at least 0");
+    TEST_CLOSE(ctx, &a);
+}
+
 /* A saved config.json lacks original_max_position_embeddings, which transformers would prefer, if its
    rope_parameters have changed. It always lacks quantization_config, as saved weights are plain. */
 TEST(members_that_are_not_saved_again)
@@ -887,7 +960,8 @@ TEST(sized_models)
 {
     static const struct { const char *kind; int heads, key_heads, intermediate, turning; } rows[] = {
         {"gpt2", 4, 4, 256, 0}, {"llama", 4, 4, 170, 0}, {"mistral", 4, 1, 170, 0}, {"mistral", 2, 2, 170, 0},
-        {"qwen2", 8, 8, 170, 0}, {"gpt_neox", 4, 4, 256, 4}, {"falcon", 4, 4, 256, 0}};
+        {"qwen2", 8, 8, 170, 0}, {"qwen3", 4, 4, 170, 0}, {"gemma3_text", 4, 2, 170, 0},
+        {"gpt_neox", 4, 4, 256, 4}, {"falcon", 4, 4, 256, 0}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         const tt_lm_config c = tt_lm_config_sized(rows[k].kind, 3, 64, rows[k].heads);
         CHECK(strcmp(c.kind, rows[k].kind) == 0 && c.layers == 3 && c.hidden_size == 64);
@@ -901,7 +975,8 @@ TEST(sized_models)
 /* New models of every kind equal the models of transformers. Impossible sizes are refused. */
 TEST(new_models)
 {
-    static const char *const kinds[] = {"gpt2", "llama", "mistral", "qwen2", "gpt_neox", "falcon"};
+    static const char *const kinds[] = {"gpt2", "llama", "mistral", "qwen2", "gpt_neox", "falcon", "qwen3",
+                                        "gemma3_text"};
     for (int k = 0; k < TEST_COUNT(kinds); k++) {
         test_allocator a;
         tt_lm m;
@@ -911,7 +986,7 @@ TEST(new_models)
         c.hidden_size = 32;
         c.layers = 2;
         c.heads = 4;
-        if (strcmp(kinds[k], "mistral") == 0) c.key_heads = 2; /* other kinds have one, or as many as heads */
+        if (c.key_heads > 2) c.key_heads = 2;
         c.intermediate_size = 40;
         c.max_positions = 16;
         c.rotary.size = 0;
@@ -1785,7 +1860,7 @@ TEST(new_adapters)
             tt_lora_options lora = tt_lora_options_default();
             lora.dropout = 0.3f;
             if (with) CHECK(tt_lm_lora(&g.m, k % 3 ? NULL : &lora) == TT_OK);
-            if (with) CHECK(g.m.n_lora == (g.m.layer->q_w ? 4 : 2));
+            if (with) CHECK(g.m.n_lora == g.m.config.layers * (g.m.layer->q_w ? 2 : 1));
             tt_batch b = golden_batch(&g, 0, &data);
             if (!golden_trainer(&g, &o)) return;
             CHECK(tt_forward(g.r, &b, with ? y : x, TEST_COUNT(x)) == TT_OK);
@@ -1865,7 +1940,8 @@ static const test_case tests[] = {
     TEST_CASE(trained_models_are_saved), TEST_CASE(broken_folders),
     TEST_CASE(saves_over_older_ones), TEST_CASE(models_are_not_saved_beside_an_adapter),
     TEST_CASE(rotary_bases_are_saved_in_both_spellings), TEST_CASE(weights_of_pytorch_are_named),
-    TEST_CASE(configs), TEST_CASE(shapes_are_kept), TEST_CASE(members_that_are_not_saved_again),
+    TEST_CASE(configs), TEST_CASE(shapes_are_kept), TEST_CASE(patterns_are_kept),
+    TEST_CASE(members_that_are_not_saved_again),
     TEST_CASE(sized_models), TEST_CASE(new_models), TEST_CASE(allocation_failures),
     TEST_CASE(greedy_tokens), TEST_CASE(alibi_of_a_long_sequence),
     TEST_CASE(cached_scores), TEST_CASE(sampled_shares), TEST_CASE(sampled_from_equals),

@@ -294,20 +294,24 @@ tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_model tt_vit_classifier(const tt_vit *m); /* returns the model for a trainer, see tt_bert_model */
 
-/* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, GPT-NeoX and
-   Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the names of transformers'
-   ...ForCausalLM. Weights are (out, in) in memory, even if files have the transpose. The rows of a fused
-   weight are all queries, then all keys, then all values, even if files order the rows by heads. */
+/* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, Qwen3, Gemma 3
+   for text, GPT-NeoX and Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the
+   names of transformers' ...ForCausalLM. Weights are (out, in) in memory, even if files have the transpose.
+   The rows of a fused weight are all queries, then all keys, then all values, even if files order the rows by
+   heads. */
 typedef struct tt_lm_config {
-    const char *kind;         /* model_type: "gpt2", "llama", "mistral", "qwen2", "gpt_neox", "falcon" */
+    const char *kind;         /* model_type: "gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma3_text",
+                                 "gpt_neox", "falcon" */
     int vocab_size, hidden_size, layers, heads;
     int key_heads;            /* number of heads of keys and of values, a divisor of `heads`. 0: as many as
                                  `heads`, as GPT-2 and GPT-NeoX need */
-    int head_size;            /* default 0: hidden_size / heads */
+    int head_size;            /* default 0: hidden_size / heads; "qwen3" 128, "gemma3_text" 256 */
     int intermediate_size, max_positions;
-    int window;               /* "mistral", "qwen2": number of keys that a token sees, its own the last; 0:
-                                 all */
+    int window;               /* "mistral", "qwen2", "qwen3", "gemma3_text": number of keys that a token sees,
+                                 its own the last; 0: all */
     int window_from;          /* the first layer with a window; earlier layers see all keys. Default 0 */
+    int full_every;           /* "gemma3_text": every full_every-th layer sees all keys; 0: no layer does.
+                                 Default 6 */
     bool tied;                /* the linear layer of the logits uses the token embedding as its weight */
     bool attention_bias;      /* the linear layers of attention have biases: "llama", "gpt_neox", "falcon" */
     bool mlp_bias;            /* the linear layers of the MLP have biases: "llama", "falcon" */
@@ -318,6 +322,10 @@ typedef struct tt_lm_config {
     float norm_eps, initializer_range;
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
     tt_rotary_options rotary; /* rotary positions of all kinds but "gpt2". `heads` is not read */
+    float window_base;        /* "gemma3_text": base of the rotary positions, without scaling, of layers with
+                                 a window. Default 10000 */
+    int query_scalar;         /* "gemma3_text": scores are divided by its square root. Default 256; 0:
+                                 head_size */
     int end_token;            /* Set it in a new model to the id that ends a document, eos_token_id of
                                  config.json; default -1: none. (For a loaded model see tt_lm.stop) */
 } tt_lm_config;
@@ -334,7 +342,9 @@ typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden);
     tt_param *attention_norm_w, *attention_norm_b;
     tt_param *qkv_w, *qkv_b; /* (heads + 2 key_heads) * head_size rows; NULL: q_w to v_b are set */
     tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
+    tt_param *q_norm_w, *k_norm_w; /* (head_size): norms of each head of queries and keys */
     tt_param *attention_w, *attention_b, *mlp_norm_w, *mlp_norm_b;
+    tt_param *attention_out_norm_w, *mlp_out_norm_w; /* norms of what attention and MLP add to x */
     tt_param *gate_w, *gate_b, *up_w, *up_b, *down_w, *down_b;
 } tt_lm_layer;
 

@@ -35,7 +35,8 @@ static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key
     static const char *const shape[] = {
         "rope_theta", "rope_scaling", "rope_parameters", "rotary_pct", "rotary_emb_base",
         "original_max_position_embeddings", "partial_rotary_factor", "sliding_window", "use_sliding_window",
-        "max_window_layers", "layer_types", "alibi", "multi_query", "new_decoder_architecture",
+        "max_window_layers", "layer_types", "sliding_window_pattern", "_sliding_window_pattern",
+        "rope_local_base_freq", "alibi", "multi_query", "new_decoder_architecture",
         "num_kv_heads", "num_ln_in_parallel_attn"};
     for (int k = 0; k < TT__COUNT(own); k++) if (strcmp(key, own[k]) == 0) return TT__LM_OWN;
     for (int k = 0; k < a->n_config; k++) if (strcmp(key, a->config[k].key[0]) == 0) return TT__LM_OWN;
@@ -82,6 +83,33 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     return TT_OK;
 }
 
+/* Reads the bases of rotary positions of Gemma: of layers without and with a window. rope_parameters has an
+   object for each of the two kinds of layers. parameters: *at is the node of rope_parameters, not of
+   rope_scaling, and becomes that of the object for layers without a window. */
+static tt_status tt__lm_read_bases(const tt__json *j, tt_lm_config *c, bool parameters, int *at)
+{
+    const int both = tt__json_get(j, 0, "rope_parameters");
+    const bool object = both >= 0 && j->nodes[both].kind == TT__JSON_OBJECT;
+    const int full = object ? tt__json_get(j, both, "full_attention") : -1;
+    const int local = object ? tt__json_get(j, both, "sliding_attention") : -1;
+    const char *type = "default";
+    tt_status status = tt__json_read_float(j, 0, "rope_local_base_freq", 1, INFINITY, &c->window_base);
+    if (full >= 0 && j->nodes[full].kind != TT__JSON_OBJECT)
+        return tt__json_wrong(j, "full_attention", full, NULL, "an object");
+    if (local >= 0 && j->nodes[local].kind != TT__JSON_OBJECT)
+        return tt__json_wrong(j, "sliding_attention", local, NULL, "an object");
+    if (status == TT_OK && full >= 0)
+        status = tt__json_read_float(j, full, "rope_theta", 1, INFINITY, &c->rotary.base);
+    if (status == TT_OK && local >= 0)
+        status = tt__json_read_float(j, local, "rope_theta", 1, INFINITY, &c->window_base);
+    if (status == TT_OK && local >= 0) status = tt__json_read_string(j, local, "rope_type", false, &type);
+    if (status == TT_OK && strcmp(type, "default") != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': rope_type of sliding_attention is '%s'; only "
+                        "default is supported", j->path, type);
+    if (parameters) *at = full;
+    return status;
+}
+
 /* Reads the frequencies of rotary positions from rope_scaling, the key of older versions of transformers, or,
    if this key is absent or empty, from rope_parameters, the key of transformers 5. */
 static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
@@ -95,8 +123,11 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     if (at >= 0 && j->nodes[at].kind == TT__JSON_NULL) at = -1;
     if (at >= 0 && j->nodes[at].kind != TT__JSON_OBJECT)
         return tt__json_wrong(j, name, at, NULL, "an object");
+    const float base = r->base;
     *r = tt_rotary_options_default(c->heads);
+    r->base = base;
     tt_status status = tt__json_read_float(j, 0, tt__lm_kind_of(c->kind)->base_key, 1, INFINITY, &r->base);
+    if (status == TT_OK && tt__lm_flags(c) & TT__LM_GEMMA) status = tt__lm_read_bases(j, c, empty, &at);
     if (status == TT_OK && at >= 0) status = tt__json_read_float(j, at, "rope_theta", 1, INFINITY, &r->base);
     if (status == TT_OK && at >= 0) status = tt__json_read_string(j, at, "type", false, &type);
     if (status == TT_OK && at >= 0) status = tt__json_read_string(j, at, "rope_type", false, &type);
@@ -162,25 +193,61 @@ static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Reads the size of the sliding window, which Mistral has in all layers and Qwen2 from some layer on. */
+/* Reads an entry of layer_types. *slides receives whether the layer has a window. */
+static tt_status tt__lm_read_type(const tt__json *j, int at, bool *slides)
+{
+    const char *type = tt__json_text(j, at);
+    *slides = type && strcmp(type, "sliding_attention") == 0;
+    if (*slides || (type && strcmp(type, "full_attention") == 0)) return TT_OK;
+    return tt__json_wrong(j, "layer_types", at, type, "full_attention or sliding_attention");
+}
+
+/* Reads which layers of Gemma have no window: every full_every-th. layer_types overrides the other keys. */
+static tt_status tt__lm_read_pattern(const tt__json *j, tt_lm_config *c)
+{
+    int64_t every = c->full_every;
+    static const char *const keys[] = {"_sliding_window_pattern", "sliding_window_pattern"};
+    tt_status status = TT_OK;
+    for (int k = 0; k < 2 && status == TT_OK; k++)
+        status = tt__json_read_int(j, 0, keys[k], false, 1, INT32_MAX / 4, &every);
+    const int types = tt__json_get(j, 0, "layer_types");
+    const bool listed = types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY;
+    if (listed) every = 0;
+    for (int k = 0, at = types + 1; listed && k < j->nodes[types].count && status == TT_OK; k++) {
+        bool slides;
+        status = tt__lm_read_type(j, at, &slides);
+        if (status == TT_OK && !slides && !every) every = k + 1;
+        if (status == TT_OK && slides != (!every || (k + 1) % every != 0))
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d breaks the pattern of "
+                            "the layers before, in which every %lld%s layer has full attention; only a "
+                            "pattern that repeats is supported", j->path, k, (long long)every,
+                            every == 2 ? "nd" : every == 3 ? "rd" : "th");
+        at = j->nodes[at].after;
+    }
+    c->full_every = every > c->layers ? 0 : (int)every;
+    return status;
+}
+
+/* Reads the size of the sliding window, which Mistral has in all layers, Qwen2 and Qwen3 have from some layer
+   on, and Gemma has in the layers of a pattern. */
 static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
 {
-    const bool layers = tt__lm_flags(c) & TT__LM_WINDOW_FROM;
+    const bool layers = tt__lm_flags(c) & TT__LM_WINDOW_FROM, pattern = tt__lm_flags(c) & TT__LM_GEMMA;
     bool used = !layers;
     int64_t window = tt__json_get(j, 0, "sliding_window") < 0 ? 4096 : 0, from = layers ? 28 : 0;
     tt_status status = tt__json_read_int(j, 0, "sliding_window", false, 1, INT32_MAX / 4, &window);
     if (status == TT_OK && layers) status = tt__json_read_bool(j, 0, "use_sliding_window", &used);
     if (status == TT_OK && layers)
         status = tt__json_read_int(j, 0, "max_window_layers", false, 0, INT32_MAX / 4, &from);
-    if (status != TT_OK) return status;
+    if (status == TT_OK && pattern) status = tt__lm_read_pattern(j, c);
     const int types = layers && used && window ? tt__json_get(j, 0, "layer_types") : -1;
+    if (status != TT_OK) return status;
     if (types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY) { /* layer_types overrides max_window_layers */
         from = 0;
         for (int k = 0, at = types + 1; k < j->nodes[types].count; k++, at = j->nodes[at].after) {
-            const char *type = tt__json_text(j, at);
-            const bool slides = type && strcmp(type, "sliding_attention") == 0;
-            if (!slides && (!type || strcmp(type, "full_attention") != 0))
-                return tt__json_wrong(j, "layer_types", at, type, "full_attention or sliding_attention");
+            bool slides;
+            status = tt__lm_read_type(j, at, &slides);
+            if (status != TT_OK) return status;
             if (!slides && from < k)
                 return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d has full attention "
                                 "after a layer with sliding attention; only the first layers may have full "
@@ -215,9 +282,17 @@ static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt
     if (k->flags & TT__LM_WINDOW) status = tt__lm_read_window(j, c);
     static const struct { const char *key; bool only; } refused[] = {
         {"scale_attn_weights", true}, {"scale_attn_by_inverse_layer_idx", false},
-        {"add_cross_attention", false}, {"is_encoder_decoder", false}};
+        {"add_cross_attention", false}, {"is_encoder_decoder", false},
+        {"use_bidirectional_attention", false}};
     for (int i = 0; i < TT__COUNT(refused) && status == TT_OK; i++)
         status = tt__lm_refuse(j, refused[i].key, refused[i].only);
+    static const char *const softcaps[] = {"attn_logit_softcapping", "final_logit_softcapping"};
+    for (int i = 0; i < TT__COUNT(softcaps) && status == TT_OK; i++) {
+        const int cap = tt__json_get(j, 0, softcaps[i]);
+        if (cap >= 0 && j->nodes[cap].kind != TT__JSON_NULL)
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s is set; only null is supported", j->path,
+                            softcaps[i]);
+    }
     if (status == TT_OK && !(k->flags & TT__LM_POSITIONS)) status = tt__lm_read_rotary(j, c);
     return status;
 }
@@ -252,6 +327,11 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
     if (c->window_from < 0 || (c->window_from && !(k->flags & TT__LM_WINDOW_FROM)))
         tt__print(all, "; window_from is %d, but must be at least 0, and 0 in kinds without full attention "
                   "in the first layers", c->window_from);
+    if (c->full_every < 0) tt__print(all, "; full_every is %d, but must be at least 0", c->full_every);
+    if (c->full_every > 0 && !(k->flags & TT__LM_GEMMA))
+        tt__print(all, "; full_every is %d, but must be 0 in a model of kind %s", c->full_every, c->kind);
+    if (!(c->window_base >= 0 && isfinite(c->window_base)))
+        tt__print(all, "; window_base is %g, but must be a finite number of at least 0", c->window_base);
     if (c->two_norms && !c->parallel) tt__print(all, "; two_norms needs parallel = true");
     if (k->flags & TT__LM_FALCON && !c->parallel && c->key_heads != 1 && c->key_heads != c->heads)
         tt__print(all, "; a model of kind %s with %d key heads needs parallel = true", c->kind, c->key_heads);
@@ -279,6 +359,7 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
            c->key_heads == read->key_heads && c->head_size == read->head_size && c->window == read->window &&
            c->window_from == read->window_from && c->parallel == read->parallel &&
            c->two_norms == read->two_norms && c->alibi == read->alibi &&
+           c->full_every == read->full_every && c->window_base == read->window_base &&
            memcmp(&c->rotary, &read->rotary, sizeof c->rotary) == 0;
 }
 
@@ -301,11 +382,18 @@ static void tt__lm_print_rotary(tt__text_buffer *json, const tt_lm_config *c, co
     for (int k = strcmp(bases[0], bases[1]) == 0; k < 2; k++)
         if (!tt__lm_said(said, bases[k]))
             tt__print(json, "  \"%s\": %s,\n", bases[k], tt__shortest(r->base, a));
+    const bool both = kind->flags & TT__LM_GEMMA; /* rope_parameters has an object for each kind of layers */
+    if (both && !tt__lm_said(said, "rope_local_base_freq"))
+        tt__print(json, "  \"rope_local_base_freq\": %s,\n", tt__shortest(c->window_base, a));
     for (int k = 0; k < 2; k++) {
         const char *key = k ? "rope_parameters" : "rope_scaling";
         if ((k == 0 && r->scaling == TT_ROTARY_PLAIN) || tt__lm_said(said, key)) continue;
-        tt__print(json, "  \"%s\": {\"rope_type\": \"%s\", \"rope_theta\": %s, \"partial_rotary_factor\": %s",
-                  key, types[r->scaling], tt__shortest(r->base, a), share);
+        tt__print(json, "  \"%s\": {", key);
+        if (k && both)
+            tt__print(json, "\"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": %s}, "
+                      "\"full_attention\": {", tt__shortest(c->window_base, a));
+        tt__print(json, "\"rope_type\": \"%s\", \"rope_theta\": %s, \"partial_rotary_factor\": %s",
+                  types[r->scaling], tt__shortest(r->base, a), share);
         if (r->scaling != TT_ROTARY_PLAIN)
             tt__print(json, ", \"factor\": %s", tt__shortest(r->factor, a));
         if (r->scaling == TT_ROTARY_LLAMA3 || r->scaling == TT_ROTARY_YARN) {
@@ -317,7 +405,7 @@ static void tt__lm_print_rotary(tt__text_buffer *json, const tt_lm_config *c, co
         }
         if (r->scaling == TT_ROTARY_YARN && r->magnitude > 0)
             tt__print(json, ", \"attention_factor\": %s", tt__shortest(r->magnitude, a));
-        tt__print(json, "},\n");
+        tt__print(json, k && both ? "}},\n" : "},\n");
     }
 }
 
@@ -358,6 +446,8 @@ static void tt__lm_print(tt__text_buffer *json, const void *self, const void *co
     if (flags & TT__LM_WINDOW_FROM)
         tt__print(json, "  \"use_sliding_window\": %s,\n  \"max_window_layers\": %d,\n",
                   c->window ? "true" : "false", c->window ? c->window_from : c->layers);
+    if (flags & TT__LM_GEMMA)
+        tt__print(json, "  \"sliding_window_pattern\": %d,\n", c->full_every ? c->full_every : c->layers + 1);
     if (c->window) tt__print(json, "  \"sliding_window\": %d,\n", c->window);
     else if (flags & TT__LM_LLAMA) tt__print(json, "  \"sliding_window\": null,\n");
 }

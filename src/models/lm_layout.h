@@ -16,27 +16,11 @@ enum {
     TT__LM_ONE_BIAS = 32,     /* the MLP has biases if the attention has biases */
     TT__LM_WINDOW = 64,       /* config.json may have a sliding_window */
     TT__LM_WINDOW_FROM = 128, /* config.json may say from which layer on the window applies */
-    TT__LM_FALCON = 256       /* multi_query and other keys give the numbers of key heads and norms */
+    TT__LM_FALCON = 256,      /* multi_query and other keys give the numbers of key heads and norms */
+    TT__LM_HEAD_NORMS = 512,  /* queries and keys have a norm in each head */
+    TT__LM_GEMMA = 1024       /* norms multiply by 1 + w, embeddings are scaled, and windows have a pattern */
 };
 static int tt__lm_flags(const tt_lm_config *c);
-
-tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads)
-{
-    tt_lm_config c = tt_lm_config_default(kind);
-    const int head = heads > 0 ? hidden_size / heads : 0, sharing = c.key_heads ? c.heads / c.key_heads : 1;
-    const bool gate = c.activation && strcmp(c.activation, "silu") == 0;
-    const bool turns_whole = c.heads && c.rotary.size == c.hidden_size / c.heads;
-    c.layers = layers;
-    c.hidden_size = hidden_size;
-    c.heads = heads;
-    c.key_heads = heads % sharing ? heads : heads / sharing;
-    c.intermediate_size = gate ? 8 * hidden_size / 3 : 4 * hidden_size;
-    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* about a quarter of the columns, an even number */
-    c.window = 0;
-    c.tied = true;
-    c.embedding_dropout = c.dropout = c.attention_dropout = 0;
-    return c;
-}
 
 static void tt__lm_check(tt__text_buffer *all, const void *config);
 static void tt__lm_print(tt__text_buffer *json, const void *self, const void *config);
@@ -45,7 +29,7 @@ static void tt__lm_print(tt__text_buffer *json, const void *self, const void *co
    positions; X: vocab of an untied head; D: head size; G: number of key heads; A: columns of all queries; K:
    of all keys; S: of all queries, keys and values. Sizes of biases, 0 if the model lacks the biases: Q: of
    queries; L: of keys or values; T: of queries, keys and values together; B: of the attention's output; M, N:
-   of the MLP. E, F, O: sizes of Falcon's norms, 0 if the model lacks the norm. */
+   of the MLP. E, F, O: sizes of Falcon's norms, U: of the norms of heads, 0 if the model lacks the norm. */
 static void tt__lm_sizes(const void *config, tt__sizes size)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
@@ -66,6 +50,7 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     S('E') = c->parallel && c->two_norms ? S('H') : 0; /* norms ln_attn and ln_mlp */
     S('F') = S('E') ? 0 : S('H');                      /* norm input_layernorm */
     S('O') = c->parallel ? 0 : S('H');                 /* norm post_attention_layernorm */
+    S('U') = tt__lm_flags(c) & TT__LM_HEAD_NORMS ? S('D') : 0;
 #undef S
 }
 
@@ -98,17 +83,39 @@ static const tt__tensor_row tt__llama_tensors[] = {
     TT__LM(tt_lm, norm_w, ".norm.weight", "H", '1', 0),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
 };
+/* Rows of a layer of LLaMA and its kin: attention and the norms in front, and the MLP. norm: initial value of
+   the norms' weights. */
+#define TT__LM_ATTENTION(norm) \
+    TT__LM(tt_lm_layer, attention_norm_w, "input_layernorm.weight", "H", norm, 0), \
+    TT__LM_LINEAR(q, "self_attn.q_proj", "AH", "Q", 0, 0), \
+    TT__LM(tt_lm_layer, q_norm_w, "self_attn.q_norm.weight", "U", norm, 0), \
+    TT__LM_LINEAR(k, "self_attn.k_proj", "KH", "L", 0, 0), \
+    TT__LM(tt_lm_layer, k_norm_w, "self_attn.k_norm.weight", "U", norm, 0), \
+    TT__LM_LINEAR(v, "self_attn.v_proj", "KH", "L", 0, 0), \
+    TT__LM_LINEAR(attention, "self_attn.o_proj", "HA", "B", 0, 0)
+#define TT__LM_MLP \
+    TT__LM_LINEAR(gate, "mlp.gate_proj", "IH", "M", 0, 0), \
+    TT__LM_LINEAR(up, "mlp.up_proj", "IH", "M", 0, 0), \
+    TT__LM_LINEAR(down, "mlp.down_proj", "HI", "N", 0, 0)
 static const tt__tensor_row tt__llama_layer[] = {
-    TT__LM(tt_lm_layer, attention_norm_w, "input_layernorm.weight", "H", '1', 0),
-    TT__LM_LINEAR(q, "self_attn.q_proj", "AH", "Q", 0, 0),
-    TT__LM_LINEAR(k, "self_attn.k_proj", "KH", "L", 0, 0),
-    TT__LM_LINEAR(v, "self_attn.v_proj", "KH", "L", 0, 0),
-    TT__LM_LINEAR(attention, "self_attn.o_proj", "HA", "B", 0, 0),
+    TT__LM_ATTENTION('1'),
     TT__LM(tt_lm_layer, mlp_norm_w, "post_attention_layernorm.weight", "H", '1', 0),
-    TT__LM_LINEAR(gate, "mlp.gate_proj", "IH", "M", 0, 0),
-    TT__LM_LINEAR(up, "mlp.up_proj", "IH", "M", 0, 0),
-    TT__LM_LINEAR(down, "mlp.down_proj", "HI", "N", 0, 0),
+    TT__LM_MLP,
 };
+static const tt__tensor_row tt__gemma_tensors[] = {
+    TT__LM(tt_lm, word, ".embed_tokens.weight", "VH", 'n', 0),
+    TT__LM(tt_lm, norm_w, ".norm.weight", "H", '0', 0),
+    TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+};
+static const tt__tensor_row tt__gemma_layer[] = {
+    TT__LM_ATTENTION('0'),
+    TT__LM(tt_lm_layer, attention_out_norm_w, "post_attention_layernorm.weight", "H", '0', 0),
+    TT__LM(tt_lm_layer, mlp_norm_w, "pre_feedforward_layernorm.weight", "H", '0', 0),
+    TT__LM_MLP,
+    TT__LM(tt_lm_layer, mlp_out_norm_w, "post_feedforward_layernorm.weight", "H", '0', 0),
+};
+#undef TT__LM_ATTENTION
+#undef TT__LM_MLP
 static const tt__tensor_row tt__neox_tensors[] = {
     TT__LM(tt_lm, word, ".embed_in.weight", "VH", 'n', 0),
     TT__LM_NORM(tt_lm, norm, ".final_layer_norm", "H"),
@@ -158,6 +165,11 @@ static const tt__config_row tt__llama_rows[] = {
     C(head_size, 'n', 0, "head_dim"), C(attention_bias, 'b', 0, "attention_bias"),
     C(mlp_bias, 'b', 0, "mlp_bias"),
 };
+static const tt__config_row tt__gemma_rows[] = {
+    TT__LM_ROWS("intermediate_size", "rms_norm_eps"), C(key_heads, 'n', 0, "num_key_value_heads"),
+    C(head_size, 'n', 0, "head_dim"), C(attention_bias, 'b', 0, "attention_bias"),
+    C(query_scalar, 'n', 0, "query_pre_attn_scalar"),
+};
 static const tt__config_row tt__neox_rows[] = {
     TT__LM_ROWS("intermediate_size", "layer_norm_eps"), C(dropout, 'p', 0, "hidden_dropout"),
     C(attention_bias, 'b', 0, "attention_bias"), C(parallel, 'b', 0, "use_parallel_residual"),
@@ -179,7 +191,7 @@ typedef struct tt__lm_kind {
     tt__architecture a;
     int flags;
     const char *base_key, *share_key, *adapted;
-    int vocab, hidden, layers, heads, key_heads, intermediate, positions, window;
+    int vocab, hidden, layers, heads, key_heads, head /* head_size */, intermediate, positions, window;
     const char *activation;
     float eps, dropout, turns;
     bool tied, bias, parallel;
@@ -197,22 +209,29 @@ typedef struct tt__lm_kind {
 static const tt__lm_kind tt__lm_kinds[] = {
     {TT__LM_FILES(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
      TT__LM_POSITIONS | TT__LM_EQUAL_HEADS | TT__LM_MLP_4, NULL, NULL, "c_attn",
-     50257, 768, 12, 12, 12, 3072, 1024, 0, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
+     50257, 768, 12, 12, 12, 0, 3072, 1024, 0, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
     {TT__LM_FILES(llama, "llama", "LlamaForCausalLM", "hidden_act", "model.", "layers."),
      TT__LM_LLAMA, "rope_theta", NULL, "q_proj,v_proj",
-     32000, 4096, 32, 32, 32, 11008, 2048, 0, "silu", 1e-6f, 0, 1, false, false, false},
+     32000, 4096, 32, 32, 32, 0, 11008, 2048, 0, "silu", 1e-6f, 0, 1, false, false, false},
     {TT__LM_FILES(llama, "mistral", "MistralForCausalLM", "hidden_act", "model.", "layers."),
      TT__LM_LLAMA | TT__LM_WINDOW, "rope_theta", NULL, "q_proj,v_proj",
-     32000, 4096, 32, 32, 8, 14336, 131072, 4096, "silu", 1e-6f, 0, 1, false, false, false},
+     32000, 4096, 32, 32, 8, 0, 14336, 131072, 4096, "silu", 1e-6f, 0, 1, false, false, false},
     {TT__LM_FILES(llama, "qwen2", "Qwen2ForCausalLM", "hidden_act", "model.", "layers."),
      TT__LM_LLAMA | TT__LM_QKV_BIAS | TT__LM_WINDOW | TT__LM_WINDOW_FROM, "rope_theta", NULL, "q_proj,v_proj",
-     151936, 4096, 32, 32, 32, 22016, 32768, 0, "silu", 1e-6f, 0, 1, false, false, false},
+     151936, 4096, 32, 32, 32, 0, 22016, 32768, 0, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(llama, "qwen3", "Qwen3ForCausalLM", "hidden_act", "model.", "layers."),
+     TT__LM_LLAMA | TT__LM_HEAD_NORMS | TT__LM_WINDOW | TT__LM_WINDOW_FROM, "rope_theta", NULL,
+     "q_proj,v_proj",
+     151936, 4096, 32, 32, 32, 128, 22016, 32768, 0, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(gemma, "gemma3_text", "Gemma3ForCausalLM", "hidden_activation", "model.", "layers."),
+     TT__LM_LLAMA | TT__LM_HEAD_NORMS | TT__LM_WINDOW | TT__LM_GEMMA, "rope_theta", NULL, "q_proj,v_proj",
+     262208, 2304, 26, 8, 4, 256, 9216, 131072, 4096, "gelu_pytorch_tanh", 1e-6f, 0, 1, true, false, false},
     {TT__LM_FILES(neox, "gpt_neox", "GPTNeoXForCausalLM", "hidden_act", "gpt_neox.", "layers."),
      TT__LM_EQUAL_HEADS, "rotary_emb_base", "rotary_pct", "query_key_value",
-     50432, 6144, 44, 64, 64, 24576, 2048, 0, "gelu", 1e-5f, 0, 0.25f, false, true, true},
+     50432, 6144, 44, 64, 64, 0, 24576, 2048, 0, "gelu", 1e-5f, 0, 0.25f, false, true, true},
     {TT__LM_FILES(falcon, "falcon", "FalconForCausalLM", "activation", "transformer.", "h."),
      TT__LM_MLP_4 | TT__LM_ONE_BIAS | TT__LM_FALCON, "rope_theta", NULL, "query_key_value",
-     65024, 4544, 32, 71, 1, 18176, 2048, 0, "gelu", 1e-5f, 0, 1, true, false, true},
+     65024, 4544, 32, 71, 1, 0, 18176, 2048, 0, "gelu", 1e-5f, 0, 1, true, false, true},
 };
 
 static const tt__lm_kind *tt__lm_kind_of(const char *kind)
@@ -249,8 +268,39 @@ tt_lm_config tt_lm_config_default(const char *kind)
     c.parallel = k->parallel;
     c.initializer_range = 0.02f;
     c.rotary = tt_rotary_options_default(c.heads);
-    c.rotary.size = (int)(k->turns * (float)(c.hidden_size / c.heads));
+    c.head_size = k->head;
+    c.rotary.size = (int)(k->turns * (float)(k->head ? k->head : c.hidden_size / c.heads));
+    if (!(k->flags & TT__LM_GEMMA)) return c;
+    c.full_every = 6;
+    c.rotary.base = 1e6f;
+    c.window_base = 1e4f;
+    c.query_scalar = 256;
     return c;
+}
+
+tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads)
+{
+    tt_lm_config c = tt_lm_config_default(kind);
+    const tt__lm_kind *k = tt__lm_kind_of(kind);
+    const int head = heads > 0 ? hidden_size / heads : 0, sharing = c.key_heads ? c.heads / c.key_heads : 1;
+    const bool gate = k && k->flags & TT__LM_LLAMA, turns_whole = k && k->turns == 1;
+    c.layers = layers;
+    c.hidden_size = hidden_size;
+    c.heads = heads;
+    c.key_heads = heads % sharing ? heads : heads / sharing;
+    c.head_size = c.query_scalar = 0;
+    c.intermediate_size = gate ? 8 * hidden_size / 3 : 4 * hidden_size;
+    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* about a quarter of the columns, an even number */
+    c.window = 0;
+    c.tied = true;
+    c.embedding_dropout = c.dropout = c.attention_dropout = 0;
+    return c;
+}
+
+/* Returns whether layer k sees only the keys of a window. Its rotary positions may have another base. */
+static bool tt__lm_has_window(const tt_lm_config *c, int k)
+{
+    return k >= c->window_from && !(c->full_every && (k + 1) % c->full_every == 0);
 }
 
 /* Prints the names of all kinds, with commas between. */
@@ -277,6 +327,8 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
     if (!c->key_heads) c->key_heads = c->heads;
     if (!c->head_size && c->heads > 0 && c->hidden_size % c->heads == 0)
         c->head_size = c->hidden_size / c->heads;
+    if (c->full_every > c->layers) c->full_every = 0;
+    if (k->flags & TT__LM_GEMMA && !c->query_scalar) c->query_scalar = c->head_size;
     if (k->flags & TT__LM_ONE_BIAS) c->mlp_bias = c->attention_bias;
     return &k->a;
 }

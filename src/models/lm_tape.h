@@ -1,6 +1,8 @@
 #pragma once
 #include "../base/base.h"
 #include "../tape/tape.h"
+#include "../ops/elementwise/rules.h"
+#include "lm_layout.h"
 #include "adapters.h"
 
 /* -------------------------------------------------------------------------------- a language model's tape */
@@ -23,6 +25,14 @@ tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
    to its own row, so unwritten rows and rows of an earlier sequence have no effect. */
 typedef struct tt__lm_cache { tt_value at, start; int64_t rows; } tt__lm_cache;
 
+/* Records a LayerNorm, or an RMSNorm if there is no bias. */
+static tt_value tt__lm_norm(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w, tt_param *b)
+{
+    const tt_lm_config *c = &m->config;
+    const float offset = tt__lm_flags(c) & TT__LM_GEMMA ? 1.0f : 0.0f;
+    return b ? tt_layernorm(t, x, w, b, c->norm_eps) : tt_rmsnorm_offset(t, x, w, offset, c->norm_eps);
+}
+
 /* Records the attention of layer k. h: the normalised input, (rows, hidden). The result has the shape
    (rows, heads * head_size). */
 static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache,
@@ -42,8 +52,15 @@ static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, c
         key = tt__lm_linear(m, t, h, l->k_w, l->k_b);
         v = tt__lm_linear(m, t, h, l->v_w, l->v_b);
     }
+    const bool windowed = tt__lm_has_window(c, k);
+    if (l->q_norm_w) q = tt__lm_norm(m, t, q, l->q_norm_w, NULL);
+    if (l->k_norm_w) key = tt__lm_norm(m, t, key, l->k_norm_w, NULL);
     if (!m->position && !c->alibi) {
         tt_rotary_options r = c->rotary;
+        if (windowed && c->window_base > 0) {
+            r.base = c->window_base;
+            r.scaling = TT_ROTARY_PLAIN;
+        }
         r.heads = c->heads;
         q = tt_rotary(t, q, in->positions, &r);
         r.heads = c->key_heads;
@@ -52,7 +69,8 @@ static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, c
     tt_attention_options o = tt_attention_options_default(c->heads);
     o.causal = true;
     o.dropout = c->attention_dropout;
-    o.window = k >= c->window_from ? c->window : 0;
+    o.window = windowed ? c->window : 0;
+    if (c->query_scalar) o.scale = 1 / sqrtf((float)c->query_scalar);
     if (c->alibi) o.alibi = 1 / sqrtf((float)c->head_size);
     o.alibi_rounded = c->alibi;
     if (!cache) {
@@ -67,18 +85,13 @@ static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, c
     return tt_attention_rows(t, q, key, v, cache->start, cache->at, &o);
 }
 
-/* Records a LayerNorm, or an RMSNorm if there is no bias. */
-static tt_value tt__lm_norm(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w, tt_param *b)
-{
-    return b ? tt_layernorm(t, x, w, b, m->config.norm_eps) : tt_rmsnorm(t, x, w, m->config.norm_eps);
-}
-
 static tt_value tt__lm_hidden_states(const tt_lm *m, tt_tape *t, const tt_inputs *in,
                                      const tt__lm_cache *cache)
 {
     const tt_lm_config *c = &m->config;
     tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(m->activation);
     tt_value x = tt_embedding(t, in->ids, m->word);
+    if (tt__lm_flags(c) & TT__LM_GEMMA) x = tt__scale_as_weights(t, x, sqrtf((float)c->hidden_size));
     if (m->position) x = tt_add(t, x, tt_embedding(t, in->positions, m->position));
     x = tt_dropout(t, x, c->embedding_dropout);
     tt_name(t, x, "embeddings");
@@ -87,7 +100,9 @@ static tt_value tt__lm_hidden_states(const tt_lm *m, tt_tape *t, const tt_inputs
         tt_value h = tt__lm_norm(m, t, x, l->attention_norm_w, l->attention_norm_b);
         tt_value o = tt__lm_attend(m, t, in, cache, k, h);
         tt_name(t, o, "layer.%d.attention", k);
-        o = tt_dropout(t, tt__lm_linear(m, t, o, l->attention_w, l->attention_b), c->dropout);
+        o = tt__lm_linear(m, t, o, l->attention_w, l->attention_b);
+        if (l->attention_out_norm_w) o = tt__lm_norm(m, t, o, l->attention_out_norm_w, NULL);
+        o = tt_dropout(t, o, c->dropout);
         tt_value sum = tt_add(t, o, x);
         if (l->mlp_norm_w) h = tt__lm_norm(m, t, c->parallel ? x : sum, l->mlp_norm_w, l->mlp_norm_b);
         tt_value up = tt__lm_linear(m, t, h, l->up_w, l->up_b); /* (rows, intermediate) */
@@ -98,7 +113,9 @@ static tt_value tt__lm_hidden_states(const tt_lm *m, tt_tape *t, const tt_inputs
             h = act(t, up);
         }
         tt_name(t, h, "layer.%d.intermediate", k);
-        x = tt_add(t, tt_dropout(t, tt__lm_linear(m, t, h, l->down_w, l->down_b), c->dropout), sum);
+        h = tt__lm_linear(m, t, h, l->down_w, l->down_b);
+        if (l->mlp_out_norm_w) h = tt__lm_norm(m, t, h, l->mlp_out_norm_w, NULL);
+        x = tt_add(t, tt_dropout(t, h, c->dropout), sum);
         tt_block_end(t, x);
         tt_name(t, x, "layer.%d", k);
     }

@@ -143,6 +143,14 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
         const bool changes = weight ? !precision->mixed : computed && !f32;
         if (changes && x->shape.dtype == TT_F32) x->shape.dtype = precision->half;
     }
+    for (int k = 0; k < n && !precision->mixed; k++) {
+        float *scale = &t->code[k].attr.scale, rounded[1];
+        uint16_t half[1];
+        if (!t->code[k].attr.as_weights) continue;
+        tt__convert(half, precision->half, scale, TT_F32, 1);
+        tt__convert(rounded, TT_F32, half, precision->half, 1);
+        *scale = *rounded;
+    }
     if (!precision->mixed) return TT_OK;
     int32_t *copy = tt__new_map(t);
     bool ok = copy != NULL;

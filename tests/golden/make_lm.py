@@ -250,15 +250,79 @@ MODELS = {
             rope_type="llama3", rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0
         ),
     ),
+    "qwen3": dict(
+        model_type="qwen3",
+        vocab_size=35,
+        hidden_size=20,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        num_hidden_layers=2,
+        intermediate_size=29,
+        max_position_embeddings=32,
+        tie_word_embeddings=True,
+        use_sliding_window=True,
+        sliding_window=5,
+        max_window_layers=1,
+        rope_parameters=dict(rope_type="default", rope_theta=1000.0),
+    ),
+    "qwen3_biases": dict(
+        model_type="qwen3",
+        vocab_size=31,
+        hidden_size=18,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_hidden_layers=2,
+        intermediate_size=21,
+        max_position_embeddings=32,
+        tie_word_embeddings=False,
+        attention_bias=True,
+    ),
+    # layers with and without a window have other rotary positions
+    "gemma3": dict(
+        model_type="gemma3_text",
+        vocab_size=37,
+        hidden_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=10,
+        num_hidden_layers=3,
+        intermediate_size=28,
+        max_position_embeddings=64,
+        query_pre_attn_scalar=9,
+        sliding_window=4,
+        sliding_window_pattern=2,
+        rope_parameters=dict(
+            full_attention=dict(rope_type="linear", rope_theta=500.0, factor=4.0),
+            sliding_attention=dict(rope_type="default", rope_theta=20.0),
+        ),
+    ),
+    "gemma3_biases": dict(
+        model_type="gemma3_text",
+        vocab_size=33,
+        hidden_size=18,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=6,
+        num_hidden_layers=2,
+        intermediate_size=22,
+        max_position_embeddings=64,
+        query_pre_attn_scalar=6,
+        sliding_window=3,
+        tie_word_embeddings=False,
+        attention_bias=True,
+    ),
 }
 LONG = 300
 
 
 def initialise(model, rng):
     """Initialises parameters larger than usual, so that every gradient is well above rounding."""
+    norm = 0 if model.config.model_type == "gemma3_text" else 1  # Gemma's norms multiply by 1 + weight
     for name, p in sorted(model.named_parameters()):
         x = rng.standard_normal(tuple(p.shape))
-        x = 0.1 * x if name.endswith(".bias") else 1 + 0.1 * x if p.dim() == 1 else 0.2 * x
+        x = 0.1 * x if name.endswith(".bias") else norm + 0.1 * x if p.dim() == 1 else 0.2 * x
         p.data = torch.from_numpy(x.astype(np.float32))
 
 
@@ -351,7 +415,14 @@ def run(name, folder):
         golden["long.ids"] = torch.from_numpy(rng.randint(0, config.vocab_size, LONG).astype(np.int32))
         golden["long.logits"] = stored(model(input_ids=golden["long.ids"][None].long()).logits[0, -8:])
     prompt = torch.from_numpy(rng.randint(0, config.vocab_size, (1, 5)))
-    made = model.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None)
+    made = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),  # transformers would leave out tokens that equal pad_token_id
+        max_new_tokens=8,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
     golden["greedy.prompt"], golden["greedy.ids"] = prompt[0].int(), made[0, 5:].int().contiguous()
     model.train()  # each dropout rate is 0
     here = (

@@ -37,7 +37,8 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(layernorm_dtype, TT_ERR_SHAPE, "layernorm", "'i'", tt_layernorm(t, i, v, v, 1e-5f)) \
     X(layernorm_eps, TT_ERR_ARGUMENT, "layernorm", "eps", tt_layernorm(t, x, v, v, -1)) \
     X(layernorm_eps_nan, TT_ERR_ARGUMENT, "layernorm", "eps", tt_layernorm(t, x, v, v, NAN)) \
-    X(rmsnorm_heads, TT_ERR_SHAPE, "rmsnorm", "'v5' f32 (1, 5), expected (1, 6)", tt_rmsnorm(t, x, v5, 1e-5f)) \
+    X(rmsnorm_heads, TT_ERR_SHAPE, "rmsnorm", "'v5' f32 (1, 5), expected (1, 6)", \
+      tt_rmsnorm(t, x, v5, 1e-5f)) \
     X(rmsnorm_offset, TT_ERR_ARGUMENT, "rmsnorm", "offset of the weights is inf, but must be finite", \
       tt_rmsnorm_offset(t, x, v, INFINITY, 1e-5f)) \
     X(gelu_dtype, TT_ERR_SHAPE, "gelu", "'i'", tt_gelu(t, i)) \

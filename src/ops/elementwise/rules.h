@@ -335,6 +335,15 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s)
     return tt__record(t, i, "v", x);
 }
 
+/* Records a scale that transformers keeps in the dtype of the model's weights. */
+static tt_value tt__scale_as_weights(tt_tape *t, tt_value x, float s)
+{
+    tt__instr i = tt__new_instr(TT__OP_SCALE);
+    i.attr.scale = s;
+    i.attr.as_weights = true;
+    return tt__record(t, i, "v", x);
+}
+
 /* Emits a collective `op` of x with the same `move` as f. */
 static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int32_t x)
 {
