@@ -1707,9 +1707,9 @@ typedef struct tt_array {
 } tt_array;
 
 /* A micro-batch. A trainer sets each input of its model to the array with the input's name: an element of
-   `arrays`, or else the field of that name; "first" is the first row of each sequence. Data that no input
-   reads may be missing. Pointers are valid until the next call on the loader or source that set the
-   pointers. */
+   `arrays`, or else the field of that name; "first" and "last" are the first and the last row of each
+   sequence. Data that no input reads may be missing. Pointers are valid until the next call on the loader or
+   source that set the pointers. */
 typedef struct tt_batch {
     int seqs;                 /* sequences, images or examples. A speed counts rows, or seqs if rows is 0 */
     int rows;                 /* tokens of all sequences together; 0 if the sequences have no tokens, as
@@ -1946,6 +1946,7 @@ typedef struct tt_inputs {
     tt_value positions; /* i32 (rows, 1): 0, 1, ... within each sequence */
     tt_value seq_start; /* i32 (seqs + 1, 1) */
     tt_value first;     /* i32 (seqs, 1): the first row of each sequence */
+    tt_value last;      /* decoders that classify: i32 (seqs, 1), the last row of each sequence */
     tt_value ids;       /* text: i32 (rows, 1) */
     tt_value types;     /* text: i32 (rows, 1): token types, if the model has them */
     tt_value pixels;    /* images: u8 (seqs, image_bytes) */
@@ -2159,9 +2160,10 @@ tt_model tt_vit_classifier(const tt_vit *m); /* returns the model for a trainer,
 
 /* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, Qwen3, Gemma 3
    for text, GPT-NeoX and Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the
-   names of transformers' ...ForCausalLM. Weights are (out, in) in memory, even if files have the transpose.
-   The rows of a fused weight are all queries, then all keys, then all values, even if files order the rows by
-   heads. */
+   names of transformers' ...ForCausalLM or, with classes, of ...ForSequenceClassification: a linear layer
+   without bias, `score`, reads the last hidden state of the last token of each text. Weights are (out, in) in
+   memory, even if files have the transpose. The rows of a fused weight are all queries, then all keys, then
+   all values, even if files order the rows by heads. */
 typedef struct tt_lm_config {
     const char *kind;         /* model_type: "gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma3_text",
                                  "gpt_neox", "falcon" */
@@ -2191,6 +2193,9 @@ typedef struct tt_lm_config {
                                  head_size */
     int end_token;            /* Set it in a new model to the id that ends a document, eos_token_id of
                                  config.json; default -1: none. (For a loaded model see tt_lm.stop) */
+    int classes;              /* Set it to the number of classes, labels or scores to make a classifier of
+                                 texts; default 0: the model predicts the next token */
+    tt_task task;             /* of a classifier: TT_TASK_CLASS (default), TT_TASK_LABELS, TT_TASK_SCORES */
 } tt_lm_config;
 /* Returns transformers' default configuration of a kind: "gpt2" is GPT-2 of 124 million parameters; key_heads
    is 0 except for "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
@@ -2232,7 +2237,10 @@ typedef struct tt_lm {
     tt_param *word, *position; /* (vocab, hidden), (max_positions, hidden) */
     tt_lm_layer *layer;
     tt_param *norm_w, *norm_b;
-    tt_param *head;            /* (vocab, hidden); NULL: tied */
+    tt_param *head;            /* (vocab, hidden); NULL: tied, or a classifier */
+    tt_param *score;           /* (classes, hidden); NULL: no classifier */
+    char (*class_names)[64];   /* (classes), as in tt_bert */
+    bool new_head;             /* `score` begins with random weights */
     size_t shard_bytes;        /* largest file that tt_lm_save writes; 0: no limit. Default 5e9 */
     int32_t *stop;             /* (n_stop) ids that end an answer, like tt_sampling.stop: eos_token_id of
                                   generation_config.json, or of config.json if that file is missing */
@@ -2259,8 +2267,12 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
    config.json that asks for something unsupported (such as another rope_type), and a last product's weight
    that differs from the embedding to which config.json ties it. The function sets m->stop, from
    generation_config.json if the folder has that file. Tensors stream into place when a program allocates its
-   arena. */
+   arena. If "architectures" names a class ...ForSequenceClassification, the model is a classifier. */
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
+/* Loads a folder as a classifier, whether or not it was saved as one, as tt_bert_load_head does. head NULL:
+   as tt_lm_load. */
+tt_status tt_lm_load_head(tt_context *ctx, tt_lm *m, const char *folder, const tt_head *head);
+tt_status tt_lm_name_classes(tt_lm *m, tt_dataset *d); /* see tt_bert_name_classes */
 /* Writes config.json, model.safetensors and, if the model was loaded with one, generation_config.json into a
    folder, which it creates if necessary, as transformers reads them. A model of more than shard_bytes becomes
    several files of at most shard_bytes each, and their index. Each file is replaced as a whole. If a save of
@@ -2287,9 +2299,11 @@ tt_status tt_lm_lora_merge(tt_lm *m);
 tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o);
 tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* output of the last norm, (rows,
                                                                            hidden) */
-tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* (rows, vocab) */
+tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* (rows, vocab); of a classifier
+                                                                           (seqs, classes) */
 /* Returns the model for a trainer: its loss is the mean cross-entropy of the tokens that follow, in the
-   batch's array "targets", i32 (rows, 1); -100: no target. m must stay valid. */
+   batch's array "targets", i32 (rows, 1); -100: no target. A classifier has the loss, the metrics and the
+   batches of tt_bert_model. m must stay valid. */
 tt_model tt_lm_model(const tt_lm *m);
 
 /* --------------------------------------------------------------------------------------------- generation */
@@ -37363,8 +37377,9 @@ typedef struct tt__architecture {
     /* Prints other members of config.json; or NULL. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
-    /* Returns the end of the class name in "architectures", after class_name. "Model": the model has no
-       classifier, and tensors' names in files have no prefix. NULL: class_name is the whole name. */
+    /* Returns the end of the class name in "architectures", after class_name. Without "Classification" in the
+       end, the model has no classifier; "Model": tensors' names in files have no prefix. NULL: class_name is
+       the whole name. */
     const char *(*head)(const void *config);
 } tt__architecture;
 
@@ -38162,6 +38177,41 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
     return TT_OK;
 }
 
+/* Values of "problem_type" in config.json, in the order of tt_task. */
+static const char *const tt__problem_types[] = {"single_label_classification", "multi_label_classification",
+                                                "regression"};
+
+/* Returns whether the class that "architectures" of config.json names matches a pattern. */
+static bool tt__is_class(const tt__json *j, const char *pattern)
+{
+    const int classes = tt__json_get(j, 0, "architectures");
+    const bool any = classes >= 0 && j->nodes[classes].kind == TT__JSON_ARRAY && j->nodes[classes].count;
+    const char *name = any ? tt__json_text(j, classes + 1) : NULL;
+    return name && tt__match(pattern, name);
+}
+
+/* Reads the task from "architectures" and "problem_type" of config.json. *task is the default.
+   classes: number of classes. */
+static tt_status tt__read_task(const tt__json *j, int classes, tt_task *task)
+{
+    const char *type = NULL;
+    if (tt__is_class(j, "*ForTokenClassification")) {
+        *task = TT_TASK_TAGS;
+        return TT_OK;
+    }
+    tt_status status = tt__json_read_string(j, 0, "problem_type", false, &type);
+    if (status == TT_OK && !type && classes == 1) *task = TT_TASK_SCORES;
+    if (status != TT_OK || !type) return status;
+    for (int k = 0; k < TT__COUNT(tt__problem_types); k++)
+        if (strcmp(type, tt__problem_types[k]) == 0) {
+            *task = (tt_task)k;
+            return TT_OK;
+        }
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; only "
+                    "'single_label_classification', 'multi_label_classification' and 'regression' are "
+                    "supported", j->path, type);
+}
+
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
 /* Reads the fields of a config that the architecture's rows describe, and the number of classes. The config's
@@ -38213,7 +38263,7 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     tt__text_buffer all = {text, sizeof text, 0};
     const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
     const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
-    const bool classifies = a->classes && strcmp(tt__head_name(a, config), "Model") != 0;
+    const bool classifies = a->classes && (!a->head || strstr(a->head(config), "Classification"));
     const int classes = classifies ? tt__int_field(config, a->classes) : 1;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
     for (int k = 0; k < a->n_config; k++) {
@@ -38620,6 +38670,25 @@ static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const t
     return loss;
 }
 
+/* Sets the metrics of a task. Tags whose names begin with "B-" are those of entities. names: (classes,
+   64). */
+static void tt__task_metrics(tt_task task, char (*names)[64], int classes, tt_metric to[TT_METRICS])
+{
+    bool entities = false;
+    for (int c = 0; c < classes && names && !entities; c++)
+        entities = strncmp(names[c], "B-", 2) == 0;
+    switch (task) {
+    case TT_TASK_CLASS: to[0] = tt_accuracy(), to[1] = tt_f1_macro(); break;
+    case TT_TASK_LABELS: to[0] = tt_f1_micro(), to[1] = tt_f1_macro(), to[2] = tt_accuracy(); break;
+    case TT_TASK_SCORES: to[0] = tt_pearson(), to[1] = tt_spearman(); break;
+    case TT_TASK_TAGS:
+        to[0] = entities ? tt_f1_entities() : tt_accuracy();
+        to[1] = entities ? tt_accuracy() : tt_f1_macro();
+        break;
+    case TT_TASK_EMBED: break;
+    }
+}
+
 /* ==== src/models/bert_layout.h */
 /* --------------------------------------------------------------------------------------------------- BERT */
 
@@ -38867,10 +38936,6 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
     if ((2.0 * c->random_blocks + 5) * c->block_size > 1 << 30)
         tt__print(all, "; block_size is %d, which is too large", c->block_size);
 }
-
-/* Values of "problem_type" in config.json, in the order of tt_task. */
-static const char *const tt__problem_types[] = {"single_label_classification", "multi_label_classification",
-                                                "regression"};
 
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config)
 {
@@ -39303,24 +39368,6 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
     return tt__task_loss(t, m->config.task, *output, &in, o);
 }
 
-/* Sets the metrics of a model's task. Tags whose names begin with "B-" are those of entities. */
-static void tt__bert_metrics(const tt_bert *m, tt_metric to[TT_METRICS])
-{
-    bool entities = false;
-    for (int c = 0; c < m->config.classes && m->class_names && !entities; c++)
-        entities = strncmp(m->class_names[c], "B-", 2) == 0;
-    switch (m->config.task) {
-    case TT_TASK_CLASS: to[0] = tt_accuracy(), to[1] = tt_f1_macro(); break;
-    case TT_TASK_LABELS: to[0] = tt_f1_micro(), to[1] = tt_f1_macro(), to[2] = tt_accuracy(); break;
-    case TT_TASK_SCORES: to[0] = tt_pearson(), to[1] = tt_spearman(); break;
-    case TT_TASK_TAGS:
-        to[0] = entities ? tt_f1_entities() : tt_accuracy();
-        to[1] = entities ? tt_accuracy() : tt_f1_macro();
-        break;
-    case TT_TASK_EMBED: break;
-    }
-}
-
 tt_model tt_bert_model(const tt_bert *m)
 {
     const tt_bert_config *c = &m->config;
@@ -39328,38 +39375,8 @@ tt_model tt_bert_model(const tt_bert *m)
     const bool limit = c->task == TT_TASK_EMBED && c->max_length > 0 && c->max_length < positions;
     tt_model model = {m, tt__bert_record, {{NULL, NULL, false, NULL}}, c->classes, "tokens",
                       limit ? c->max_length : positions, false, c->task};
-    tt__bert_metrics(m, model.metrics);
+    tt__task_metrics(c->task, m->class_names, c->classes, model.metrics);
     return model;
-}
-
-/* Returns whether the class that "architectures" of config.json names matches a pattern. */
-static bool tt__bert_is(const tt__json *j, const char *pattern)
-{
-    const int classes = tt__json_get(j, 0, "architectures");
-    const bool any = classes >= 0 && j->nodes[classes].kind == TT__JSON_ARRAY && j->nodes[classes].count;
-    const char *name = any ? tt__json_text(j, classes + 1) : NULL;
-    return name && tt__match(pattern, name);
-}
-
-/* Reads the task from "architectures" and "problem_type" of config.json. c->classes has been read. */
-static tt_status tt__bert_read_task(const tt__json *j, tt_bert_config *c)
-{
-    const char *type = NULL;
-    if (tt__bert_is(j, "*ForTokenClassification")) {
-        c->task = TT_TASK_TAGS;
-        return TT_OK;
-    }
-    tt_status status = tt__json_read_string(j, 0, "problem_type", false, &type);
-    if (status == TT_OK && !type && c->classes == 1) c->task = TT_TASK_SCORES;
-    if (status != TT_OK || !type) return status;
-    for (int k = 0; k < TT__COUNT(tt__problem_types); k++)
-        if (strcmp(type, tt__problem_types[k]) == 0) {
-            c->task = (tt_task)k;
-            return TT_OK;
-        }
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; only "
-                    "'single_label_classification', 'multi_label_classification' and 'regression' are "
-                    "supported", j->path, type);
 }
 
 static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
@@ -39383,7 +39400,7 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     if (k->flags & TT__BERT_DROP_AS) c->classifier_dropout = -1;
     status = tt__config_read(j, &k->a, c);
     if (c->classifier_dropout < 0) c->classifier_dropout = c->dropout;
-    if (status == TT_OK) status = tt__bert_read_task(j, c);
+    if (status == TT_OK) status = tt__read_task(j, c->classes, &c->task);
     if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
     if (status == TT_OK && sparse)
         status = tt__json_read_string(j, 0, "attention_type", false, &attention);
@@ -39418,7 +39435,7 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
     tt_status status = tt__checkpoint_open(ctx, folder, &from);
     if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
     /* A classifier may have been saved into a folder of sentence-transformers. */
-    if (status == TT_OK && !tt__bert_is(&from.config, "*For*Classification"))
+    if (status == TT_OK && !tt__is_class(&from.config, "*For*Classification"))
         status = tt__embedder_read(ctx, folder, &config);
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);
     if (status == TT_OK) {
@@ -39997,6 +40014,7 @@ enum {
 };
 static int tt__lm_flags(const tt_lm_config *c);
 
+static const char *tt__lm_head_name(const void *config);
 static void tt__lm_check(tt__text_buffer *all, const void *config);
 static void tt__lm_print(tt__text_buffer *json, const void *self, const void *config);
 
@@ -40010,7 +40028,7 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     const tt_lm_config *c = (const tt_lm_config *)config;
     const bool bias = c->attention_bias || tt__lm_flags(c) & TT__LM_QKV_BIAS;
 #define S(letter) size[letter - 'A']
-    S('X') = c->tied ? 0 : c->vocab_size;
+    S('X') = c->tied || c->classes ? 0 : c->vocab_size;
     S('D') = c->head_size;
     S('G') = c->key_heads;
     S('A') = (int64_t)c->heads * c->head_size;
@@ -40039,11 +40057,15 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
 #define TT__LM_NORM(X, field, name, shape) \
     TT__LM(X, field##_w, name ".weight", shape, '1', 0), TT__LM(X, field##_b, name ".bias", shape, '0', 0)
 
+/* The row of a classifier's last layer. */
+#define TT__LM_SCORE {offsetof(tt_lm, score), {"score.weight", NULL}, "CH", 'n', 0, true, 0}
+
 static const tt__tensor_row tt__gpt2_tensors[] = {
     TT__LM(tt_lm, word, ".wte.weight", "VH", 'n', 0),
     TT__LM(tt_lm, position, ".wpe.weight", "PH", 'n', 0),
     TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+    TT__LM_SCORE,
 };
 static const tt__tensor_row tt__gpt2_layer[] = {
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_1", "H"),
@@ -40057,6 +40079,7 @@ static const tt__tensor_row tt__llama_tensors[] = {
     TT__LM(tt_lm, word, ".embed_tokens.weight", "VH", 'n', 0),
     TT__LM(tt_lm, norm_w, ".norm.weight", "H", '1', 0),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+    TT__LM_SCORE,
 };
 /* Rows of a layer of LLaMA and its kin: attention and the norms in front, and the MLP. norm: initial value of
    the norms' weights. */
@@ -40081,6 +40104,7 @@ static const tt__tensor_row tt__gemma_tensors[] = {
     TT__LM(tt_lm, word, ".embed_tokens.weight", "VH", 'n', 0),
     TT__LM(tt_lm, norm_w, ".norm.weight", "H", '0', 0),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+    TT__LM_SCORE,
 };
 static const tt__tensor_row tt__gemma_layer[] = {
     TT__LM_ATTENTION('0'),
@@ -40095,6 +40119,7 @@ static const tt__tensor_row tt__neox_tensors[] = {
     TT__LM(tt_lm, word, ".embed_in.weight", "VH", 'n', 0),
     TT__LM_NORM(tt_lm, norm, ".final_layer_norm", "H"),
     TT__LM(tt_lm, head, "embed_out.weight", "XH", 'n', 0),
+    TT__LM_SCORE,
 };
 static const tt__tensor_row tt__neox_layer[] = {
     TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "H"),
@@ -40108,6 +40133,7 @@ static const tt__tensor_row tt__falcon_tensors[] = {
     TT__LM(tt_lm, word, ".word_embeddings.weight", "VH", 'n', 0),
     TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+    TT__LM_SCORE,
 };
 static const tt__tensor_row tt__falcon_layer[] = { /* a model has at most one of a field's rows */
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
@@ -40176,35 +40202,36 @@ typedef struct tt__lm_kind {
     type, 0, class_name, type, act, "", {before, NULL}, {in_layer "%d.", NULL}, \
     tt__##what##_tensors, tt__##what##_layer, tt__##what##_rows, TT__COUNT(tt__##what##_tensors), \
     TT__COUNT(tt__##what##_layer), TT__COUNT(tt__##what##_rows), sizeof(tt_lm), sizeof(tt_lm_config), \
-    sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, 0, offsetof(tt_lm, layer), \
-    offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, 0, \
+    sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), offsetof(tt_lm, class_names), \
+    offsetof(tt_lm, new_head), offsetof(tt_lm, layer), \
+    offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, offsetof(tt_lm_config, classes), \
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
-    tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers, NULL}
+    tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers, tt__lm_head_name}
 
 static const tt__lm_kind tt__lm_kinds[] = {
-    {TT__LM_FILES(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
+    {TT__LM_FILES(gpt2, "gpt2", "GPT2", "activation_function", "transformer.", "h."),
      TT__LM_POSITIONS | TT__LM_EQUAL_HEADS | TT__LM_MLP_4, NULL, NULL, "c_attn",
      50257, 768, 12, 12, 12, 0, 3072, 1024, 0, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
-    {TT__LM_FILES(llama, "llama", "LlamaForCausalLM", "hidden_act", "model.", "layers."),
+    {TT__LM_FILES(llama, "llama", "Llama", "hidden_act", "model.", "layers."),
      TT__LM_LLAMA, "rope_theta", NULL, "q_proj,v_proj",
      32000, 4096, 32, 32, 32, 0, 11008, 2048, 0, "silu", 1e-6f, 0, 1, false, false, false},
-    {TT__LM_FILES(llama, "mistral", "MistralForCausalLM", "hidden_act", "model.", "layers."),
+    {TT__LM_FILES(llama, "mistral", "Mistral", "hidden_act", "model.", "layers."),
      TT__LM_LLAMA | TT__LM_WINDOW, "rope_theta", NULL, "q_proj,v_proj",
      32000, 4096, 32, 32, 8, 0, 14336, 131072, 4096, "silu", 1e-6f, 0, 1, false, false, false},
-    {TT__LM_FILES(llama, "qwen2", "Qwen2ForCausalLM", "hidden_act", "model.", "layers."),
+    {TT__LM_FILES(llama, "qwen2", "Qwen2", "hidden_act", "model.", "layers."),
      TT__LM_LLAMA | TT__LM_QKV_BIAS | TT__LM_WINDOW | TT__LM_WINDOW_FROM, "rope_theta", NULL, "q_proj,v_proj",
      151936, 4096, 32, 32, 32, 0, 22016, 32768, 0, "silu", 1e-6f, 0, 1, false, false, false},
-    {TT__LM_FILES(llama, "qwen3", "Qwen3ForCausalLM", "hidden_act", "model.", "layers."),
+    {TT__LM_FILES(llama, "qwen3", "Qwen3", "hidden_act", "model.", "layers."),
      TT__LM_LLAMA | TT__LM_HEAD_NORMS | TT__LM_WINDOW | TT__LM_WINDOW_FROM, "rope_theta", NULL,
      "q_proj,v_proj",
      151936, 4096, 32, 32, 32, 128, 22016, 32768, 0, "silu", 1e-6f, 0, 1, false, false, false},
-    {TT__LM_FILES(gemma, "gemma3_text", "Gemma3ForCausalLM", "hidden_activation", "model.", "layers."),
+    {TT__LM_FILES(gemma, "gemma3_text", "Gemma3", "hidden_activation", "model.", "layers."),
      TT__LM_LLAMA | TT__LM_HEAD_NORMS | TT__LM_WINDOW | TT__LM_GEMMA, "rope_theta", NULL, "q_proj,v_proj",
      262208, 2304, 26, 8, 4, 256, 9216, 131072, 4096, "gelu_pytorch_tanh", 1e-6f, 0, 1, true, false, false},
-    {TT__LM_FILES(neox, "gpt_neox", "GPTNeoXForCausalLM", "hidden_act", "gpt_neox.", "layers."),
+    {TT__LM_FILES(neox, "gpt_neox", "GPTNeoX", "hidden_act", "gpt_neox.", "layers."),
      TT__LM_EQUAL_HEADS, "rotary_emb_base", "rotary_pct", "query_key_value",
      50432, 6144, 44, 64, 64, 0, 24576, 2048, 0, "gelu", 1e-5f, 0, 0.25f, false, true, true},
-    {TT__LM_FILES(falcon, "falcon", "FalconForCausalLM", "activation", "transformer.", "h."),
+    {TT__LM_FILES(falcon, "falcon", "Falcon", "activation", "transformer.", "h."),
      TT__LM_MLP_4 | TT__LM_ONE_BIAS | TT__LM_FALCON, "rope_theta", NULL, "query_key_value",
      65024, 4544, 32, 71, 1, 0, 18176, 2048, 0, "gelu", 1e-5f, 0, 1, true, false, true},
 };
@@ -40217,6 +40244,15 @@ static const tt__lm_kind *tt__lm_kind_of(const char *kind)
 }
 
 static int tt__lm_flags(const tt_lm_config *c) { return tt__lm_kind_of(c->kind)->flags; }
+
+/* Returns the end of a class name of transformers, such as "ForCausalLM" in "LlamaForCausalLM". */
+static const char *tt__lm_head_name(const void *config)
+{
+    const tt_lm_config *c = (const tt_lm_config *)config;
+    const int flags = tt__lm_flags(c);
+    if (c->classes) return &"TextForSequenceClassification"[flags & TT__LM_GEMMA ? 0 : 4];
+    return flags & TT__LM_POSITIONS ? "LMHeadModel" : "ForCausalLM";
+}
 
 tt_lm_config tt_lm_config_default(const char *kind)
 {
@@ -40564,7 +40600,10 @@ static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
     return TT_OK;
 }
 
-static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt__architecture **a)
+/* Reads the config.json of a model. *classes receives the number of classes, even if the model is no
+   classifier. */
+static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt__architecture **a,
+                                    int *classes)
 {
     const char *kind = NULL;
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &kind);
@@ -40576,8 +40615,12 @@ static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt
                         kind, tt__lm_names(names));
     *a = &k->a;
     *c = tt_lm_config_default(kind);
+    *classes = c->classes = 2; /* the default of transformers */
     if (k->flags & TT__LM_MLP_4) c->intermediate_size = 0;
     status = tt__config_read(j, *a, c);
+    *classes = c->classes;
+    if (!tt__is_class(j, "*ForSequenceClassification")) c->classes = 0;
+    if (status == TT_OK && c->classes) status = tt__read_task(j, c->classes, &c->task);
     if (status == TT_OK && k->flags & TT__LM_FALCON) status = tt__lm_read_falcon(j, c);
     if (status != TT_OK) return status;
     if (!c->intermediate_size) c->intermediate_size = 4 * c->hidden_size;
@@ -40636,6 +40679,9 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
         tt__print(all, "; full_every is %d, but must be 0 in a model of kind %s", c->full_every, c->kind);
     if (!(c->window_base >= 0 && isfinite(c->window_base)))
         tt__print(all, "; window_base is %g, but must be a finite number of at least 0", c->window_base);
+    if ((unsigned)c->task > TT_TASK_SCORES)
+        tt__print(all, "; task is %d, but must be TT_TASK_CLASS, TT_TASK_LABELS or TT_TASK_SCORES",
+                  (int)c->task);
     if (c->two_norms && !c->parallel) tt__print(all, "; two_norms needs parallel = true");
     if (k->flags & TT__LM_FALCON && !c->parallel && c->key_heads != 1 && c->key_heads != c->heads)
         tt__print(all, "; a model of kind %s with %d key heads needs parallel = true", c->kind, c->key_heads);
@@ -40665,6 +40711,14 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
            c->two_norms == read->two_norms && c->alibi == read->alibi &&
            c->full_every == read->full_every && c->window_base == read->window_base &&
            memcmp(&c->rotary, &read->rotary, sizeof c->rotary) == 0;
+}
+
+/* Returns whether a classifier's config.json has a member that is written from the model. */
+static bool tt__lm_is_of_classes(const char *key)
+{
+    static const char *const keys[] = {"id2label", "label2id", "num_labels", "problem_type"};
+    for (int k = 0; k < TT__COUNT(keys); k++) if (strcmp(key, keys[k]) == 0) return true;
+    return false;
 }
 
 static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
@@ -40724,6 +40778,7 @@ static void tt__lm_print(tt__text_buffer *json, const void *self, const void *co
         const char *key = j->pool + j->nodes[at].key;
         const tt__lm_writer writer = tt__lm_writer_of(&tt__lm_kind_of(m->read.kind)->a, key);
         if (writer == TT__LM_OWN || (writer == TT__LM_SHAPE && !as_read)) continue;
+        if (c->classes && tt__lm_is_of_classes(key)) continue;
         tt__print(json, "  ");
         tt__json_quote(json, key);
         tt__print(json, ": ");
@@ -40736,6 +40791,7 @@ static void tt__lm_print(tt__text_buffer *json, const void *self, const void *co
         tt__print(json, "  \"bos_token_id\": null,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n",
                   end);
     }
+    if (c->classes) tt__print(json, "  \"problem_type\": \"%s\",\n", tt__problem_types[c->task]);
     tt__lm_print_rotary(json, c, as_read ? j : NULL);
     if (as_read) return;
     const int flags = tt__lm_flags(c);
@@ -40790,7 +40846,7 @@ static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
     enum { AT_ONCE = 4096 };
     const tt_param *word = m->word;
     float head[AT_ONCE], tied[AT_ONCE];
-    for (int k = 0; k < 2 * s->files && m->config.tied; k++) {
+    for (int k = 0; k < 2 * s->files && m->config.tied && !m->config.classes; k++) {
         const tt_safetensors *file = s->file[k / 2];
         const int at = tt_safetensors_find(file, names[k % 2]);
         const tt_tensor_info *info = at >= 0 ? tt_safetensors_info(file, at) : NULL;
@@ -40857,18 +40913,21 @@ static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const 
     return status;
 }
 
-tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
+tt_status tt_lm_load_head(tt_context *ctx, tt_lm *m, const char *folder, const tt_head *head)
 {
     tt_lm_config config;
+    int classes = 0;
     const tt__architecture *a = NULL;
     const int params = ctx->n_params;
     memset(m, 0, sizeof *m);
     tt__checkpoint *s = (tt__checkpoint *)tt__alloc(ctx, sizeof *s);
     if (!s) return TT_ERR_MEMORY;
     tt_status status = tt__checkpoint_open(ctx, folder, s);
-    if (status == TT_OK) status = tt__lm_read_config(&s->config, &config, &a);
+    if (status == TT_OK) status = tt__lm_read_config(&s->config, &config, &a, &classes);
     if (status == TT_OK) status = tt__shards_open(ctx, folder, s);
-    if (status == TT_OK) status = tt__model_load(a, m, &config, s, 0, 0);
+    if (head) config.task = head->task;
+    if (head) config.classes = classes;
+    if (status == TT_OK) status = tt__model_load(a, m, &config, s, head ? head->outputs : 0, 0);
     if (status != TT_OK) {
         tt__checkpoint_close(ctx, s);
         tt__free(ctx, s);
@@ -40884,6 +40943,19 @@ tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
     tt__params_undo(ctx, params);
     tt_lm_free(m);
     return status;
+}
+
+tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
+{
+    return tt_lm_load_head(ctx, m, folder, NULL);
+}
+
+tt_status tt_lm_name_classes(tt_lm *m, tt_dataset *d)
+{
+    if (m->config.classes)
+        return tt__name_classes(m->ctx, m->config.task, m->class_names, m->config.classes, !m->new_head, d);
+    return tt__fail(m->ctx, TT_ERR_ARGUMENT, "the model predicts tokens and has no classes: load its folder "
+                    "with tt_lm_load_head");
 }
 
 tt_status tt_lm_save(const tt_lm *m, const char *folder)
@@ -40982,6 +41054,9 @@ static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
     tt__text_buffer all = {text, sizeof text, 0};
     if (m->lora)
         return tt__fail(m->ctx, TT_ERR_ARGUMENT, "the model already has adapters: add adapters only once");
+    if (m->score)
+        return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "the model is a classifier, which cannot have adapters: "
+                        "train the model itself, with some parameters frozen (tt_param_freeze)");
     if (o->rank < 1) tt__print(&all, "; rank is %d, but must be above 0", o->rank);
     if (!(o->alpha > 0 && o->alpha < INFINITY))
         tt__print(&all, "; alpha is %g, but must be finite and above 0", o->alpha);
@@ -41445,15 +41520,25 @@ static tt_value tt__lm_head(const tt_lm *m, tt_tape *t, tt_value hidden)
 
 tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in)
 {
-    return tt__lm_head(m, t, tt_lm_hidden(m, t, in));
+    tt_value h = tt_lm_hidden(m, t, in);
+    if (!m->score) return tt__lm_head(m, t, h);
+    h = tt_linear(t, tt_gather_rows(t, h, in->last), m->score, NULL); /* (seqs, classes) */
+    tt_name(t, h, "logits");
+    return h;
 }
 
 static tt_value tt__lm_record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
 {
+    const tt_lm *m = (const tt_lm *)self;
     tt_cross_entropy_options c = tt_cross_entropy_options_default();
-    tt_inputs in = tt_lm_inputs(t, o);
+    tt_inputs in = m->score ? tt_text_inputs(t, o) : tt_lm_inputs(t, o);
+    if (m->score) {
+        in.last = tt_input(t, "last", TT_I32, tt_axis(t, "sequences", o->max_seqs), 1);
+        *output = tt_lm_logits(m, t, &in);
+        return tt__task_loss(t, m->config.task, *output, &in, o);
+    }
     c.label_smoothing = o->label_smoothing;
-    *output = tt_lm_logits((const tt_lm *)self, t, &in);
+    *output = tt_lm_logits(m, t, &in);
     tt_value loss = tt_cross_entropy(t, *output, in.targets, &c);
     tt_name(t, loss, "loss");
     return loss;
@@ -41462,8 +41547,9 @@ static tt_value tt__lm_record(const void *self, tt_tape *t, const tt_train_optio
 tt_model tt_lm_model(const tt_lm *m)
 {
     const tt_lm_config *c = &m->config;
-    tt_model model = {m, tt__lm_record, {tt_perplexity()}, 0, "tokens", c->max_positions, false,
-                      TT_TASK_CLASS};
+    tt_model model = {m, tt__lm_record, {tt_perplexity()}, c->classes, "tokens", c->max_positions, false,
+                      c->task};
+    if (c->classes) tt__task_metrics(c->task, m->class_names, c->classes, model.metrics);
     return model;
 }
 
@@ -41598,6 +41684,7 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
     const int context = o->context ? o->context : (int)tt__min(c->max_positions, 2048);
     char text[800] = "";
     tt__text_buffer all = {text, sizeof text, 0};
+    if (m->score) tt__print(&all, "; the model is a classifier, which predicts no tokens");
     if (o->compile.train)
         tt__print(&all, "; compile.train is true, but a generator does not train: set it to false");
     if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d, but must be at least 1", o->max_seqs);
@@ -41981,6 +42068,7 @@ struct tt_trainer {
     int64_t *rows;    /* for each input: its number of rows in the current batch; 0: not set yet */
     bool *needed;     /* for each value: the output depends on it. Predictions set other inputs to 0 */
     int32_t *positions, *seq_start; /* for max_seqs sequences of max_length rows, if model.same_length */
+    int32_t *last; /* for max_seqs sequences: their last rows; NULL: the model has no input "last" */
     float *class_weights; /* (2, classes): the options' weights; ones, for evaluation. NULL: no weights */
     void *zeros; /* zeros for predictions: bytes of the largest input that only the loss reads */
 };
@@ -42240,6 +42328,13 @@ static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
     return status;
 }
 
+/* Returns the index of the input `name`, or -1 if the model has no such input. */
+static int tt__input_named(const tt_trainer *r, const char *name)
+{
+    for (int k = 0; k < r->n_inputs; k++) if (strcmp(r->inputs[k].name, name) == 0) return k;
+    return -1;
+}
+
 /* Computes r->positions and r->seq_start for sequences of equal length. */
 static tt_status tt__length_rows(tt_trainer *r)
 {
@@ -42288,6 +42383,9 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
     if (status == TT_OK && r->train && !kept) status = ctx->status; /* a state cannot be saved */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
+    const bool last = status == TT_OK && tt__input_named(r, "last") >= 0;
+    if (last) r->last = (int32_t *)tt__alloc(ctx, sizeof *r->last * (size_t)o.max_seqs);
+    if (last && !r->last) status = TT_ERR_MEMORY;
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: settings to compare */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
@@ -42325,6 +42423,7 @@ void tt_trainer_free(tt_trainer *r)
     tt_program_free(r->train);
     tt__free(r->ctx, r->class_weights);
     tt__free(r->ctx, r->positions);
+    tt__free(r->ctx, r->last);
     tt__free(r->ctx, r->seq_start);
     tt__free(r->ctx, r->inputs);
     tt__free(r->ctx, r->rows);
@@ -42384,13 +42483,6 @@ static tt_status tt__must_train(const tt_trainer *r)
                     "and predicts: make one with train = true");
 }
 
-/* Returns the index of the input `name`, or -1 if the model has no such input. */
-static int tt__input_named(const tt_trainer *r, const char *name)
-{
-    for (int k = 0; k < r->n_inputs; k++) if (strcmp(r->inputs[k].name, name) == 0) return k;
-    return -1;
-}
-
 /* Fails if a batch is empty, has more sequences than max_seqs, or does not fit the model's inputs. */
 static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
 {
@@ -42428,6 +42520,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     const int32_t *start = same ? r->seq_start : b->seq_start;
     const float *weights = r->class_weights;
     if (weights && p != r->train) weights += r->model.classes;
+    const bool last = r->last && start && b->seqs <= r->options.max_seqs;
+    for (int s = 0; s < b->seqs && last; s++) r->last[s] = start[s + 1] - 1;
     const tt_array fields[] = {
         {"pixels", b->pixels, b->seqs},
         {"ids", b->ids, rows},
@@ -42435,6 +42529,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         {"positions", same ? r->positions : b->positions, rows},
         {"seq_start", start, (int64_t)b->seqs + 1},
         {"first", start, b->seqs},
+        {"last", last ? r->last : NULL, b->seqs},
         {"labels", b->labels, b->seqs},
         {"label_values", b->label_values, b->seqs},
         {"tags", b->tags, rows},

@@ -1,5 +1,5 @@
-/* Heads and embeddings of BERT and its kin, compared with transformers and sentence-transformers
-   (tests/golden/heads). TINYTRAIN_TEST_VERBOSE=1 prints the measured differences. */
+/* Heads and embeddings of BERT and its kin, and decoders that classify texts, compared with transformers and
+   sentence-transformers (tests/golden/heads). TINYTRAIN_TEST_VERBOSE=1 prints the measured differences. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -14,7 +14,9 @@ static const struct head_row { const char *name; tt_task task; int outputs; } he
     {"camembert_tags", TT_TASK_TAGS, 5},     {"albert_tags", TT_TASK_TAGS, 5},
     {"big_bird_tags", TT_TASK_TAGS, 5},      {"bert_labels", TT_TASK_LABELS, 4},
     {"roberta_labels", TT_TASK_LABELS, 3},   {"distilbert_scores", TT_TASK_SCORES, 1},
-    {"albert_scores", TT_TASK_SCORES, 3}};
+    {"albert_scores", TT_TASK_SCORES, 3},    {"gpt2_classes", TT_TASK_CLASS, 3},
+    {"llama_scores", TT_TASK_SCORES, 1},     {"qwen3_labels", TT_TASK_LABELS, 3},
+    {"gemma3_classes", TT_TASK_CLASS, 4}};
 
 typedef struct golden {
     test_allocator a;
@@ -22,12 +24,14 @@ typedef struct golden {
     tt_context *ctx;
     tt_safetensors *file;
     tt_bert m;
+    tt_lm lm; /* the model, if lm.ctx is not NULL */
     char folder[1024];
 } golden;
 
 enum { ROWS = 128, SEQS = 8, WIDTH = 16 };
 typedef struct batch_data {
     int32_t ids[ROWS], positions[ROWS], types[ROWS], seq_start[SEQS + 1], tags[ROWS];
+    int32_t labels[SEQS];
     float values[SEQS * WIDTH];
 } batch_data;
 
@@ -45,12 +49,42 @@ static int64_t read_golden(const golden *g, const char *name, void *to, size_t c
     return (int64_t)(bytes / 4);
 }
 
+static bool decodes(const char *name)
+{
+    static const char *const kinds[] = {"gpt2_*", "llama_*", "qwen3_*", "gemma3_*"};
+    for (int k = 0; k < TEST_COUNT(kinds); k++) if (tt__match(kinds[k], name)) return true;
+    return false;
+}
+
+static tt_status load(golden *g, const char *folder, bool decoder, const tt_head *head)
+{
+    memset(&g->lm, 0, sizeof g->lm);
+    memset(&g->m, 0, sizeof g->m);
+    return decoder ? tt_lm_load_head(g->ctx, &g->lm, folder, head)
+                   : tt_bert_load_head(g->ctx, &g->m, folder, head);
+}
+
+static tt_status save(const golden *g, const char *folder)
+{
+    return g->lm.ctx ? tt_lm_save(&g->lm, folder) : tt_bert_save(&g->m, folder);
+}
+
+static tt_model model_of(const golden *g) { return g->lm.ctx ? tt_lm_model(&g->lm) : tt_bert_model(&g->m); }
+
+/* Checks that the model has the head of a row, and that no part of the head is new. */
+static void check_head(const golden *g, const struct head_row *row)
+{
+    const tt_model model = model_of(g);
+    CHECK(!g->log.warnings && !(g->lm.ctx ? g->lm.new_head : g->m.new_head));
+    CHECK(model.task == row->task && model.classes == row->outputs);
+}
+
 static bool golden_open(golden *g, const char *name, const tt_head *head)
 {
     g->ctx = test_open_logged(&g->a, &g->log);
     memset(&g->log, 0, sizeof g->log); /* drops the warning about how the program was built */
     snprintf(g->folder, sizeof g->folder, "%s", folder_of(name));
-    if (!CHECK(tt_bert_load_head(g->ctx, &g->m, g->folder, head) == TT_OK)) {
+    if (!CHECK(load(g, g->folder, decodes(name), head) == TT_OK)) {
         fprintf(stderr, "%s\n", tt_error(g->ctx));
         return false;
     }
@@ -62,6 +96,7 @@ static void golden_close(golden *g)
 {
     tt_safetensors_close(g->file);
     tt_bert_free(&g->m);
+    tt_lm_free(&g->lm);
     TEST_CLOSE(g->ctx, &g->a);
 }
 
@@ -83,8 +118,10 @@ static tt_batch golden_batch(const golden *g, int k, batch_data *d)
     snprintf(name, sizeof name, "batch%d.label_values", k);
     if (read_golden(g, name, d->values, sizeof d->values) > 0) {
         b.label_values = d->values;
-        b.values = g->m.config.classes;
+        b.values = model_of(g).classes;
     }
+    snprintf(name, sizeof name, "batch%d.labels", k);
+    if (read_golden(g, name, d->labels, sizeof d->labels) > 0) b.labels = d->labels;
     b.ids = d->ids;
     b.positions = d->positions;
     b.types = d->types;
@@ -106,7 +143,7 @@ static tt_train_options golden_options(const char *precision) /* options as in m
 
 static tt_trainer *trainer_of(golden *g, const tt_train_options *o)
 {
-    tt_model model = tt_bert_model(&g->m);
+    tt_model model = model_of(g);
     tt_trainer *r = tt_trainer_new(g->ctx, &model, o);
     if (!CHECK(r != NULL)) fprintf(stderr, "%s\n", tt_error(g->ctx));
     return r;
@@ -130,10 +167,11 @@ static void check_saved(golden *g, const struct head_row *row)
     golden again;
     size_t n;
     const char *folder = test_folder();
-    CHECK(tt_bert_save(&g->m, folder) == TT_OK);
+    CHECK(save(g, folder) == TT_OK);
     again.ctx = test_open_logged(&again.a, &again.log);
-    CHECK(tt_bert_load(again.ctx, &again.m, folder, 0) == TT_OK && !again.log.warnings && !again.m.new_head);
-    CHECK(again.m.config.task == row->task && again.m.config.classes == row->outputs);
+    memset(&again.log, 0, sizeof again.log);
+    CHECK(load(&again, folder, g->lm.ctx != NULL, NULL) == TT_OK);
+    check_head(&again, row);
     tt_safetensors *file = tt_safetensors_open(again.ctx, test_path(folder, "model.safetensors"));
     tt_safetensors *first = tt_safetensors_open(again.ctx, test_path(g->folder, "model.safetensors"));
     REQUIRE(file && first);
@@ -156,7 +194,7 @@ static void check_saved(golden *g, const struct head_row *row)
     char *mine = test_read(test_path(folder, "config.json"), &n);
     char *theirs = test_read(test_path(g->folder, "config.json"), &n);
     char *class_name = theirs ? strstr(theirs, "\"architectures\": [") : NULL;
-    REQUIRE(mine && class_name && sscanf(class_name, "\"architectures\": [ \"%60[A-Za-z]\"", text) == 1);
+    REQUIRE(mine && class_name && sscanf(class_name, "\"architectures\": [ \"%60[A-Za-z0-9]\"", text) == 1);
     strcat(text, "\"");
     CHECK(strstr(mine, text) != NULL);
     free(mine);
@@ -164,6 +202,7 @@ static void check_saved(golden *g, const struct head_row *row)
     tt_safetensors_close(file);
     tt_safetensors_close(first);
     tt_bert_free(&again.m);
+    tt_lm_free(&again.lm);
     TEST_CLOSE(again.ctx, &again.a);
 }
 
@@ -177,8 +216,7 @@ TEST(heads_as_in_transformers)
         double max = 0;
         tt_stats stats;
         if (!golden_open(&g, heads[k].name, NULL)) return;
-        CHECK(!g.log.warnings && !g.m.new_head);
-        CHECK(g.m.config.task == heads[k].task && g.m.config.classes == heads[k].outputs);
+        check_head(&g, &heads[k]);
         const tt_train_options o = golden_options("32-true");
         tt_trainer *r = trainer_of(&g, &o);
         tt_batch b = golden_batch(&g, 0, &d);
@@ -303,12 +341,14 @@ TEST(predictions_of_tasks)
             double sum = 0;
             const double x = logits[j];
             for (int c = 0; c < classes; c++) sum += exp(logits[j / classes * classes + c]);
-            CHECK_NEAR(mine[j], heads[k].task == TT_TASK_TAGS     ? exp(x) / sum
+            const bool shares = heads[k].task == TT_TASK_TAGS || heads[k].task == TT_TASK_CLASS;
+            CHECK_NEAR(mine[j], shares                            ? exp(x) / sum
                                 : heads[k].task == TT_TASK_LABELS ? 1 / (1 + exp(-x))
                                                                   : x, 3e-6);
         }
         CHECK(tt_confusion(r, NULL, NULL, NULL) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model that predicts the class of each");
+        if (heads[k].task != TT_TASK_CLASS)
+            CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model that predicts the class of each");
         if (heads[k].task == TT_TASK_TAGS) {
             CHECK(tt_predict_text(r, NULL, "a", NULL, mine) == TT_ERR_ARGUMENT);
             CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "predicts a tag of each token");
@@ -497,15 +537,16 @@ static tt_tokenizer *words_tokenizer(tt_context *ctx)
     return tt_tokenizer_load(ctx, folder);
 }
 
-/* Trains a small model of a kind on a file, and returns its loss afterwards. *accuracy: the share of targets
-   that it predicts right. */
-static double trained_on(tt_bert_kind kind, tt_task task, const char *file, const char *text,
-                         double *accuracy)
+/* Trains a small model of a kind, a tt_bert_kind or DECODER, on a file, and returns its loss afterwards.
+   *accuracy: the share of targets that it predicts right. */
+enum { DECODER = -1 };
+static double trained_on(int kind, tt_task task, const char *file, const char *text, double *accuracy)
 {
     test_allocator a;
     tt_bert m;
+    tt_lm lm;
     tt_stats stats;
-    tt_bert_config c = tt_bert_config_default(kind);
+    tt_bert_config c = tt_bert_config_default((tt_bert_kind)(kind == DECODER ? TT_BERT : kind));
     tt_table_options table = tt_table_options_default();
     tt_loader_options how = tt_loader_options_default();
     tt_context *ctx = test_open(&a);
@@ -515,24 +556,35 @@ static double trained_on(tt_bert_kind kind, tt_task task, const char *file, cons
     tt_dataset *d = tt_dataset_table(ctx, path, NULL, NULL, 0, &table);
     if (!d || !k) fprintf(stderr, "%s\n", tt_error(ctx));
     if (!CHECK(d && k)) return 1;
-    c.task = task;
-    c.vocab_size = 11;
-    c.embedding_size = 10;
-    c.hidden_size = 24;
-    c.layers = 2;
-    c.heads = 3;
-    c.intermediate_size = 40;
-    c.max_positions = 24;
-    c.classes = tt_dataset_classes(d);
-    c.initializer_range = 0.2f;
-    c.dropout = c.attention_dropout = c.classifier_dropout = 0;
-    CHECK(tt_bert_new(ctx, &m, &c) == TT_OK && tt_bert_name_classes(&m, d) == TT_OK);
-    CHECK(strcmp(m.class_names[0], tt_dataset_class_name(d, 0)) == 0);
+    const bool decoder = kind == DECODER;
+    if (decoder) {
+        tt_lm_config l = tt_lm_config_sized("llama", 2, 24, 3);
+        l.task = task;
+        l.vocab_size = 11;
+        l.max_positions = 24;
+        l.classes = tt_dataset_classes(d);
+        l.initializer_range = 0.2f;
+        CHECK(tt_lm_new(ctx, &lm, &l) == TT_OK && tt_lm_name_classes(&lm, d) == TT_OK);
+    } else {
+        c.task = task;
+        c.vocab_size = 11;
+        c.embedding_size = 10;
+        c.hidden_size = 24;
+        c.layers = 2;
+        c.heads = 3;
+        c.intermediate_size = 40;
+        c.max_positions = 24;
+        c.classes = tt_dataset_classes(d);
+        c.initializer_range = 0.2f;
+        c.dropout = c.attention_dropout = c.classifier_dropout = 0;
+        CHECK(tt_bert_new(ctx, &m, &c) == TT_OK && tt_bert_name_classes(&m, d) == TT_OK);
+    }
+    CHECK(strcmp((decoder ? lm.class_names : m.class_names)[0], tt_dataset_class_name(d, 0)) == 0);
     how.batch = 4;
     tt_loader *l = tt_loader_new(ctx, d, k, &how);
     tt_train_options o = golden_options("32-true");
     o.schedule.lr = 5e-3f;
-    tt_model model = tt_bert_model(&m);
+    tt_model model = decoder ? tt_lm_model(&lm) : tt_bert_model(&m);
     tt_trainer *r = tt_trainer_new(ctx, &model, &o);
     if (!CHECK(l && r)) fprintf(stderr, "%s\n", tt_error(ctx));
     for (int epoch = 0; epoch < 60 && r; epoch++) {
@@ -549,7 +601,8 @@ static double trained_on(tt_bert_kind kind, tt_task task, const char *file, cons
     }
     tt_trainer_free(r);
     tt_loader_free(l);
-    tt_bert_free(&m);
+    if (decoder) tt_lm_free(&lm);
+    else tt_bert_free(&m);
     tt_dataset_free(d);
     tt_tokenizer_free(k);
     TEST_CLOSE(ctx, &a);
@@ -562,16 +615,60 @@ TEST(tasks_of_files)
     static const struct { tt_task task; const char *file, *text; } rows[] = {
         {TT_TASK_CLASS, "pairs.tsv", pairs}, {TT_TASK_LABELS, "labels.jsonl", labels},
         {TT_TASK_SCORES, "scores.jsonl", scores}, {TT_TASK_TAGS, "tags.conll", tags}};
-    static const tt_bert_kind kinds[] = {TT_BERT, TT_DISTILBERT, TT_ALBERT};
-    for (int k = 0; k < TEST_COUNT(rows) * TEST_COUNT(kinds); k++) {
+    static const int kinds[] = {TT_BERT, TT_DISTILBERT, TT_ALBERT, DECODER};
+    enum { KINDS = TEST_COUNT(kinds) };
+    for (int k = 0; k < TEST_COUNT(rows) * KINDS; k++) {
         double accuracy = 0;
-        const tt_task task = rows[k / 3].task;
+        const tt_task task = rows[k / KINDS].task;
+        const char *file = rows[k / KINDS].file;
+        if (kinds[k % KINDS] == DECODER && task == TT_TASK_TAGS) continue; /* refused */
         /* DistilBERT has no token types, but [SEP] and the positions tell the texts of a pair apart. */
-        const double loss = trained_on(kinds[k % 3], task, rows[k / 3].file, rows[k / 3].text, &accuracy);
+        const double loss = trained_on(kinds[k % KINDS], task, file, rows[k / KINDS].text, &accuracy);
         if (getenv("TINYTRAIN_TEST_VERBOSE"))
-            printf("  %s, kind %d: loss %.4f, accuracy %.2f\n", rows[k / 3].file, (int)kinds[k % 3], loss,
-                   accuracy);
+            printf("  %s, kind %d: loss %.4f, accuracy %.2f\n", file, kinds[k % KINDS], loss, accuracy);
         CHECK(loss < 0.2 && (task == TT_TASK_SCORES || accuracy == 1));
+    }
+}
+
+/* A language model's folder becomes a classifier with a new last layer. A classifier generates no text, has
+   no adapters, and does no other tasks. */
+TEST(decoders_become_classifiers)
+{
+    static const char *const names[] = {"gpt2", "qwen2", "gemma3"}; /* with tied embeddings */
+    const tt_head head = {TT_TASK_LABELS, 3}, tags = {TT_TASK_TAGS, 3};
+    for (int k = 0; k < TEST_COUNT(names); k++) {
+        test_allocator a;
+        test_log log;
+        tt_lm m;
+        char from[1024];
+        tt_context *ctx = test_open_logged(&a, &log);
+        memset(&log, 0, sizeof log);
+        snprintf(from, sizeof from, "%s", test_path(TEST_GOLDEN("lm"), names[k]));
+        CHECK(tt_lm_load_head(ctx, &m, from, &tags) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "task is 3, but must be TT_TASK_CLASS, TT_TASK_LABELS or");
+        CHECK(tt_lm_load_head(ctx, &m, from, &head) == TT_OK && m.new_head && m.score && !m.head);
+        CHECK(log.warnings == 1 && strstr(log.text, "has no 'score.weight': these start with new values"));
+        CHECK(tt_lm_model(&m).classes == 3 && tt_lm_model(&m).task == TT_TASK_LABELS);
+        CHECK(tt_generator_new(&m, NULL) == NULL);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the model is a classifier, which predicts no tokens");
+        CHECK(tt_lm_lora(&m, NULL) == TT_ERR_UNSUPPORTED);
+        CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "the model is a classifier, which cannot have adapters");
+        const char *folder = test_folder();
+        CHECK(tt_lm_save(&m, folder) == TT_OK);
+        tt_lm_free(&m);
+        TEST_CLOSE(ctx, &a);
+        static const tt_head one = {TT_TASK_CLASS, 0};
+        for (int way = 0; way < 3; way++) { /* as it was saved; with another task; the language model */
+            ctx = test_open(&a);
+            CHECK(tt_lm_load_head(ctx, &m, way == 2 ? from : folder, way == 1 ? &one : NULL) == TT_OK);
+            CHECK(m.config.classes == (way == 2 ? 0 : 3) && !m.new_head);
+            CHECK(m.config.task == (way ? TT_TASK_CLASS : TT_TASK_LABELS) && !m.score == (way == 2));
+            if (way == 2) CHECK(tt_lm_name_classes(&m, NULL) == TT_ERR_ARGUMENT);
+            if (way == 2)
+                CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the model predicts tokens and has no classes: load its");
+            tt_lm_free(&m);
+            TEST_CLOSE(ctx, &a);
+        }
     }
 }
 
@@ -796,7 +893,7 @@ static const test_case tests[] = {
     TEST_CASE(predictions_of_tasks), TEST_CASE(predictions_that_are_not_finite),
     TEST_CASE(folders_for_other_tasks), TEST_CASE(tasks_of_a_config),
     TEST_CASE(weights_and_smoothing_of_tasks), TEST_CASE(tasks_of_files),
-    TEST_CASE(datasets_of_another_task),
+    TEST_CASE(decoders_become_classifiers), TEST_CASE(datasets_of_another_task),
     TEST_CASE(embeddings_as_in_sentence_transformers),
     TEST_CASE(embedders_are_saved), TEST_CASE(embedders_without_a_loss_or_logits),
     TEST_CASE(files_of_sentence_transformers), TEST_CASE(classifier_in_a_folder_of_an_embedder),

@@ -223,9 +223,9 @@ typedef struct tt_array {
 } tt_array;
 
 /* A micro-batch. A trainer sets each input of its model to the array with the input's name: an element of
-   `arrays`, or else the field of that name; "first" is the first row of each sequence. Data that no input
-   reads may be missing. Pointers are valid until the next call on the loader or source that set the
-   pointers. */
+   `arrays`, or else the field of that name; "first" and "last" are the first and the last row of each
+   sequence. Data that no input reads may be missing. Pointers are valid until the next call on the loader or
+   source that set the pointers. */
 typedef struct tt_batch {
     int seqs;                 /* sequences, images or examples. A speed counts rows, or seqs if rows is 0 */
     int rows;                 /* tokens of all sequences together; 0 if the sequences have no tokens, as

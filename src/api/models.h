@@ -83,6 +83,7 @@ typedef struct tt_inputs {
     tt_value positions; /* i32 (rows, 1): 0, 1, ... within each sequence */
     tt_value seq_start; /* i32 (seqs + 1, 1) */
     tt_value first;     /* i32 (seqs, 1): the first row of each sequence */
+    tt_value last;      /* decoders that classify: i32 (seqs, 1), the last row of each sequence */
     tt_value ids;       /* text: i32 (rows, 1) */
     tt_value types;     /* text: i32 (rows, 1): token types, if the model has them */
     tt_value pixels;    /* images: u8 (seqs, image_bytes) */
@@ -296,9 +297,10 @@ tt_model tt_vit_classifier(const tt_vit *m); /* returns the model for a trainer,
 
 /* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, Qwen3, Gemma 3
    for text, GPT-NeoX and Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the
-   names of transformers' ...ForCausalLM. Weights are (out, in) in memory, even if files have the transpose.
-   The rows of a fused weight are all queries, then all keys, then all values, even if files order the rows by
-   heads. */
+   names of transformers' ...ForCausalLM or, with classes, of ...ForSequenceClassification: a linear layer
+   without bias, `score`, reads the last hidden state of the last token of each text. Weights are (out, in) in
+   memory, even if files have the transpose. The rows of a fused weight are all queries, then all keys, then
+   all values, even if files order the rows by heads. */
 typedef struct tt_lm_config {
     const char *kind;         /* model_type: "gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma3_text",
                                  "gpt_neox", "falcon" */
@@ -328,6 +330,9 @@ typedef struct tt_lm_config {
                                  head_size */
     int end_token;            /* Set it in a new model to the id that ends a document, eos_token_id of
                                  config.json; default -1: none. (For a loaded model see tt_lm.stop) */
+    int classes;              /* Set it to the number of classes, labels or scores to make a classifier of
+                                 texts; default 0: the model predicts the next token */
+    tt_task task;             /* of a classifier: TT_TASK_CLASS (default), TT_TASK_LABELS, TT_TASK_SCORES */
 } tt_lm_config;
 /* Returns transformers' default configuration of a kind: "gpt2" is GPT-2 of 124 million parameters; key_heads
    is 0 except for "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
@@ -369,7 +374,10 @@ typedef struct tt_lm {
     tt_param *word, *position; /* (vocab, hidden), (max_positions, hidden) */
     tt_lm_layer *layer;
     tt_param *norm_w, *norm_b;
-    tt_param *head;            /* (vocab, hidden); NULL: tied */
+    tt_param *head;            /* (vocab, hidden); NULL: tied, or a classifier */
+    tt_param *score;           /* (classes, hidden); NULL: no classifier */
+    char (*class_names)[64];   /* (classes), as in tt_bert */
+    bool new_head;             /* `score` begins with random weights */
     size_t shard_bytes;        /* largest file that tt_lm_save writes; 0: no limit. Default 5e9 */
     int32_t *stop;             /* (n_stop) ids that end an answer, like tt_sampling.stop: eos_token_id of
                                   generation_config.json, or of config.json if that file is missing */
@@ -396,8 +404,12 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
    config.json that asks for something unsupported (such as another rope_type), and a last product's weight
    that differs from the embedding to which config.json ties it. The function sets m->stop, from
    generation_config.json if the folder has that file. Tensors stream into place when a program allocates its
-   arena. */
+   arena. If "architectures" names a class ...ForSequenceClassification, the model is a classifier. */
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
+/* Loads a folder as a classifier, whether or not it was saved as one, as tt_bert_load_head does. head NULL:
+   as tt_lm_load. */
+tt_status tt_lm_load_head(tt_context *ctx, tt_lm *m, const char *folder, const tt_head *head);
+tt_status tt_lm_name_classes(tt_lm *m, tt_dataset *d); /* see tt_bert_name_classes */
 /* Writes config.json, model.safetensors and, if the model was loaded with one, generation_config.json into a
    folder, which it creates if necessary, as transformers reads them. A model of more than shard_bytes becomes
    several files of at most shard_bytes each, and their index. Each file is replaced as a whole. If a save of
@@ -424,9 +436,11 @@ tt_status tt_lm_lora_merge(tt_lm *m);
 tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o);
 tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* output of the last norm, (rows,
                                                                            hidden) */
-tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* (rows, vocab) */
+tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* (rows, vocab); of a classifier
+                                                                           (seqs, classes) */
 /* Returns the model for a trainer: its loss is the mean cross-entropy of the tokens that follow, in the
-   batch's array "targets", i32 (rows, 1); -100: no target. m must stay valid. */
+   batch's array "targets", i32 (rows, 1); -100: no target. A classifier has the loss, the metrics and the
+   batches of tt_bert_model. m must stay valid. */
 tt_model tt_lm_model(const tt_lm *m);
 
 /* --------------------------------------------------------------------------------------------- generation */

@@ -91,6 +91,9 @@ static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
     tt__text_buffer all = {text, sizeof text, 0};
     if (m->lora)
         return tt__fail(m->ctx, TT_ERR_ARGUMENT, "the model already has adapters: add adapters only once");
+    if (m->score)
+        return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "the model is a classifier, which cannot have adapters: "
+                        "train the model itself, with some parameters frozen (tt_param_freeze)");
     if (o->rank < 1) tt__print(&all, "; rank is %d, but must be above 0", o->rank);
     if (!(o->alpha > 0 && o->alpha < INFINITY))
         tt__print(&all, "; alpha is %g, but must be finite and above 0", o->alpha);

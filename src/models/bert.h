@@ -149,24 +149,6 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
     return tt__task_loss(t, m->config.task, *output, &in, o);
 }
 
-/* Sets the metrics of a model's task. Tags whose names begin with "B-" are those of entities. */
-static void tt__bert_metrics(const tt_bert *m, tt_metric to[TT_METRICS])
-{
-    bool entities = false;
-    for (int c = 0; c < m->config.classes && m->class_names && !entities; c++)
-        entities = strncmp(m->class_names[c], "B-", 2) == 0;
-    switch (m->config.task) {
-    case TT_TASK_CLASS: to[0] = tt_accuracy(), to[1] = tt_f1_macro(); break;
-    case TT_TASK_LABELS: to[0] = tt_f1_micro(), to[1] = tt_f1_macro(), to[2] = tt_accuracy(); break;
-    case TT_TASK_SCORES: to[0] = tt_pearson(), to[1] = tt_spearman(); break;
-    case TT_TASK_TAGS:
-        to[0] = entities ? tt_f1_entities() : tt_accuracy();
-        to[1] = entities ? tt_accuracy() : tt_f1_macro();
-        break;
-    case TT_TASK_EMBED: break;
-    }
-}
-
 tt_model tt_bert_model(const tt_bert *m)
 {
     const tt_bert_config *c = &m->config;
@@ -174,38 +156,8 @@ tt_model tt_bert_model(const tt_bert *m)
     const bool limit = c->task == TT_TASK_EMBED && c->max_length > 0 && c->max_length < positions;
     tt_model model = {m, tt__bert_record, {{NULL, NULL, false, NULL}}, c->classes, "tokens",
                       limit ? c->max_length : positions, false, c->task};
-    tt__bert_metrics(m, model.metrics);
+    tt__task_metrics(c->task, m->class_names, c->classes, model.metrics);
     return model;
-}
-
-/* Returns whether the class that "architectures" of config.json names matches a pattern. */
-static bool tt__bert_is(const tt__json *j, const char *pattern)
-{
-    const int classes = tt__json_get(j, 0, "architectures");
-    const bool any = classes >= 0 && j->nodes[classes].kind == TT__JSON_ARRAY && j->nodes[classes].count;
-    const char *name = any ? tt__json_text(j, classes + 1) : NULL;
-    return name && tt__match(pattern, name);
-}
-
-/* Reads the task from "architectures" and "problem_type" of config.json. c->classes has been read. */
-static tt_status tt__bert_read_task(const tt__json *j, tt_bert_config *c)
-{
-    const char *type = NULL;
-    if (tt__bert_is(j, "*ForTokenClassification")) {
-        c->task = TT_TASK_TAGS;
-        return TT_OK;
-    }
-    tt_status status = tt__json_read_string(j, 0, "problem_type", false, &type);
-    if (status == TT_OK && !type && c->classes == 1) c->task = TT_TASK_SCORES;
-    if (status != TT_OK || !type) return status;
-    for (int k = 0; k < TT__COUNT(tt__problem_types); k++)
-        if (strcmp(type, tt__problem_types[k]) == 0) {
-            c->task = (tt_task)k;
-            return TT_OK;
-        }
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; only "
-                    "'single_label_classification', 'multi_label_classification' and 'regression' are "
-                    "supported", j->path, type);
 }
 
 static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
@@ -229,7 +181,7 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     if (k->flags & TT__BERT_DROP_AS) c->classifier_dropout = -1;
     status = tt__config_read(j, &k->a, c);
     if (c->classifier_dropout < 0) c->classifier_dropout = c->dropout;
-    if (status == TT_OK) status = tt__bert_read_task(j, c);
+    if (status == TT_OK) status = tt__read_task(j, c->classes, &c->task);
     if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
     if (status == TT_OK && sparse)
         status = tt__json_read_string(j, 0, "attention_type", false, &attention);
@@ -264,7 +216,7 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
     tt_status status = tt__checkpoint_open(ctx, folder, &from);
     if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
     /* A classifier may have been saved into a folder of sentence-transformers. */
-    if (status == TT_OK && !tt__bert_is(&from.config, "*For*Classification"))
+    if (status == TT_OK && !tt__is_class(&from.config, "*For*Classification"))
         status = tt__embedder_read(ctx, folder, &config);
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);
     if (status == TT_OK) {

@@ -2,6 +2,7 @@
 #include "../base/base.h"
 #include "../data/dataset.h"
 #include "layout.h"
+#include "config.h"
 #include "model.h"
 
 /* --------------------------------------------------------------------------------------------------- BERT */
@@ -250,10 +251,6 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
     if ((2.0 * c->random_blocks + 5) * c->block_size > 1 << 30)
         tt__print(all, "; block_size is %d, which is too large", c->block_size);
 }
-
-/* Values of "problem_type" in config.json, in the order of tt_task. */
-static const char *const tt__problem_types[] = {"single_label_classification", "multi_label_classification",
-                                                "regression"};
 
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config)
 {

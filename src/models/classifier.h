@@ -85,3 +85,22 @@ static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const t
     tt_name(t, loss, "loss");
     return loss;
 }
+
+/* Sets the metrics of a task. Tags whose names begin with "B-" are those of entities. names: (classes,
+   64). */
+static void tt__task_metrics(tt_task task, char (*names)[64], int classes, tt_metric to[TT_METRICS])
+{
+    bool entities = false;
+    for (int c = 0; c < classes && names && !entities; c++)
+        entities = strncmp(names[c], "B-", 2) == 0;
+    switch (task) {
+    case TT_TASK_CLASS: to[0] = tt_accuracy(), to[1] = tt_f1_macro(); break;
+    case TT_TASK_LABELS: to[0] = tt_f1_micro(), to[1] = tt_f1_macro(), to[2] = tt_accuracy(); break;
+    case TT_TASK_SCORES: to[0] = tt_pearson(), to[1] = tt_spearman(); break;
+    case TT_TASK_TAGS:
+        to[0] = entities ? tt_f1_entities() : tt_accuracy();
+        to[1] = entities ? tt_accuracy() : tt_f1_macro();
+        break;
+    case TT_TASK_EMBED: break;
+    }
+}

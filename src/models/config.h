@@ -88,6 +88,41 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
     return TT_OK;
 }
 
+/* Values of "problem_type" in config.json, in the order of tt_task. */
+static const char *const tt__problem_types[] = {"single_label_classification", "multi_label_classification",
+                                                "regression"};
+
+/* Returns whether the class that "architectures" of config.json names matches a pattern. */
+static bool tt__is_class(const tt__json *j, const char *pattern)
+{
+    const int classes = tt__json_get(j, 0, "architectures");
+    const bool any = classes >= 0 && j->nodes[classes].kind == TT__JSON_ARRAY && j->nodes[classes].count;
+    const char *name = any ? tt__json_text(j, classes + 1) : NULL;
+    return name && tt__match(pattern, name);
+}
+
+/* Reads the task from "architectures" and "problem_type" of config.json. *task is the default.
+   classes: number of classes. */
+static tt_status tt__read_task(const tt__json *j, int classes, tt_task *task)
+{
+    const char *type = NULL;
+    if (tt__is_class(j, "*ForTokenClassification")) {
+        *task = TT_TASK_TAGS;
+        return TT_OK;
+    }
+    tt_status status = tt__json_read_string(j, 0, "problem_type", false, &type);
+    if (status == TT_OK && !type && classes == 1) *task = TT_TASK_SCORES;
+    if (status != TT_OK || !type) return status;
+    for (int k = 0; k < TT__COUNT(tt__problem_types); k++)
+        if (strcmp(type, tt__problem_types[k]) == 0) {
+            *task = (tt_task)k;
+            return TT_OK;
+        }
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; only "
+                    "'single_label_classification', 'multi_label_classification' and 'regression' are "
+                    "supported", j->path, type);
+}
+
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
 /* Reads the fields of a config that the architecture's rows describe, and the number of classes. The config's
@@ -139,7 +174,7 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     tt__text_buffer all = {text, sizeof text, 0};
     const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
     const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
-    const bool classifies = a->classes && strcmp(tt__head_name(a, config), "Model") != 0;
+    const bool classifies = a->classes && (!a->head || strstr(a->head(config), "Classification"));
     const int classes = classifies ? tt__int_field(config, a->classes) : 1;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
     for (int k = 0; k < a->n_config; k++) {

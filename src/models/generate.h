@@ -139,6 +139,7 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
     const int context = o->context ? o->context : (int)tt__min(c->max_positions, 2048);
     char text[800] = "";
     tt__text_buffer all = {text, sizeof text, 0};
+    if (m->score) tt__print(&all, "; the model is a classifier, which predicts no tokens");
     if (o->compile.train)
         tt__print(&all, "; compile.train is true, but a generator does not train: set it to false");
     if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d, but must be at least 1", o->max_seqs);

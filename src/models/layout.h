@@ -62,8 +62,9 @@ typedef struct tt__architecture {
     /* Prints other members of config.json; or NULL. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
-    /* Returns the end of the class name in "architectures", after class_name. "Model": the model has no
-       classifier, and tensors' names in files have no prefix. NULL: class_name is the whole name. */
+    /* Returns the end of the class name in "architectures", after class_name. Without "Classification" in the
+       end, the model has no classifier; "Model": tensors' names in files have no prefix. NULL: class_name is
+       the whole name. */
     const char *(*head)(const void *config);
 } tt__architecture;
 

@@ -44,7 +44,7 @@ static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
     enum { AT_ONCE = 4096 };
     const tt_param *word = m->word;
     float head[AT_ONCE], tied[AT_ONCE];
-    for (int k = 0; k < 2 * s->files && m->config.tied; k++) {
+    for (int k = 0; k < 2 * s->files && m->config.tied && !m->config.classes; k++) {
         const tt_safetensors *file = s->file[k / 2];
         const int at = tt_safetensors_find(file, names[k % 2]);
         const tt_tensor_info *info = at >= 0 ? tt_safetensors_info(file, at) : NULL;
@@ -111,18 +111,21 @@ static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const 
     return status;
 }
 
-tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
+tt_status tt_lm_load_head(tt_context *ctx, tt_lm *m, const char *folder, const tt_head *head)
 {
     tt_lm_config config;
+    int classes = 0;
     const tt__architecture *a = NULL;
     const int params = ctx->n_params;
     memset(m, 0, sizeof *m);
     tt__checkpoint *s = (tt__checkpoint *)tt__alloc(ctx, sizeof *s);
     if (!s) return TT_ERR_MEMORY;
     tt_status status = tt__checkpoint_open(ctx, folder, s);
-    if (status == TT_OK) status = tt__lm_read_config(&s->config, &config, &a);
+    if (status == TT_OK) status = tt__lm_read_config(&s->config, &config, &a, &classes);
     if (status == TT_OK) status = tt__shards_open(ctx, folder, s);
-    if (status == TT_OK) status = tt__model_load(a, m, &config, s, 0, 0);
+    if (head) config.task = head->task;
+    if (head) config.classes = classes;
+    if (status == TT_OK) status = tt__model_load(a, m, &config, s, head ? head->outputs : 0, 0);
     if (status != TT_OK) {
         tt__checkpoint_close(ctx, s);
         tt__free(ctx, s);
@@ -138,6 +141,19 @@ tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
     tt__params_undo(ctx, params);
     tt_lm_free(m);
     return status;
+}
+
+tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
+{
+    return tt_lm_load_head(ctx, m, folder, NULL);
+}
+
+tt_status tt_lm_name_classes(tt_lm *m, tt_dataset *d)
+{
+    if (m->config.classes)
+        return tt__name_classes(m->ctx, m->config.task, m->class_names, m->config.classes, !m->new_head, d);
+    return tt__fail(m->ctx, TT_ERR_ARGUMENT, "the model predicts tokens and has no classes: load its folder "
+                    "with tt_lm_load_head");
 }
 
 tt_status tt_lm_save(const tt_lm *m, const char *folder)

@@ -260,7 +260,10 @@ static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
     return TT_OK;
 }
 
-static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt__architecture **a)
+/* Reads the config.json of a model. *classes receives the number of classes, even if the model is no
+   classifier. */
+static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt__architecture **a,
+                                    int *classes)
 {
     const char *kind = NULL;
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &kind);
@@ -272,8 +275,12 @@ static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt
                         kind, tt__lm_names(names));
     *a = &k->a;
     *c = tt_lm_config_default(kind);
+    *classes = c->classes = 2; /* the default of transformers */
     if (k->flags & TT__LM_MLP_4) c->intermediate_size = 0;
     status = tt__config_read(j, *a, c);
+    *classes = c->classes;
+    if (!tt__is_class(j, "*ForSequenceClassification")) c->classes = 0;
+    if (status == TT_OK && c->classes) status = tt__read_task(j, c->classes, &c->task);
     if (status == TT_OK && k->flags & TT__LM_FALCON) status = tt__lm_read_falcon(j, c);
     if (status != TT_OK) return status;
     if (!c->intermediate_size) c->intermediate_size = 4 * c->hidden_size;
@@ -332,6 +339,9 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
         tt__print(all, "; full_every is %d, but must be 0 in a model of kind %s", c->full_every, c->kind);
     if (!(c->window_base >= 0 && isfinite(c->window_base)))
         tt__print(all, "; window_base is %g, but must be a finite number of at least 0", c->window_base);
+    if ((unsigned)c->task > TT_TASK_SCORES)
+        tt__print(all, "; task is %d, but must be TT_TASK_CLASS, TT_TASK_LABELS or TT_TASK_SCORES",
+                  (int)c->task);
     if (c->two_norms && !c->parallel) tt__print(all, "; two_norms needs parallel = true");
     if (k->flags & TT__LM_FALCON && !c->parallel && c->key_heads != 1 && c->key_heads != c->heads)
         tt__print(all, "; a model of kind %s with %d key heads needs parallel = true", c->kind, c->key_heads);
@@ -361,6 +371,14 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
            c->two_norms == read->two_norms && c->alibi == read->alibi &&
            c->full_every == read->full_every && c->window_base == read->window_base &&
            memcmp(&c->rotary, &read->rotary, sizeof c->rotary) == 0;
+}
+
+/* Returns whether a classifier's config.json has a member that is written from the model. */
+static bool tt__lm_is_of_classes(const char *key)
+{
+    static const char *const keys[] = {"id2label", "label2id", "num_labels", "problem_type"};
+    for (int k = 0; k < TT__COUNT(keys); k++) if (strcmp(key, keys[k]) == 0) return true;
+    return false;
 }
 
 static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
@@ -420,6 +438,7 @@ static void tt__lm_print(tt__text_buffer *json, const void *self, const void *co
         const char *key = j->pool + j->nodes[at].key;
         const tt__lm_writer writer = tt__lm_writer_of(&tt__lm_kind_of(m->read.kind)->a, key);
         if (writer == TT__LM_OWN || (writer == TT__LM_SHAPE && !as_read)) continue;
+        if (c->classes && tt__lm_is_of_classes(key)) continue;
         tt__print(json, "  ");
         tt__json_quote(json, key);
         tt__print(json, ": ");
@@ -432,6 +451,7 @@ static void tt__lm_print(tt__text_buffer *json, const void *self, const void *co
         tt__print(json, "  \"bos_token_id\": null,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n",
                   end);
     }
+    if (c->classes) tt__print(json, "  \"problem_type\": \"%s\",\n", tt__problem_types[c->task]);
     tt__lm_print_rotary(json, c, as_read ? j : NULL);
     if (as_read) return;
     const int flags = tt__lm_flags(c);

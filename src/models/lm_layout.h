@@ -22,6 +22,7 @@ enum {
 };
 static int tt__lm_flags(const tt_lm_config *c);
 
+static const char *tt__lm_head_name(const void *config);
 static void tt__lm_check(tt__text_buffer *all, const void *config);
 static void tt__lm_print(tt__text_buffer *json, const void *self, const void *config);
 
@@ -35,7 +36,7 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     const tt_lm_config *c = (const tt_lm_config *)config;
     const bool bias = c->attention_bias || tt__lm_flags(c) & TT__LM_QKV_BIAS;
 #define S(letter) size[letter - 'A']
-    S('X') = c->tied ? 0 : c->vocab_size;
+    S('X') = c->tied || c->classes ? 0 : c->vocab_size;
     S('D') = c->head_size;
     S('G') = c->key_heads;
     S('A') = (int64_t)c->heads * c->head_size;
@@ -64,11 +65,15 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
 #define TT__LM_NORM(X, field, name, shape) \
     TT__LM(X, field##_w, name ".weight", shape, '1', 0), TT__LM(X, field##_b, name ".bias", shape, '0', 0)
 
+/* The row of a classifier's last layer. */
+#define TT__LM_SCORE {offsetof(tt_lm, score), {"score.weight", NULL}, "CH", 'n', 0, true, 0}
+
 static const tt__tensor_row tt__gpt2_tensors[] = {
     TT__LM(tt_lm, word, ".wte.weight", "VH", 'n', 0),
     TT__LM(tt_lm, position, ".wpe.weight", "PH", 'n', 0),
     TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+    TT__LM_SCORE,
 };
 static const tt__tensor_row tt__gpt2_layer[] = {
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_1", "H"),
@@ -82,6 +87,7 @@ static const tt__tensor_row tt__llama_tensors[] = {
     TT__LM(tt_lm, word, ".embed_tokens.weight", "VH", 'n', 0),
     TT__LM(tt_lm, norm_w, ".norm.weight", "H", '1', 0),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+    TT__LM_SCORE,
 };
 /* Rows of a layer of LLaMA and its kin: attention and the norms in front, and the MLP. norm: initial value of
    the norms' weights. */
@@ -106,6 +112,7 @@ static const tt__tensor_row tt__gemma_tensors[] = {
     TT__LM(tt_lm, word, ".embed_tokens.weight", "VH", 'n', 0),
     TT__LM(tt_lm, norm_w, ".norm.weight", "H", '0', 0),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+    TT__LM_SCORE,
 };
 static const tt__tensor_row tt__gemma_layer[] = {
     TT__LM_ATTENTION('0'),
@@ -120,6 +127,7 @@ static const tt__tensor_row tt__neox_tensors[] = {
     TT__LM(tt_lm, word, ".embed_in.weight", "VH", 'n', 0),
     TT__LM_NORM(tt_lm, norm, ".final_layer_norm", "H"),
     TT__LM(tt_lm, head, "embed_out.weight", "XH", 'n', 0),
+    TT__LM_SCORE,
 };
 static const tt__tensor_row tt__neox_layer[] = {
     TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "H"),
@@ -133,6 +141,7 @@ static const tt__tensor_row tt__falcon_tensors[] = {
     TT__LM(tt_lm, word, ".word_embeddings.weight", "VH", 'n', 0),
     TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+    TT__LM_SCORE,
 };
 static const tt__tensor_row tt__falcon_layer[] = { /* a model has at most one of a field's rows */
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
@@ -201,35 +210,36 @@ typedef struct tt__lm_kind {
     type, 0, class_name, type, act, "", {before, NULL}, {in_layer "%d.", NULL}, \
     tt__##what##_tensors, tt__##what##_layer, tt__##what##_rows, TT__COUNT(tt__##what##_tensors), \
     TT__COUNT(tt__##what##_layer), TT__COUNT(tt__##what##_rows), sizeof(tt_lm), sizeof(tt_lm_config), \
-    sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, 0, offsetof(tt_lm, layer), \
-    offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, 0, \
+    sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), offsetof(tt_lm, class_names), \
+    offsetof(tt_lm, new_head), offsetof(tt_lm, layer), \
+    offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, offsetof(tt_lm_config, classes), \
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
-    tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers, NULL}
+    tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers, tt__lm_head_name}
 
 static const tt__lm_kind tt__lm_kinds[] = {
-    {TT__LM_FILES(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
+    {TT__LM_FILES(gpt2, "gpt2", "GPT2", "activation_function", "transformer.", "h."),
      TT__LM_POSITIONS | TT__LM_EQUAL_HEADS | TT__LM_MLP_4, NULL, NULL, "c_attn",
      50257, 768, 12, 12, 12, 0, 3072, 1024, 0, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
-    {TT__LM_FILES(llama, "llama", "LlamaForCausalLM", "hidden_act", "model.", "layers."),
+    {TT__LM_FILES(llama, "llama", "Llama", "hidden_act", "model.", "layers."),
      TT__LM_LLAMA, "rope_theta", NULL, "q_proj,v_proj",
      32000, 4096, 32, 32, 32, 0, 11008, 2048, 0, "silu", 1e-6f, 0, 1, false, false, false},
-    {TT__LM_FILES(llama, "mistral", "MistralForCausalLM", "hidden_act", "model.", "layers."),
+    {TT__LM_FILES(llama, "mistral", "Mistral", "hidden_act", "model.", "layers."),
      TT__LM_LLAMA | TT__LM_WINDOW, "rope_theta", NULL, "q_proj,v_proj",
      32000, 4096, 32, 32, 8, 0, 14336, 131072, 4096, "silu", 1e-6f, 0, 1, false, false, false},
-    {TT__LM_FILES(llama, "qwen2", "Qwen2ForCausalLM", "hidden_act", "model.", "layers."),
+    {TT__LM_FILES(llama, "qwen2", "Qwen2", "hidden_act", "model.", "layers."),
      TT__LM_LLAMA | TT__LM_QKV_BIAS | TT__LM_WINDOW | TT__LM_WINDOW_FROM, "rope_theta", NULL, "q_proj,v_proj",
      151936, 4096, 32, 32, 32, 0, 22016, 32768, 0, "silu", 1e-6f, 0, 1, false, false, false},
-    {TT__LM_FILES(llama, "qwen3", "Qwen3ForCausalLM", "hidden_act", "model.", "layers."),
+    {TT__LM_FILES(llama, "qwen3", "Qwen3", "hidden_act", "model.", "layers."),
      TT__LM_LLAMA | TT__LM_HEAD_NORMS | TT__LM_WINDOW | TT__LM_WINDOW_FROM, "rope_theta", NULL,
      "q_proj,v_proj",
      151936, 4096, 32, 32, 32, 128, 22016, 32768, 0, "silu", 1e-6f, 0, 1, false, false, false},
-    {TT__LM_FILES(gemma, "gemma3_text", "Gemma3ForCausalLM", "hidden_activation", "model.", "layers."),
+    {TT__LM_FILES(gemma, "gemma3_text", "Gemma3", "hidden_activation", "model.", "layers."),
      TT__LM_LLAMA | TT__LM_HEAD_NORMS | TT__LM_WINDOW | TT__LM_GEMMA, "rope_theta", NULL, "q_proj,v_proj",
      262208, 2304, 26, 8, 4, 256, 9216, 131072, 4096, "gelu_pytorch_tanh", 1e-6f, 0, 1, true, false, false},
-    {TT__LM_FILES(neox, "gpt_neox", "GPTNeoXForCausalLM", "hidden_act", "gpt_neox.", "layers."),
+    {TT__LM_FILES(neox, "gpt_neox", "GPTNeoX", "hidden_act", "gpt_neox.", "layers."),
      TT__LM_EQUAL_HEADS, "rotary_emb_base", "rotary_pct", "query_key_value",
      50432, 6144, 44, 64, 64, 0, 24576, 2048, 0, "gelu", 1e-5f, 0, 0.25f, false, true, true},
-    {TT__LM_FILES(falcon, "falcon", "FalconForCausalLM", "activation", "transformer.", "h."),
+    {TT__LM_FILES(falcon, "falcon", "Falcon", "activation", "transformer.", "h."),
      TT__LM_MLP_4 | TT__LM_ONE_BIAS | TT__LM_FALCON, "rope_theta", NULL, "query_key_value",
      65024, 4544, 32, 71, 1, 0, 18176, 2048, 0, "gelu", 1e-5f, 0, 1, true, false, true},
 };
@@ -242,6 +252,15 @@ static const tt__lm_kind *tt__lm_kind_of(const char *kind)
 }
 
 static int tt__lm_flags(const tt_lm_config *c) { return tt__lm_kind_of(c->kind)->flags; }
+
+/* Returns the end of a class name of transformers, such as "ForCausalLM" in "LlamaForCausalLM". */
+static const char *tt__lm_head_name(const void *config)
+{
+    const tt_lm_config *c = (const tt_lm_config *)config;
+    const int flags = tt__lm_flags(c);
+    if (c->classes) return &"TextForSequenceClassification"[flags & TT__LM_GEMMA ? 0 : 4];
+    return flags & TT__LM_POSITIONS ? "LMHeadModel" : "ForCausalLM";
+}
 
 tt_lm_config tt_lm_config_default(const char *kind)
 {

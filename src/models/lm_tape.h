@@ -2,6 +2,7 @@
 #include "../base/base.h"
 #include "../tape/tape.h"
 #include "../ops/elementwise/rules.h"
+#include "classifier.h"
 #include "lm_layout.h"
 #include "adapters.h"
 
@@ -137,15 +138,25 @@ static tt_value tt__lm_head(const tt_lm *m, tt_tape *t, tt_value hidden)
 
 tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in)
 {
-    return tt__lm_head(m, t, tt_lm_hidden(m, t, in));
+    tt_value h = tt_lm_hidden(m, t, in);
+    if (!m->score) return tt__lm_head(m, t, h);
+    h = tt_linear(t, tt_gather_rows(t, h, in->last), m->score, NULL); /* (seqs, classes) */
+    tt_name(t, h, "logits");
+    return h;
 }
 
 static tt_value tt__lm_record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
 {
+    const tt_lm *m = (const tt_lm *)self;
     tt_cross_entropy_options c = tt_cross_entropy_options_default();
-    tt_inputs in = tt_lm_inputs(t, o);
+    tt_inputs in = m->score ? tt_text_inputs(t, o) : tt_lm_inputs(t, o);
+    if (m->score) {
+        in.last = tt_input(t, "last", TT_I32, tt_axis(t, "sequences", o->max_seqs), 1);
+        *output = tt_lm_logits(m, t, &in);
+        return tt__task_loss(t, m->config.task, *output, &in, o);
+    }
     c.label_smoothing = o->label_smoothing;
-    *output = tt_lm_logits((const tt_lm *)self, t, &in);
+    *output = tt_lm_logits(m, t, &in);
     tt_value loss = tt_cross_entropy(t, *output, in.targets, &c);
     tt_name(t, loss, "loss");
     return loss;
@@ -154,7 +165,8 @@ static tt_value tt__lm_record(const void *self, tt_tape *t, const tt_train_optio
 tt_model tt_lm_model(const tt_lm *m)
 {
     const tt_lm_config *c = &m->config;
-    tt_model model = {m, tt__lm_record, {tt_perplexity()}, 0, "tokens", c->max_positions, false,
-                      TT_TASK_CLASS};
+    tt_model model = {m, tt__lm_record, {tt_perplexity()}, c->classes, "tokens", c->max_positions, false,
+                      c->task};
+    if (c->classes) tt__task_metrics(c->task, m->class_names, c->classes, model.metrics);
     return model;
 }

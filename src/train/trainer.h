@@ -38,6 +38,7 @@ struct tt_trainer {
     int64_t *rows;    /* for each input: its number of rows in the current batch; 0: not set yet */
     bool *needed;     /* for each value: the output depends on it. Predictions set other inputs to 0 */
     int32_t *positions, *seq_start; /* for max_seqs sequences of max_length rows, if model.same_length */
+    int32_t *last; /* for max_seqs sequences: their last rows; NULL: the model has no input "last" */
     float *class_weights; /* (2, classes): the options' weights; ones, for evaluation. NULL: no weights */
     void *zeros; /* zeros for predictions: bytes of the largest input that only the loss reads */
 };
@@ -297,6 +298,13 @@ static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
     return status;
 }
 
+/* Returns the index of the input `name`, or -1 if the model has no such input. */
+static int tt__input_named(const tt_trainer *r, const char *name)
+{
+    for (int k = 0; k < r->n_inputs; k++) if (strcmp(r->inputs[k].name, name) == 0) return k;
+    return -1;
+}
+
 /* Computes r->positions and r->seq_start for sequences of equal length. */
 static tt_status tt__length_rows(tt_trainer *r)
 {
@@ -345,6 +353,9 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
     if (status == TT_OK && r->train && !kept) status = ctx->status; /* a state cannot be saved */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
+    const bool last = status == TT_OK && tt__input_named(r, "last") >= 0;
+    if (last) r->last = (int32_t *)tt__alloc(ctx, sizeof *r->last * (size_t)o.max_seqs);
+    if (last && !r->last) status = TT_ERR_MEMORY;
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: settings to compare */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
@@ -382,6 +393,7 @@ void tt_trainer_free(tt_trainer *r)
     tt_program_free(r->train);
     tt__free(r->ctx, r->class_weights);
     tt__free(r->ctx, r->positions);
+    tt__free(r->ctx, r->last);
     tt__free(r->ctx, r->seq_start);
     tt__free(r->ctx, r->inputs);
     tt__free(r->ctx, r->rows);
@@ -441,13 +453,6 @@ static tt_status tt__must_train(const tt_trainer *r)
                     "and predicts: make one with train = true");
 }
 
-/* Returns the index of the input `name`, or -1 if the model has no such input. */
-static int tt__input_named(const tt_trainer *r, const char *name)
-{
-    for (int k = 0; k < r->n_inputs; k++) if (strcmp(r->inputs[k].name, name) == 0) return k;
-    return -1;
-}
-
 /* Fails if a batch is empty, has more sequences than max_seqs, or does not fit the model's inputs. */
 static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
 {
@@ -485,6 +490,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     const int32_t *start = same ? r->seq_start : b->seq_start;
     const float *weights = r->class_weights;
     if (weights && p != r->train) weights += r->model.classes;
+    const bool last = r->last && start && b->seqs <= r->options.max_seqs;
+    for (int s = 0; s < b->seqs && last; s++) r->last[s] = start[s + 1] - 1;
     const tt_array fields[] = {
         {"pixels", b->pixels, b->seqs},
         {"ids", b->ids, rows},
@@ -492,6 +499,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         {"positions", same ? r->positions : b->positions, rows},
         {"seq_start", start, (int64_t)b->seqs + 1},
         {"first", start, b->seqs},
+        {"last", last ? r->last : NULL, b->seqs},
         {"labels", b->labels, b->seqs},
         {"label_values", b->label_values, b->seqs},
         {"tags", b->tags, rows},

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes golden training runs of tiny encoders with each head, computed by PyTorch and Hugging Face
+"""Writes golden training runs of tiny encoders with each head, and of decoders that classify texts, computed by PyTorch and Hugging Face
 transformers, and embeddings that sentence-transformers computes.
 
     python tests/golden/make_heads.py            writes tests/golden/heads/{NAME}/
@@ -14,6 +14,7 @@ needs: torch, transformers, sentence-transformers, safetensors, numpy. Each fold
                                      B = 0..19; all sequences one after another, no padding, never id 0
         batchB.tags (tokens)         KIND_tags: a class, or -100 for a quarter of the tokens
         batchB.label_values (n_seqs, n)   KIND_labels: 0 or 1; KIND_scores: numbers
+        batchB.labels (n_seqs)       KIND_classes: a class
         logits                       of batch 0 with the starting weights: (tokens, n) or (n_seqs, n)
         losses (20)                  of 20 steps, as make_golden.py trains
         hidden (layers + 1, tokens, hidden)   embed_*: the hidden states of batch 0
@@ -54,19 +55,35 @@ KINDS = {
     "albert": ("Albert", dict(SIZES, embedding_size=7, classifier_dropout_prob=0.0, **OFF)),
     "big_bird": ("BigBird", dict(SIZES, attention_type="original_full", sep_token_id=3, **OFF)),
 }
+DECODER = dict(hidden_size=12, num_attention_heads=2, num_key_value_heads=1, intermediate_size=19, num_hidden_layers=2, vocab_size=37,
+               max_position_embeddings=13, pad_token_id=0)
+DECODERS = {
+    "gpt2": ("GPT2", dict(n_embd=12, n_head=3, n_inner=19, n_layer=2, vocab_size=37, n_positions=13, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+                          pad_token_id=0, bos_token_id=1, eos_token_id=1)),
+    "llama": ("Llama", DECODER),
+    "qwen3": ("Qwen3", dict(DECODER, head_dim=4)),
+    "gemma3": ("Gemma3Text", dict(DECODER, head_dim=4, sliding_window=4, sliding_window_pattern=2)),
+}
 PROBLEMS = {"labels": "multi_label_classification", "scores": "regression"}
 # name -> (kind, task, outputs)
 HEADS = {f"{kind}_tags": (kind, "tags", 5) for kind in KINDS}
 HEADS.update(bert_labels=("bert", "labels", 4), roberta_labels=("roberta", "labels", 3), distilbert_scores=("distilbert", "scores", 1),
              albert_scores=("albert", "scores", 3))
+HEADS.update(gpt2_classes=("gpt2", "classes", 3), llama_scores=("llama", "scores", 1), qwen3_labels=("qwen3", "labels", 3),
+             gemma3_classes=("gemma3", "classes", 4))
 EMBEDDERS = {"embed_mean": ("bert", "mean", True), "embed_cls": ("xlm_roberta", "cls", False)}
+
+
+def has_types(config):
+    """Returns whether the model takes token types. GPT-2 would look them up among its tokens."""
+    return config.model_type not in ("distilbert", "gpt2", "llama", "qwen3", "gemma3_text")
 
 
 def forward(model, batch, **more):
     """Runs the model on each sequence by itself. Returns the outputs."""
     start, out = batch["seq_start"].tolist(), []
     for a, b in zip(start, start[1:]):
-        types = {} if model.config.model_type == "distilbert" else {"token_type_ids": batch["token_type_ids"][None, a:b].long()}
+        types = {"token_type_ids": batch["token_type_ids"][None, a:b].long()} if has_types(model.config) else {}
         out.append(model(input_ids=batch["input_ids"][None, a:b].long(), **types, **more))
     return out
 
@@ -78,11 +95,13 @@ def logits_of(model, batch):
 def loss_of(task, logits, batch):
     if task == "tags":
         return F.cross_entropy(logits, batch["tags"].long())
+    if task == "classes":
+        return F.cross_entropy(logits, batch["labels"].long())
     values = batch["label_values"].to(logits.dtype)
     return F.binary_cross_entropy_with_logits(logits, values) if task == "labels" else F.mse_loss(logits, values)
 
 
-def padded(batch, pad, model_type):
+def padded(batch, pad, config):
     """Returns the batch as transformers takes it, with its targets."""
     start = batch["seq_start"].tolist()
     n, longest = len(start) - 1, max(b - a for a, b in zip(start, start[1:]))
@@ -92,10 +111,12 @@ def padded(batch, pad, model_type):
         if "tags" in batch:
             tags[s, :b - a] = batch["tags"][a:b]
     out = dict(input_ids=ids, attention_mask=mask)
-    if model_type != "distilbert":
+    if has_types(config):
         out["token_type_ids"] = types
     if "tags" in batch:
         out["labels"] = tags
+    elif "labels" in batch:
+        out["labels"] = batch["labels"].long()
     elif "label_values" in batch:
         out["labels"] = batch["label_values"].double()
     return out
@@ -103,19 +124,24 @@ def padded(batch, pad, model_type):
 
 def head(name, folder):
     kind, task, outputs = HEADS[name]
-    class_name, settings = KINDS[kind]
+    decodes = kind in DECODERS
+    class_name, settings = DECODERS[kind] if decodes else KINDS[kind]
     rng = np.random.RandomState(100 + list(HEADS).index(name))
     problem = {"problem_type": PROBLEMS[task]} if task in PROBLEMS else {}
     config = getattr(transformers, class_name + "Config")(num_labels=outputs, **problem, **settings)
-    config._attn_implementation = "eager"
+    config._attn_implementation = "sdpa" if decodes else "eager"
     which = "ForTokenClassification" if task == "tags" else "ForSequenceClassification"
     model = getattr(transformers, class_name + which)(config)
     initialise(model, rng)
+    for p in model.parameters():
+        p.data -= float(p.dim() == 1 and kind == "gemma3")  # Gemma's norms multiply by 1 + weight
     batches = []
     for _ in range(LONG):
         batch = make_batch(rng, config, kind in ("bert", "albert", "big_bird"))
-        n = len(batch.pop("labels"))
-        if task == "tags":
+        n = len(batch["labels"] if task == "classes" else batch.pop("labels"))
+        if task == "classes":
+            pass
+        elif task == "tags":
             tokens = len(batch["input_ids"])
             batch["tags"] = torch.from_numpy(np.where(rng.rand(tokens) < 0.25, -100, rng.randint(0, outputs, tokens)).astype(np.int32))
         else:
@@ -128,11 +154,12 @@ def head(name, folder):
     with torch.no_grad():
         logits = logits_of(model, batches[0])
         golden["logits"] = stored(logits)
-        theirs = model(**padded(batches[0], 1, config.model_type)).loss
-        assert abs(theirs - loss_of(task, logits, batches[0])) < 1e-12, name
+        theirs = model(**padded(batches[0], 0 if decodes else 1, config)).loss
+        assert abs(theirs - loss_of(task, logits, batches[0])) < (1e-6 if decodes else 1e-12), name
     named = dict(model.named_parameters())
-    optimizer = torch.optim.AdamW([{"params": [p for n, p in named.items() if decays(n)], "weight_decay": 0.01},
-                                   {"params": [p for n, p in named.items() if not decays(n)], "weight_decay": 0.0}],
+    decayed = {n for n, p in named.items() if (p.dim() > 1 if decodes else decays(n))}
+    optimizer = torch.optim.AdamW([{"params": [p for n, p in named.items() if n in decayed], "weight_decay": 0.01},
+                                   {"params": [p for n, p in named.items() if n not in decayed], "weight_decay": 0.0}],
                                   lr=1e-3, betas=(0.9, 0.999), eps=1e-8, foreach=False)
     losses = []
     for batch in batches:
@@ -178,7 +205,7 @@ def embedder(name, folder):
         rows = [states[-1][a:b] for a, b in zip(start, start[1:])]
         result = torch.stack([x.mean(0) if pooling == "mean" else x[0] for x in rows])
         result = F.normalize(result) if normalize else result
-        theirs = whole.double()(padded(batch, 1, config.model_type))["sentence_embedding"]
+        theirs = whole.double()(padded(batch, 1, config))["sentence_embedding"]
         assert (theirs - result).abs().max() < 1e-12, name
     golden = {f"batch0.{k}": v for k, v in batch.items()}
     golden.update(hidden=stored(torch.stack(states)), embeddings=stored(result))
