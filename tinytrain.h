@@ -1958,8 +1958,8 @@ tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o);
 tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int64_t image_bytes);
 
 /* BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), DistilBERT (Sanh et al. 2019), RoBERTa (Liu et al.
-   2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020), ALBERT (Lan et al. 2020) and
-   BigBird (Zaheer et al. 2020) share one encoder. The task decides the head. Parameters have the names of
+   2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020), ALBERT (Lan et al. 2020),
+   BigBird (Zaheer et al. 2020) and ModernBERT (Warner et al. 2024) share one encoder. The task decides the head. Parameters have the names of
    transformers' ...ForSequenceClassification, for TT_TASK_TAGS of ...ForTokenClassification. With
    TT_TASK_EMBED there is no classifier, and files have the names of transformers' ...Model. */
 typedef enum tt_bert_kind {
@@ -1969,8 +1969,11 @@ typedef enum tt_bert_kind {
     TT_ROBERTA,    /* positions start at pad_token + 1, one token type; head: classifier.dense, tanh */
     TT_BIG_BIRD,   /* head: classifier.dense, `activation`. Its pooler is kept but unused */
     TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
-    TT_ALBERT      /* all layers share one set of parameters, and embeddings have embedding_size columns;
+    TT_ALBERT,     /* all layers share one set of parameters, and embeddings have embedding_size columns;
                       head: pooler, tanh. A pipeline has at most two stages */
+    TT_MODERN_BERT /* rotary positions, windows, norms before attention and MLP, an MLP with a gate; head:
+                      dense, `activation`, norm, also with TT_TASK_TAGS. Files pack Wqkv and Wi, memory does
+                      not */
 } tt_bert_kind;
 /* How the embedding of a sequence is made from its last hidden states: their mean, or the first token's
    state. */
@@ -1985,7 +1988,8 @@ typedef struct tt_bert_config {
     bool pooler;              /* BERT: the classifier reads a dense layer + tanh of the first token. Default
                                  true */
     int classes;              /* number of classes, labels, scores or tags. TT_TASK_EMBED: 0 */
-    tt_pooling pooling;       /* for tt_bert_embed. Default TT_POOL_MEAN */
+    tt_pooling pooling;       /* for tt_bert_embed; in ModernBERT also what the classifier reads. Default
+                                 TT_POOL_MEAN, in ModernBERT TT_POOL_CLS */
     bool normalize;           /* tt_bert_embed divides each embedding by its length. Default false */
     int max_length;           /* TT_TASK_EMBED: tokens of the longest text; 0: limited by
                                  max_positions alone. Default 0 */
@@ -2002,9 +2006,16 @@ typedef struct tt_bert_config {
        weights. */
     bool block_sparse;        /* default true for BigBird, else false */
     int block_size, random_blocks;
-    bool qkv_bias;            /* BigBird: queries, keys and values have biases. Default true */
+    bool qkv_bias;            /* BigBird: queries, keys and values have biases. Default true. ModernBERT: also
+                                 the attention's output. Default false */
     bool scale_embeddings;    /* BigBird: word embeddings are multiplied by sqrt(hidden_size). Default
                                  false */
+    /* ModernBERT: layers 0, full_every, 2 * full_every and so on see all tokens, the others those at most
+       local_attention / 2 away; the base of rotary positions differs; biases, all false by default. */
+    int full_every, local_attention; /* default 3 and 128 */
+    float rotary_base, window_base;  /* base in layers without and with a window. Default 160000 and 10000 */
+    bool mlp_bias, norm_bias, classifier_bias; /* classifier_bias: of the layer before the classifier */
+    float embedding_dropout;         /* default 0 */
 } tt_bert_config;
 tt_bert_config tt_bert_config_default(tt_bert_kind kind); /* sizes of the base model, 2 classes */
 typedef struct tt_head {
@@ -2016,6 +2027,8 @@ typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden
     tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
     tt_param *attention_w, *attention_b, *attention_norm_w, *attention_norm_b;
     tt_param *up_w, *up_b, *down_w, *down_b, *output_norm_w, *output_norm_b;
+    tt_param *gate_w, *gate_b; /* ModernBERT, whose attention_norm and output_norm come before attention and
+                                  MLP; layer 0 has no attention_norm */
 } tt_bert_layer;
 
 typedef struct tt_bert {
@@ -2030,6 +2043,8 @@ typedef struct tt_bert {
     tt_bert_layer *layer;                   /* (layers); in ALBERT all have the same parameters */
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
     tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); TT_TASK_EMBED: NULL */
+    tt_param *last_norm_w, *last_norm_b, *head_norm_w, *head_norm_b; /* ModernBERT: norms of the last hidden
+                                               states, and between `head` and the classifier */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
     bool new_head; /* the layers between the last hidden states and the logits begin with random weights, at
                       least in part */
@@ -37338,11 +37353,16 @@ typedef struct tt__tensor_row {
     const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. The model lacks a tensor
                             with a dimension of 0. The parameter drops leading dimensions of 1 */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
-    char part;           /* 1 to 3: number of the third of a packed tensor in naming 1; 0: not packed */
+    char part;           /* in naming 1, 1 to 3: number of the third of a packed tensor; 4, 5: the first or the
+                            second half of one; 0: not packed */
     char head;           /* 0: files must have the tensor; else its initial values are random if a file lacks
                             it; 2: no logits depend on it */
-    char order;          /* order of the elements in files, see tt__packing */
+    char order;          /* order of the elements in files, see tt__packing; 'l': the order of the parameter,
+                            and the first layer lacks the tensor */
 } tt__tensor_row;
+
+/* A packed tensor has `of` parts; a parameter is part number `number`, from 1 on. of 0: it is not packed. */
+typedef struct tt__part_of { int number, of; } tt__part_of;
 
 typedef struct tt__config_row {
     const char *field, *key[2]; /* name in the config's struct; key of config.json in each naming, or NULL */
@@ -37482,6 +37502,8 @@ static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char nam
     const int in_layers = k - a->n_model, layer = in_layers / a->n_layer, naming = l->naming;
     if (in_layers >= 0 && layer >= l->layers) return NULL;
     const tt__tensor_row *row = in_layers < 0 ? &a->model[k] : &a->layer[in_layers % a->n_layer];
+    static const tt__tensor_row none = {0, {NULL, NULL}, "Z", '0', 0, false, 0}; /* no size Z is set */
+    if (in_layers >= 0 && layer == 0 && row->order == 'l') row = &none;
     const char *plain = row->name[naming] ? row->name[naming] : "";
     int n = in_layers >= 0 || *plain == '.' ? snprintf(name, 256, "%s", a->prefix[naming]) : 0;
     if (in_layers >= 0) n += snprintf(name + n, 256 - (size_t)n, a->layer_prefix[naming], layer);
@@ -37498,10 +37520,12 @@ static tt_param **tt__layout_slot(const tt__layout *l, const tt__tensor_row *row
     return (tt_param **)(void *)((in_layers < 0 ? l->self : l->layer_self) + layer + row->offset);
 }
 
-/* Returns which third of a packed tensor a parameter is, 1 to 3; 0 if the parameter is a whole tensor. */
-static int tt__layout_part(const tt__layout *l, const tt__tensor_row *row)
+/* Returns which part of a packed tensor a parameter is. */
+static tt__part_of tt__layout_part(const tt__layout *l, const tt__tensor_row *row)
 {
-    return l->naming == 1 ? row->part : 0;
+    const int part = l->naming == 1 ? row->part : 0;
+    const tt__part_of of = {part > 3 ? part - 3 : part, part > 3 ? 2 : part ? 3 : 0};
+    return of;
 }
 
 /* Sets dims to the dimensions of a parameter, including leading dimensions of 1. Returns their number; 0 if
@@ -37548,7 +37572,7 @@ static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
 static tt__packing tt__row_order(const tt__layout *l, const tt__tensor_row *row, int ndim,
                                  const int64_t *dims)
 {
-    tt__packing o = {row->order, dims[0], ndim > 1 ? dims[1] : 1, l->size['G' - 'A'], l->size['D' - 'A']};
+    tt__packing o = {row->order == 'l' ? (char)0 : row->order, dims[0], ndim > 1 ? dims[1] : 1, l->size['G' - 'A'], l->size['D' - 'A']};
     return o;
 }
 
@@ -37653,12 +37677,12 @@ static void tt__checkpoint_drop(tt_context *ctx, void *source)
 }
 
 /* Fails if the shape of tensor `index` of file s is not `dims` or, for a part of a packed tensor, is not
-   `dims` with three times as many rows. */
-static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, const int64_t *dims, int part,
-                                 const char *param)
+   `dims` with the rows of all parts. */
+static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, const int64_t *dims,
+                                 tt__part_of part, const char *param)
 {
     const tt_tensor_info *info = &s->infos[index];
-    const int64_t rows = ndim ? dims[0] * (part ? 3 : 1) : 0;
+    const int64_t rows = ndim ? dims[0] * (part.of ? part.of : 1) : 0;
     bool same = info->ndim == ndim;
     for (int k = 0; k < ndim && same; k++) same = info->dims[k] == (k ? dims[k] : rows);
     if (same) return TT_OK;
@@ -37672,11 +37696,11 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* Makes tensor `index` of file s, whose shape must be `dims`, the source of parameter p. part: the third of
-   the tensor, 1 to 3, that is p; 0: p is the whole tensor. order: the order of the file's elements; NULL: the
+/* Makes tensor `index` of file s, whose shape must be `dims`, the source of parameter p. part: the part
+   of the tensor that is p. order: the order of the file's elements; NULL: the
    order of p. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
-                                     int part, const tt__packing *order)
+                                     tt__part_of part, const tt__packing *order)
 {
     const tt_tensor_info *info = &s->infos[index];
     tt_status status = tt__tensor_fits(s, index, ndim, dims, part, p->name);
@@ -37690,7 +37714,7 @@ static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, 
     if (order) t->order = *order;
     t->file = s;
     t->index = index;
-    t->first = part ? (part - 1) * p->size : 0;
+    t->first = part.of ? (part.number - 1) * p->size : 0;
     s->shared++;
     tt__param_drop_source(p);
     p->source = t;
@@ -37808,7 +37832,8 @@ static tt_status tt__layout_attach(const tt__layout *l)
     for (int k = 0; k < l->from->files; k++) unused += files[k]->count;
     for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
         int64_t dims[4] = {0};
-        int ndim = tt__row_dims(l, row, dims), part = tt__layout_part(l, row), index = -1;
+        int ndim = tt__row_dims(l, row, dims), index = -1;
+        const tt__part_of part = tt__layout_part(l, row);
         const tt__packing order = tt__row_order(l, row, ndim, dims);
         bool done = false;
         tt_param *p = *tt__layout_slot(l, row, k);
@@ -37816,7 +37841,7 @@ static tt_status tt__layout_attach(const tt__layout *l)
         tt__file_dims(l, row, dims);
         tt_safetensors *file = tt__layout_find(l, name, &index);
         const tt_tensor_info *info = file ? &file->infos[index] : NULL;
-        if (info) unused -= part < 2; /* the three parts of a packed tensor count once */
+        if (info) unused -= part.number < 2; /* the parts of a packed tensor count once */
         const bool of_others = info && tt__starts_anew(l, row, info, dims);
         if (!info || of_others) {
             tt__print(&anew[of_others], "%s'%s'", anew[of_others].length ? ", " : "", name);
@@ -38059,22 +38084,22 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
     if (!f.info || !f.names || !f.file || !param || !piece) status = TT_ERR_MEMORY;
     for (int k = 0; status == TT_OK && (row = tt__layout_row(l, k, name)) != NULL; k++) {
         const tt_param *p = *tt__layout_slot(l, row, k);
-        const int part = tt__layout_part(l, row);
+        const tt__part_of part = tt__layout_part(l, row);
         int64_t dims[4] = {0};
         const int ndim = tt__row_dims(l, row, dims);
         if (!p || !ndim) continue;
         if (!params && p->owner) *dtype = tt__param_placement(p)->dtype;
         param[params].p = p;
         param[params].order = tt__row_order(l, row, ndim, dims);
-        param[params++].tensor = f.tensors - (part > 1);
-        if (part > 1) continue; /* stored in the tensor of the first part */
+        param[params++].tensor = f.tensors - (part.number > 1);
+        if (part.number > 1) continue; /* stored in the tensor of the first part */
         const char *prefix = l->a->prefix[l->naming];
         const bool cut = l->bare && strncmp(name, prefix, strlen(prefix)) == 0;
         snprintf(f.names[f.tensors], sizeof name, "%s", name + (cut ? strlen(prefix) : 0));
         f.info[f.tensors].name = f.names[f.tensors];
         f.info[f.tensors].dtype = tt__dtypes[*dtype].safetensors;
         f.info[f.tensors].ndim = tt__file_dims(l, row, f.info[f.tensors].dims);
-        if (part) f.info[f.tensors].dims[0] *= 3;
+        if (part.of) f.info[f.tensors].dims[0] *= part.of;
         f.tensors++;
     }
     if (status == TT_OK) tt__deal_out(&f, *dtype, max);
@@ -38210,6 +38235,15 @@ static tt_status tt__read_task(const tt__json *j, int classes, tt_task *task)
     return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; only "
                     "'single_label_classification', 'multi_label_classification' and 'regression' are "
                     "supported", j->path, type);
+}
+
+/* Reads an entry of layer_types. *slides receives whether the layer has a window. */
+static tt_status tt__read_layer_type(const tt__json *j, int at, bool *slides)
+{
+    const char *type = tt__json_text(j, at);
+    *slides = type && strcmp(type, "sliding_attention") == 0;
+    if (*slides || (type && strcmp(type, "full_attention") == 0)) return TT_OK;
+    return tt__json_wrong(j, "layer_types", at, type, "full_attention or sliding_attention");
 }
 
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
@@ -38697,7 +38731,7 @@ static void tt__task_metrics(tt_task task, char (*names)[64], int classes, tt_me
    stand for the hidden size under a condition, otherwise for 0: Q if a layer precedes the classifier, R in
    RoBERTa without a classifier, B in BigBird, M in ALBERT, U if queries, keys and values have biases. Three
    letters stand for the number of classes: C if there is a classifier, K if it is one of sequences, N if it
-   is one of tokens. */
+   is one of tokens. Letters of ModernBERT alone are explained where they are set. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text_buffer *all, const void *config);
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config);
@@ -38761,6 +38795,48 @@ static const tt__tensor_row tt__albert_layer_tensors[] = { /* a layer of ALBERT 
 };
 /* The fields of config.json: BERT and DistilBERT use the first 12 rows, RoBERTa and its kin the first 13,
    BigBird all rows. ALBERT has a table of its own. */
+/* ModernBERT. Naming 1 is that of files, in which Wqkv and Wi are packed; naming 0 names the parameters. */
+#define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
+static const tt__tensor_row tt__modern_tensors[] = {
+    T(word, ".embeddings.tok_embeddings.weight", "VH", 'n', false),
+    T(norm_w, ".embeddings.norm.weight", "H", '1', false),
+    T(norm_b, ".embeddings.norm.bias", "A", '0', false),
+    T(last_norm_w, ".final_norm.weight", "H", '1', false),
+    T(last_norm_b, ".final_norm.bias", "A", '0', false),
+    T(head_w, "head.dense.weight", "JH", 'n', true),
+    T(head_b, "head.dense.bias", "L", '0', true),
+    T(head_norm_w, "head.norm.weight", "J", '1', true),
+    T(head_norm_b, "head.norm.bias", "O", '0', true),
+    T(classifier_w, "classifier.weight", "CH", 'n', true),
+    T(classifier_b, "classifier.bias", "C", '0', true),
+};
+#undef T
+#define T(field, name, file, shape, init, part, order) \
+    {offsetof(tt_bert_layer, field), {name, file}, shape, init, part, false, order}
+#define W(field, name, file, shape, rows, part) \
+    T(field##_w, name ".weight", file ".weight", shape, 'n', part, 0), \
+    T(field##_b, name ".bias", file ".bias", rows, '0', part, 0)
+static const tt__tensor_row tt__modern_layer_tensors[] = {
+    T(attention_norm_w, "attn_norm.weight", "attn_norm.weight", "H", '1', 0, 'l'),
+    T(attention_norm_b, "attn_norm.bias", "attn_norm.bias", "A", '0', 0, 'l'),
+    T(q_w, "attn.Wq.weight", "attn.Wqkv.weight", "HH", 'n', 1, 0),
+    T(k_w, "attn.Wk.weight", "attn.Wqkv.weight", "HH", 'n', 2, 0),
+    T(v_w, "attn.Wv.weight", "attn.Wqkv.weight", "HH", 'n', 3, 0),
+    T(q_b, "attn.Wq.bias", "attn.Wqkv.bias", "U", '0', 1, 0),
+    T(k_b, "attn.Wk.bias", "attn.Wqkv.bias", "U", '0', 2, 0),
+    T(v_b, "attn.Wv.bias", "attn.Wqkv.bias", "U", '0', 3, 0),
+    W(attention, "attn.Wo", "attn.Wo", "HH", "U", 0),
+    T(output_norm_w, "mlp_norm.weight", "mlp_norm.weight", "H", '1', 0, 0),
+    T(output_norm_b, "mlp_norm.bias", "mlp_norm.bias", "A", '0', 0, 0),
+    T(gate_w, "mlp.Wg.weight", "mlp.Wi.weight", "IH", 'n', 4, 0),
+    T(up_w, "mlp.Wu.weight", "mlp.Wi.weight", "IH", 'n', 5, 0),
+    T(gate_b, "mlp.Wg.bias", "mlp.Wi.bias", "F", '0', 4, 0),
+    T(up_b, "mlp.Wu.bias", "mlp.Wi.bias", "F", '0', 5, 0),
+    W(down, "mlp.Wo", "mlp.Wo", "HI", "G", 0),
+};
+#undef T
+#undef W
+
 #define C(...) TT__CONFIG(tt_bert, __VA_ARGS__)
 #define TT__BERT_SIZES \
     C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"), \
@@ -38790,6 +38866,21 @@ static const tt__config_row tt__albert_rows[] = {
 };
 #undef TT__BERT_SIZES
 #undef C
+#define C(field, kind, letter, key) TT__CONFIG(tt_bert, field, kind, letter, key, key)
+static const tt__config_row tt__modern_rows[] = {
+    C(vocab_size, 'N', 'V', "vocab_size"), C(hidden_size, 'N', 'H', "hidden_size"),
+    C(layers, 'N', 0, "num_hidden_layers"), C(heads, 'N', 0, "num_attention_heads"),
+    C(intermediate_size, 'N', 'I', "intermediate_size"), C(max_positions, 'N', 0, "max_position_embeddings"),
+    C(layer_norm_eps, 'f', 0, "norm_eps"), C(initializer_range, 'f', 0, "initializer_range"),
+    C(dropout, 'p', 0, "mlp_dropout"), C(attention_dropout, 'p', 0, "attention_dropout"),
+    C(embedding_dropout, 'p', 0, "embedding_dropout"), C(classifier_dropout, 'p', 0, "classifier_dropout"),
+    C(pad_token, '0', 0, "pad_token_id"), C(qkv_bias, 'b', 0, "attention_bias"),
+    C(mlp_bias, 'b', 0, "mlp_bias"), C(norm_bias, 'b', 0, "norm_bias"),
+    C(classifier_bias, 'b', 0, "classifier_bias"), C(local_attention, 'n', 0, "local_attention"),
+    C(full_every, 'n', 0, "global_attn_every_n_layers"), C(rotary_base, 'f', 0, "global_rope_theta"),
+    C(window_base, 'f', 0, "local_rope_theta"),
+};
+#undef C
 
 /* Flags for each BERT variant. */
 enum {
@@ -38801,8 +38892,9 @@ enum {
     TT__BERT_DROP_HEAD = 32, /* the input of the layer before the classifier has dropout */
     TT__BERT_DROP_AS = 64,   /* classifier_dropout defaults to `dropout` if config.json lacks it */
     TT__BERT_DROP_TAGS = 128, /* the classifier of tokens has `dropout` instead of classifier_dropout */
-    TT__BERT_SHARED = 256    /* layers share their parameters, embeddings have embedding_size columns, and
+    TT__BERT_SHARED = 256,   /* layers share their parameters, embeddings have embedding_size columns, and
                                 the MLP has no dropout */
+    TT__BERT_MODERN = 512    /* tt__modern_hidden records the layers, and files have naming 1 */
 };
 /* A BERT variant: its architecture (names and tables), its flags, and the defaults of its base model. */
 typedef struct tt__bert_flags {
@@ -38855,12 +38947,24 @@ static const tt__bert_flags tt__bert_flags_of[] = { /* in the order of tt_bert_k
                     "  \"inner_group_num\": 1,\n  \"pad_token_id\": 0,\n  \"bos_token_id\": 2,\n"
                     "  \"eos_token_id\": 3,\n", "albert.", "encoder.albert_layer_groups.0.albert_layers.0"),
      TT__BERT_SHARED | TT__BERT_DROP_OUT, tt_tanh, 30000, 512, 2, 0, 12, "gelu_new", 1e-12f, 0, 0.1f},
+    {TT__BERT_FILES(modern, modern_layer, modern, TT__COUNT(tt__modern_rows), "ModernBERT", 0, "ModernBert",
+                    "modernbert", "hidden_activation", "  \"bos_token_id\": 50281,\n"
+                    "  \"cls_token_id\": 50281,\n  \"eos_token_id\": 50282,\n  \"sep_token_id\": 50282,\n",
+                    "model.", "layers.%d"),
+     TT__BERT_HEAD | TT__BERT_MODERN, NULL, 50368, 8192, 0, 50283, 22, "gelu", 1e-5f, 0, 0},
 };
 
 static const tt__bert_flags *tt__bert_of(const tt_bert_config *c)
 {
     const bool known = (int)c->kind > 0 && (int)c->kind < TT__COUNT(tt__bert_flags_of);
     return &tt__bert_flags_of[known ? c->kind : TT_BERT];
+}
+
+/* Returns the number of the naming of tensors in files. */
+static int tt__bert_naming(const tt_bert_config *c)
+{
+    const tt__bert_flags *k = tt__bert_of(c);
+    return k->flags & TT__BERT_MODERN ? 1 : k->a.naming;
 }
 
 /* Returns the row of the position embedding that belongs to the first token of a sequence. */
@@ -38895,7 +38999,14 @@ tt_bert_config tt_bert_config_default(tt_bert_kind kind)
     c.block_sparse = (k->flags & TT__BERT_SPARSE) != 0;
     c.block_size = 64;
     c.random_blocks = 3;
-    c.qkv_bias = true;
+    c.qkv_bias = !(k->flags & TT__BERT_MODERN);
+    if (!(k->flags & TT__BERT_MODERN)) return c;
+    c.intermediate_size = 1152;
+    c.pooling = TT_POOL_CLS;
+    c.full_every = 3;
+    c.local_attention = 128;
+    c.rotary_base = 160000;
+    c.window_base = 10000;
     return c;
 }
 
@@ -38911,7 +39022,14 @@ static void tt__bert_sizes(const void *config, tt__sizes size)
     size['E' - 'A'] = flags & TT__BERT_SHARED ? c->embedding_size : c->hidden_size;
     size['M' - 'A'] = flags & TT__BERT_SHARED ? c->hidden_size : 0;
     size['B' - 'A'] = flags & TT__BERT_SPARSE ? c->hidden_size : 0;
-    size['U' - 'A'] = !(flags & TT__BERT_SPARSE) || c->qkv_bias ? c->hidden_size : 0;
+    size['U' - 'A'] = !(flags & (TT__BERT_SPARSE | TT__BERT_MODERN)) || c->qkv_bias ? c->hidden_size : 0;
+    if (!(flags & TT__BERT_MODERN)) return;
+    size['A' - 'A'] = c->norm_bias ? c->hidden_size : 0;
+    size['F' - 'A'] = c->mlp_bias ? c->intermediate_size : 0;
+    size['G' - 'A'] = c->mlp_bias ? c->hidden_size : 0;
+    size['J' - 'A'] = embeds ? 0 : c->hidden_size; /* the layer before the classifier and its norm */
+    size['L' - 'A'] = c->classifier_bias ? size['J' - 'A'] : 0;
+    size['O' - 'A'] = c->norm_bias ? size['J' - 'A'] : 0;
 }
 
 static void tt__bert_check(tt__text_buffer *all, const void *config)
@@ -38929,6 +39047,12 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
         tt__print(all,
                   "; max_positions must be above pad_token + 1, but pad_token is %d and max_positions is %d",
                   c->pad_token, c->max_positions);
+    for (int k = 0; k < 2 && flags & TT__BERT_MODERN; k++) {
+        const float base = k ? c->window_base : c->rotary_base;
+        if (!(base > 1 && isfinite(base)))
+            tt__print(all, "; %s is %g, but must be finite and above 1", k ? "window_base" : "rotary_base",
+                      base);
+    }
     if (!(flags & TT__BERT_SPARSE)) return;
     if ((c->max_positions - 1) / tt__max(1, c->block_size) > UINT16_MAX)
         tt__print(all, "; max_positions is more than 65536 blocks of block_size, %d", c->block_size);
@@ -38940,9 +39064,11 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
-    (void)self;
     if (c->task <= TT_TASK_SCORES)
         tt__print(json, "  \"problem_type\": \"%s\",\n", tt__problem_types[c->task]);
+    if (tt__bert_of(c)->flags & TT__BERT_MODERN)
+        tt__print(json, "  \"classifier_pooling\": \"%s\",\n  \"classifier_activation\": \"%s\",\n",
+                  c->pooling == TT_POOL_CLS ? "cls" : "mean", ((const tt_bert *)self)->activation);
     if (tt__bert_of(c)->flags & TT__BERT_SPARSE)
         tt__print(json, "  \"attention_type\": \"%s\",\n",
                   c->block_sparse ? "block_sparse" : "original_full");
@@ -39271,6 +39397,48 @@ static tt_attention_options tt__bert_attention(const tt_bert_config *c, int laye
     return o;
 }
 
+/* Records ModernBERT for tt_bert_hidden. */
+static tt_value tt__modern_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden)
+{
+    const tt_bert_config *c = &m->config;
+    const float eps = c->layer_norm_eps;
+    tt_value x = tt_layernorm(t, tt_embedding(t, in->ids, m->word), m->norm_w, m->norm_b, eps);
+    x = tt_dropout(t, x, c->embedding_dropout);
+    tt_name(t, x, "embeddings");
+    if (hidden) hidden[0] = x;
+    for (int k = 0; k < c->layers; k++) {
+        const tt_bert_layer *l = &m->layer[k];
+        const bool full = k % c->full_every == 0;
+        tt_rotary_options r = tt_rotary_options_default(c->heads);
+        tt_attention_options a = tt_attention_options_default(c->heads);
+        r.base = full ? c->rotary_base : c->window_base;
+        a.window = full ? 0 : c->local_attention / 2 + 1;
+        a.dropout = c->attention_dropout;
+        a.max_length = c->max_positions;
+        tt_value h = x;
+        if (l->attention_norm_w) h = tt_layernorm(t, x, l->attention_norm_w, l->attention_norm_b, eps);
+        tt_value q = tt_linear(t, h, l->q_w, l->q_b), key = tt_linear(t, h, l->k_w, l->k_b);
+        tt_value v = tt_linear(t, h, l->v_w, l->v_b);
+        q = tt_rotary(t, q, in->positions, &r);
+        key = tt_rotary(t, key, in->positions, &r);
+        h = tt_attention(t, q, key, v, in->seq_start, &a);
+        tt_name(t, h, "layer.%d.attention", k);
+        h = tt_dropout(t, tt_linear(t, h, l->attention_w, l->attention_b), c->attention_dropout);
+        x = tt_add(t, h, x);
+        h = tt_layernorm(t, x, l->output_norm_w, l->output_norm_b, eps);
+        tt_value gate = tt_linear(t, h, l->gate_w, l->gate_b), up = tt_linear(t, h, l->up_w, l->up_b);
+        h = tt_mul(t, tt__activation_of(m->activation)(t, gate), up); /* (rows, intermediate) */
+        tt_name(t, h, "layer.%d.intermediate", k);
+        x = tt_add(t, tt_linear(t, tt_dropout(t, h, c->dropout), l->down_w, l->down_b), x);
+        tt_block_end(t, x);
+        tt_name(t, x, "layer.%d", k);
+        if (hidden) hidden[k + 1] = x;
+    }
+    x = tt_layernorm(t, x, m->last_norm_w, m->last_norm_b, eps);
+    if (hidden) hidden[c->layers] = x; /* as in transformers */
+    return x;
+}
+
 tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden)
 {
     const tt_bert_config *c = &m->config;
@@ -39279,6 +39447,7 @@ tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_va
     const size_t blocks = (size_t)tt__ceil_div(c->max_positions, tt__max(1, c->block_size));
     const size_t random = (size_t)c->random_blocks, lists_of = blocks * (size_t)c->heads * random;
     int32_t *lists = NULL;
+    if (flags & TT__BERT_MODERN) return tt__modern_hidden(m, t, in, hidden);
     if (sparse) lists = (int32_t *)tt__alloc(m->ctx, (lists_of + blocks + 2 * random + 5) * sizeof *lists);
     if (sparse && !lists) {
         tt__tape_fail(t, TT_ERR_MEMORY, "out of memory for the lists of blocks");
@@ -39333,11 +39502,14 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_bert_logits: the model's task is TT_TASK_EMBED, so it has no "
                       "classifier: record tt_bert_embed, or load the folder with another task");
     tt_value h = tt_bert_encode(m, t, in);
-    if (!tags) h = tt_gather_rows(t, h, in->first); /* [CLS] of each sequence: (seqs, hidden) */
+    const bool mean = k->flags & TT__BERT_MODERN && c->pooling == TT_POOL_MEAN;
+    if (!tags) h = mean ? tt_mean_pool(t, h, in->seq_start)
+                        : tt_gather_rows(t, h, in->first); /* [CLS] of each sequence: (seqs, hidden) */
     if (m->head_w) {
         if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, c->classifier_dropout);
         h = tt_linear(t, h, m->head_w, m->head_b);
         h = (k->head ? k->head : tt__activation_of(m->activation))(t, h);
+        if (m->head_norm_w) h = tt_layernorm(t, h, m->head_norm_w, m->head_norm_b, c->layer_norm_eps);
     }
     h = tt_linear(t, tt_dropout(t, h, dropout), m->classifier_w, m->classifier_b);
     tt_name(t, h, "logits");
@@ -39379,6 +39551,48 @@ tt_model tt_bert_model(const tt_bert *m)
     return model;
 }
 
+/* Reads the members of ModernBERT's config.json that no table row describes: which layers have windows,
+   rotary bases in the form of transformers 5, and what the classifier reads. */
+static tt_status tt__modern_read(const tt__json *j, tt_bert_config *c)
+{
+    const char *pooling = "cls", *act = c->activation;
+    int every = 0;
+    tt_status status = tt__json_read_string(j, 0, "classifier_pooling", false, &pooling);
+    if (status == TT_OK) status = tt__json_read_string(j, 0, "classifier_activation", false, &act);
+    const int types = tt__json_get(j, 0, "layer_types"), both = tt__json_get(j, 0, "rope_parameters");
+    const bool listed = types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY;
+    for (int k = 0, at = types + 1; listed && k < j->nodes[types].count && status == TT_OK; k++) {
+        bool slides;
+        status = tt__read_layer_type(j, at, &slides);
+        if (k && !slides && !every) every = k;
+        if (status == TT_OK && slides != (every ? k % every != 0 : k > 0))
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d breaks the pattern of "
+                            "full attention in layer 0 and in each n-th layer from there on; only a pattern "
+                            "that repeats is supported", j->path, k);
+        at = j->nodes[at].after;
+    }
+    if (listed) c->full_every = every ? every : c->layers;
+    for (int k = 0; k < 2 && both >= 0 && j->nodes[both].kind == TT__JSON_OBJECT && status == TT_OK; k++) {
+        const char *key = k ? "sliding_attention" : "full_attention", *type = "default";
+        const int at = tt__json_get(j, both, key);
+        if (at < 0 || j->nodes[at].kind != TT__JSON_OBJECT) continue;
+        status = tt__json_read_float(j, at, "rope_theta", 1, INFINITY, k ? &c->window_base : &c->rotary_base);
+        if (status == TT_OK) status = tt__json_read_string(j, at, "rope_type", false, &type);
+        if (status == TT_OK && strcmp(type, "default") != 0)
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': rope_type of %s is '%s'; only default is "
+                            "supported", j->path, key, type);
+    }
+    if (status != TT_OK) return status;
+    c->pooling = strcmp(pooling, "mean") == 0 ? TT_POOL_MEAN : TT_POOL_CLS;
+    if (c->pooling == TT_POOL_CLS && strcmp(pooling, "cls") != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': classifier_pooling is '%s'; only cls and mean are "
+                        "supported", j->path, pooling);
+    if (strcmp(act, c->activation) != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': classifier_activation is '%s' and hidden_activation "
+                        "'%s', but only equal ones are supported", j->path, act, c->activation);
+    return TT_OK;
+}
+
 static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
 {
     const char *type = NULL, *position = "absolute", *attention = "block_sparse";
@@ -39399,6 +39613,7 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     const bool sparse = k->flags & TT__BERT_SPARSE;
     if (k->flags & TT__BERT_DROP_AS) c->classifier_dropout = -1;
     status = tt__config_read(j, &k->a, c);
+    if (status == TT_OK && k->flags & TT__BERT_MODERN) status = tt__modern_read(j, c);
     if (c->classifier_dropout < 0) c->classifier_dropout = c->dropout;
     if (status == TT_OK) status = tt__read_task(j, c->classes, &c->task);
     if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
@@ -39442,7 +39657,7 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
         const tt__architecture *a = &tt__bert_of(&config)->a;
         const tt_task own = config.task;
         if (head) config.task = head->task;
-        from.naming = a->naming;
+        from.naming = tt__bert_naming(&config);
         from.other_head = (own == TT_TASK_TAGS) != (config.task == TT_TASK_TAGS);
         if (config.task == TT_TASK_EMBED) config.classes = 0;
         status = tt__model_load(a, m, &config, &from, head ? head->outputs : 0, 0);
@@ -39462,7 +39677,7 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
     tt_bert_config config = m->config;
     config.activation = m->activation;
     const tt__architecture *a = &tt__bert_of(&config)->a;
-    tt_status status = tt__model_save(m->ctx, a, m, &config, a->naming, 0, folder);
+    tt_status status = tt__model_save(m->ctx, a, m, &config, tt__bert_naming(&config), 0, folder);
     return status == TT_OK ? tt__embedder_save(m->ctx, folder, &config) : status;
 }
 
@@ -40533,15 +40748,6 @@ static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Reads an entry of layer_types. *slides receives whether the layer has a window. */
-static tt_status tt__lm_read_type(const tt__json *j, int at, bool *slides)
-{
-    const char *type = tt__json_text(j, at);
-    *slides = type && strcmp(type, "sliding_attention") == 0;
-    if (*slides || (type && strcmp(type, "full_attention") == 0)) return TT_OK;
-    return tt__json_wrong(j, "layer_types", at, type, "full_attention or sliding_attention");
-}
-
 /* Reads which layers of Gemma have no window: every full_every-th. layer_types overrides the other keys. */
 static tt_status tt__lm_read_pattern(const tt__json *j, tt_lm_config *c)
 {
@@ -40555,7 +40761,7 @@ static tt_status tt__lm_read_pattern(const tt__json *j, tt_lm_config *c)
     if (listed) every = 0;
     for (int k = 0, at = types + 1; listed && k < j->nodes[types].count && status == TT_OK; k++) {
         bool slides;
-        status = tt__lm_read_type(j, at, &slides);
+        status = tt__read_layer_type(j, at, &slides);
         if (status == TT_OK && !slides && !every) every = k + 1;
         if (status == TT_OK && slides != (!every || (k + 1) % every != 0))
             return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d breaks the pattern of "
@@ -40586,7 +40792,7 @@ static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
         from = 0;
         for (int k = 0, at = types + 1; k < j->nodes[types].count; k++, at = j->nodes[at].after) {
             bool slides;
-            status = tt__lm_read_type(j, at, &slides);
+            status = tt__read_layer_type(j, at, &slides);
             if (status != TT_OK) return status;
             if (!slides && from < k)
                 return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d has full attention "

@@ -16,7 +16,8 @@ static const struct head_row { const char *name; tt_task task; int outputs; } he
     {"roberta_labels", TT_TASK_LABELS, 3},   {"distilbert_scores", TT_TASK_SCORES, 1},
     {"albert_scores", TT_TASK_SCORES, 3},    {"gpt2_classes", TT_TASK_CLASS, 3},
     {"llama_scores", TT_TASK_SCORES, 1},     {"qwen3_labels", TT_TASK_LABELS, 3},
-    {"gemma3_classes", TT_TASK_CLASS, 4}};
+    {"gemma3_classes", TT_TASK_CLASS, 4},    {"modern_tags", TT_TASK_TAGS, 5},
+    {"modern_classes", TT_TASK_CLASS, 4},    {"modern_biases_scores", TT_TASK_SCORES, 2}};
 
 typedef struct golden {
     test_allocator a;

@@ -95,8 +95,8 @@ tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o);
 tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int64_t image_bytes);
 
 /* BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), DistilBERT (Sanh et al. 2019), RoBERTa (Liu et al.
-   2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020), ALBERT (Lan et al. 2020) and
-   BigBird (Zaheer et al. 2020) share one encoder. The task decides the head. Parameters have the names of
+   2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020), ALBERT (Lan et al. 2020),
+   BigBird (Zaheer et al. 2020) and ModernBERT (Warner et al. 2024) share one encoder. The task decides the head. Parameters have the names of
    transformers' ...ForSequenceClassification, for TT_TASK_TAGS of ...ForTokenClassification. With
    TT_TASK_EMBED there is no classifier, and files have the names of transformers' ...Model. */
 typedef enum tt_bert_kind {
@@ -106,8 +106,11 @@ typedef enum tt_bert_kind {
     TT_ROBERTA,    /* positions start at pad_token + 1, one token type; head: classifier.dense, tanh */
     TT_BIG_BIRD,   /* head: classifier.dense, `activation`. Its pooler is kept but unused */
     TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
-    TT_ALBERT      /* all layers share one set of parameters, and embeddings have embedding_size columns;
+    TT_ALBERT,     /* all layers share one set of parameters, and embeddings have embedding_size columns;
                       head: pooler, tanh. A pipeline has at most two stages */
+    TT_MODERN_BERT /* rotary positions, windows, norms before attention and MLP, an MLP with a gate; head:
+                      dense, `activation`, norm, also with TT_TASK_TAGS. Files pack Wqkv and Wi, memory does
+                      not */
 } tt_bert_kind;
 /* How the embedding of a sequence is made from its last hidden states: their mean, or the first token's
    state. */
@@ -122,7 +125,8 @@ typedef struct tt_bert_config {
     bool pooler;              /* BERT: the classifier reads a dense layer + tanh of the first token. Default
                                  true */
     int classes;              /* number of classes, labels, scores or tags. TT_TASK_EMBED: 0 */
-    tt_pooling pooling;       /* for tt_bert_embed. Default TT_POOL_MEAN */
+    tt_pooling pooling;       /* for tt_bert_embed; in ModernBERT also what the classifier reads. Default
+                                 TT_POOL_MEAN, in ModernBERT TT_POOL_CLS */
     bool normalize;           /* tt_bert_embed divides each embedding by its length. Default false */
     int max_length;           /* TT_TASK_EMBED: tokens of the longest text; 0: limited by
                                  max_positions alone. Default 0 */
@@ -139,9 +143,16 @@ typedef struct tt_bert_config {
        weights. */
     bool block_sparse;        /* default true for BigBird, else false */
     int block_size, random_blocks;
-    bool qkv_bias;            /* BigBird: queries, keys and values have biases. Default true */
+    bool qkv_bias;            /* BigBird: queries, keys and values have biases. Default true. ModernBERT: also
+                                 the attention's output. Default false */
     bool scale_embeddings;    /* BigBird: word embeddings are multiplied by sqrt(hidden_size). Default
                                  false */
+    /* ModernBERT: layers 0, full_every, 2 * full_every and so on see all tokens, the others those at most
+       local_attention / 2 away; the base of rotary positions differs; biases, all false by default. */
+    int full_every, local_attention; /* default 3 and 128 */
+    float rotary_base, window_base;  /* base in layers without and with a window. Default 160000 and 10000 */
+    bool mlp_bias, norm_bias, classifier_bias; /* classifier_bias: of the layer before the classifier */
+    float embedding_dropout;         /* default 0 */
 } tt_bert_config;
 tt_bert_config tt_bert_config_default(tt_bert_kind kind); /* sizes of the base model, 2 classes */
 typedef struct tt_head {
@@ -153,6 +164,8 @@ typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden
     tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
     tt_param *attention_w, *attention_b, *attention_norm_w, *attention_norm_b;
     tt_param *up_w, *up_b, *down_w, *down_b, *output_norm_w, *output_norm_b;
+    tt_param *gate_w, *gate_b; /* ModernBERT, whose attention_norm and output_norm come before attention and
+                                  MLP; layer 0 has no attention_norm */
 } tt_bert_layer;
 
 typedef struct tt_bert {
@@ -167,6 +180,8 @@ typedef struct tt_bert {
     tt_bert_layer *layer;                   /* (layers); in ALBERT all have the same parameters */
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
     tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); TT_TASK_EMBED: NULL */
+    tt_param *last_norm_w, *last_norm_b, *head_norm_w, *head_norm_b; /* ModernBERT: norms of the last hidden
+                                               states, and between `head` and the classifier */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
     bool new_head; /* the layers between the last hidden states and the logits begin with random weights, at
                       least in part */

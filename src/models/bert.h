@@ -52,6 +52,48 @@ static tt_attention_options tt__bert_attention(const tt_bert_config *c, int laye
     return o;
 }
 
+/* Records ModernBERT for tt_bert_hidden. */
+static tt_value tt__modern_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden)
+{
+    const tt_bert_config *c = &m->config;
+    const float eps = c->layer_norm_eps;
+    tt_value x = tt_layernorm(t, tt_embedding(t, in->ids, m->word), m->norm_w, m->norm_b, eps);
+    x = tt_dropout(t, x, c->embedding_dropout);
+    tt_name(t, x, "embeddings");
+    if (hidden) hidden[0] = x;
+    for (int k = 0; k < c->layers; k++) {
+        const tt_bert_layer *l = &m->layer[k];
+        const bool full = k % c->full_every == 0;
+        tt_rotary_options r = tt_rotary_options_default(c->heads);
+        tt_attention_options a = tt_attention_options_default(c->heads);
+        r.base = full ? c->rotary_base : c->window_base;
+        a.window = full ? 0 : c->local_attention / 2 + 1;
+        a.dropout = c->attention_dropout;
+        a.max_length = c->max_positions;
+        tt_value h = x;
+        if (l->attention_norm_w) h = tt_layernorm(t, x, l->attention_norm_w, l->attention_norm_b, eps);
+        tt_value q = tt_linear(t, h, l->q_w, l->q_b), key = tt_linear(t, h, l->k_w, l->k_b);
+        tt_value v = tt_linear(t, h, l->v_w, l->v_b);
+        q = tt_rotary(t, q, in->positions, &r);
+        key = tt_rotary(t, key, in->positions, &r);
+        h = tt_attention(t, q, key, v, in->seq_start, &a);
+        tt_name(t, h, "layer.%d.attention", k);
+        h = tt_dropout(t, tt_linear(t, h, l->attention_w, l->attention_b), c->attention_dropout);
+        x = tt_add(t, h, x);
+        h = tt_layernorm(t, x, l->output_norm_w, l->output_norm_b, eps);
+        tt_value gate = tt_linear(t, h, l->gate_w, l->gate_b), up = tt_linear(t, h, l->up_w, l->up_b);
+        h = tt_mul(t, tt__activation_of(m->activation)(t, gate), up); /* (rows, intermediate) */
+        tt_name(t, h, "layer.%d.intermediate", k);
+        x = tt_add(t, tt_linear(t, tt_dropout(t, h, c->dropout), l->down_w, l->down_b), x);
+        tt_block_end(t, x);
+        tt_name(t, x, "layer.%d", k);
+        if (hidden) hidden[k + 1] = x;
+    }
+    x = tt_layernorm(t, x, m->last_norm_w, m->last_norm_b, eps);
+    if (hidden) hidden[c->layers] = x; /* as in transformers */
+    return x;
+}
+
 tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden)
 {
     const tt_bert_config *c = &m->config;
@@ -60,6 +102,7 @@ tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_va
     const size_t blocks = (size_t)tt__ceil_div(c->max_positions, tt__max(1, c->block_size));
     const size_t random = (size_t)c->random_blocks, lists_of = blocks * (size_t)c->heads * random;
     int32_t *lists = NULL;
+    if (flags & TT__BERT_MODERN) return tt__modern_hidden(m, t, in, hidden);
     if (sparse) lists = (int32_t *)tt__alloc(m->ctx, (lists_of + blocks + 2 * random + 5) * sizeof *lists);
     if (sparse && !lists) {
         tt__tape_fail(t, TT_ERR_MEMORY, "out of memory for the lists of blocks");
@@ -114,11 +157,14 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_bert_logits: the model's task is TT_TASK_EMBED, so it has no "
                       "classifier: record tt_bert_embed, or load the folder with another task");
     tt_value h = tt_bert_encode(m, t, in);
-    if (!tags) h = tt_gather_rows(t, h, in->first); /* [CLS] of each sequence: (seqs, hidden) */
+    const bool mean = k->flags & TT__BERT_MODERN && c->pooling == TT_POOL_MEAN;
+    if (!tags) h = mean ? tt_mean_pool(t, h, in->seq_start)
+                        : tt_gather_rows(t, h, in->first); /* [CLS] of each sequence: (seqs, hidden) */
     if (m->head_w) {
         if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, c->classifier_dropout);
         h = tt_linear(t, h, m->head_w, m->head_b);
         h = (k->head ? k->head : tt__activation_of(m->activation))(t, h);
+        if (m->head_norm_w) h = tt_layernorm(t, h, m->head_norm_w, m->head_norm_b, c->layer_norm_eps);
     }
     h = tt_linear(t, tt_dropout(t, h, dropout), m->classifier_w, m->classifier_b);
     tt_name(t, h, "logits");
@@ -160,6 +206,48 @@ tt_model tt_bert_model(const tt_bert *m)
     return model;
 }
 
+/* Reads the members of ModernBERT's config.json that no table row describes: which layers have windows,
+   rotary bases in the form of transformers 5, and what the classifier reads. */
+static tt_status tt__modern_read(const tt__json *j, tt_bert_config *c)
+{
+    const char *pooling = "cls", *act = c->activation;
+    int every = 0;
+    tt_status status = tt__json_read_string(j, 0, "classifier_pooling", false, &pooling);
+    if (status == TT_OK) status = tt__json_read_string(j, 0, "classifier_activation", false, &act);
+    const int types = tt__json_get(j, 0, "layer_types"), both = tt__json_get(j, 0, "rope_parameters");
+    const bool listed = types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY;
+    for (int k = 0, at = types + 1; listed && k < j->nodes[types].count && status == TT_OK; k++) {
+        bool slides;
+        status = tt__read_layer_type(j, at, &slides);
+        if (k && !slides && !every) every = k;
+        if (status == TT_OK && slides != (every ? k % every != 0 : k > 0))
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d breaks the pattern of "
+                            "full attention in layer 0 and in each n-th layer from there on; only a pattern "
+                            "that repeats is supported", j->path, k);
+        at = j->nodes[at].after;
+    }
+    if (listed) c->full_every = every ? every : c->layers;
+    for (int k = 0; k < 2 && both >= 0 && j->nodes[both].kind == TT__JSON_OBJECT && status == TT_OK; k++) {
+        const char *key = k ? "sliding_attention" : "full_attention", *type = "default";
+        const int at = tt__json_get(j, both, key);
+        if (at < 0 || j->nodes[at].kind != TT__JSON_OBJECT) continue;
+        status = tt__json_read_float(j, at, "rope_theta", 1, INFINITY, k ? &c->window_base : &c->rotary_base);
+        if (status == TT_OK) status = tt__json_read_string(j, at, "rope_type", false, &type);
+        if (status == TT_OK && strcmp(type, "default") != 0)
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': rope_type of %s is '%s'; only default is "
+                            "supported", j->path, key, type);
+    }
+    if (status != TT_OK) return status;
+    c->pooling = strcmp(pooling, "mean") == 0 ? TT_POOL_MEAN : TT_POOL_CLS;
+    if (c->pooling == TT_POOL_CLS && strcmp(pooling, "cls") != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': classifier_pooling is '%s'; only cls and mean are "
+                        "supported", j->path, pooling);
+    if (strcmp(act, c->activation) != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': classifier_activation is '%s' and hidden_activation "
+                        "'%s', but only equal ones are supported", j->path, act, c->activation);
+    return TT_OK;
+}
+
 static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
 {
     const char *type = NULL, *position = "absolute", *attention = "block_sparse";
@@ -180,6 +268,7 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     const bool sparse = k->flags & TT__BERT_SPARSE;
     if (k->flags & TT__BERT_DROP_AS) c->classifier_dropout = -1;
     status = tt__config_read(j, &k->a, c);
+    if (status == TT_OK && k->flags & TT__BERT_MODERN) status = tt__modern_read(j, c);
     if (c->classifier_dropout < 0) c->classifier_dropout = c->dropout;
     if (status == TT_OK) status = tt__read_task(j, c->classes, &c->task);
     if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
@@ -223,7 +312,7 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
         const tt__architecture *a = &tt__bert_of(&config)->a;
         const tt_task own = config.task;
         if (head) config.task = head->task;
-        from.naming = a->naming;
+        from.naming = tt__bert_naming(&config);
         from.other_head = (own == TT_TASK_TAGS) != (config.task == TT_TASK_TAGS);
         if (config.task == TT_TASK_EMBED) config.classes = 0;
         status = tt__model_load(a, m, &config, &from, head ? head->outputs : 0, 0);
@@ -243,6 +332,6 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
     tt_bert_config config = m->config;
     config.activation = m->activation;
     const tt__architecture *a = &tt__bert_of(&config)->a;
-    tt_status status = tt__model_save(m->ctx, a, m, &config, a->naming, 0, folder);
+    tt_status status = tt__model_save(m->ctx, a, m, &config, tt__bert_naming(&config), 0, folder);
     return status == TT_OK ? tt__embedder_save(m->ctx, folder, &config) : status;
 }

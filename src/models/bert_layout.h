@@ -12,7 +12,7 @@
    stand for the hidden size under a condition, otherwise for 0: Q if a layer precedes the classifier, R in
    RoBERTa without a classifier, B in BigBird, M in ALBERT, U if queries, keys and values have biases. Three
    letters stand for the number of classes: C if there is a classifier, K if it is one of sequences, N if it
-   is one of tokens. */
+   is one of tokens. Letters of ModernBERT alone are explained where they are set. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text_buffer *all, const void *config);
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config);
@@ -76,6 +76,48 @@ static const tt__tensor_row tt__albert_layer_tensors[] = { /* a layer of ALBERT 
 };
 /* The fields of config.json: BERT and DistilBERT use the first 12 rows, RoBERTa and its kin the first 13,
    BigBird all rows. ALBERT has a table of its own. */
+/* ModernBERT. Naming 1 is that of files, in which Wqkv and Wi are packed; naming 0 names the parameters. */
+#define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
+static const tt__tensor_row tt__modern_tensors[] = {
+    T(word, ".embeddings.tok_embeddings.weight", "VH", 'n', false),
+    T(norm_w, ".embeddings.norm.weight", "H", '1', false),
+    T(norm_b, ".embeddings.norm.bias", "A", '0', false),
+    T(last_norm_w, ".final_norm.weight", "H", '1', false),
+    T(last_norm_b, ".final_norm.bias", "A", '0', false),
+    T(head_w, "head.dense.weight", "JH", 'n', true),
+    T(head_b, "head.dense.bias", "L", '0', true),
+    T(head_norm_w, "head.norm.weight", "J", '1', true),
+    T(head_norm_b, "head.norm.bias", "O", '0', true),
+    T(classifier_w, "classifier.weight", "CH", 'n', true),
+    T(classifier_b, "classifier.bias", "C", '0', true),
+};
+#undef T
+#define T(field, name, file, shape, init, part, order) \
+    {offsetof(tt_bert_layer, field), {name, file}, shape, init, part, false, order}
+#define W(field, name, file, shape, rows, part) \
+    T(field##_w, name ".weight", file ".weight", shape, 'n', part, 0), \
+    T(field##_b, name ".bias", file ".bias", rows, '0', part, 0)
+static const tt__tensor_row tt__modern_layer_tensors[] = {
+    T(attention_norm_w, "attn_norm.weight", "attn_norm.weight", "H", '1', 0, 'l'),
+    T(attention_norm_b, "attn_norm.bias", "attn_norm.bias", "A", '0', 0, 'l'),
+    T(q_w, "attn.Wq.weight", "attn.Wqkv.weight", "HH", 'n', 1, 0),
+    T(k_w, "attn.Wk.weight", "attn.Wqkv.weight", "HH", 'n', 2, 0),
+    T(v_w, "attn.Wv.weight", "attn.Wqkv.weight", "HH", 'n', 3, 0),
+    T(q_b, "attn.Wq.bias", "attn.Wqkv.bias", "U", '0', 1, 0),
+    T(k_b, "attn.Wk.bias", "attn.Wqkv.bias", "U", '0', 2, 0),
+    T(v_b, "attn.Wv.bias", "attn.Wqkv.bias", "U", '0', 3, 0),
+    W(attention, "attn.Wo", "attn.Wo", "HH", "U", 0),
+    T(output_norm_w, "mlp_norm.weight", "mlp_norm.weight", "H", '1', 0, 0),
+    T(output_norm_b, "mlp_norm.bias", "mlp_norm.bias", "A", '0', 0, 0),
+    T(gate_w, "mlp.Wg.weight", "mlp.Wi.weight", "IH", 'n', 4, 0),
+    T(up_w, "mlp.Wu.weight", "mlp.Wi.weight", "IH", 'n', 5, 0),
+    T(gate_b, "mlp.Wg.bias", "mlp.Wi.bias", "F", '0', 4, 0),
+    T(up_b, "mlp.Wu.bias", "mlp.Wi.bias", "F", '0', 5, 0),
+    W(down, "mlp.Wo", "mlp.Wo", "HI", "G", 0),
+};
+#undef T
+#undef W
+
 #define C(...) TT__CONFIG(tt_bert, __VA_ARGS__)
 #define TT__BERT_SIZES \
     C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"), \
@@ -105,6 +147,21 @@ static const tt__config_row tt__albert_rows[] = {
 };
 #undef TT__BERT_SIZES
 #undef C
+#define C(field, kind, letter, key) TT__CONFIG(tt_bert, field, kind, letter, key, key)
+static const tt__config_row tt__modern_rows[] = {
+    C(vocab_size, 'N', 'V', "vocab_size"), C(hidden_size, 'N', 'H', "hidden_size"),
+    C(layers, 'N', 0, "num_hidden_layers"), C(heads, 'N', 0, "num_attention_heads"),
+    C(intermediate_size, 'N', 'I', "intermediate_size"), C(max_positions, 'N', 0, "max_position_embeddings"),
+    C(layer_norm_eps, 'f', 0, "norm_eps"), C(initializer_range, 'f', 0, "initializer_range"),
+    C(dropout, 'p', 0, "mlp_dropout"), C(attention_dropout, 'p', 0, "attention_dropout"),
+    C(embedding_dropout, 'p', 0, "embedding_dropout"), C(classifier_dropout, 'p', 0, "classifier_dropout"),
+    C(pad_token, '0', 0, "pad_token_id"), C(qkv_bias, 'b', 0, "attention_bias"),
+    C(mlp_bias, 'b', 0, "mlp_bias"), C(norm_bias, 'b', 0, "norm_bias"),
+    C(classifier_bias, 'b', 0, "classifier_bias"), C(local_attention, 'n', 0, "local_attention"),
+    C(full_every, 'n', 0, "global_attn_every_n_layers"), C(rotary_base, 'f', 0, "global_rope_theta"),
+    C(window_base, 'f', 0, "local_rope_theta"),
+};
+#undef C
 
 /* Flags for each BERT variant. */
 enum {
@@ -116,8 +173,9 @@ enum {
     TT__BERT_DROP_HEAD = 32, /* the input of the layer before the classifier has dropout */
     TT__BERT_DROP_AS = 64,   /* classifier_dropout defaults to `dropout` if config.json lacks it */
     TT__BERT_DROP_TAGS = 128, /* the classifier of tokens has `dropout` instead of classifier_dropout */
-    TT__BERT_SHARED = 256    /* layers share their parameters, embeddings have embedding_size columns, and
+    TT__BERT_SHARED = 256,   /* layers share their parameters, embeddings have embedding_size columns, and
                                 the MLP has no dropout */
+    TT__BERT_MODERN = 512    /* tt__modern_hidden records the layers, and files have naming 1 */
 };
 /* A BERT variant: its architecture (names and tables), its flags, and the defaults of its base model. */
 typedef struct tt__bert_flags {
@@ -170,12 +228,24 @@ static const tt__bert_flags tt__bert_flags_of[] = { /* in the order of tt_bert_k
                     "  \"inner_group_num\": 1,\n  \"pad_token_id\": 0,\n  \"bos_token_id\": 2,\n"
                     "  \"eos_token_id\": 3,\n", "albert.", "encoder.albert_layer_groups.0.albert_layers.0"),
      TT__BERT_SHARED | TT__BERT_DROP_OUT, tt_tanh, 30000, 512, 2, 0, 12, "gelu_new", 1e-12f, 0, 0.1f},
+    {TT__BERT_FILES(modern, modern_layer, modern, TT__COUNT(tt__modern_rows), "ModernBERT", 0, "ModernBert",
+                    "modernbert", "hidden_activation", "  \"bos_token_id\": 50281,\n"
+                    "  \"cls_token_id\": 50281,\n  \"eos_token_id\": 50282,\n  \"sep_token_id\": 50282,\n",
+                    "model.", "layers.%d"),
+     TT__BERT_HEAD | TT__BERT_MODERN, NULL, 50368, 8192, 0, 50283, 22, "gelu", 1e-5f, 0, 0},
 };
 
 static const tt__bert_flags *tt__bert_of(const tt_bert_config *c)
 {
     const bool known = (int)c->kind > 0 && (int)c->kind < TT__COUNT(tt__bert_flags_of);
     return &tt__bert_flags_of[known ? c->kind : TT_BERT];
+}
+
+/* Returns the number of the naming of tensors in files. */
+static int tt__bert_naming(const tt_bert_config *c)
+{
+    const tt__bert_flags *k = tt__bert_of(c);
+    return k->flags & TT__BERT_MODERN ? 1 : k->a.naming;
 }
 
 /* Returns the row of the position embedding that belongs to the first token of a sequence. */
@@ -210,7 +280,14 @@ tt_bert_config tt_bert_config_default(tt_bert_kind kind)
     c.block_sparse = (k->flags & TT__BERT_SPARSE) != 0;
     c.block_size = 64;
     c.random_blocks = 3;
-    c.qkv_bias = true;
+    c.qkv_bias = !(k->flags & TT__BERT_MODERN);
+    if (!(k->flags & TT__BERT_MODERN)) return c;
+    c.intermediate_size = 1152;
+    c.pooling = TT_POOL_CLS;
+    c.full_every = 3;
+    c.local_attention = 128;
+    c.rotary_base = 160000;
+    c.window_base = 10000;
     return c;
 }
 
@@ -226,7 +303,14 @@ static void tt__bert_sizes(const void *config, tt__sizes size)
     size['E' - 'A'] = flags & TT__BERT_SHARED ? c->embedding_size : c->hidden_size;
     size['M' - 'A'] = flags & TT__BERT_SHARED ? c->hidden_size : 0;
     size['B' - 'A'] = flags & TT__BERT_SPARSE ? c->hidden_size : 0;
-    size['U' - 'A'] = !(flags & TT__BERT_SPARSE) || c->qkv_bias ? c->hidden_size : 0;
+    size['U' - 'A'] = !(flags & (TT__BERT_SPARSE | TT__BERT_MODERN)) || c->qkv_bias ? c->hidden_size : 0;
+    if (!(flags & TT__BERT_MODERN)) return;
+    size['A' - 'A'] = c->norm_bias ? c->hidden_size : 0;
+    size['F' - 'A'] = c->mlp_bias ? c->intermediate_size : 0;
+    size['G' - 'A'] = c->mlp_bias ? c->hidden_size : 0;
+    size['J' - 'A'] = embeds ? 0 : c->hidden_size; /* the layer before the classifier and its norm */
+    size['L' - 'A'] = c->classifier_bias ? size['J' - 'A'] : 0;
+    size['O' - 'A'] = c->norm_bias ? size['J' - 'A'] : 0;
 }
 
 static void tt__bert_check(tt__text_buffer *all, const void *config)
@@ -244,6 +328,12 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
         tt__print(all,
                   "; max_positions must be above pad_token + 1, but pad_token is %d and max_positions is %d",
                   c->pad_token, c->max_positions);
+    for (int k = 0; k < 2 && flags & TT__BERT_MODERN; k++) {
+        const float base = k ? c->window_base : c->rotary_base;
+        if (!(base > 1 && isfinite(base)))
+            tt__print(all, "; %s is %g, but must be finite and above 1", k ? "window_base" : "rotary_base",
+                      base);
+    }
     if (!(flags & TT__BERT_SPARSE)) return;
     if ((c->max_positions - 1) / tt__max(1, c->block_size) > UINT16_MAX)
         tt__print(all, "; max_positions is more than 65536 blocks of block_size, %d", c->block_size);
@@ -255,9 +345,11 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
-    (void)self;
     if (c->task <= TT_TASK_SCORES)
         tt__print(json, "  \"problem_type\": \"%s\",\n", tt__problem_types[c->task]);
+    if (tt__bert_of(c)->flags & TT__BERT_MODERN)
+        tt__print(json, "  \"classifier_pooling\": \"%s\",\n  \"classifier_activation\": \"%s\",\n",
+                  c->pooling == TT_POOL_CLS ? "cls" : "mean", ((const tt_bert *)self)->activation);
     if (tt__bert_of(c)->flags & TT__BERT_SPARSE)
         tt__print(json, "  \"attention_type\": \"%s\",\n",
                   c->block_sparse ? "block_sparse" : "original_full");

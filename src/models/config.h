@@ -123,6 +123,15 @@ static tt_status tt__read_task(const tt__json *j, int classes, tt_task *task)
                     "supported", j->path, type);
 }
 
+/* Reads an entry of layer_types. *slides receives whether the layer has a window. */
+static tt_status tt__read_layer_type(const tt__json *j, int at, bool *slides)
+{
+    const char *type = tt__json_text(j, at);
+    *slides = type && strcmp(type, "sliding_attention") == 0;
+    if (*slides || (type && strcmp(type, "full_attention") == 0)) return TT_OK;
+    return tt__json_wrong(j, "layer_types", at, type, "full_attention or sliding_attention");
+}
+
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
 /* Reads the fields of a config that the architecture's rows describe, and the number of classes. The config's

@@ -23,11 +23,16 @@ typedef struct tt__tensor_row {
     const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. The model lacks a tensor
                             with a dimension of 0. The parameter drops leading dimensions of 1 */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
-    char part;           /* 1 to 3: number of the third of a packed tensor in naming 1; 0: not packed */
+    char part;           /* in naming 1, 1 to 3: number of the third of a packed tensor; 4, 5: the first or the
+                            second half of one; 0: not packed */
     char head;           /* 0: files must have the tensor; else its initial values are random if a file lacks
                             it; 2: no logits depend on it */
-    char order;          /* order of the elements in files, see tt__packing */
+    char order;          /* order of the elements in files, see tt__packing; 'l': the order of the parameter,
+                            and the first layer lacks the tensor */
 } tt__tensor_row;
+
+/* A packed tensor has `of` parts; a parameter is part number `number`, from 1 on. of 0: it is not packed. */
+typedef struct tt__part_of { int number, of; } tt__part_of;
 
 typedef struct tt__config_row {
     const char *field, *key[2]; /* name in the config's struct; key of config.json in each naming, or NULL */
@@ -167,6 +172,8 @@ static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char nam
     const int in_layers = k - a->n_model, layer = in_layers / a->n_layer, naming = l->naming;
     if (in_layers >= 0 && layer >= l->layers) return NULL;
     const tt__tensor_row *row = in_layers < 0 ? &a->model[k] : &a->layer[in_layers % a->n_layer];
+    static const tt__tensor_row none = {0, {NULL, NULL}, "Z", '0', 0, false, 0}; /* no size Z is set */
+    if (in_layers >= 0 && layer == 0 && row->order == 'l') row = &none;
     const char *plain = row->name[naming] ? row->name[naming] : "";
     int n = in_layers >= 0 || *plain == '.' ? snprintf(name, 256, "%s", a->prefix[naming]) : 0;
     if (in_layers >= 0) n += snprintf(name + n, 256 - (size_t)n, a->layer_prefix[naming], layer);
@@ -183,10 +190,12 @@ static tt_param **tt__layout_slot(const tt__layout *l, const tt__tensor_row *row
     return (tt_param **)(void *)((in_layers < 0 ? l->self : l->layer_self) + layer + row->offset);
 }
 
-/* Returns which third of a packed tensor a parameter is, 1 to 3; 0 if the parameter is a whole tensor. */
-static int tt__layout_part(const tt__layout *l, const tt__tensor_row *row)
+/* Returns which part of a packed tensor a parameter is. */
+static tt__part_of tt__layout_part(const tt__layout *l, const tt__tensor_row *row)
 {
-    return l->naming == 1 ? row->part : 0;
+    const int part = l->naming == 1 ? row->part : 0;
+    const tt__part_of of = {part > 3 ? part - 3 : part, part > 3 ? 2 : part ? 3 : 0};
+    return of;
 }
 
 /* Sets dims to the dimensions of a parameter, including leading dimensions of 1. Returns their number; 0 if
@@ -233,7 +242,7 @@ static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
 static tt__packing tt__row_order(const tt__layout *l, const tt__tensor_row *row, int ndim,
                                  const int64_t *dims)
 {
-    tt__packing o = {row->order, dims[0], ndim > 1 ? dims[1] : 1, l->size['G' - 'A'], l->size['D' - 'A']};
+    tt__packing o = {row->order == 'l' ? (char)0 : row->order, dims[0], ndim > 1 ? dims[1] : 1, l->size['G' - 'A'], l->size['D' - 'A']};
     return o;
 }
 

@@ -193,15 +193,6 @@ static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Reads an entry of layer_types. *slides receives whether the layer has a window. */
-static tt_status tt__lm_read_type(const tt__json *j, int at, bool *slides)
-{
-    const char *type = tt__json_text(j, at);
-    *slides = type && strcmp(type, "sliding_attention") == 0;
-    if (*slides || (type && strcmp(type, "full_attention") == 0)) return TT_OK;
-    return tt__json_wrong(j, "layer_types", at, type, "full_attention or sliding_attention");
-}
-
 /* Reads which layers of Gemma have no window: every full_every-th. layer_types overrides the other keys. */
 static tt_status tt__lm_read_pattern(const tt__json *j, tt_lm_config *c)
 {
@@ -215,7 +206,7 @@ static tt_status tt__lm_read_pattern(const tt__json *j, tt_lm_config *c)
     if (listed) every = 0;
     for (int k = 0, at = types + 1; listed && k < j->nodes[types].count && status == TT_OK; k++) {
         bool slides;
-        status = tt__lm_read_type(j, at, &slides);
+        status = tt__read_layer_type(j, at, &slides);
         if (status == TT_OK && !slides && !every) every = k + 1;
         if (status == TT_OK && slides != (!every || (k + 1) % every != 0))
             return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d breaks the pattern of "
@@ -246,7 +237,7 @@ static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
         from = 0;
         for (int k = 0, at = types + 1; k < j->nodes[types].count; k++, at = j->nodes[at].after) {
             bool slides;
-            status = tt__lm_read_type(j, at, &slides);
+            status = tt__read_layer_type(j, at, &slides);
             if (status != TT_OK) return status;
             if (!slides && from < k)
                 return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d has full attention "

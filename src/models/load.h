@@ -75,12 +75,12 @@ static void tt__checkpoint_drop(tt_context *ctx, void *source)
 }
 
 /* Fails if the shape of tensor `index` of file s is not `dims` or, for a part of a packed tensor, is not
-   `dims` with three times as many rows. */
-static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, const int64_t *dims, int part,
-                                 const char *param)
+   `dims` with the rows of all parts. */
+static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, const int64_t *dims,
+                                 tt__part_of part, const char *param)
 {
     const tt_tensor_info *info = &s->infos[index];
-    const int64_t rows = ndim ? dims[0] * (part ? 3 : 1) : 0;
+    const int64_t rows = ndim ? dims[0] * (part.of ? part.of : 1) : 0;
     bool same = info->ndim == ndim;
     for (int k = 0; k < ndim && same; k++) same = info->dims[k] == (k ? dims[k] : rows);
     if (same) return TT_OK;
@@ -94,11 +94,11 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* Makes tensor `index` of file s, whose shape must be `dims`, the source of parameter p. part: the third of
-   the tensor, 1 to 3, that is p; 0: p is the whole tensor. order: the order of the file's elements; NULL: the
+/* Makes tensor `index` of file s, whose shape must be `dims`, the source of parameter p. part: the part
+   of the tensor that is p. order: the order of the file's elements; NULL: the
    order of p. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
-                                     int part, const tt__packing *order)
+                                     tt__part_of part, const tt__packing *order)
 {
     const tt_tensor_info *info = &s->infos[index];
     tt_status status = tt__tensor_fits(s, index, ndim, dims, part, p->name);
@@ -112,7 +112,7 @@ static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, 
     if (order) t->order = *order;
     t->file = s;
     t->index = index;
-    t->first = part ? (part - 1) * p->size : 0;
+    t->first = part.of ? (part.number - 1) * p->size : 0;
     s->shared++;
     tt__param_drop_source(p);
     p->source = t;
@@ -230,7 +230,8 @@ static tt_status tt__layout_attach(const tt__layout *l)
     for (int k = 0; k < l->from->files; k++) unused += files[k]->count;
     for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
         int64_t dims[4] = {0};
-        int ndim = tt__row_dims(l, row, dims), part = tt__layout_part(l, row), index = -1;
+        int ndim = tt__row_dims(l, row, dims), index = -1;
+        const tt__part_of part = tt__layout_part(l, row);
         const tt__packing order = tt__row_order(l, row, ndim, dims);
         bool done = false;
         tt_param *p = *tt__layout_slot(l, row, k);
@@ -238,7 +239,7 @@ static tt_status tt__layout_attach(const tt__layout *l)
         tt__file_dims(l, row, dims);
         tt_safetensors *file = tt__layout_find(l, name, &index);
         const tt_tensor_info *info = file ? &file->infos[index] : NULL;
-        if (info) unused -= part < 2; /* the three parts of a packed tensor count once */
+        if (info) unused -= part.number < 2; /* the parts of a packed tensor count once */
         const bool of_others = info && tt__starts_anew(l, row, info, dims);
         if (!info || of_others) {
             tt__print(&anew[of_others], "%s'%s'", anew[of_others].length ? ", " : "", name);

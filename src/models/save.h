@@ -219,22 +219,22 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
     if (!f.info || !f.names || !f.file || !param || !piece) status = TT_ERR_MEMORY;
     for (int k = 0; status == TT_OK && (row = tt__layout_row(l, k, name)) != NULL; k++) {
         const tt_param *p = *tt__layout_slot(l, row, k);
-        const int part = tt__layout_part(l, row);
+        const tt__part_of part = tt__layout_part(l, row);
         int64_t dims[4] = {0};
         const int ndim = tt__row_dims(l, row, dims);
         if (!p || !ndim) continue;
         if (!params && p->owner) *dtype = tt__param_placement(p)->dtype;
         param[params].p = p;
         param[params].order = tt__row_order(l, row, ndim, dims);
-        param[params++].tensor = f.tensors - (part > 1);
-        if (part > 1) continue; /* stored in the tensor of the first part */
+        param[params++].tensor = f.tensors - (part.number > 1);
+        if (part.number > 1) continue; /* stored in the tensor of the first part */
         const char *prefix = l->a->prefix[l->naming];
         const bool cut = l->bare && strncmp(name, prefix, strlen(prefix)) == 0;
         snprintf(f.names[f.tensors], sizeof name, "%s", name + (cut ? strlen(prefix) : 0));
         f.info[f.tensors].name = f.names[f.tensors];
         f.info[f.tensors].dtype = tt__dtypes[*dtype].safetensors;
         f.info[f.tensors].ndim = tt__file_dims(l, row, f.info[f.tensors].dims);
-        if (part) f.info[f.tensors].dims[0] *= 3;
+        if (part.of) f.info[f.tensors].dims[0] *= part.of;
         f.tensors++;
     }
     if (status == TT_OK) tt__deal_out(&f, *dtype, max);
