@@ -1959,9 +1959,10 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
 
 /* BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), DistilBERT (Sanh et al. 2019), RoBERTa (Liu et al.
    2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020), ALBERT (Lan et al. 2020),
-   BigBird (Zaheer et al. 2020) and ModernBERT (Warner et al. 2024) share one encoder. The task decides the head. Parameters have the names of
-   transformers' ...ForSequenceClassification, for TT_TASK_TAGS of ...ForTokenClassification. With
-   TT_TASK_EMBED there is no classifier, and files have the names of transformers' ...Model. */
+   BigBird (Zaheer et al. 2020) and ModernBERT (Warner et al. 2024) share one encoder. The task decides the
+   head. Parameters have the names of transformers' ...ForSequenceClassification, for TT_TASK_TAGS of
+   ...ForTokenClassification. With TT_TASK_EMBED there is no classifier, and files have the names of
+   transformers' ...Model. */
 typedef enum tt_bert_kind {
     TT_BERT,
     TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
@@ -37353,8 +37354,8 @@ typedef struct tt__tensor_row {
     const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. The model lacks a tensor
                             with a dimension of 0. The parameter drops leading dimensions of 1 */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
-    char part;           /* in naming 1, 1 to 3: number of the third of a packed tensor; 4, 5: the first or the
-                            second half of one; 0: not packed */
+    char part;           /* in naming 1, 1 to 3: number of the third of a packed tensor; 4, 5: first and
+                            second half; 0: not packed */
     char head;           /* 0: files must have the tensor; else its initial values are random if a file lacks
                             it; 2: no logits depend on it */
     char order;          /* order of the elements in files, see tt__packing; 'l': the order of the parameter,
@@ -37572,7 +37573,8 @@ static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
 static tt__packing tt__row_order(const tt__layout *l, const tt__tensor_row *row, int ndim,
                                  const int64_t *dims)
 {
-    tt__packing o = {row->order == 'l' ? (char)0 : row->order, dims[0], ndim > 1 ? dims[1] : 1, l->size['G' - 'A'], l->size['D' - 'A']};
+    tt__packing o = {row->order, dims[0], ndim > 1 ? dims[1] : 1, l->size['G' - 'A'], l->size['D' - 'A']};
+    if (o.kind == 'l') o.kind = 0;
     return o;
 }
 
@@ -39588,8 +39590,9 @@ static tt_status tt__modern_read(const tt__json *j, tt_bert_config *c)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': classifier_pooling is '%s'; only cls and mean are "
                         "supported", j->path, pooling);
     if (strcmp(act, c->activation) != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': classifier_activation is '%s' and hidden_activation "
-                        "'%s', but only equal ones are supported", j->path, act, c->activation);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': classifier_activation is '%s' and "
+                        "hidden_activation '%s', but only equal ones are supported", j->path, act,
+                        c->activation);
     return TT_OK;
 }
 

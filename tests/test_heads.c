@@ -673,6 +673,58 @@ TEST(decoders_become_classifiers)
     }
 }
 
+/* ModernBERT's config.json in older forms gives the same model, and what is not supported is refused. */
+TEST(configs_of_modern_bert)
+{
+    static const struct { const char *from, *to, *error; } rows[] = { /* error NULL: loads as before */
+        {"\"layer_types\"", "\"layer_kinds\"", NULL},
+        {"\"rope_parameters\": {", "\"global_rope_theta\": 160000, \"unknown\": {", NULL},
+        {"\"classifier_pooling\": \"cls\"", "\"classifier_pooling\": \"max\"",
+         "classifier_pooling is 'max'; only cls and mean are supported"},
+        {"\"classifier_activation\": \"gelu\"", "\"classifier_activation\": \"silu\"",
+         "classifier_activation is 'silu' and hidden_activation 'gelu', but only equal ones"},
+        {"\"rope_type\": \"default\"", "\"rope_type\": \"yarn\"",
+         "rope_type of full_attention is 'yarn'; only default"},
+        {"\"layer_types\": [", "\"layer_types\": [\"sliding_attention\", ",
+         "layer_types: layer 0 breaks the pattern of full attention in layer 0"},
+        {"\"full_attention\",\n", "\"full_attention\", \"full_attention\",",
+         "layer_types: layer 2 breaks the pattern"}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        test_allocator a, b;
+        tt_bert m, plain;
+        size_t n, bytes;
+        char folder[1024];
+        snprintf(folder, sizeof folder, "%s", test_folder());
+        char *text = test_read(test_path(folder_of("modern_classes"), "config.json"), &n);
+        char *file = test_read(test_path(folder_of("modern_classes"), "model.safetensors"), &bytes);
+        char *at = text ? strstr(text, rows[k].from) : NULL;
+        REQUIRE(at && file);
+        char *edited = (char *)malloc(n + strlen(rows[k].to) + 1);
+        const int length = sprintf(edited, "%.*s%s%s", (int)(at - text), text, rows[k].to,
+                                   at + strlen(rows[k].from));
+        test_write(test_path(folder, "config.json"), edited, (size_t)length);
+        test_write(test_path(folder, "model.safetensors"), file, bytes);
+        tt_context *ctx = test_open(&a), *other = test_open(&b);
+        CHECK(tt_bert_load(ctx, &plain, folder_of("modern_classes"), 0) == TT_OK);
+        CHECK(plain.config.full_every == 2 && plain.config.local_attention == 4);
+        if (!CHECK(tt_bert_load(other, &m, folder, 0) == (rows[k].error ? TT_ERR_UNSUPPORTED : TT_OK)))
+            fprintf(stderr, "%s: %s\n", rows[k].to, tt_error(other));
+        if (rows[k].error) CHECK_ERROR(other, TT_ERR_UNSUPPORTED, rows[k].error);
+        else {
+            tt_bert_config p = plain.config, q = m.config;
+            p.activation = q.activation = NULL;
+            CHECK(memcmp(&p, &q, sizeof p) == 0);
+        }
+        free(edited);
+        free(text);
+        free(file);
+        tt_bert_free(&m);
+        tt_bert_free(&plain);
+        TEST_CLOSE(ctx, &a);
+        TEST_CLOSE(other, &b);
+    }
+}
+
 /* A model refuses the classes of a dataset with another task. */
 TEST(datasets_of_another_task)
 {
@@ -894,7 +946,8 @@ static const test_case tests[] = {
     TEST_CASE(predictions_of_tasks), TEST_CASE(predictions_that_are_not_finite),
     TEST_CASE(folders_for_other_tasks), TEST_CASE(tasks_of_a_config),
     TEST_CASE(weights_and_smoothing_of_tasks), TEST_CASE(tasks_of_files),
-    TEST_CASE(decoders_become_classifiers), TEST_CASE(datasets_of_another_task),
+    TEST_CASE(decoders_become_classifiers), TEST_CASE(configs_of_modern_bert),
+    TEST_CASE(datasets_of_another_task),
     TEST_CASE(embeddings_as_in_sentence_transformers),
     TEST_CASE(embedders_are_saved), TEST_CASE(embedders_without_a_loss_or_logits),
     TEST_CASE(files_of_sentence_transformers), TEST_CASE(classifier_in_a_folder_of_an_embedder),

@@ -283,6 +283,33 @@ TEST(golden_lm_on_ranks)
     ranks.device = NULL;
 }
 
+/* Gemma's factor of the embeddings has the dtype of the weights, as in transformers. Two tensor ranks each
+   normalise half of the heads. */
+TEST(factors_and_norms_of_gemma)
+{
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
+    for (int k = 0; k < 4; k++) {
+        golden g;
+        int scales = 0, norms = 0;
+        if (k == 3) ranks.device = "cpu*2", ranks.tensor = 2;
+        const tt_train_options o = golden_options(precisions[k % 3]);
+        ranks.device = NULL;
+        if (!golden_open(&g, "gemma3", 1) || !golden_trainer(&g, &o)) return;
+        const tt_tape *t = g.r->train->built.t;
+        for (int i = 0; i < t->n_code; i++) {
+            const tt__instr *c = &t->code[i];
+            if (c->attr.as_weights && !c->backward) { /* sqrt(24) is 4.898979, and 4.90625 in bf16 */
+                CHECK_NEAR(c->attr.scale, k == 2 ? 4.90625 : 4.8989795, 1e-6);
+                scales++;
+            }
+            if (c->op == TT__OP_RMSNORM && c->attr.heads && !c->recomputed) norms += c->attr.heads;
+        }
+        /* A layer has 4 heads of queries and 2 of keys. The norm of a rank's single head has one group. */
+        CHECK(scales == 1 && norms == (k == 3 ? 3 : 6) * g.m.config.layers);
+        golden_close(&g);
+    }
+}
+
 /* bf16 has 8 bits: each rounded product has an error of about 2^-9. */
 TEST(golden_lm_bf16)
 {
@@ -1935,7 +1962,7 @@ TEST(adapters_that_are_refused)
 
 static const test_case tests[] = {
     TEST_CASE(golden_lm), TEST_CASE(golden_lm_recomputed), TEST_CASE(golden_lm_on_ranks),
-    TEST_CASE(golden_lm_bf16),
+    TEST_CASE(factors_and_norms_of_gemma), TEST_CASE(golden_lm_bf16),
     TEST_CASE(folders_go_round), TEST_CASE(what_ends_an_answer),
     TEST_CASE(trained_models_are_saved), TEST_CASE(broken_folders),
     TEST_CASE(saves_over_older_ones), TEST_CASE(models_are_not_saved_beside_an_adapter),

@@ -1686,7 +1686,7 @@ TEST(broken_configs)
     static const struct { const char *model, *from, *to; tt_status status; const char *error; } rows[] = {
         {"bert", "\"model_type\": \"bert\"", "\"model_type\": \"electra\"", TT_ERR_UNSUPPORTED,
          "model_type is 'electra'; this loader reads 'bert', 'distilbert', 'roberta', "
-         "'big_bird', 'xlm-roberta', 'camembert', 'albert' (MiniLM is a 'bert')"},
+         "'big_bird', 'xlm-roberta', 'camembert', 'albert', 'modernbert' (MiniLM is a 'bert')"},
         {"albert", "\"num_hidden_groups\": 1", "\"num_hidden_groups\": 3", TT_ERR_UNSUPPORTED,
          "num_hidden_groups is 3 and inner_group_num is 1, but only 1 and 1 are supported"},
         {"albert", "\"inner_group_num\": 1", "\"inner_group_num\": 2", TT_ERR_UNSUPPORTED,

@@ -96,9 +96,10 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
 
 /* BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), DistilBERT (Sanh et al. 2019), RoBERTa (Liu et al.
    2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020), ALBERT (Lan et al. 2020),
-   BigBird (Zaheer et al. 2020) and ModernBERT (Warner et al. 2024) share one encoder. The task decides the head. Parameters have the names of
-   transformers' ...ForSequenceClassification, for TT_TASK_TAGS of ...ForTokenClassification. With
-   TT_TASK_EMBED there is no classifier, and files have the names of transformers' ...Model. */
+   BigBird (Zaheer et al. 2020) and ModernBERT (Warner et al. 2024) share one encoder. The task decides the
+   head. Parameters have the names of transformers' ...ForSequenceClassification, for TT_TASK_TAGS of
+   ...ForTokenClassification. With TT_TASK_EMBED there is no classifier, and files have the names of
+   transformers' ...Model. */
 typedef enum tt_bert_kind {
     TT_BERT,
     TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With

@@ -243,8 +243,9 @@ static tt_status tt__modern_read(const tt__json *j, tt_bert_config *c)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': classifier_pooling is '%s'; only cls and mean are "
                         "supported", j->path, pooling);
     if (strcmp(act, c->activation) != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': classifier_activation is '%s' and hidden_activation "
-                        "'%s', but only equal ones are supported", j->path, act, c->activation);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': classifier_activation is '%s' and "
+                        "hidden_activation '%s', but only equal ones are supported", j->path, act,
+                        c->activation);
     return TT_OK;
 }
 

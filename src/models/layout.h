@@ -23,8 +23,8 @@ typedef struct tt__tensor_row {
     const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. The model lacks a tensor
                             with a dimension of 0. The parameter drops leading dimensions of 1 */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
-    char part;           /* in naming 1, 1 to 3: number of the third of a packed tensor; 4, 5: the first or the
-                            second half of one; 0: not packed */
+    char part;           /* in naming 1, 1 to 3: number of the third of a packed tensor; 4, 5: first and
+                            second half; 0: not packed */
     char head;           /* 0: files must have the tensor; else its initial values are random if a file lacks
                             it; 2: no logits depend on it */
     char order;          /* order of the elements in files, see tt__packing; 'l': the order of the parameter,
@@ -242,7 +242,8 @@ static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
 static tt__packing tt__row_order(const tt__layout *l, const tt__tensor_row *row, int ndim,
                                  const int64_t *dims)
 {
-    tt__packing o = {row->order == 'l' ? (char)0 : row->order, dims[0], ndim > 1 ? dims[1] : 1, l->size['G' - 'A'], l->size['D' - 'A']};
+    tt__packing o = {row->order, dims[0], ndim > 1 ? dims[1] : 1, l->size['G' - 'A'], l->size['D' - 'A']};
+    if (o.kind == 'l') o.kind = 0;
     return o;
 }
 
