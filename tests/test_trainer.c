@@ -19,6 +19,7 @@
 #include "trainer/predictions.h"
 #include "trainer/by_hand.h"
 #include "trainer/ranks.h"
+#include "trainer/features.h"
 
 static const test_case tests[] = {
     TEST_CASE(loss_falls), TEST_CASE(schedule_and_steps), TEST_CASE(options_refused_together),
@@ -68,6 +69,10 @@ static const test_case tests[] = {
     TEST_CASE(resume_on_another_number_of_ranks), TEST_CASE(micro_batches_wait_for_their_round),
     TEST_CASE(a_step_of_one_round), TEST_CASE(evaluation_on_any_number_of_ranks_is_the_same),
     TEST_CASE(fit_tells_of_ranks_without_work),
+    TEST_CASE(features_once_train_the_head_of_a_frozen_encoder),
+    TEST_CASE(features_once_of_the_first_layers_and_on_ranks), TEST_CASE(features_once_resumed),
+    TEST_CASE(features_once_of_images), TEST_CASE(features_once_refuses),
+    TEST_CASE(features_once_without_memory),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -9,6 +9,7 @@
 #include "../run/state.h"
 #include "../files/lists.h"
 #include "../files/json.h"
+#include "features.h"
 #include "trainer.h"
 #include "evaluate.h"
 #include "state.h"
@@ -248,6 +249,42 @@ static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
     return lower ? value < f->p.best : value > f->p.best;
 }
 
+/* Computes the features of both sources, with features_once. */
+static tt_status tt__fit_features(tt__fit_run *f)
+{
+    tt__features *x = f->r->features;
+    tt_status status = TT_OK;
+    if (!x) return TT_OK;
+    f->judged = f->validation && f->validation->self != f->train->self ? &x->set[1] : &x->set[0];
+    status = tt__compute_features(f->r, &x->set[0], f->train, f->o.stop);
+    if (status == TT_OK && f->validation && f->judged == &x->set[1])
+        status = tt__compute_features(f->r, &x->set[1], f->validation, f->o.stop);
+    if (status == TT_OK) x->now = &x->set[0];
+    return status;
+}
+
+/* Frees the features. Sources then give data again. */
+static void tt__fit_forget_features(tt__fit_run *f)
+{
+    tt__features *x = f->r->features;
+    if (!x) return;
+    x->now = NULL;
+    for (int k = 0; k < 2; k++) {
+        const tt_source *s = k ? f->validation : f->train;
+        if (s && s->deal) s->deal(s->self, f->r->data, 0, f->r->data, !k);
+        tt__feature_set_free(x->ctx, &x->set[k]);
+    }
+}
+
+/* Makes evaluations read the features of the validation source, if there are features, or ends that. */
+static void tt__fit_judge(tt__fit_run *f, bool begin)
+{
+    tt__features *x = f->r->features;
+    if (!x) return;
+    f->r->by_features = begin;
+    x->now = begin ? f->judged : &x->set[0];
+}
+
 /* Evaluates the validation source, with the moving averages if there are any, and computes the metrics. */
 static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_stats *s, double *items)
 {
@@ -258,7 +295,9 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     if (any && !(c = tt__collect(f->r, f->validation))) return tt_error_code(f->r->ctx);
     tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
     const bool averages = tt__has_ema(f->r) && status == TT_OK;
+    tt__fit_judge(f, true);
     if (status == TT_OK) status = tt__evaluate_source(f->r, f->validation, stop, s, items, c);
+    tt__fit_judge(f, false);
     if (c) tt__collected_show(c);
     for (int k = 0; k < f->n_metrics && status == TT_OK && !(stop && *stop); k++) {
         f->r->ctx->error[0] = 0;
@@ -671,6 +710,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     bool save = false;
     tt_status status = tt__must_train(r);
     if (status == TT_OK) status = tt__fit_begin(f);
+    if (status == TT_OK && !tt__fit_is_over(f)) status = tt__fit_features(f);
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     char lines[TT__NOTE] = {0};
     tt__text_buffer text = {lines, sizeof lines, 0};
@@ -704,6 +744,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* keeps the first error */
     }
     if (finished) *finished = done;
+    tt__fit_forget_features(f);
     tt__fit_unlock(f);
     tt__free(ctx, f->csv);
     tt__free(ctx, f->point);
