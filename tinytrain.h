@@ -363,8 +363,8 @@ typedef struct tt_files {
 /* Table of the options that errors name: fields of tt_compile_options and of loaders' options, and "rows",
    the rows of a micro-batch. */
 #define TT__OPTIONS(X) \
-    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("layer_decay") X("matmul") \
-    X("memory") X("memory_budget") X("offload") X("parallel.data") X("parallel.groups") X("parallel.micros") \
+    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("features_once") \
+    X("layer_decay") X("matmul") X("memory") X("memory_budget") X("offload") X("parallel.data") X("parallel.groups") X("parallel.micros") \
     X("parallel.pipeline") X("parallel.reduce_micros") X("parallel.schedule") X("parallel.sequence") \
     X("parallel.server") X("parallel.tensor") X("parallel.zero") X("precision") X("recompute") X("residual") \
     X("rows") X("tune") X("update") X("weight_decay")
@@ -12102,12 +12102,12 @@ static tt_status tt__find_features(tt_tape *t, tt_value output, int32_t **featur
         if (x->base != v || !p.feature[v] || !p.made[v] || !p.fed[v]) continue;
         list[(*count)++] = v;
         if (!x->shape.axis || x->shape.extra || x->shape.dtype != TT_F32)
-            status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "features_once: %s depends on frozen parameters "
+            status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{features_once}: %s depends on frozen parameters "
                               "alone, but has no row for each example or token: unfreeze the parameters "
                               "before it", tt__describe(t, v, what, sizeof what));
     }
     if (status == TT_OK && !*count)
-        status = tt__fail(t->ctx, TT_ERR_ARGUMENT, "features_once is set, but the model computes nothing "
+        status = tt__fail(t->ctx, TT_ERR_ARGUMENT, "{features_once} is set, but the model computes nothing "
                           "from inputs and frozen parameters alone: freeze the first layers, for example "
                           "the encoder (tt_param_freeze)");
     tt__free(t->ctx, flags);
@@ -41980,11 +41980,11 @@ static int64_t tt__feature_rows(const tt__features *f, int k, int64_t tokens)
 static tt_status tt__has_index(tt_context *ctx, const tt_batch *b)
 {
     if (!b->index)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "features_once needs the index of each example in the dataset, "
-                        "but a batch has none: set tt_batch.index, or clear features_once");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "{features_once} needs the index of each example in the dataset, "
+                        "but a batch has none: set tt_batch.index, or clear {features_once}");
     for (int s = 0; s < b->seqs; s++)
         if (b->index[s] < 0 || b->index[s] >= INT32_MAX)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "features_once: example %d of a batch has index %lld, but "
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "{features_once}: example %d of a batch has index %lld, but "
                             "indices must be 0 to 2^31 - 2", s, (long long)b->index[s]);
     return TT_OK;
 }
@@ -42054,7 +42054,7 @@ static tt_status tt__features_set(const tt__features *f, tt_program *p, int rank
             const int64_t tokens = tt__tokens_in(b, s, same), n = tt__feature_rows(f, k, tokens);
             const float *from = tt__feature_at(f, f->now, k, b->index[s], tokens);
             if (!from)
-                return tt__fail(f->ctx, TT_ERR_ARGUMENT, "features_once: the example with index %lld was not "
+                return tt__fail(f->ctx, TT_ERR_ARGUMENT, "{features_once}: the example with index %lld was not "
                                 "in epoch 0 of its source, or has changed: each epoch must have the examples "
                                 "of epoch 0 (without drop_last)", (long long)b->index[s]);
             rows += n;
@@ -42207,7 +42207,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
                   model->classes ? "; the weights of all classes are 0: give at least one class a weight" :
                   "; class_weights are set, but the model has no classes");
     if (o->features_once && ctx->net)
-        tt__print(&all, "; features_once is for one process, but this run has %d: clear it, or train with "
+        tt__print(&all, "; {features_once} is for one process, but this run has %d: clear it, or train with "
                   "several ranks of one process", tt_processes(ctx));
     if (o->compile.share)
         tt__print(&all, "; compile.share is set, but a trainer needs an arena of its own: leave it NULL");
@@ -42664,8 +42664,8 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     if (updated) *updated = false;
     if (status != TT_OK) return status;
     if (r->features && !r->features->now)
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "features_once is for tt_fit, which computes the features "
-                        "of all examples before the first step: call tt_fit, or clear features_once");
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "{features_once} is for tt_fit, which computes the features "
+                        "of all examples before the first step: call tt_fit, or clear {features_once}");
     const bool last = b->last_of_step, whole_round = r->staged + 1 == r->data;
     if (!r->options.compile.accumulate && !last && whole_round) {
         r->step_failed = r->staged > 0;
@@ -43287,7 +43287,7 @@ static tt_status tt__compute_features(tt_trainer *r, tt__feature_set *set, const
     tt_status status = tt__place_features(r, set, source);
     if (status != TT_OK) return status;
     const double bytes = (double)sizeof *set->data * (double)set->size;
-    status = tt__machine_has(ctx, bytes, 1, "features_once", "clear it, or train on fewer examples");
+    status = tt__machine_has(ctx, bytes, 1, "{features_once}", "clear it, or train on fewer examples");
     if (status != TT_OK) return status;
     set->data = (float *)tt__alloc(ctx, sizeof *set->data * (set->size + 1));
     int64_t *index = (int64_t *)tt__alloc(ctx, sizeof *index * most);

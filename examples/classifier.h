@@ -39,6 +39,9 @@ static const char *const task_names[] = {"class", "labels", "scores", "tags"};
     {"--class-weights", "W", CLI_CHOICE, &(run).class_weights, \
      .help = "balanced: all classes have equal weight in training, however few examples a class has", \
      .choices = "none balanced"}, \
+    {"--features-once", "", CLI_SWITCH, &(run).features_once, \
+     .help = "with --freeze: compute what depends on frozen parameters alone once for each example, before " \
+     "the first step, and train the rest for the cost of the rest"}, \
     CLI_TRAINING_FLAGS(run)
 
 /* Sets run->batch for --batch max: the micro-batches become as large as memory and the number of examples

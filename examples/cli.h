@@ -63,7 +63,7 @@ static inline void write_megabytes(void *user, size_t bytes, char *to, size_t ca
 /* The flags that set fields of the library's options. The library's errors name these flags. */
 static const tt_option_name flag_names[] = {
     {"accumulate", "--accumulate"}, {"batch", "--batch"}, {"clip_norm", "--clip"}, {"device", "--device"},
-    {"ema_decay", "--ema"}, {"layer_decay", "--layer-decay"}, {"matmul", "--matmul"}, {"memory", "--memory"},
+    {"ema_decay", "--ema"}, {"features_once", "--features-once"}, {"layer_decay", "--layer-decay"}, {"matmul", "--matmul"}, {"memory", "--memory"},
     {"memory_budget", "--budget"}, {"offload", "--offload"},
     {"parallel.data", "--data-ranks"}, {"parallel.groups", "--groups"}, {"parallel.micros", "--micros"},
     {"parallel.pipeline", "--pipeline"}, {"parallel.reduce_micros", "--reduce-micros"},
@@ -579,7 +579,7 @@ typedef struct cli_training {
     int seed, threads, batch, accumulate, epochs, train, test; /* train, test: of classifiers only */
     double timeout, lr, warmup, decay, layer_decay, ema, cooldown, clip, dropout, label_smoothing;
     size_t budget;
-    bool plan, resume, measure, gpu; /* gpu: `device` begins with "cuda" */
+    bool plan, resume, measure, features_once, gpu; /* gpu: `device` begins with "cuda" */
     bool largest, finished; /* largest: --batch max; finished: all epochs are done */
     tt_parallel parallel; /* how the ranks of `device` share the work */
     tt_costs costs;       /* with `measure`, the measured costs of `device` */
@@ -620,7 +620,8 @@ typedef struct cli_training {
      .help = "share of each target, below 1, that is spread over all classes or tokens in training", \
      .max = 1}, \
     {"--freeze", "LIST", CLI_TEXT, &(run).freeze, \
-     .help = "parameters to freeze: patterns of names with *, ? and [0-3], separated by commas"}, \
+     .help = "parameters to freeze: patterns of names with *, ? and [0-3], separated by commas; encoder: " \
+     "all of a classifier but its last layers (classifier, pre_classifier, pooler)"}, \
     {"--precision", "P", CLI_CHOICE, &(run).precision, .help = "precision of weights and activations", \
      .words_of = "precision"}, \
     {"--matmul", "M", CLI_CHOICE, &(run).matmul, \
@@ -780,6 +781,7 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     }
     o.label_smoothing = (float)run->label_smoothing;
     if (o.compile.train) o.class_weights = run->weights;
+    o.features_once = run->features_once;
     if (run->measure) o.compile.costs = &run->costs;
     return o;
 }
@@ -823,6 +825,11 @@ static inline int fit(tt_context *ctx, tt_trainer *t, const tt_source *train, co
     o.report = show_progress;
     o.user = user;
     show_plan(tt_trainer_program(t), run->plan ? run->out : NULL);
+    if (run->features_once)
+        printf("  --features-once computes %.1f MB of features before the first epoch, and keeps them in the "
+               "host's memory, beside the plan\n",
+               1e-6 * (double)(tt_trainer_feature_bytes(t, train) +
+                               (validation ? tt_trainer_feature_bytes(t, validation) : 0)));
     if (run->plan) return 0;
     size_t model;
     const size_t state = tt_trainer_state_bytes(t, &model);
@@ -850,10 +857,19 @@ static inline int fit(tt_context *ctx, tt_trainer *t, const tt_source *train, co
     return result;
 }
 
-/* Freezes the parameters that a comma-separated list of patterns matches. */
+/* Freezes the parameters that a comma-separated list of patterns matches, or, for "encoder", all of a
+   classifier but its head. */
 static inline void freeze(tt_context *ctx, const char *list)
 {
     char pattern[256];
+    if (list && strcmp(list, "encoder") == 0) {
+        int n = tt_param_freeze(ctx, "*", true);
+        const int head = tt_param_freeze(ctx, "*classifier*", false);
+        if (!head) die("--freeze encoder is for models with a classifier, but this model has none");
+        n -= head + tt_param_freeze(ctx, "*pooler*", false);
+        printf("frozen: the encoder (%d parameters)\n", n);
+        return;
+    }
     while (list && *list) {
         int length = (int)strcspn(list, ",");
         snprintf(pattern, sizeof pattern, "%.*s", length, list);

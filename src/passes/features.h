@@ -110,12 +110,12 @@ static tt_status tt__find_features(tt_tape *t, tt_value output, int32_t **featur
         if (x->base != v || !p.feature[v] || !p.made[v] || !p.fed[v]) continue;
         list[(*count)++] = v;
         if (!x->shape.axis || x->shape.extra || x->shape.dtype != TT_F32)
-            status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "features_once: %s depends on frozen parameters "
+            status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{features_once}: %s depends on frozen parameters "
                               "alone, but has no row for each example or token: unfreeze the parameters "
                               "before it", tt__describe(t, v, what, sizeof what));
     }
     if (status == TT_OK && !*count)
-        status = tt__fail(t->ctx, TT_ERR_ARGUMENT, "features_once is set, but the model computes nothing "
+        status = tt__fail(t->ctx, TT_ERR_ARGUMENT, "{features_once} is set, but the model computes nothing "
                           "from inputs and frozen parameters alone: freeze the first layers, for example "
                           "the encoder (tt_param_freeze)");
     tt__free(t->ctx, flags);

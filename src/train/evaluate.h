@@ -396,7 +396,7 @@ static tt_status tt__compute_features(tt_trainer *r, tt__feature_set *set, const
     tt_status status = tt__place_features(r, set, source);
     if (status != TT_OK) return status;
     const double bytes = (double)sizeof *set->data * (double)set->size;
-    status = tt__machine_has(ctx, bytes, 1, "features_once", "clear it, or train on fewer examples");
+    status = tt__machine_has(ctx, bytes, 1, "{features_once}", "clear it, or train on fewer examples");
     if (status != TT_OK) return status;
     set->data = (float *)tt__alloc(ctx, sizeof *set->data * (set->size + 1));
     int64_t *index = (int64_t *)tt__alloc(ctx, sizeof *index * most);

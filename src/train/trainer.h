@@ -152,7 +152,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
                   model->classes ? "; the weights of all classes are 0: give at least one class a weight" :
                   "; class_weights are set, but the model has no classes");
     if (o->features_once && ctx->net)
-        tt__print(&all, "; features_once is for one process, but this run has %d: clear it, or train with "
+        tt__print(&all, "; {features_once} is for one process, but this run has %d: clear it, or train with "
                   "several ranks of one process", tt_processes(ctx));
     if (o->compile.share)
         tt__print(&all, "; compile.share is set, but a trainer needs an arena of its own: leave it NULL");
@@ -609,8 +609,8 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     if (updated) *updated = false;
     if (status != TT_OK) return status;
     if (r->features && !r->features->now)
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "features_once is for tt_fit, which computes the features "
-                        "of all examples before the first step: call tt_fit, or clear features_once");
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "{features_once} is for tt_fit, which computes the features "
+                        "of all examples before the first step: call tt_fit, or clear {features_once}");
     const bool last = b->last_of_step, whole_round = r->staged + 1 == r->data;
     if (!r->options.compile.accumulate && !last && whole_round) {
         r->step_failed = r->staged > 0;
