@@ -63,8 +63,8 @@ static inline void write_megabytes(void *user, size_t bytes, char *to, size_t ca
 /* The flags that set fields of the library's options. The library's errors name these flags. */
 static const tt_option_name flag_names[] = {
     {"accumulate", "--accumulate"}, {"batch", "--batch"}, {"clip_norm", "--clip"}, {"device", "--device"},
-    {"ema_decay", "--ema"}, {"features_once", "--features-once"}, {"layer_decay", "--layer-decay"}, {"matmul", "--matmul"}, {"memory", "--memory"},
-    {"memory_budget", "--budget"}, {"offload", "--offload"},
+    {"ema_decay", "--ema"}, {"features_once", "--features-once"}, {"layer_decay", "--layer-decay"},
+    {"matmul", "--matmul"}, {"memory", "--memory"}, {"memory_budget", "--budget"}, {"offload", "--offload"},
     {"parallel.data", "--data-ranks"}, {"parallel.groups", "--groups"}, {"parallel.micros", "--micros"},
     {"parallel.pipeline", "--pipeline"}, {"parallel.reduce_micros", "--reduce-micros"},
     {"parallel.schedule", "--stages"}, {"parallel.sequence", "--sequence"}, {"parallel.server", "--server"},
@@ -575,7 +575,7 @@ typedef struct cli_training {
     const char *zero, *memory, *tune, *out;
     const char *data, *model; /* each program has its own flags for data, model, batch, epochs and lr */
     const char *best_by, *class_weights, *predict; /* of programs that train classifiers; or NULL */
-    int validate_every, patience;
+    int validate_every, patience, keep_states;
     int seed, threads, batch, accumulate, epochs, train, test; /* train, test: of classifiers only */
     double timeout, lr, warmup, decay, layer_decay, ema, cooldown, clip, dropout, label_smoothing;
     size_t budget;
@@ -685,6 +685,9 @@ typedef struct cli_training {
      .help = "validate and save after each N steps as well (0: at the end of an epoch)", .max = 1e9}, \
     {"--patience", "N", CLI_INTEGER, &(run).patience, \
      .help = "end after N validations in a row that are no better (0: never)", .max = 1e9}, \
+    {"--keep-states", "N", CLI_INTEGER, &(run).keep_states, \
+     .help = "keep the states of the last N validations in --out, as state-STEP.safetensors; a run resumes " \
+     "from one that is copied to state.safetensors (0: only the newest state)", .max = 1e9}, \
     {"--out", "DIR", CLI_TEXT, &(run).out, \
      .help = "new folder for the trained model, state, metrics.csv and loss.svg", .min = 1, .max = 1000}, \
     {"--plan", "", CLI_SWITCH, &(run).plan, \
@@ -821,6 +824,7 @@ static inline int fit(tt_context *ctx, tt_trainer *t, const tt_source *train, co
     o.best_by = run->best_by;
     o.validate_steps = run->validate_every;
     o.patience = run->patience;
+    o.keep_states = run->keep_states;
     o.keep = keep;
     o.report = show_progress;
     o.user = user;

@@ -174,6 +174,9 @@ typedef struct tt_fit_options {
     int64_t validate_steps;        /* Set it to a number of steps after which the run validates and saves, in
                                       addition to the end of each epoch; steps of all epochs count; without
                                       validation the run only saves; default 0 */
+    int64_t keep_states;           /* Set it to also keep the states of the last validations, this many, as
+                                      state-STEP.safetensors with the number of the step; a run resumes from
+                                      such a state that is copied to state.safetensors. Default 0: none */
     int64_t patience;              /* Set it to end the run after a number of validations in a row that are no
                                       better than the best one; needs validation; default 0: never */
     const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the

@@ -122,12 +122,12 @@ static int64_t tt__feature_rows(const tt__features *f, int k, int64_t tokens)
 static tt_status tt__has_index(tt_context *ctx, const tt_batch *b)
 {
     if (!b->index)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "{features_once} needs the index of each example in the dataset, "
-                        "but a batch has none: set tt_batch.index, or clear {features_once}");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "{features_once} needs the index of each example in the "
+                        "dataset, but a batch has none: set tt_batch.index, or clear {features_once}");
     for (int s = 0; s < b->seqs; s++)
         if (b->index[s] < 0 || b->index[s] >= INT32_MAX)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "{features_once}: example %d of a batch has index %lld, but "
-                            "indices must be 0 to 2^31 - 2", s, (long long)b->index[s]);
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "{features_once}: example %d of a batch has index %lld, "
+                            "but indices must be 0 to 2^31 - 2", s, (long long)b->index[s]);
     return TT_OK;
 }
 
@@ -196,9 +196,9 @@ static tt_status tt__features_set(const tt__features *f, tt_program *p, int rank
             const int64_t tokens = tt__tokens_in(b, s, same), n = tt__feature_rows(f, k, tokens);
             const float *from = tt__feature_at(f, f->now, k, b->index[s], tokens);
             if (!from)
-                return tt__fail(f->ctx, TT_ERR_ARGUMENT, "{features_once}: the example with index %lld was not "
-                                "in epoch 0 of its source, or has changed: each epoch must have the examples "
-                                "of epoch 0 (without drop_last)", (long long)b->index[s]);
+                return tt__fail(f->ctx, TT_ERR_ARGUMENT, "{features_once}: the example with index %lld was "
+                                "not in epoch 0 of its source, or has changed: each epoch must have the "
+                                "examples of epoch 0 (without drop_last)", (long long)b->index[s]);
             rows += n;
             if ((size_t)(rows * f->width[k]) > f->capacity)
                 return tt__fail(f->ctx, TT_ERR_SHAPE, "the batch has %d sequences, which are more than the "

@@ -91,6 +91,58 @@ static tt_status tt__fit_save(tt__fit_run *f)
     return status;
 }
 
+/* Returns the step that is in the name of a kept state, state-STEP.safetensors; -1: it is another file. */
+static int64_t tt__kept_step(const char *name)
+{
+    static const char before[] = "state-", after[] = ".safetensors";
+    const size_t length = strlen(name), around = sizeof before - 1 + sizeof after - 1;
+    const size_t digits = length > around ? length - around : 0;
+    if (!digits || digits > 18 || memcmp(name, before, sizeof before - 1) != 0) return -1;
+    if (strspn(name + sizeof before - 1, "0123456789") != digits) return -1;
+    if (strcmp(name + sizeof before - 1 + digits, after) != 0) return -1;
+    return strtoll(name + sizeof before - 1, NULL, 10);
+}
+
+/* The states of a folder up to a step: their number, and the oldest. */
+typedef struct tt__kept_states { int64_t step, count, oldest; } tt__kept_states;
+
+static bool tt__count_kept(void *arg, const char *name)
+{
+    tt__kept_states *k = (tt__kept_states *)arg;
+    const int64_t step = tt__kept_step(name);
+    if (step < 0 || step > k->step) return true; /* later states are those of an abandoned run */
+    if (!k->count++ || step < k->oldest) k->oldest = step;
+    return true;
+}
+
+static tt_status tt__kept_path(const tt__fit_run *f, int64_t step, char path[TT__PATH])
+{
+    char name[48];
+    snprintf(name, sizeof name, "state-%lld.safetensors", (long long)step);
+    return tt__path_join(f->r->ctx, path, f->o.folder, name);
+}
+
+/* Keeps the state after a validation under the number of its step, and removes the oldest kept states, so
+   that o.keep_states remain. Keeps no state whose loss has diverged. */
+static tt_status tt__fit_keep_state(tt__fit_run *f)
+{
+    tt_context *ctx = f->r->ctx;
+    const tt_files *files = &ctx->options.files;
+    tt__kept_states k = {tt_trainer_steps(f->r), 0, 0};
+    char path[TT__PATH];
+    if (!f->o.keep_states || !f->o.folder || f->has_diverged || !f->state_is_sound) return TT_OK;
+    tt_status status = tt__kept_path(f, k.step, path);
+    if (status == TT_OK) status = tt_trainer_save(f->r, path, &f->p);
+    while (status == TT_OK && tt_process(ctx) == 0) {
+        k.count = 0;
+        files->list(files->user, f->o.folder, tt__count_kept, &k);
+        if (k.count <= f->o.keep_states) break;
+        status = tt__kept_path(f, k.oldest, path);
+        if (status != TT_OK || !files->remove(files->user, path)) break;
+    }
+    return status;
+}
+
 /* Ends a run whose steps give no finite results any more because the weights have diverged. Keeps the state
    from before the divergence, and adds to the error message what may help. */
 static void tt__fit_give_up(tt__fit_run *f)
@@ -369,6 +421,7 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
         f->p.loss_sum = f->p.targets = f->p.correct = 0;
     }
     status = tt__fit_save(f);
+    if (status == TT_OK) status = tt__fit_keep_state(f);
     f->started += tt__seconds() - began;
     return status;
 }
@@ -585,12 +638,13 @@ static tt_status tt__fit_disk(const tt__fit_run *f)
     size_t parameters;
     const double state = (double)tt_trainer_state_bytes(f->r, &parameters), model = (double)parameters;
     if (state <= 0) return ctx->status;
-    const double needs = (f->has_state ? 1 : 2) * state, all = needs + (f->o.keep ? model : 0);
+    const double kept = (double)f->o.keep_states; /* states beside the newest */
+    const double needs = (f->has_state ? 1 : 2) * state + kept * state, all = needs + (f->o.keep ? model : 0);
     if (space >= 0 && space < needs)
         return tt__fail(ctx, TT_ERR_FILE, "'%s': the run needs %.1f MB there for its states (two of %.1f MB "
-                        "while one replaces the other), but the disk has room for %.1f MB: free some, or "
+                        "while one replaces the other%s), but the disk has room for %.1f MB: free some, or "
                         "name a folder on another disk", f->o.folder, 1e-6 * needs, 1e-6 * state,
-                        1e-6 * space);
+                        kept > 0 ? ", and those of keep_states" : "", 1e-6 * space);
     if (space >= 0 && space < all)
         tt__log(ctx, TT_LOG_WARNING, "fit", "'%s': two states of %.1f MB and a model of %.1f MB or more may "
                 "not fit on the disk, which has room for %.1f MB", f->o.folder, 1e-6 * state, 1e-6 * model,
@@ -650,10 +704,10 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (f->o.epochs < 1 || f->o.epochs > TT__MAX_STEPS / f->steps)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld, but must be 1 to %lld",
                         (long long)f->o.epochs, (long long)(TT__MAX_STEPS / f->steps));
-    if (f->o.validate_steps < 0 || f->o.patience < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "tt_fit: validate_steps is %lld and patience is %lld, but both must be at "
-                        "least 0", (long long)f->o.validate_steps, (long long)f->o.patience);
+    if (f->o.validate_steps < 0 || f->o.patience < 0 || f->o.keep_states < 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: validate_steps is %lld, patience is %lld and "
+                        "keep_states is %lld, but all must be at least 0", (long long)f->o.validate_steps,
+                        (long long)f->o.patience, (long long)f->o.keep_states);
     if (f->o.patience && !f->validation)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience is %lld, but `validation` is NULL: patience "
                         "counts validations", (long long)f->o.patience);

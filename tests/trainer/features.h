@@ -25,8 +25,8 @@ static void texts_of_task(const tt_dataset *d, tt_task task, tt_text *to, float 
     }
 }
 
-/* Makes a small run of a task whose parameters that match `frozen` are frozen. encoder_dropout: dropout of the
-   encoder; s->dropout: of the head alone. */
+/* Makes a small run of a task whose parameters that match `frozen` are frozen. encoder_dropout: dropout of
+   the encoder; s->dropout: of the head alone. */
 static bool open_frozen(rank_group *w, const setup *s, tt_task task, float encoder_dropout,
                         const char *frozen, bool once)
 {
