@@ -485,6 +485,21 @@ def losses_of_classifiers(folder):
               trained("smooth", "--label-smoothing=0.1"),
               trained("both", "--class-weights=balanced", "--label-smoothing=0.1")]
     expect(len(set(models)) == 4, "the options change nothing")
+    for same in "up=1,down=1", "up=1":
+        expect(trained("same" + same, "--class-weights=" + same) == models[0], "weights of 1 change something")
+    expect(trained("own", "--class-weights=down=3,up=0.5") not in models, "weights of one's own change nothing")
+    for weights, why in (("down", "not 'down'"), ("down=-1", "not 'down=-1'"), ("up=1,=2", "not '=2'"),
+                         ("dawn=2", "the data have no class 'dawn'; the first is 'down'")):
+        refused(TEXT, "--data", table, "--class-weights=" + weights, "--out", path("no"), saying=why)
+    refused(TEXT, "--task=scores", "--class-weights=balanced", "--out", path("no"),
+            saying="--class-weights is for classes, but --task scores has none")
+    for task, weights in ("labels", "damage=3"), ("tags", "B-PERSON=3"), ("tags", "balanced"):
+        for w in "none", weights:
+            status, out, err = call(TEXT, "--task=" + task, "--epochs=1", "--class-weights=" + w, "--out",
+                                    path(task + weights + w))
+            expect(status == 0, out, err)
+        expect(contents(path(task + weights + "none"), "model.safetensors") !=
+               contents(path(task + weights + weights), "model.safetensors"), "weights change nothing of", task)
     ranks = trained("ranks", "--class-weights=balanced", "--label-smoothing=0.1", "--device=cpu*2")
     expect(ranks == models[3], "two ranks train something else")
     trained("images", "--class-weights=balanced", "--label-smoothing=0.1", "--best-by=loss", program=IMAGES,
