@@ -835,7 +835,8 @@ typedef struct tt_optimizer_options {
                                        parameters decay */
     /* Set it to rules for the learning rates of parameters, ended by a NULL pattern; default NULL. The first
        rule that matches a parameter's name gives its factor, >= 0; without a match it is 1. The factor also
-       applies to the decoupled decay, as in PyTorch's parameter groups. */
+       applies to the decoupled decay, as in PyTorch's parameter groups. The logger gets a warning for a
+       pattern that no trained parameter matches. */
     const tt_lr_rule *lr_rules;
     /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1;
        default 1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first
@@ -2050,6 +2051,10 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 /* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of outputs that
    the folder's files give. */
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head);
+/* Reads from a folder's config.json the task and the number of outputs of its classifier, without loading it.
+   *head is TT_TASK_CLASS with 0 outputs if neither "architectures" nor "problem_type" says that the folder
+   has a classifier. */
+tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
    replaced atomically, and transformers can read both. With TT_TASK_EMBED the function also writes
    modules.json, sentence_bert_config.json, 1_Pooling/config.json and, if the config says normalize,
@@ -24251,6 +24256,23 @@ static void tt__tell_unsplit(const tt_program *p)
             p->arena->group->name, p->arena->tensor, (int)TT__TENSOR_LEAST);
 }
 
+/* Warns of each rule of lr_rules whose pattern matches no trained parameter of the program. */
+static void tt__tell_unused_rules(const tt_program *p, const tt_compile_options *o)
+{
+    const tt_tape *t = p->built.t;
+    for (const tt_lr_rule *r = o->train ? o->optimizer.lr_rules : NULL; r && r->pattern; r++) {
+        bool used = false;
+        for (int32_t v = 1; v < p->n_recorded && !used; v++) {
+            const tt__tape_value *x = &t->values[v];
+            used = x->storage == TT__PARAMETER && x->base == v && x->needs_grad &&
+                   tt__match(r->pattern, p->ctx->params[x->param]->name);
+        }
+        if (!used)
+            tt__log(p->ctx, TT_LOG_WARNING, "lr_rules", "no trained parameter has a name that matches the "
+                    "pattern '%.200s' of lr_rules: check its spelling", r->pattern);
+    }
+}
+
 /* Returns whether any stage reads input v. */
 static bool tt__reads_input(const tt_program *p, int32_t v)
 {
@@ -24495,6 +24517,7 @@ static tt_program *tt__try_compile(tt_tape *t, tt_value root, const tt_compile_o
         return NULL;
     }
     if (!attempt->quiet) tt__tell_unsplit(p);
+    if (!attempt->quiet) tt__tell_unused_rules(p, o);
     return p;
 }
 
@@ -39476,6 +39499,23 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': is_decoder is true; only encoders are supported",
                         j->path);
     return TT_OK;
+}
+
+tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head)
+{
+    tt_bert_config config;
+    tt__checkpoint from;
+    memset(head, 0, sizeof *head);
+    tt_status status = tt__checkpoint_open(ctx, folder, &from);
+    if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
+    const int type = status == TT_OK ? tt__json_get(&from.config, 0, "problem_type") : -1;
+    const bool says = type >= 0 && from.config.nodes[type].kind == TT__JSON_STRING;
+    if (status == TT_OK && (says || tt__bert_is(&from.config, "*For*Classification"))) {
+        head->task = config.task;
+        head->outputs = config.classes;
+    }
+    tt__checkpoint_close(ctx, &from);
+    return status;
 }
 
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head)

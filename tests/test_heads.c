@@ -406,6 +406,33 @@ static const char *edited(const char *name, const char *from, const char *to)
     return folder;
 }
 
+TEST(heads_that_folders_name)
+{
+    for (int k = 0; k < TEST_COUNT(heads); k++) {
+        test_allocator a;
+        tt_head head;
+        long calls = 0;
+        for (long n = 0; n <= calls; n++) {
+            tt_context *ctx = test_open(&a);
+            const long before = a.calls;
+            a.fail_at = n ? before + n : 0;
+            const tt_status status = tt_bert_read_head(ctx, folder_of(heads[k].name), &head);
+            CHECK(status == (n ? TT_ERR_MEMORY : TT_OK) && (n || head.task == heads[k].task) &&
+                  head.outputs == (n ? 0 : heads[k].outputs));
+            if (!n) calls = a.calls - before;
+            TEST_CLOSE(ctx, &a);
+        }
+        CHECK(calls > 0);
+    }
+    test_allocator a;
+    tt_head head = {TT_TASK_TAGS, 3};
+    tt_context *ctx = test_open(&a);
+    CHECK(tt_bert_read_head(ctx, "/nowhere", &head) == TT_ERR_FILE && head.outputs == 0);
+    CHECK(tt_bert_read_head(ctx, folder_of("embed_mean"), &head) == TT_OK && head.outputs == 0 &&
+          head.task == TT_TASK_CLASS);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(tasks_of_a_config)
 {
     static const struct { const char *name, *from, *to; tt_task task; const char *error; } rows[] = {
@@ -429,13 +456,18 @@ TEST(tasks_of_a_config)
         CHECK(status == (rows[k].error ? TT_ERR_UNSUPPORTED : TT_OK));
         if (rows[k].error) CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, rows[k].error);
         else CHECK(m.config.task == rows[k].task);
+        tt_head head;
+        const tt_status read = tt_bert_read_head(ctx, edited(rows[k].name, rows[k].from, rows[k].to), &head);
+        const bool named = strstr(rows[k].to, "architectures") == NULL; /* by a class ...Classification */
+        CHECK(read == status && (status != TT_OK || head.task == rows[k].task) &&
+              head.outputs == (status == TT_OK && named ? m.config.classes : 0));
         tt_bert_free(&m);
         TEST_CLOSE(ctx, &a);
     }
 }
 
-/* class_weights are the positive weights of labels, and the weights of tags. label_smoothing and class_weights
-   of scores are refused. */
+/* class_weights are the positive weights of labels, and the weights of tags. label_smoothing and
+   class_weights of scores are refused. */
 TEST(weights_and_smoothing_of_tasks)
 {
     static const float weights[4] = {0.5f, 2, 3, 1.25f};
@@ -816,7 +848,7 @@ static const test_case tests[] = {
     TEST_CASE(heads_as_in_transformers), TEST_CASE(heads_in_other_precisions),
     TEST_CASE(heads_on_several_ranks),
     TEST_CASE(predictions_of_tasks), TEST_CASE(predictions_that_are_not_finite),
-    TEST_CASE(folders_for_other_tasks), TEST_CASE(tasks_of_a_config),
+    TEST_CASE(folders_for_other_tasks), TEST_CASE(tasks_of_a_config), TEST_CASE(heads_that_folders_name),
     TEST_CASE(weights_and_smoothing_of_tasks), TEST_CASE(tasks_of_files),
     TEST_CASE(datasets_of_another_task),
     TEST_CASE(embeddings_as_in_sentence_transformers),

@@ -189,6 +189,10 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 /* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of outputs that
    the folder's files give. */
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head);
+/* Reads from a folder's config.json the task and the number of outputs of its classifier, without loading it.
+   *head is TT_TASK_CLASS with 0 outputs if neither "architectures" nor "problem_type" says that the folder
+   has a classifier. */
+tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
    replaced atomically, and transformers can read both. With TT_TASK_EMBED the function also writes
    modules.json, sentence_bert_config.json, 1_Pooling/config.json and, if the config says normalize,

@@ -38,7 +38,8 @@ typedef struct tt_optimizer_options {
                                        parameters decay */
     /* Set it to rules for the learning rates of parameters, ended by a NULL pattern; default NULL. The first
        rule that matches a parameter's name gives its factor, >= 0; without a match it is 1. The factor also
-       applies to the decoupled decay, as in PyTorch's parameter groups. */
+       applies to the decoupled decay, as in PyTorch's parameter groups. The logger gets a warning for a
+       pattern that no trained parameter matches. */
     const tt_lr_rule *lr_rules;
     /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1;
        default 1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first

@@ -256,6 +256,23 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     return TT_OK;
 }
 
+tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head)
+{
+    tt_bert_config config;
+    tt__checkpoint from;
+    memset(head, 0, sizeof *head);
+    tt_status status = tt__checkpoint_open(ctx, folder, &from);
+    if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
+    const int type = status == TT_OK ? tt__json_get(&from.config, 0, "problem_type") : -1;
+    const bool says = type >= 0 && from.config.nodes[type].kind == TT__JSON_STRING;
+    if (status == TT_OK && (says || tt__bert_is(&from.config, "*For*Classification"))) {
+        head->task = config.task;
+        head->outputs = config.classes;
+    }
+    tt__checkpoint_close(ctx, &from);
+    return status;
+}
+
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head)
 {
     tt_bert_config config;
