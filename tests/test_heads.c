@@ -816,6 +816,16 @@ TEST(files_of_sentence_transformers)
          "the encoder is in the folder '0_T'"},
         {"[{\"type\": \"a.b.Dense\", \"path\": \"2_Dense\"}]", "", NULL,
          "the module is 'a.b.Dense', but only Transformer, Pooling, Dropout and Normalize are"},
+        {"[{\"type\": \"a.Pooling\", \"path\": \"/etc\"}]", "{\"pooling_mode\": \"cls\"}", NULL,
+         "the module's path is '/etc', but must be that of a folder in '"},
+        {"[{\"type\": \"a.Pooling\", \"path\": \"../1_P\"}]", "{\"pooling_mode\": \"cls\"}", NULL,
+         "the module's path is '../1_P', but must be that of a folder in '"},
+        {"[{\"type\": \"a.Pooling\", \"path\": \"1_P/../../x\"}]", "{\"pooling_mode\": \"cls\"}", NULL,
+         "the module's path is '1_P/../../x', but must be that of a folder in '"},
+        {"[{\"type\": \"a.Pooling\", \"path\": \"C:1_P\"}]", "{\"pooling_mode\": \"cls\"}", NULL,
+         "the module's path is 'C:1_P', but must be that of a folder in '"},
+        {"[{\"type\": \"a.Pooling\", \"path\": \"..\\\\1_P\"}]", "{\"pooling_mode\": \"cls\"}", NULL,
+         "the module's path is '..\\1_P', but must be that of a folder in '"},
     };
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         test_allocator a;
