@@ -13652,6 +13652,18 @@ static tt_status tt__for_rows(const tt__launch *l, const tt__mat *m, size_t skip
     return tt__for_chunks(l, m->rows, m->cols, tt__max(1, 8192 / m->cols), skip, fn);
 }
 
+/* Fails unless the operands first to first + count - 1, if present, have as many columns as out[0]. Kernels
+   of TT__RUN_MAP widen their rows side by side, into scratch that is laid out by these columns. */
+static tt_status tt__same_widths(const tt__launch *l, int first, int count)
+{
+    for (int k = first; k < first + count; k++)
+        if (l->in[k].data && l->in[k].cols != l->out[0].cols)
+            return tt__fail(l->tape->ctx, TT_ERR_INTERNAL, "%s: operand %d has %lld columns, but the result "
+                            "has %lld; please report this program", tt__instr_name(l->instr), k,
+                            (long long)l->in[k].cols, (long long)l->out[0].cols);
+    return TT_OK;
+}
+
 static int64_t tt__elements(const tt__mat *m) { return m->rows * m->cols; }
 static void *tt__at(const tt__mat *m, int64_t r)
 {
@@ -16645,7 +16657,8 @@ typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const
     TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
 /* Computes rows [from, to) of out[0]. fn computes each row from the same row of `count` operands, at most 3:
-   in[first], in[first + 1] and so on. */
+   in[first], in[first + 1] and so on. All have as many columns as out[0] (tt__same_widths), or their widened
+   rows would overlap. */
 TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                 const int first, const int count, TT__K(row_fn) fn, const void *more)
 {
@@ -16672,7 +16685,15 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
         return tt__for_rows(l, &l->out[0], 0, TT__K(rows_##OP)); \
     }
 #define TT__RUN_MAP(OP, first, count) \
-    TT__RUN_ROWS(OP, TT__K(map_rows)(l, from, to, scratch, first, count, TT__K(row_##OP), NULL))
+    TT__ROWS_FN(rows_##OP) \
+    { \
+        TT__K(map_rows)(l, from, to, scratch, first, count, TT__K(row_##OP), NULL); \
+    } \
+    TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) \
+    { \
+        const tt_status status = tt__same_widths(l, first, count); \
+        return status == TT_OK ? tt__for_rows(l, &l->out[0], 0, TT__K(rows_##OP)) : status; \
+    }
 #define TT__RUN_MAP_OF(OP, first, count, statement) \
     TT__ROW_FN(row_##OP) { statement; } \
     TT__RUN_MAP(OP, first, count)
@@ -39162,8 +39183,8 @@ static tt_status tt__module_read(const tt__json *j, int module, const char *fold
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the module is '%s', but only Transformer, "
                         "Pooling, Dropout and Normalize are supported", j->path, type);
     if (*path == '/' || strpbrk(path, "\\:") || strstr(path, ".."))
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': the module's path is '%s', but must be that of a folder "
-                        "in '%s', such as 1_Pooling", j->path, path, folder);
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': the module's path is '%s', but must be that of a "
+                        "folder in '%s', such as 1_Pooling", j->path, path, folder);
     status = tt__path_join(j->ctx, of_module, folder, path);
     if (status == TT_OK) status = tt__path_join(j->ctx, file, of_module, "config.json");
     if (status == TT_OK) status = tt__json_open(&own, j->ctx, file);
