@@ -26,29 +26,32 @@
          tt_step(p, 1e-3f, &stats);
 
    COMPILE-TIME OPTIONS, macros to define in the file with the implementation
-     TINYTRAIN_FILENAME         The header's name if you renamed it, because the header includes itself.
-                                Default "tinytrain.h".
-     TINYTRAIN_ALLOW_FAST_MATH  Accepts -ffast-math, which breaks NaN checks and rounding and is otherwise
-                                refused.
+     TINYTRAIN_FILENAME         Define it as the header's name if you renamed the header, because the header
+                                includes itself. Default "tinytrain.h".
+     TINYTRAIN_ALLOW_FAST_MATH  Define it if your build must use -ffast-math, which breaks NaN checks and
+                                rounding and is otherwise refused.
      TINYTRAIN_NO_AVX512, TINYTRAIN_NO_AVX2
-                                Leave out an instruction set for faster debug builds; NO_AVX2 leaves out both.
-     TINYTRAIN_CBLAS            Multiplies fp32 matrices with a CBLAS, except matrices of few rows. The file
-                                includes <cblas.h>; link a CBLAS, for example with -lopenblas. The CBLAS
-                                chooses its number of threads (OPENBLAS_NUM_THREADS).
-     TINYTRAIN_CUDA             Runs programs on device "cuda". Compile tinytrain_cuda.cu with nvcc and link
-                                it, cublasLt and cudart.
-     TINYTRAIN_MPI              Trains with the processes that mpirun starts. Compile with mpicc, or with its
-                                flags, and an MPI 3 library. Without this macro tt_open refuses to run under
-                                mpirun, unless TINYTRAIN_ALONE=1 in the environment says that each process
-                                trains alone.
-     NDEBUG                     Turns off the verifier by default. The verifier checks the program after each
-                                pass.
+                                Define one for faster debug builds: it leaves out an instruction set. NO_AVX2
+                                leaves out both.
+     TINYTRAIN_CBLAS            Define it if a CBLAS of your CPU multiplies fp32 matrices faster; matrices of
+                                few rows stay with tinytrain. The file includes <cblas.h>; link a CBLAS, for
+                                example with -lopenblas. The CBLAS chooses its number of threads
+                                (OPENBLAS_NUM_THREADS).
+     TINYTRAIN_CUDA             Define it to run programs on device "cuda". Compile tinytrain_cuda.cu with
+                                nvcc and link it, cublasLt and cudart.
+     TINYTRAIN_MPI              Define it to train with the processes that mpirun starts. Compile with mpicc,
+                                or with its flags, and an MPI 3 library. Without this macro tt_open refuses to
+                                run under mpirun, unless TINYTRAIN_ALONE=1 in the environment says that each
+                                process trains alone.
+     NDEBUG                     Define it to turn off the verifier by default. The verifier checks the program
+                                after each pass.
      A file that is a backend, such as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (src/backend/).
      The header needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with
      optimisation (-O2). No -march flag is needed: the header chooses the instruction set, and how it
      multiplies bf16 matrices, at run time. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force a choice
      (tt_context_options).
-     With TINYTRAIN_CUDA_SYNC=1 in the environment, "cuda" waits after each op, and errors name the op.
+     Set TINYTRAIN_CUDA_SYNC=1 in the environment to find the op that fails on "cuda": the device then waits
+     after each op, and errors name the op.
      On a device of compute capability 9.0 (compile tinytrain_cuda.cu for sm_90a), attention in 16 bits uses
      special kernels (wgmma) for heads of 33 to 64 columns, and in the forward for heads of 97 to 128 columns.
      TINYTRAIN_WGMMA=0 in the environment turns these kernels off.
@@ -375,35 +378,45 @@ typedef struct tt_option_name { const char *field, *name; } tt_option_name;
 /* How errors name options and numbers of bytes. A program with command-line options can make errors name its
    own options. */
 typedef struct tt_wording {
-    const tt_option_name *names; /* array that ends with a NULL field. Errors print values without quotes
-                                    after these names. Default NULL: errors name the fields */
-    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes as text;
-                                                                           default: digits without a unit */
+    const tt_option_name *names; /* Set it if users set the fields by names of your program: an array that
+                                    ends with a NULL field. Errors print values without quotes after these
+                                    names. Default NULL: errors name the fields */
+    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* Set it to write numbers of bytes in
+                                                                           another unit, such as GB; default:
+                                                                           digits without a unit */
     void *user;
 } tt_wording;
 
 typedef struct tt_context_options {
-    int threads;            /* Set it to limit the threads that compute, the caller's thread included, 0..256;
-                               default 0: as many as the calling thread may use by its affinity mask and the
-                               CPU quotas of its control groups */
-    uint64_t seed;          /* Set it for other random numbers in initialisation, dropout, shuffling and
-                               stochastic rounding; default 1 */
-    bool verify;            /* Set it to turn on or off the verifier, which runs after each pass; default:
-                               true unless NDEBUG is defined */
-    const char *isa;        /* Set it to force an instruction set: "portable", "avx2", "avx512", "neon";
-                               default NULL: TINYTRAIN_ISA in the environment if it is set, else the best */
-    double timeout;         /* Set it to change how many seconds, above 0, a rank waits for another rank
-                               before all fail, and tt_open and tt_close for other processes; default 600 */
-    const char *bf16;       /* Set it to force how bf16 matrices are multiplied: "convert" (to fp32), "dot"
-                               (bf16 dot-product instructions) or "tiles" (Intel AMX); default NULL:
-                               TINYTRAIN_BF16 in the environment if it is set, else the fastest on this CPU
-                               model. With "dot" and "tiles", attention on x86 uses these instructions and its
-                               backward rounds attention weights and their gradients to bf16 */
-    tt_logger logger;       /* Set it to receive messages; default: warnings and errors go to stderr */
-    tt_allocator allocator; /* Set it to provide memory; default: posix_memalign, with huge pages advised for
-                               large blocks */
-    tt_files files;         /* Set it to replace file access; default: POSIX functions */
-    tt_wording wording;     /* Set it to change the words of messages; default: the fields' names */
+    int threads;            /* Set it if other programs on the machine need some of the processors: the number
+                               of threads that compute, the caller's thread included, 0..256; default 0: as
+                               many as the calling thread may use by its affinity mask and the CPU quotas of
+                               its control groups */
+    uint64_t seed;          /* Set it to repeat a training with other random numbers (initialisation, dropout,
+                               shuffling, stochastic rounding); default 1 */
+    bool verify;            /* Set it if you change the library itself: the verifier checks the program after
+                               each pass; default: true unless NDEBUG is defined */
+    const char *isa;        /* Set it to get the same bits on CPUs that have different instruction sets:
+                               "portable", "avx2", "avx512", "neon"; default NULL: TINYTRAIN_ISA in the
+                               environment if it is set, else the best */
+    double timeout;         /* Set it higher if a rank may keep the other ranks waiting for longer than ten
+                               minutes, and lower to notice a failure sooner: seconds, above 0, that a rank
+                               waits for another rank before all fail, and tt_open and tt_close for other
+                               processes; default 600 */
+    const char *bf16;       /* Set it to get the same bits of bf16 training on CPUs of different models:
+                               "convert" (to fp32), "dot" (bf16 dot-product instructions) or "tiles" (Intel
+                               AMX); default NULL: TINYTRAIN_BF16 in the environment if it is set, else the
+                               fastest on this CPU model. With "dot" and "tiles", attention on x86 uses these
+                               instructions and its backward rounds attention weights and their gradients to
+                               bf16 */
+    tt_logger logger;       /* Set it to show or store warnings and errors your own way; default: they go to
+                               stderr */
+    tt_allocator allocator; /* Set it if all memory must come from your own functions; default:
+                               posix_memalign, with huge pages advised for large blocks */
+    tt_files files;         /* Set it to read and write elsewhere than in the file system; default: POSIX
+                               functions */
+    tt_wording wording;     /* Set it if the users of your program know the options by other names than the
+                               fields'; default: the fields' names */
 } tt_context_options;
 
 tt_context_options tt_context_options_default(void);
@@ -544,10 +557,12 @@ void tt_recompute(tt_tape *t, tt_value v);
 /* Records y = x W^T + b. x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
 typedef struct tt_matmul_options {
-    bool untransposed; /* Set it to multiply by b itself instead of its transpose; default false */
-    float scale;       /* Set it to multiply a by this number first; default 1 */
-    float beyond;      /* Set it to the number in the columns beyond the rows of b; default -1e30 (-65504 in
-                          f16), so that softmax and cross-entropy ignore these columns */
+    bool untransposed; /* Set it if the rows of b, not its columns, run along the sum; default false: b is
+                          transposed */
+    float scale;       /* Set it to spare a tt_scale: a is multiplied by this number first; default 1 */
+    float beyond;      /* Set it if something other than softmax and cross-entropy reads the result, and the
+                          rows of b are an axis: the number in the columns beyond the rows of b; default -1e30
+                          (-65504 in f16), so that softmax and cross-entropy ignore these columns */
 } tt_matmul_options;
 tt_matmul_options tt_matmul_options_default(void);
 
@@ -617,20 +632,21 @@ typedef enum tt_rotary_scaling {
 
 typedef struct tt_rotary_options {
     int heads;                 /* Set it to the heads of x, which divide its width; there is no default */
-    int size;                  /* Set it to turn only the first `size` columns of each head, at most 512;
-                                  default 0: all. With an odd size one more column turns, as in transformers'
-                                  GPT-NeoX */
-    tt_rotary_pairs pairs;     /* Set it to pair columns as the model does; default TT_ROTARY_HALVES */
-    float base;                /* Set it to the model's rotary base; default 10000 */
-    tt_rotary_scaling scaling; /* Set it for longer sequences; default TT_ROTARY_PLAIN, which does not read
-                                  the fields below */
-    float factor;              /* Set it to stretch positions by this factor, at least 1; default 1 */
+    int size;                  /* Set it if the model turns only the first `size` columns of each head, at
+                                  most 512; default 0: all. With an odd size one more column turns, as in
+                                  transformers' GPT-NeoX */
+    tt_rotary_pairs pairs;     /* Set it if the model pairs neighbouring columns; default TT_ROTARY_HALVES */
+    float base;                /* Set it if the model has another rotary base; default 10000 */
+    tt_rotary_scaling scaling; /* Set it if sequences are longer than in the pretraining; default
+                                  TT_ROTARY_PLAIN, which does not read the fields below */
+    float factor;              /* Set it with a scaling other than PLAIN: positions are stretched by this
+                                  factor, at least 1; default 1 */
     int original;              /* Set it with LLAMA3 and YARN to the positions of the pretraining; default
                                   8192 */
     float low, high;           /* Set them with LLAMA3 to low_freq_factor and high_freq_factor (default 1 and
                                   4 if both are 0), with YARN to beta_slow and beta_fast (default 1 and 32) */
-    float magnitude;           /* Set it with YARN to multiply the result by another number; default 0: 0.1
-                                  log(factor) + 1 */
+    float magnitude;           /* Set it with YARN if the model multiplies the result by another number;
+                                  default 0: 0.1 log(factor) + 1 */
 } tt_rotary_options;
 tt_rotary_options tt_rotary_options_default(int heads);
 
@@ -644,37 +660,41 @@ typedef struct tt_attention_options {
                       have as many columns as heads of q */
     bool causal;   /* Set it for decoders: a row attends to itself and to earlier rows of its sequence;
                       default false */
-    float scale;   /* Set it to scale q k^T by another factor; default 0: 1 / sqrt(head size) */
-    float dropout; /* Set it to drop attention weights in training: at most 255/256, rounded to a multiple of
-                      1/256; a rate above 0 is rounded to 1/256 at least; default 0 */
-    int window;    /* Set it to limit attention to near rows; default 0: no window. Row i attends to row j if
-                      i - window < j <= i, as with sliding_window in transformers' Mistral and Qwen2; unless
-                      causal, also if i < j < i + window. Time is proportional to rows * window (Beltagy et
-                      al., "Longformer", 2020) */
-    float alibi;   /* Set it for ALiBi; default 0: no ALiBi. Scores fall by alibi * slope of the head *
-                      distance of the rows (Press et al., "Train short, test long", 2022; the slopes of
-                      transformers' build_alibi_tensor, unrounded). 1: BLOOM; 1 / sqrt(head size): Falcon */
-    bool alibi_rounded; /* Set it with causal rows for the rounding of transformers' Falcon; default false.
+    float scale;   /* Set it if the model scales q k^T by another factor; default 0: 1 / sqrt(head size) */
+    float dropout; /* Set it if the model overfits: the share of attention weights that is dropped in
+                      training, at most 255/256, rounded to a multiple of 1/256; a rate above 0 is rounded to
+                      1/256 at least; default 0 */
+    int window;    /* Set it if the model limits attention to near rows, which saves time in long sequences;
+                      default 0: no window. Row i attends to row j if i - window < j <= i, as with
+                      sliding_window in transformers' Mistral and Qwen2; unless causal, also if i < j < i +
+                      window. Time is proportional to rows * window (Beltagy et al., "Longformer", 2020) */
+    float alibi;   /* Set it if the model has ALiBi instead of positions; default 0: no ALiBi. Scores fall by
+                      alibi * slope of the head * distance of the rows (Press et al., "Train short, test
+                      long", 2022; the slopes of transformers' build_alibi_tensor, unrounded). 1: BLOOM; 1 /
+                      sqrt(head size): Falcon */
+    bool alibi_rounded; /* Set it, with causal rows, to compute as transformers' Falcon does; default false.
                            Slopes, row numbers within the sequence, and their products are then rounded to
                            bf16 first; results differ from 9 heads or 257 rows on. "cuda" then uses no tensor
                            cores */
-    /* Set it to the rows of a block for block-sparse attention; default 0: off (Zaheer et al., "Big bird",
-       2020). Block-sparse attention excludes causal, window and alibi. A sequence is divided into blocks of
-       `block` rows; the last may have fewer. The first and the last block attend to all blocks, and all
-       attend to them; block i also attends to blocks i - 1, i and i + 1 and to the blocks in its list. Time
-       is proportional to the pairs of blocks that attend */
+    /* Set it for block-sparse attention, in long sequences: the rows of a block; default 0: off (Zaheer et
+       al., "Big bird", 2020). Block-sparse attention excludes causal, window and alibi. A sequence is divided
+       into blocks of `block` rows; the last may have fewer. The first and the last block attend to all
+       blocks, and all attend to them; block i also attends to blocks i - 1, i and i + 1 and to the blocks in
+       its list. Time is proportional to the pairs of blocks that attend */
     int block;
-    int dense;            /* Set it to attend densely in sequences of up to this number of rows; default 0 */
-    int listed, list_rows; /* Set them to the number of blocks in a list, and of blocks, from a sequence's
-                              first on, that have a list; default 0 */
-    /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
-       block beyond the sequence's end is skipped. A block that is listed several times, or that is attended
-       anyway, counts each time. */
+    int dense;            /* Set it, with block, if short sequences should attend densely: the rows of the
+                             longest such sequence; default 0 */
+    int listed, list_rows; /* Set them, with block, if blocks also attend to far blocks: the number of blocks
+                              in a list, and of blocks, from a sequence's first on, that have a list; default
+                              0 */
+    /* Set it with `listed` above 0: the lists (heads, list_rows, listed), in 0..65535, copied; default NULL,
+       for `listed` 0. A block beyond the sequence's end is skipped. A block that is listed several times, or
+       that is attended anyway, counts each time. */
     const int32_t *lists;
-    bool lists_for_training; /* Set it to replace each listed block by block 0 in a program that does not
-                                train, as transformers' BigBird does; default false */
-    int max_length; /* Set it to the rows of the longest possible sequence: a GPU chooses its kernels by this
-                       number, and a longer sequence is refused; default 0: any number */
+    bool lists_for_training; /* Set it if only training reads the lists: in a program that does not train each
+                                listed block becomes block 0, as in transformers' BigBird; default false */
+    int max_length; /* Set it if you know the rows of the longest sequence: a GPU then chooses its kernels by
+                       this number, and a longer sequence is refused; default 0: any number */
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
@@ -708,8 +728,8 @@ typedef struct tt_patch_options {
     int height, width, channels; /* Set them to the size of the images; channels 1..4; there is no default */
     int patch;                   /* Set it to the side of a patch, which divides height and width; there is no
                                     default */
-    float mean[4], std[4];       /* Set them to normalise each channel: patches hold (pixel / 255 - mean) /
-                                    std; default 0.5 */
+    float mean[4], std[4];       /* Set them if the model was trained with other means and deviations of the
+                                    channels: patches hold (pixel / 255 - mean) / std; default 0.5 */
 } tt_patch_options;
 tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch);
 
@@ -725,12 +745,15 @@ tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a vie
 /* Records a view of x as (rows, width), with as many elements. An axis of rows keeps the width of x. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
-    int ignore_index;      /* Set it to the target value that does not count; default -100 */
-    float label_smoothing; /* Set it to smooth targets, in [0, 1): (1 - s) one-hot + s / classes; default 0 */
-    tt_value weights;      /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1) */
-    /* Set it to weight classes: f32 (1, classes) input, >= 0; default none. A row has the weight of its
-       target's class; with smoothing, each class's share of the target has the weight of that class, as in
-       PyTorch's CrossEntropyLoss. Excludes `weights`. */
+    int ignore_index;      /* Set it if another target value than -100 marks rows that do not count; default
+                              -100 */
+    float label_smoothing; /* Set it, for example to 0.1, if the model is too sure of wrong answers, in [0,
+                              1): targets become (1 - s) one-hot + s / classes; default 0 */
+    tt_value weights;      /* Set it if rows do not count equally: their weights, an f32 (rows, 1)
+                              input, >= 0; default none (all 1) */
+    /* Set it if classes do not count equally: their weights, an f32 (1, classes) input, >= 0; default none. A
+       row has the weight of its target's class; with smoothing, each class's share of the target has the
+       weight of that class, as in PyTorch's CrossEntropyLoss. Excludes `weights`. */
     tt_value class_weights;
 } tt_cross_entropy_options;
 tt_cross_entropy_options tt_cross_entropy_options_default(void);
@@ -751,10 +774,11 @@ tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
 
 typedef struct tt_sigmoid_cross_entropy_options {
-    tt_value weights;          /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1). A
-                                  row with weight 0 does not count */
-    tt_value positive_weights; /* Set it to multiply the loss of each label's positive part: f32 (1, labels)
-                                  input, >= 0; default none (all 1). pos_weight of BCEWithLogitsLoss */
+    tt_value weights;          /* Set it if rows do not count equally: their weights, an f32 (rows, 1) input,
+                                  >= 0; default none (all 1). A row with weight 0 does not count */
+    tt_value positive_weights; /* Set it if few rows have a label: the factor of each label's positive part of
+                                  the loss, an f32 (1, labels) input, >= 0; default none (all 1). pos_weight
+                                  of BCEWithLogitsLoss */
 } tt_sigmoid_cross_entropy_options;
 tt_sigmoid_cross_entropy_options tt_sigmoid_cross_entropy_options_default(void);
 
@@ -819,37 +843,46 @@ typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
 typedef struct tt_lr_rule { const char *pattern; float scale; } tt_lr_rule;
 
 typedef struct tt_optimizer_options {
-    tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
-                                       2019) */
-    /* Set it with TT_OPTIMIZER_CUSTOM to the function that updates; default NULL. The states are planned,
-       saved, divided and offloaded as those of other optimizers. Only for device "cpu" and fp32 weights. */
+    tt_optimizer_kind kind;         /* Set it if your recipe trains with another optimizer; default TT_ADAMW
+                                       (Loshchilov, Hutter 2019) */
+    /* Set it, with kind TT_OPTIMIZER_CUSTOM, to train with an optimizer of your own; default NULL. The states
+       are planned, saved, divided and offloaded as those of other optimizers. Only for device "cpu" and fp32
+       weights. */
     const tt_custom_optimizer *custom;
-    float momentum;                 /* Set it for SGD with momentum; default 0 */
-    bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
-    float beta1, beta2, eps;        /* Set them to tune Adam and AdamW; default 0.9, 0.999, 1e-8 */
-    float weight_decay;             /* Set it to change the weight decay; default 0.01. SGD and ADAM add the
-                                       decay to the gradient; in ADAMW the decay is decoupled */
-    const char *const *no_decay;    /* Set it to name patterns of parameters without decay, ended by NULL;
-                                       default: 1-D parameters (biases, norms). With an empty list all
-                                       parameters decay */
-    /* Set it to rules for the learning rates of parameters, ended by a NULL pattern; default NULL. The first
-       rule that matches a parameter's name gives its factor, >= 0; without a match it is 1. The factor also
-       applies to the decoupled decay, as in PyTorch's parameter groups. */
+    float momentum;                 /* Set it if SGD learns too slowly, usually to 0.9; default 0: no
+                                       momentum */
+    bool nesterov;                  /* Set it, with a momentum, if your recipe has Nesterov's momentum in SGD;
+                                       default false */
+    float beta1, beta2, eps;        /* Set them if your recipe has other values for Adam or AdamW; default
+                                       0.9, 0.999, 1e-8 */
+    float weight_decay;             /* Set it higher if the model overfits, and to 0 for no decay; default
+                                       0.01. SGD and ADAM add the decay to the gradient; in ADAMW the decay is
+                                       decoupled */
+    const char *const *no_decay;    /* Set it if other parameters than the 1-D ones (biases, norms) should
+                                       have no decay: patterns of their names, ended by NULL; default NULL:
+                                       1-D parameters. With an empty list all parameters decay */
+    /* Set it to train some parameters faster or slower than others, such as a new head: rules, ended by a
+       NULL pattern; default NULL. The first rule that matches a parameter's name gives its factor, >= 0;
+       without a match it is 1. The factor also applies to the decoupled decay, as in PyTorch's parameter
+       groups. */
     const tt_lr_rule *lr_rules;
-    /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1;
-       default 1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first
-       number in a parameter's name that follows '.', '_' or nothing, and that '.' or nothing follows: 3 in
-       "encoder.layer.3.bias". With L layers, layer k has the factor layer_decay^(L - k). Parameters made
-       before the first layer's, such as embeddings, have layer_decay^(L + 1); all other parameters have 1.
-       Factors of lr_rules multiply these factors. */
+    /* Set it in fine-tuning, usually to 0.65 to 0.95, if the first layers should change less than the last:
+       learning rates fall from the output to the input, 0 < layer_decay <= 1; default 1 (Clark et al.,
+       "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first number in a parameter's
+       name that follows '.', '_' or nothing, and that '.' or nothing follows: 3 in "encoder.layer.3.bias".
+       With L layers, layer k has the factor layer_decay^(L - k). Parameters made before the first layer's,
+       such as embeddings, have layer_decay^(L + 1); all other parameters have 1. Factors of lr_rules multiply
+       these factors. */
     float layer_decay;
-    /* Set it to keep exponential moving averages of the trained parameters as a further state of the
-       optimizer; default 0: none. In [0, 1), usually 0.99 to 0.9999. The first update copies the parameters;
-       each later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
+    /* Set it to evaluate and save averages of the weights, which fluctuate less than the weights of the last
+       step, usually to 0.99 to 0.9999; default 0: none. In [0, 1). The exponential moving averages of the
+       trained parameters are a further state of the optimizer. The first update copies the parameters; each
+       later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
        get_ema_avg_fn. The averages are f32, so the parameters must be: precision "32-true" or one that ends
        with "-mixed". A saved state has them with "ema." before the names. See tt_trainer_use_ema. */
     float ema_decay;
-    float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
+    float clip_norm;                /* Set it, usually to 1, if single large gradients disturb the training:
+                                       the largest norm of all gradients together; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
@@ -865,14 +898,19 @@ typedef enum tt_schedule_kind { TT__SCHEDULES(TT__KIND) } tt_schedule_kind;
 #undef TT__KIND
 
 typedef struct tt_schedule {
-    tt_schedule_kind kind; /* how the learning rate changes after the warm-up */
-    float lr, min_lr;      /* learning rate after the warm-up: TT_CONSTANT keeps lr, TT_LINEAR and TT_COSINE
-                              lower it to min_lr */
-    int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
-    int64_t total_steps;   /* steps of warm-up and decay together */
-    int64_t decay_steps;   /* WSD: number of last steps, with falling lr; 1 to total_steps - warmup_steps */
-    /* Set it to a function that returns the learning rate of a step; default NULL. All fields but `user`, its
-       argument, are then ignored. A resumed run must be given the same function. */
+    tt_schedule_kind kind; /* Set it to TT_COSINE or TT_WSD if your recipe decays so, and to TT_CONSTANT for
+                              no decay: how the learning rate changes after the warm-up */
+    float lr, min_lr;      /* Set lr lower if the loss jumps or grows, and higher if it falls slowly; set
+                              min_lr if the rate should not fall to 0. lr is the learning rate after the
+                              warm-up: TT_CONSTANT keeps it, other kinds lower it to min_lr */
+    int64_t warmup_steps;  /* Set it, often to 5% or 10% of total_steps, if the loss jumps in the first steps:
+                              step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
+    int64_t total_steps;   /* Set it, except with TT_CONSTANT, to the steps of the whole run: warm-up and
+                              decay together */
+    int64_t decay_steps;   /* Set it with TT_WSD and TT_WSD_SQRT: the last steps, in which the rate falls, 1
+                              to total_steps - warmup_steps */
+    /* Set it if no kind fits: a function that returns the learning rate of a step; default NULL. All fields
+       but `user`, its argument, are then ignored. A resumed run must be given the same function. */
     float (*lr_at)(void *user, int64_t step);
     void *user;
 } tt_schedule;
@@ -881,12 +919,14 @@ float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0 
 /* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018), with PyTorch's names and
    defaults (GradScaler). init, growth and backoff are powers of two, so that scaling is exact. */
 typedef struct tt_loss_scale {
-    float init;    /* Set it to start the first step from another scale; default 65536. 1..2^40 */
-    float growth;  /* Set it to change the factor of the scale after `interval` steps without overflow;
-                      default 2. >= 1; a scale grows to 2^40 at most */
-    float backoff; /* Set it to change the factor of the scale after an overflow, below 1; default 0.5. A
-                      scale that falls below 1 is an error */
-    int interval;  /* Set it to change how many steps pass before a growth; default 2000. >= 1 */
+    float init;    /* Set it lower if a run begins with many skipped steps: the scale of the first step,
+                      1..2^40; default 65536 */
+    float growth;  /* Set it to 1 if the scale should never grow: the factor of the scale after `interval`
+                      steps without overflow, >= 1; default 2. A scale grows to 2^40 at most */
+    float backoff; /* Set it lower if several steps in a row are skipped: the factor of the scale after an
+                      overflow, below 1; default 0.5. A scale that falls below 1 is an error */
+    int interval;  /* Set it lower in a short run, or if the scale should recover sooner: steps before a
+                      growth, >= 1; default 2000 */
 } tt_loss_scale;
 tt_loss_scale tt_loss_scale_default(void);
 
@@ -896,47 +936,53 @@ tt_loss_scale tt_loss_scale_default(void);
    its part of the data and its shards of the tensors. Tensor ranks are numbered first: rank = (stage * data +
    data rank) * tensor + tensor rank. */
 typedef struct tt_parallel {
-    /* Set them to the number of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor
-       / pipeline. With several data ranks, gradients are divided by the loss's targets on all data ranks;
-       several losses need tt_loss_total. Tensor ranks divide large embeddings, and groups of 1,000,000
-       weights or more: consecutive linear layers with the ops between them, and attention, by heads, if the
-       number of heads is a multiple of the number of tensor ranks. Each tensor rank computes everything else
-       whole. tt_plan.split_params says how much is divided. If a program keeps a layer whole because the
-       layer's hidden values are an output, later programs with the layer's parameters keep it whole. */
+    /* Set `tensor` if a layer is too large or too slow for one device; `data` then follows. The fields are
+       the numbers of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor / pipeline.
+       With several data ranks, gradients are divided by the loss's targets on all data ranks; several losses
+       need tt_loss_total. Tensor ranks divide large embeddings, and groups of 1,000,000 weights or more:
+       consecutive linear layers with the ops between them, and attention, by heads, if the number of heads is
+       a multiple of the number of tensor ranks. Each tensor rank computes everything else whole.
+       tt_plan.split_params says how much is divided. If a program keeps a layer whole because the layer's
+       hidden values are an output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
-    /* Set it to choose the tensors that are sharded over the data ranks; default 1 (Rajbhandari et al.,
-       "ZeRO", 2020). 0: none; 1: the optimizer's state; 2: also gradients, summed after each micro-batch; 3:
-       also parameters. Tensors of fewer than 65,536 elements stay whole. TT_ZERO_BUDGET chooses from 1 to 3
-       the value that fits memory_budget in the fewest seconds (tt_compile_options.offload). If steps have
-       several micro-batches, 2 and 3 give other bits than 1 without reduce_micros. */
+    /* Set it higher if several data ranks need too much memory each, and to 0 to shard nothing: the tensors
+       that are sharded over the data ranks; default 1 (Rajbhandari et al., "ZeRO", 2020). 0: none; 1: the
+       optimizer's state; 2: also gradients, summed after each micro-batch; 3: also parameters. Tensors of
+       fewer than 65,536 elements stay whole. TT_ZERO_BUDGET chooses from 1 to 3 the value that fits
+       memory_budget in the fewest seconds (tt_compile_options.offload). If steps have several micro-batches,
+       2 and 3 give other bits than 1 without reduce_micros. */
     int zero;
-    bool server;        /* Set it to let data rank 0 alone hold the optimizer state and update; default false;
-                           needs zero 0 or 1 */
-    /* Set it with tensor > 1 to divide the rows of activations between sharded layers; default false
-       (Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022). */
+    bool server;        /* Set it if data rank 0 has memory to spare and the other ranks lack it: data rank 0
+                           alone then holds the optimizer state and updates; needs zero 0 or 1; default
+                           false */
+    /* Set it, with tensor > 1, to save memory: the rows of activations between sharded layers are then
+       divided; default false (Korthikanti et al., "Reducing activation recomputation in large transformer
+       models", 2022). */
     bool sequence;
-    /* Set it to the largest number of data ranks that should give the same bits; default 0: data. `groups` is
-       the number of leaves of the tree that sums gradients: micro-batch m of a step belongs to leaf m %
-       groups, and the bits of a training depend on the tree, not on the number of data ranks. groups is a
-       multiple of data; if `groups` is greater than data, data must be a power of two. */
+    /* Set it if runs on different numbers of data ranks should give the same bits: the largest of these
+       numbers; default 0: data. `groups` is the number of leaves of the tree that sums gradients: micro-batch
+       m of a step belongs to leaf m % groups, and the bits of a training depend on the tree, not on the
+       number of data ranks. groups is a multiple of data; if `groups` is greater than data, data must be a
+       power of two. */
     int groups;
-    /* Set it to sum the gradients of the ranks after each micro-batch, as zero 2 and 3 always do, for the
-       same bits as with zero 2 and 3; default false: ranks sum once a step. */
+    /* Set it if a run with zero 0 or 1 should give the bits of zero 2 and 3: the gradients of the ranks are
+       then summed after each micro-batch, as zero 2 and 3 always do; default false: ranks sum once a step. */
     bool reduce_micros;
-    /* Set it to cut the program into several stages of about equal FLOPs, each run by other ranks; default 1;
-       0 means 1. Cuts are at tt_block_end marks that only one value crosses. The micro-batches of a step
-       follow each other through the stages in the order of `schedule`. "1f1b" (default, and NULL): a stage
-       begins the backward of a micro-batch as soon as it can, so that stage s holds at most pipeline - s
-       micro-batches (Narayanan et al., "PipeDream", 2019, flushed at each step's end). "gpipe": backwards
-       begin after all forwards, so that every stage holds all micro-batches of a step (Huang et al., "GPipe",
-       2019). The bits are those of one stage, except that gradients of a parameter that two stages use differ
-       by rounding. pipeline excludes zero 2, 3 and TT_ZERO_BUDGET, server, reduce_micros and update
-       "backward". */
+    /* Set it if the model is too large for one device and links between devices are slow: the number of
+       stages of about equal FLOPs, each run by other ranks; default 1; 0 means 1. Cuts are at tt_block_end
+       marks that only one value crosses. The micro-batches of a step follow each other through the stages in
+       the order of `schedule`. "1f1b" (default, and NULL): a stage begins the backward of a micro-batch as
+       soon as it can, so that stage s holds at most pipeline - s micro-batches (Narayanan et al.,
+       "PipeDream", 2019, flushed at each step's end). "gpipe": backwards begin after all forwards, so that
+       every stage holds all micro-batches of a step (Huang et al., "GPipe", 2019). The bits are those of one
+       stage, except that gradients of a parameter that two stages use differ by rounding. pipeline excludes
+       zero 2, 3 and TT_ZERO_BUDGET, server, reduce_micros and update "backward". */
     int pipeline;
     const char *schedule;
-    /* Set it to the largest number of micro-batches that a step has on a data rank; default 0: any number.
-       "gpipe" needs `micros`, and a pipeline refuses more micro-batches. Options that say "budget" minimise
-       the seconds of a step with `micros` micro-batches, by default with 1. */
+    /* Set it, with "gpipe" or with options that say "budget", to the largest number of micro-batches that a
+       step has on a data rank; default 0: any number. "gpipe" needs `micros`, and a pipeline refuses more
+       micro-batches. Options that say "budget" minimise the seconds of a step with `micros` micro-batches, by
+       default with 1. */
     int micros;
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
@@ -968,20 +1014,22 @@ tt_costs tt_costs_default(void);
 tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs);
 
 typedef struct tt_compile_options {
-    bool train; /* Clear it to run the forward only, without dropout; default true: backward and update */
-    /* Set it to train in 16 bits; default "32-true". "bf16-mixed": bf16 activations and matrix products; fp32
-       weights, their gradients and optimizer state. "bf16-true": bf16 weights, gradients and optimizer state,
-       with stochastic rounding. "16-mixed", "16-true": f16 instead of bf16, with loss scaling; but the
-       optimizer state of "16-true" is bf16, with stochastic rounding, because Adam's v is often too small for
-       f16. */
+    bool train; /* Clear it to evaluate, predict or generate: forward only, without dropout; default true:
+                   backward and update */
+    /* Set it to train in 16 bits, which takes less memory, and less time if the device multiplies 16-bit
+       matrices faster; default "32-true". "bf16-mixed": bf16 activations and matrix products; fp32 weights,
+       their gradients and optimizer state. "bf16-true": bf16 weights, gradients and optimizer state, with
+       stochastic rounding. "16-mixed", "16-true": f16 instead of bf16, with loss scaling; but the optimizer
+       state of "16-true" is bf16, with stochastic rounding, because Adam's v is often too small for f16. */
     const char *precision;
-    /* Set it to choose the dtype of the residual stream in mixed precisions, "f32" (as PyTorch's autocast) or
-       "16-bit"; default NULL: "f32" with "16-mixed", because residual sums could exceed the range of f16,
-       else "16-bit". The residual stream has residual sums, the input of the first sum, and their gradients.
-       Results of norms, activations and attention are always 16-bit. */
+    /* Set it if a training in a mixed precision should round as PyTorch's autocast does, or save more memory:
+       the dtype of the residual stream, "f32" (as PyTorch's autocast) or "16-bit"; default NULL: "f32" with
+       "16-mixed", because residual sums could exceed the range of f16, else "16-bit". The residual stream has
+       residual sums, the input of the first sum, and their gradients. Results of norms, activations and
+       attention are always 16-bit. */
     const char *residual;
-    /* Set it to let device "cuda" round operands of matrix products; default "fp32": no rounding. Sums are
-       fp32 except for fp8.
+    /* Set it if a GPU should multiply matrices faster, with rounded operands; default "fp32": no rounding.
+       Sums are fp32 except for fp8.
        "tf32": fp32 operands are rounded to 10 bits of mantissa (as PyTorch's
        set_float32_matmul_precision("high")), except in attention; other devices treat it as "fp32".
        "fp8": 16-bit operands of linear layers become E4M3, gradients E5M2 (Micikevicius et al.: "FP8 formats
@@ -996,11 +1044,11 @@ typedef struct tt_compile_options {
        section 3.3.2). For gradients cuBLASLt moves these sums to fp32 every few products; for results, for
        speed, only at the end, as Transformer Engine does. */
     const char *matmul;
-    tt_loss_scale loss_scale; /* Set it to change loss scaling; default tt_loss_scale_default(). Read with
-                                 "16-mixed" and "16-true" only */
-    /* Set it to save memory: the backward then recomputes values instead of saving them; default "cheap". The
-       bits are the same (except on "cuda": a tanh-GELU after a linear layer differs by rounding, because
-       cuBLASLt computes it in the product).
+    tt_loss_scale loss_scale; /* Set it if "16-mixed" or "16-true", which alone read it, skip too many steps;
+                                 default tt_loss_scale_default() */
+    /* Set it if the plan needs too much memory: the backward then recomputes values instead of saving them,
+       which takes time; default "cheap". The bits are the same (except on "cuda": a tanh-GELU after a linear
+       layer differs by rounding, because cuBLASLt computes it in the product).
        "none": nothing is recomputed. "cheap": results of layer norm, GELU and SiLU, 16-bit copies of weights,
        and rows that ranks gather for parallel.sequence; no matrix products. "attention": also results of
        attention. "blocks": everything that the backward reads of the blocks that tt_block_end marks, except
@@ -1009,9 +1057,9 @@ typedef struct tt_compile_options {
        be set; ends of blocks are saved. The cost is FLOPs if nothing is offloaded and parameters are not
        sharded (parallel.zero 3), else seconds by `costs`. */
     const char *recompute;
-    /* Set it to save memory of the device: the tensors that the option lists are stored in the host's memory
-       and copied to the device only while it uses them; default NULL or "none": nothing. The bits are the
-       same.
+    /* Set it if the plan needs more memory than the device has: the tensors that the option lists are stored
+       in the host's memory and copied to the device only while it uses them; default NULL or "none": nothing.
+       The bits are the same.
        The list, separated by commas, may have "optimizer" (its state), "gradients" (from the end of the
        backward, or of a micro-batch, to the update), "parameters" and "activations" (what the backward reads
        of the blocks that tt_block_end marks, except the last). Tensors of a parameter of fewer than 65,536
@@ -1057,8 +1105,8 @@ typedef struct tt_compile_options {
        keep_gradients. */
     tt_status (*before_update)(void *user, tt_program *p, int64_t step);
     void *user; /* argument of before_update */
-    /* Set it to save memory by updating parameters earlier or elsewhere; default "end": all at the end of the
-       step.
+    /* Set it if gradients or the optimizer's state need too much memory: parameters are then updated earlier
+       or elsewhere; default "end": all at the end of the step.
        "backward": each parameter is updated as soon as its gradient is final, and the gradient's memory is
        then free, for the same bits (as Lv et al., "Full parameter fine-tuning for large language models with
        limited resources", 2023). "backward" saves the gradients' memory beyond the activations that the
@@ -1071,32 +1119,34 @@ typedef struct tt_compile_options {
        Parameters of fewer than 65,536 elements are updated on the device. Results have the bits of updates on
        device "cpu"; on "cuda", "end" gives other bits. No other option chooses "host". */
     const char *update;
-    /* Set it to choose the optimizer; default: tt_optimizer_options_default(). */
+    /* Set its fields if your recipe has another optimizer or other values; default:
+       tt_optimizer_options_default(). */
     tt_optimizer_options optimizer;
-    /* Set it to limit the bytes of the arena; default 0: no limit. On "cpu" the limit includes the tensors
-       that `offload` keeps beside the arena. If a program needs more, its tt_compile fails with
-       TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena later. tt_error then says
-       what each option would save, the smallest possible size and its options, and what "bf16-true" would
-       need; for a pipeline, tt_error speaks of the stage that needs most. Only options that say "budget"
-       (recompute, offload, parallel.zero) change to fit; tt_plan has their new values. With any options, if
-       the plan then fits, copies run less far ahead, and updates move less data together (at most 32 MiB),
-       down to one parameter at a time. */
+    /* Set it if the program must fit a given memory: the limit of the arena in bytes; default 0: no limit. On
+       "cpu" the limit includes the tensors that `offload` keeps beside the arena. If a program needs more,
+       its tt_compile fails with TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena
+       later. tt_error then says what each option would save, the smallest possible size and its options, and
+       what "bf16-true" would need; for a pipeline, tt_error speaks of the stage that needs most. Only options
+       that say "budget" (recompute, offload, parallel.zero) change to fit; tt_plan has their new values. With
+       any options, if the plan then fits, copies run less far ahead, and updates move less data together (at
+       most 32 MiB), down to one parameter at a time. */
     size_t memory_budget;
-    /* Set it to the costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default().
-       The seconds of tt_plan, the overlap of copies with computation, and choices by "budget" follow from the
-       costs. */
+    /* Set it if an option says "budget", or if you want to know the seconds of a step before it runs: the
+       costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default(). The seconds of
+       tt_plan, the overlap of copies with computation, and choices by "budget" follow from the costs. */
     const tt_costs *costs;
-    /* Set it to choose where the program runs: "cpu", "cuda", or a numbered device, "cuda:1"; default NULL:
-       TINYTRAIN_DEVICE in the environment, else "cpu". Several ranks: "cpu*4" (the context's threads are
-       divided among them), "cuda*8", "cuda:0,2", and "cuda:0,0", two ranks on one GPU. A program for a kind
-       of device that this build cannot run can still be planned: its plan counts its parameters in full, its
-       parameters reserve no memory, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED (or
+    /* Set it to run on a GPU or on several ranks: "cpu", "cuda", or a numbered device, "cuda:1"; default
+       NULL: TINYTRAIN_DEVICE in the environment, else "cpu". Several ranks: "cpu*4" (the context's threads
+       are divided among them), "cuda*8", "cuda:0,2", and "cuda:0,0", two ranks on one GPU. A program for a
+       kind of device that this build cannot run can still be planned: its plan counts its parameters in full,
+       its parameters reserve no memory, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED (or
        TT_ERR_DEVICE, if the device is absent or has failed). */
     const char *device;
-    tt_parallel parallel; /* Set it to choose how the ranks share the work; default: tt_parallel_default() */
-    /* Set it to a program of the same device to use its arena; default NULL: none. Each program's runs
-       overwrite the other's inputs. An arena that is allocated does not grow: compile the program that needs
-       most first. */
+    tt_parallel parallel; /* Set its fields if the device has several ranks; default: tt_parallel_default() */
+    /* Set it if two programs never run at once, such as training and evaluation, so that they need only the
+       memory of the larger: a program of the same device, whose arena this one uses; default NULL: an arena
+       of its own. Each program's runs overwrite the other's inputs. An arena that is allocated does not grow:
+       compile the program that needs most first. */
     const tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
@@ -1536,13 +1586,14 @@ typedef struct tt_table_options {
     const char *pair_column;                /* Set it if the column of second texts has another name; default
                                                "text_pair". A file may lack this column. TT_TASK_TAGS ignores
                                                it */
-    char delimiter;                         /* Set it to separate fields by another character; default 0: a
+    char delimiter;                         /* Set it if another character separates the fields; default 0: a
                                                comma in a .csv file, else a tab */
-    bool unquoted;                          /* Set it to read double quotes as ordinary characters; default
-                                               false */
-    tt_task task;                           /* Set it to say how labels are read; default TT_TASK_CLASS */
-    char label_delimiter;                   /* Set it to separate the labels or scores in one field of a CSV
-                                               or TSV file by another character; default ',' */
+    bool unquoted;                          /* Set it if double quotes in the file are ordinary characters;
+                                               default false */
+    tt_task task;                           /* Set it if the labels are not one class for each text; default
+                                               TT_TASK_CLASS */
+    char label_delimiter;                   /* Set it if another character separates the labels or scores in
+                                               one field of a CSV or TSV file; default ',' */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
@@ -1652,19 +1703,29 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
 typedef struct tt_loader_options {
-    int batch;        /* Set it to change how many sequences or images a step has; default 16 */
-    int accumulate;   /* Set it above 1, up to batch / groups, to split a step into more micro-batches, each
-                         of at most ceil(batch / (accumulate * groups)) sequences; default 1 */
-    int max_length;   /* Set it to cut sequences to fewer tokens, [CLS] and [SEP] included; default 512 */
-    int max_tokens;   /* Set it to limit the tokens of a micro-batch, >= max_length; default 0: no limit */
-    bool shuffle;     /* Clear it for evaluation and prediction: dataset order, unsorted; default true */
-    int window;       /* Set it to change how many batches are sorted by length together; default 50; 0 or 1:
-                         no sorting */
-    bool drop_last;   /* Set it to leave out a last incomplete step; default false */
-    int threads;      /* Set it to change how many threads prepare images ahead of the trainer, 0..64; 0:
-                         tt_loader_next prepares images; default 1 */
-    tt_parallel parallel; /* Set it to the trainer's `parallel` after tt_check_options; default: one group on
-                             one rank. The loader reads `groups` and `data` */
+    int batch;        /* Set it larger for smoother gradients and faster epochs, with a higher learning rate:
+                         the sequences or images of a step; default 16 */
+    int accumulate;   /* Set it above 1, up to batch / groups, if a step needs too much memory: the
+                         micro-batches of a step, each of at most ceil(batch / (accumulate * groups))
+                         sequences; default 1 */
+    int max_length;   /* Set it to the tokens that the model takes, or lower to save time and memory: longer
+                         sequences are cut to this number, [CLS] and [SEP] included; default 512 */
+    int max_tokens;   /* Set it if long sequences are rare, so that micro-batches of long sequences need no
+                         more memory than others: the largest number of tokens of a micro-batch, >=
+                         max_length; default 0: no limit */
+    bool shuffle;     /* Clear it for evaluation and prediction, which need the order of the dataset,
+                         unsorted; default true */
+    int window;       /* Set it to 0 if the texts of a step should be drawn regardless of their lengths: the
+                         number of batches that are sorted by length together; default 50; 0 or 1: no
+                         sorting */
+    bool drop_last;   /* Set it if every step must have `batch` sequences: a last incomplete step is then left
+                         out; default false */
+    int threads;      /* Set it higher if training waits for images (tt_loader_waited): the threads that
+                         prepare images ahead of the trainer, 0..64; 0: tt_loader_next prepares images;
+                         default 1 */
+    tt_parallel parallel; /* Set it if the trainer has several ranks, to the trainer's `parallel` after
+                             tt_check_options; default: one group on one rank. The loader reads `groups` and
+                             `data` */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
@@ -1676,21 +1737,25 @@ typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_
 typedef struct tt_image_options {
     int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
                                         default */
-    int channels;                    /* Set it to the channels of the result, 1..4; default 3. An image must
-                                        have this number of channels; for 3, an image may also have 1 (grey,
-                                        copied into all three) or 4 (alpha is dropped) */
-    int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535; default
-                                        0, 0: not resized */
-    int resize_shortest;             /* Set it, instead of resize_height and resize_width, to give the shorter
-                                        side this length, 1..65535; the other side keeps the proportion,
-                                        rounded down; default 0 */
-    tt_resample resample;            /* Set it to resize with another filter; default TT_BILINEAR */
-    int pad;                         /* Set it to add rows and columns of zeros on all four sides, 0..65535;
-                                        default 0 */
-    bool random_crop;                /* Set it to crop at a random place, all equally likely; default false:
-                                        the crop is central (half of the rest, rounded down, is cut at top and
-                                        left) */
-    bool flip;                       /* Set it to mirror left and right with probability 1/2; default false */
+    int channels;                    /* Set it if the model reads another number of channels than 3, 1..4;
+                                        default 3. An image must have this number of channels; for 3, an image
+                                        may also have 1 (grey, copied into all three) or 4 (alpha is
+                                        dropped) */
+    int resize_height, resize_width; /* Set them if all images should get one size before they are cropped,
+                                        whatever their proportions (tt_image_resize), 1..65535; default 0, 0:
+                                        not resized */
+    int resize_shortest;             /* Set it, instead of resize_height and resize_width, if images should
+                                        keep their proportions: the length of the shorter side, 1..65535; that
+                                        of the other is rounded down; default 0 */
+    tt_resample resample;            /* Set it if the model was trained on images resized with another filter;
+                                        default TT_BILINEAR */
+    int pad;                         /* Set it, with random_crop, to shift training images at random: the rows
+                                        and columns of zeros added on all four sides, 0..65535; default 0 */
+    bool random_crop;                /* Set it for training, so that the model sees each image at several
+                                        places: all places are equally likely; default false: the crop is
+                                        central (half of the rest, rounded down, is cut at top and left) */
+    bool flip;                       /* Set it for training if a mirrored image belongs to the same class:
+                                        left and right are exchanged with probability 1/2; default false */
 } tt_image_options;
 tt_image_options tt_image_options_default(int height, int width);
 /* Prepares one image as a loader does, without random_crop and flip, into `to` (height, width, channels). */
@@ -1802,16 +1867,18 @@ const tt_source *tt_loader_source(tt_loader *l);
    gets a warning. The stream is in memory, or in a file that is read where needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
-    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; the tokenizer must outlive the stream; default
-                                      NULL: tokens are bytes, and 256 ends a document */
-    int end;                       /* Set it to end documents with another token; default -1: the tokenizer's
-                                      TT_TOKEN_EOS */
+    const tt_tokenizer *tokenizer; /* Set it if the model reads tokens of a vocabulary; the tokenizer must
+                                      outlive the stream; default NULL: tokens are bytes, and 256 ends a
+                                      document */
+    int end;                       /* Set it if another token than the tokenizer's TT_TOKEN_EOS ends a
+                                      document; default -1: TT_TOKEN_EOS */
     int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id out
                                       of range; default 0: the tokenizer's size */
-    bool bare;                     /* Set it to put no token before a document; default false */
-    const char *separator;         /* Set it to the line that separates documents in a text, such as
-                                      "<|endoftext|>"; "": one or more empty lines; default NULL: a text is
-                                      one document */
+    bool bare;                     /* Set it if the model was trained without a token before a document;
+                                      default false: the tokenizer's, if any */
+    const char *separator;         /* Set it if a text has several documents, to the line that separates them,
+                                      such as "<|endoftext|>"; "": one or more empty lines; default NULL: a
+                                      text is one document */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
@@ -1843,15 +1910,18 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
-    int batch;         /* Set it to change how many windows a step has; default 16 */
-    int accumulate;    /* Set it to split a step into micro-batches, as in tt_loader_options; default 1 */
-    int length;        /* Set it to change the tokens of a window; default 256 */
-    bool shuffle;      /* Clear it to read windows in order, not shuffled by (seed, epoch); default true */
-    bool across;       /* Set it to let a token see the documents before it in its window, and the end of one
-                          document predict the next; default false: attention and positions start anew with
-                          each document */
-    tt_parallel parallel; /* Set it to the trainer's `parallel`, as in tt_loader_options; default: one group
-                             on one rank */
+    int batch;         /* Set it larger for smoother gradients: the windows of a step; default 16 */
+    int accumulate;    /* Set it above 1 if a step needs too much memory: the micro-batches of a step, as in
+                          tt_loader_options; default 1 */
+    int length;        /* Set it to as many tokens as the model should see at once: the tokens of a window;
+                          default 256 */
+    bool shuffle;      /* Clear it for evaluation, which reads windows in order, not shuffled by (seed,
+                          epoch); default true */
+    bool across;       /* Set it to train as nanoGPT and llm.c do: a token sees the documents before it in its
+                          window, and the end of one document predicts the next; default false: attention and
+                          positions start anew with each document */
+    tt_parallel parallel; /* Set it if the trainer has several ranks, as in tt_loader_options; default: one
+                             group on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, one after another without padding; the last window may be shorter. In
@@ -2096,9 +2166,10 @@ typedef struct tt_vit_config {
     float attention_dropout;  /* default 0 */
     float mean[4], std[4];    /* mean and deviation of each channel; the model reads (pixel / 255 - mean) /
                                  std. Default 0.5 */
-    /* Set `resize` to resize images to another height and width in pixels; default 0: image_size; -1: not
-       resized. With resize_shortest only the shorter side gets that size, and the other keeps the proportion.
-       The middle image_size pixels are then cropped; a smaller image is padded with zeros. */
+    /* Set `resize` if images should be resized to another height and width in pixels before they are cropped;
+       default 0: image_size; -1: not resized. With resize_shortest only the shorter side gets that size, and
+       the other keeps the proportion. The middle image_size pixels are then cropped; a smaller image is
+       padded with zeros. */
     int resize;
     bool resize_shortest;
     tt_resample resample;     /* default TT_BILINEAR */
@@ -2178,8 +2249,9 @@ typedef struct tt_lm_config {
     float norm_eps, initializer_range;
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
     tt_rotary_options rotary; /* rotary positions of all kinds but "gpt2". `heads` is not read */
-    int end_token;            /* Set it in a new model to the id that ends a document, eos_token_id of
-                                 config.json; default -1: none. (For a loaded model see tt_lm.stop) */
+    int end_token;            /* Set it in a new model that learns where documents end: the id that ends a
+                                 document, eos_token_id of config.json; default -1: none. (For a loaded model
+                                 see tt_lm.stop) */
 } tt_lm_config;
 /* Returns transformers' default configuration of a kind: "gpt2" is GPT-2 of 124 million parameters; key_heads
    is 0 except for "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
@@ -2200,13 +2272,16 @@ typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden);
 
 /* Low-rank adapters (Hu et al., "LoRA: low-rank adaptation of large language models", 2021), like peft's. */
 typedef struct tt_lora_options {
-    const char *targets; /* Set it to the modules that get an adapter: patterns (as in tt_param_freeze) of
-                            their names, or of the ends of the names after a dot, separated by commas:
-                            "q_proj,v_proj"; default NULL: peft's choice (c_attn for "gpt2", query_key_value
-                            for "gpt_neox" and "falcon", else q_proj and v_proj) */
-    int rank;            /* Set it for larger or smaller adapters; default 8 */
-    float alpha;         /* Set it to scale the adapter's output by alpha / rank; default 8 */
-    float dropout;       /* Set it to drop some of the adapter's input in training; default 0 */
+    const char *targets; /* Set it to adapt other modules than peft does by default: patterns (as in
+                            tt_param_freeze) of their names, or of the ends of the names after a dot,
+                            separated by commas: "q_proj,v_proj"; default NULL: those of peft (c_attn for
+                            "gpt2", query_key_value for "gpt_neox" and "falcon", else q_proj and v_proj) */
+    int rank;            /* Set it higher if the adapters learn too little, and lower for smaller files;
+                            default 8 */
+    float alpha;         /* Set it, often to twice the rank, if another rank or recipe needs it: alpha / rank
+                            is the factor of the adapter's output; default 8 */
+    float dropout;       /* Set it, for example to 0.05, if the adapters overfit: the share of the adapter's
+                            input that is dropped in training; default 0 */
 } tt_lora_options;
 tt_lora_options tt_lora_options_default(void);
 typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* an adapter adds b (out, rank) times a (rank,
@@ -2285,20 +2360,20 @@ tt_model tt_lm_model(const tt_lm *m);
    keys and values of earlier tokens in the planned arena. */
 typedef struct tt_generator tt_generator;
 typedef struct tt_generator_options {
-    int max_seqs;        /* Set it to answer more sequences at a time; default 1 */
-    int context;         /* Set it to limit the tokens of a prompt and its answer together; default 0: the
-                            model's max_positions, at most 2048 */
-    int max_tokens;      /* Set it to run more or fewer tokens of prompts at once, at least max_seqs; default
-                            256 */
-    /* Set it to change how the generator's program is compiled; default: tt_compile_options_default() with
-       `train` false, which is required.
-       `share`: set it to a program that trains the model (tt_trainer_program), and the generator uses its
-       parameters where they are stored, with that program's `parallel`, `memory`, offloaded parameters and
-       device. Make the generator before the first step. If the program has several ranks, data rank 0
-       generates; the other data ranks only send their shards of parameters to data rank 0 (zero 3). All
-       tensor ranks and stages take part. If there are several processes, each calls tt_generate with the same
-       arguments, and gets the same tokens. Without `share` a generator runs on one device and refuses a name
-       of several (TT_ERR_UNSUPPORTED). */
+    int max_seqs;        /* Set it higher to answer several prompts at a time; default 1 */
+    int context;         /* Set it lower to save memory, and higher for long texts: the tokens of a prompt and
+                            its answer together; default 0: the model's max_positions, at most 2048 */
+    int max_tokens;      /* Set it higher to read long prompts faster, and lower to save memory: the tokens of
+                            prompts that run at once, at least max_seqs; default 256 */
+    /* Set its fields to choose precision and device; default: tt_compile_options_default() with `train`
+       false, which is required.
+       `share`: set it to generate during a training, to the program that trains the model
+       (tt_trainer_program); the generator then uses its parameters where they are stored, with that program's
+       `parallel`, `memory`, offloaded parameters and device. Make the generator before the first step. If the
+       program has several ranks, data rank 0 generates; the other data ranks only send their shards of
+       parameters to data rank 0 (zero 3). All tensor ranks and stages take part. If there are several
+       processes, each calls tt_generate with the same arguments, and gets the same tokens. Without `share` a
+       generator runs on one device and refuses a name of several (TT_ERR_UNSUPPORTED). */
     tt_compile_options compile;
 } tt_generator_options;
 tt_generator_options tt_generator_options_default(void);
@@ -2308,24 +2383,27 @@ void tt_generator_free(tt_generator *g);
 const tt_program *tt_generator_program(const tt_generator *g); /* for tt_program_plan */
 
 typedef struct tt_sampling {
-    int max_new;              /* Set it to limit how many tokens are added to a sequence; default 128 */
-    float temperature;        /* Set it to divide logits by another number; 0: always takes the likeliest
-                                 token; default 1 */
-    int top_k;                /* Set it to choose among the likeliest k tokens only; default 0: all */
-    float top_p;              /* Set it below 1 to choose among the fewest likely tokens whose probabilities
-                                 sum up to top_p; default 1: all. In (0, 1] (Holtzman et al., "The curious
-                                 case of neural text degeneration", 2020). top_p applies to the tokens that
-                                 top_k leaves */
-    float repetition_penalty; /* Set it above 1 to make tokens that already occurred less likely; default 1.
-                                 The penalty divides a positive logit and multiplies a negative logit (Keskar
-                                 et al., "CTRL", 2019). Above 0 */
-    uint64_t seed;            /* Set it for other random numbers: the same seed gives the same tokens; default
-                                 0 */
-    const int32_t *stop;      /* Set it to n_stop tokens that end a sequence, whose last token is then the
-                                 stop token; default none */
+    int max_new;              /* Set it if answers should be longer or shorter: the largest number of tokens
+                                 that are added to a sequence; default 128 */
+    float temperature;        /* Set it below 1 for more likely and above 1 for more varied answers: logits
+                                 are divided by it; 0: always the likeliest token; default 1 */
+    int top_k;                /* Set it, for example to 50, if unlikely tokens spoil answers: only the
+                                 likeliest top_k tokens are chosen among; default 0: all */
+    float top_p;              /* Set it, for example to 0.9, for the same purpose: only the fewest likeliest
+                                 tokens whose probabilities sum up to top_p are chosen among; default 1: all.
+                                 In (0, 1] (Holtzman et al., "The curious case of neural text degeneration",
+                                 2020). top_p applies to the tokens that top_k leaves */
+    float repetition_penalty; /* Set it above 1, for example to 1.1, if answers repeat themselves: tokens that
+                                 already occurred become less likely; default 1. The penalty divides a
+                                 positive logit and multiplies a negative logit (Keskar et al., "CTRL", 2019).
+                                 Above 0 */
+    uint64_t seed;            /* Set it to get another answer to the same prompt: the same seed gives the same
+                                 tokens; default 0 */
+    const int32_t *stop;      /* Set it if answers should end at certain tokens: n_stop tokens, of which the
+                                 first that occurs becomes the last token of its sequence; default none */
     int n_stop;
-    /* Set it to receive each token as soon as the token is known; returning false ends the token's sequence;
-       default NULL. */
+    /* Set it to show answers while they grow: a function that receives each token as soon as the token is
+       known; returning false ends the token's sequence; default NULL. */
     bool (*token)(void *user, int seq, int32_t id);
     void *user;
 } tt_sampling;
@@ -2354,19 +2432,21 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
 /* ------------------------------------------------------------------------------------------------ trainer */
 
 struct tt_train_options {
-    /* Set it to change how the trainer's programs are compiled; default: tt_compile_options_default() with
-       optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for tt_evaluate,
-       tt_forward and tt_predict only. Set `accumulate` if a step may have more micro-batches than there are
-       data ranks (tt_loader_accumulates). `share` must be NULL. */
+    /* Set its fields to choose precision, device, optimizer and memory; default: tt_compile_options_default()
+       with optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for
+       tt_evaluate, tt_forward and tt_predict only. Set `accumulate` if a step may have more micro-batches
+       than there are data ranks (tt_loader_accumulates). `share` must be NULL. */
     tt_compile_options compile;
-    tt_schedule schedule;            /* Set its total_steps (default 0), which is required; default: linear,
-                                        lr 5e-5, no warm-up */
-    /* Set them to change the cross-entropy that trains classifiers and language models
-       (tt_cross_entropy_options); default 0 and NULL. Evaluations use neither. class_weights (one for each
-       class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means. With
-       TT_TASK_LABELS class_weights are the positive weights of the labels, and smoothing is refused. A model
-       of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
-       ones. */
+    tt_schedule schedule;            /* Set its total_steps, which every kind but TT_CONSTANT needs, and its
+                                        other fields if your recipe has another learning rate; default:
+                                        linear, lr 5e-5, no warm-up, total_steps 0 */
+    /* Set label_smoothing, for example to 0.1, if a model is too sure of wrong answers, and class_weights if
+       some classes are rare but matter as much as others: both change the cross-entropy that trains
+       classifiers and language models (tt_cross_entropy_options); default 0 and NULL. Evaluations use
+       neither. class_weights (one for each class; copied) are for classifiers; the loss and the accuracy of a
+       step are then weighted means. With TT_TASK_LABELS class_weights are the positive weights of the labels,
+       and smoothing is refused. A model of your own reads them in an f32 input "class_weights" of (1,
+       classes); in an evaluation they are ones. */
     float label_smoothing;
     const float *class_weights;
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
@@ -2499,30 +2579,38 @@ typedef struct tt_fit_event {
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
-    int64_t epochs;                /* Set it to train for more epochs; default 1 */
-    const char *folder;            /* Set it to write state.safetensors, metrics.csv and loss.svg (see tt_fit)
-                                      into this folder, created if necessary; default NULL: no files */
-    bool resume;                   /* Set it to resume from the state in folder; default false: a folder that
-                                      holds a state is refused */
-    double save_seconds;           /* Set it to change how many seconds pass between saves within an epoch;
+    int64_t epochs;                /* Set it if one pass over the data is not enough: the number of epochs;
+                                      default 1 */
+    const char *folder;            /* Set it to be able to resume a run and to see its course: the folder,
+                                      created if necessary, for state.safetensors, metrics.csv and loss.svg
+                                      (see tt_fit); default NULL: no files */
+    bool resume;                   /* Set it to continue a run that was stopped or killed, from the state in
+                                      folder; default false: a folder that holds a state is refused */
+    double save_seconds;           /* Set it lower if a run that is killed must not lose five minutes of work,
+                                      and higher if saving takes long: seconds between saves within an epoch;
                                       the state is also saved after each epoch; default 300 */
-    int64_t validate_steps;        /* Set it to a number of steps after which the run validates and saves, in
-                                      addition to the end of each epoch; steps of all epochs count; without
-                                      validation the run only saves; default 0 */
-    int64_t patience;              /* Set it to end the run after a number of validations in a row that are no
-                                      better than the best one; needs validation; default 0: never */
-    const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
-                                      current step or batch of validation; a signal handler may set the
-                                      variable (sig_atomic_t); default NULL */
-    const char *best_by;           /* Set it to choose how validations are compared: by "loss", or by the name
-                                      of a metric of the model, and then by the loss; default NULL: the first
-                                      metric, or else the loss */
-    /* Set it to a function that saves the model; default NULL. tt_fit calls it after a
+    int64_t validate_steps;        /* Set it if epochs are long: the number of steps after which the run
+                                      validates and saves, in addition to the end of each epoch; steps of all
+                                      epochs count; without validation the run only saves; default 0: at the
+                                      end of an epoch only */
+    int64_t patience;              /* Set it to end a run that no longer improves: the number of validations
+                                      in a row that are no better than the best one; needs validation; default
+                                      0: never */
+    const volatile int *stop;      /* Set it if a signal or another thread should be able to stop the run: a
+                                      variable that stops the run when it is not 0, after the current step or
+                                      batch of validation; a signal handler may set the variable
+                                      (sig_atomic_t); default NULL */
+    const char *best_by;           /* Set it if the best model is not the one with the best first metric:
+                                      validations are compared by "loss", or by the name of a metric of the
+                                      model, and then by the loss; default NULL: the first metric, or else the
+                                      loss */
+    /* Set it to save the best model: a function that saves the model; default NULL. tt_fit calls it after a
        validation that is the best so far, or, without validation, after every epoch. The folder then holds a
        state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
        fails, and a resumed run calls `keep` a second time after this validation. */
     tt_status (*keep)(void *user);
-    /* Set it to receive an event after each step and each validation; default NULL. */
+    /* Set it to show the progress of a run: a function that receives an event after each step and each
+       validation; default NULL. */
     void (*report)(void *user, const tt_fit_event *event);
     void *user; /* argument of `keep` and `report` */
 } tt_fit_options;

@@ -14,6 +14,9 @@ words_of_README: README.md has at most README_WORDS words outside of code, its t
 
 lines_of_CHANGELOG: CHANGELOG.md has at most CHANGELOG_LINES lines.
 
+options_say_when: the comment of each field of OPTIONS, in src/api/, says when a user sets the field: its first
+words are those of SAYS_WHEN.
+
 reads_itself: the readers of messages and of README.md give what CASES expect.
 """
 import glob
@@ -46,6 +49,11 @@ PATTERNS = {name: re.compile(pattern) for name, pattern in (
     ("stands in", r"\bstands? (?:in(?! for)|at|behind|before|there)\b"))}
 README_WORDS = 900
 CHANGELOG_LINES = 80
+# The structs whose fields users set, and what the comment of such a field says first.
+OPTIONS = re.compile(r"struct (tt_(?:\w+_options|sampling|parallel|schedule|loss_scale)) \{(.*?)^\}",
+                     re.M | re.S)
+SAYS_WHEN = re.compile(r"argument of|(?:Set|Clear)\b"
+                       r"(?! (?:it|them) to (?:change|choose|force|limit|provide|replace|turn)\b)")
 SOURCES = ("*.h", "*.c", "*.cuh", "*.cu", "*.cpp", "*.py", "*.sh", "*.mk")
 AREAS = {
     "src": [f"src/**/{kind}" for kind in SOURCES],
@@ -125,6 +133,18 @@ def words_of_readme(path="README.md"):
     return sum(bool(re.search(r"\w", word)) for word in words)
 
 
+def options(path):
+    """Yields (line, struct, comment) of each comment in an options struct that does not say when to set a
+    field."""
+    with open(path, encoding="utf-8") as f:
+        text = f.read()
+    for struct in OPTIONS.finditer(text):
+        for m in re.finditer(r"/\*(.*?)\*/", struct[2], re.S):
+            said = " ".join(m[1].split())
+            if not SAYS_WHEN.match(said):
+                yield text.count("\n", 0, struct.start(2) + m.start()) + 1, struct[1], said
+
+
 # Files and what a reader must give for them: (name, text, function, result).
 CASES = [
     ("joined.c", 'tt__fail(c, "one %s "\n    "of %" PRId64\n    " dots"); puts("word"); // "a comment"\n',
@@ -135,6 +155,9 @@ CASES = [
      lambda path: [found[1:3] for found in findings([path], messages)], [(1, "begins with The same")]),
     ("faults.c", 'f("rank %d has not %s"); g("%s stands before %s");\n/* The rank has not waited. */\n',
      lambda path: [found[2] for found in findings([path], messages)], ["has not", "stands in"]),
+    ("options.h", "typedef struct tt_a_options {\n    int a; /* Set it if a. */\n"
+     "    /* Set it to change b. */\n    int b;\n} tt_a_options;\ntypedef struct tt_c {\n    int c; /* c */\n} tt_c;\n",
+     lambda path: list(options(path)), [(3, "tt_a_options", "Set it to change b.")]),
     ("readme.md", "# Two words\n\n[three four](a/b c)\n\n| a | b |\n| --- | --- |\n| five six | yes |\n\n"
      "```sh\nmake it\n```\n", words_of_readme, 9)]
 
@@ -153,7 +176,7 @@ def misread():
 
 
 def main():
-    passed = failed = 0
+    wrong = {} # the reason why a check fails, or ""
     readings = [(f"comments_of_{area}", patterns, comments) for area, patterns in AREAS.items()]
     for area in ("src", "examples"):
         in_c = [pattern for pattern in AREAS[area] if not pattern.endswith((".py", ".sh", ".mk"))]
@@ -163,25 +186,23 @@ def main():
         if "--list" in sys.argv[1:]:
             for path, line, pattern, text in found:
                 print(f"{path}:{line}: {pattern}: {text[:120]}")
-            continue
         shown = "; ".join(f"{path}:{line} ({pattern})" for path, line, pattern, _ in found[:10])
-        why = f"{len(found)} places: {shown}; --list shows all" if found else ""
+        wrong[name] = f"{len(found)} places: {shown}; --list shows all" if found else ""
+    if "--list" in sys.argv[1:]:
+        return
+    wrong["options_say_when"] = ", ".join(f"{path}:{line}" for path in sorted(glob.glob("src/api/*.h"))
+                                          for line, _, _ in options(path))
+    words = words_of_readme()
+    wrong["words_of_README"] = (f"{words} words, {README_WORDS} allowed: move text to docs/"
+                                if words > README_WORDS else "")
+    with open("CHANGELOG.md", encoding="utf-8") as f:
+        lines = f.read().count("\n")
+    wrong["lines_of_CHANGELOG"] = f"{lines} lines, {CHANGELOG_LINES} allowed" if lines > CHANGELOG_LINES else ""
+    wrong["reads_itself"] = "; ".join(misread())
+    for name, why in wrong.items():
         print(f"FAILED {name}: {why}" if why else f"ok {name}")
-        passed, failed = passed + (not why), failed + bool(why)
-    if "--list" not in sys.argv[1:]:
-        words = words_of_readme()
-        wrong = f"{words} words, {README_WORDS} allowed: move text to docs/" if words > README_WORDS else ""
-        print(f"FAILED words_of_README: {wrong}" if wrong else "ok words_of_README")
-        passed, failed = passed + (not wrong), failed + bool(wrong)
-        with open("CHANGELOG.md", encoding="utf-8") as f:
-            lines = f.read().count("\n")
-        wrong = f"{lines} lines, {CHANGELOG_LINES} allowed" if lines > CHANGELOG_LINES else ""
-        print(f"FAILED lines_of_CHANGELOG: {wrong}" if wrong else "ok lines_of_CHANGELOG")
-        passed, failed = passed + (not wrong), failed + bool(wrong)
-        wrong = "; ".join(misread())
-        print(f"FAILED reads_itself: {wrong}" if wrong else "ok reads_itself")
-        passed, failed = passed + (not wrong), failed + bool(wrong)
-        print(f"{passed} passed, {failed} failed")
+    failed = sum(bool(why) for why in wrong.values())
+    print(f"{len(wrong) - failed} passed, {failed} failed")
     sys.exit(failed > 0)
 
 
