@@ -14,8 +14,8 @@ words_of_README: README.md has at most README_WORDS words outside of code, its t
 
 lines_of_CHANGELOG: CHANGELOG.md has at most CHANGELOG_LINES lines.
 
-options_say_when: the comment of each field of OPTIONS, in src/api/, says when a user sets the field: its first
-words are those of SAYS_WHEN.
+options_say_when: the comment of each field of OPTIONS, in src/api/, says when a user sets the field: it
+begins with SAYS_WHEN.
 
 reads_itself: the readers of messages and of README.md give what CASES expect.
 """
@@ -156,7 +156,7 @@ CASES = [
     ("faults.c", 'f("rank %d has not %s"); g("%s stands before %s");\n/* The rank has not waited. */\n',
      lambda path: [found[2] for found in findings([path], messages)], ["has not", "stands in"]),
     ("options.h", "typedef struct tt_a_options {\n    int a; /* Set it if a. */\n"
-     "    /* Set it to change b. */\n    int b;\n} tt_a_options;\ntypedef struct tt_c {\n    int c; /* c */\n} tt_c;\n",
+     "    /* Set it to change b. */\n    int b;\n} tt_a_options;\nstruct tt_c {\n    int c; /* c */\n};\n",
      lambda path: list(options(path)), [(3, "tt_a_options", "Set it to change b.")]),
     ("readme.md", "# Two words\n\n[three four](a/b c)\n\n| a | b |\n| --- | --- |\n| five six | yes |\n\n"
      "```sh\nmake it\n```\n", words_of_readme, 9)]
@@ -197,7 +197,8 @@ def main():
                                 if words > README_WORDS else "")
     with open("CHANGELOG.md", encoding="utf-8") as f:
         lines = f.read().count("\n")
-    wrong["lines_of_CHANGELOG"] = f"{lines} lines, {CHANGELOG_LINES} allowed" if lines > CHANGELOG_LINES else ""
+    wrong["lines_of_CHANGELOG"] = (f"{lines} lines, {CHANGELOG_LINES} allowed" if lines > CHANGELOG_LINES
+                                   else "")
     wrong["reads_itself"] = "; ".join(misread())
     for name, why in wrong.items():
         print(f"FAILED {name}: {why}" if why else f"ok {name}")
