@@ -18414,8 +18414,8 @@ static bool tt__wait_for(tt__rank_group *w, int me, int rank, const uint64_t *co
             if (!op || !on) continue;
             snprintf(where[k], sizeof where[k], "%s%s '%.96s'", k ? "; that rank is at " : " at ", op, on);
         }
-        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not arrived%s%s", me,
-                 w->timeout, rank, where[0], where[1]);
+        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not arrived%s%s: if "
+                 "that rank is only slow, set a longer timeout", me, w->timeout, rank, where[0], where[1]);
         tt__rank_group_wake(w);
     }
     return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
@@ -18642,8 +18642,9 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
     if (closed)
         return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has closed its context%s%s", where, name,
                         end.why[0] ? ", after: " : "", end.why);
-    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not arrived within %g s%s%s", where, name,
-                    ctx->options.timeout, last_message[0] ? "; its last message came in " : "", last_message);
+    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not arrived within %g s%s%s: if that process is only "
+                    "slow, set a longer timeout", where, name, ctx->options.timeout,
+                    last_message[0] ? "; its last message came in " : "", last_message);
 }
 
 /* Sends this process's end message to all others, and waits for at most `seconds`. Returns false if the
@@ -27876,7 +27877,8 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt_context *own = tt_open(&o);
     if (!own)
         return tt__fail(ctx, TT_ERR_MEMORY,
-                        "tt_measure_costs: cannot open a context, for lack of memory or threads");
+                        "tt_measure_costs: cannot open a second context, for lack of memory or threads: set "
+                        "`threads` lower, or free memory");
     tt__sample s; /* runs like users' programs, with streams and graphs of launches */
     tt__profile update;
     double min, ignored;
@@ -32629,7 +32631,8 @@ static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int no
     if (valid && bytes >= 4) memcpy(&trie, all, 4);
     if (!valid || trie < 4 || trie % 4 || trie > bytes - 4)
         return tt__json_wrong(j, key, member, valid ? "not a trie with its size before it" : "not in base 64",
-                              "the normalization rules as SentencePiece compiles them");
+                              "the normalization rules as SentencePiece compiles them: if the file is "
+                              "damaged, copy it from the model's origin again");
     all[bytes] = 0;
     s->from = (const char *)all + 4;
     s->from_bytes = trie;
@@ -33350,10 +33353,9 @@ static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const ch
         id = tt__token_find(&k->vocab.by_text, m->joined, left_bytes + right_bytes);
     }
     if (id < 0)
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu joins '%.100s' and '%.100s'%s",
-                        m->path, m->offset, m->count, left, right,
-                        l >= 0 && r >= 0 ? ", but the result is not in the vocabulary" : ", but these are "
-                        "not both in the vocabulary");
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu joins '%.100s' and '%.100s', but "
+                        "the vocabulary lacks %s: take vocabulary and merges from one tokenizer", m->path,
+                        m->offset, m->count, left, right, l >= 0 && r >= 0 ? "the result" : "one of them");
     tt__bpe_rule *to = &k->model.merges[tt__bpe_merge(k, l, r) - k->model.merges];
     to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
     to->rank = (uint32_t)m->count++;
@@ -38467,7 +38469,8 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__ch
     const int map = status == TT_OK ? tt__json_get(&j, 0, "weight_map") : -1;
     if (status == TT_OK && (map < 0 || j.nodes[map].kind != TT__JSON_OBJECT || !j.nodes[map].count))
         status = tt__fail(ctx, TT_ERR_FORMAT,
-                          "'%s' has no \"weight_map\", which names the file of each tensor", path);
+                          "'%s' has no \"weight_map\", which names the file of each tensor: copy the file "
+                          "from the model's origin again", path);
     const int n = status == TT_OK ? j.nodes[map].count : 0;
     const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)(n + 1));
     if (status == TT_OK) s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file * (size_t)n);
@@ -40480,7 +40483,8 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
     else if (c->heads % c->key_heads)
         tt__print(all, "; heads is %d, but must be a multiple of key_heads, %d", c->heads, c->key_heads);
     if (k->flags & TT__LM_EQUAL_HEADS && c->key_heads != c->heads)
-        tt__print(all, "; key_heads must equal heads in a model of kind %s", c->kind);
+        tt__print(all, "; key_heads is %d, but must equal heads, %d, in a model of kind %s", c->key_heads,
+                  c->heads, c->kind);
     if (c->head_size < 1)
         tt__print(all, "; hidden_size is %d, but must be a multiple of heads, %d", c->hidden_size, c->heads);
     else if (!(k->flags & TT__LM_LLAMA) && (int64_t)c->head_size * c->heads != c->hidden_size)
@@ -40681,8 +40685,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     for (int64_t k = 0; k < count; k++) {
         const tt__json_node *id = at + k + list;
         if (id->kind != TT__JSON_NUMBER_KIND || !id->exact)
-            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': \"eos_token_id\" is not an id or a list of ids",
-                            j->path);
+            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': \"eos_token_id\" must be an id, a list of ids or "
+                            "null", j->path);
         if (id->integer >= 0 && id->integer < vocab) (*ids)[(*n)++] = (int32_t)id->integer;
     }
     return TT_OK;
@@ -43292,7 +43296,8 @@ static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *ste
     tt_status status = file ? TT_OK : ctx->status;
     if (k >= 0 && tt_safetensors_info(file, k)->bytes == sizeof h)
         status = tt_safetensors_read(file, k, 0, sizeof h, &h);
-    else if (file) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not the state of a run", path);
+    else if (file) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not the state of a run: name a "
+                                       "state.safetensors that a run has saved", path);
     if (status == TT_OK) *steps = h.step;
     tt_safetensors_close(file);
     return status;
@@ -43304,8 +43309,8 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
     int k = tt_safetensors_find(s->file, expected->name);
     if (k < 0)
         return tt__fail(s->p->ctx, TT_ERR_STATE,
-                        "'%s' has no tensor '%s': it is the state of another model or optimizer", s->path,
-                        expected->name);
+                        "'%s' has no tensor '%s': it is the state of another model or optimizer, so resume "
+                        "with those that made it", s->path, expected->name);
     const tt_tensor_info *found = tt_safetensors_info(s->file, k);
     bool same = found->ndim == expected->ndim && strcmp(found->dtype, expected->dtype) == 0;
     for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
@@ -44124,7 +44129,8 @@ static tt_status tt__fit_save(tt__fit_run *f)
                     (long long)tt_trainer_steps(f->r),
                     beside ? "its state is saved in '" : "a lower learning rate may help",
                     beside ? f->diverged : "",
-                    beside ? "', beside the earlier state; to resume from that one, remove this file" : "");
+                    beside ? "', from which a resumed run continues; remove this file to continue from the "
+                             "earlier state.safetensors" : "");
         f->reported_diverged = !sound;
         if (status == TT_OK && !beside) {
             if (f->has_diverged) files->remove(files->user, f->diverged);
