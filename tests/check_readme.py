@@ -26,6 +26,7 @@ B: folder of the built examples (build), CC: compiler (cc), both from the enviro
   - every relative link leads to a file, and one with an #anchor to a heading of that file
   - README.md has a link to each page of docs/; lines of text in docs/ have at most 110 columns
 """
+import functools
 import glob
 import json
 import os
@@ -37,6 +38,10 @@ import sys
 import tempfile
 
 B, CC = os.environ.get("B", "build"), os.environ.get("CC", "cc").split()
+# Compiles only portable kernels and does not optimise, because compiling takes longer than running.
+CFLAGS = ("-O0", "-DTT__OPTIMIZED=true", "-DTINYTRAIN_NO_AVX2", "-std=c99", "-Wall", "-Wextra", "-Wpedantic",
+          "-Werror", "-I.")
+SHARED = tempfile.TemporaryDirectory() # holds what several programs are linked with
 FLAG = r"--[a-z][a-z0-9-]*"
 PAGES = sorted(glob.glob("docs/*.md"))
 OF_OTHERS = {"--oversubscribe"}    # flags of mpirun
@@ -85,6 +90,17 @@ def commands(text):
                 yield part.split("\0")
 
 
+@functools.lru_cache(maxsize=None)
+def implementation(lines):
+    """Compiles the lines that hold the implementation, once. Returns the path of the object file."""
+    source = os.path.join(SHARED.name, f"{implementation.cache_info().misses}.c")
+    with open(source, "w") as f:
+        f.write(lines)
+    status, said = call(*CC, *CFLAGS, "-c", source, "-o", source + ".o")
+    check("implementation", [f"status {status}: {said[-500:]}"] if status else [])
+    return source + ".o"
+
+
 def check_snippets(text, name, folder):
     """Builds and runs the programs. Returns the marks of the programs that ran."""
     ran, shown = set(), list(blocks(text))
@@ -97,20 +113,15 @@ def check_snippets(text, name, folder):
             check(f"{name}_mark_line_{line}", [f"the mark is '{mark}', expected one of {', '.join(MARKS)}"])
             continue
         ran.add(mark)
-        files = [source]
+        objects = []
         if mark == "part":
-            main = next((main for function, main in PARTS.items() if function in body), "")
-            body = "#define TINYTRAIN_IMPLEMENTATION\n" + body + main
+            body += next((main for function, main in PARTS.items() if function in body), "")
+            objects = [implementation(LINES)]
         if mark == "implementation":
-            files.append(os.path.join(folder, "user.c"))
-            with open(files[1], "w") as f:
-                f.write(USER)
+            objects, body = [implementation(body)], USER
         with open(source, "w") as f:
             f.write(body)
-        # Compiles only portable kernels and does not optimise, because compiling takes longer than running.
-        status, said = call(*CC, "-O0", "-DTT__OPTIMIZED=true", "-DTINYTRAIN_NO_AVX2", "-std=c99", "-Wall",
-                            "-Wextra", "-Wpedantic", "-Werror", "-I.", *files, "-o", program, "-lm",
-                            "-lpthread")
+        status, said = call(*CC, *CFLAGS, source, *objects, "-o", program, "-lm", "-lpthread")
         if status == 0 and MARKS[mark]:
             MARKS[mark](program, name, folder, line)
         elif status == 0:
@@ -274,7 +285,8 @@ def check_continue(program, name, folder, line):
 MARKS = {"run": None, "resume": check_resume, "tune": check_tune, "predict": check_predict,
          "labels": check_labels, "similar": check_similar, "continue": check_continue,
          "implementation": None, "part": None}
-# A file that uses the implementation of another one.
+# The file that holds the implementation, and a file that uses the implementation.
+LINES = '#define TINYTRAIN_IMPLEMENTATION\n#include "tinytrain.h"\n'
 USER = """#include "tinytrain.h"
 int main(void)
 {
