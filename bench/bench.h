@@ -43,7 +43,7 @@ static struct {
     tt_context *ctx;
     tt_context_options options;
     const char *program, *precision;
-    bool json, has[3];                 /* has: by tt__bf16, whether the CPU has its instructions */
+    bool json, has[3];                 /* has: whether the CPU has the instructions of each tt__bf16 */
     tt__bf16 fastest;
     double min; /* minimum seconds for which a kernel is measured */
     tt__isa_table timed;
@@ -145,7 +145,7 @@ static inline bench_cost bench_sum(bench_cost a, bench_cost b)
 typedef struct bench_burst {
     double (*loop)(int64_t rounds, float *sink);
     int64_t rounds;
-    double flops[256]; /* by task */
+    double flops[256]; /* FLOPs of each task */
 } bench_burst;
 
 static void bench__burst_task(void *arg, int64_t task, int thread)
@@ -454,7 +454,8 @@ static inline void bench_cost_row(const char *name, bench_cost c)
     else bench_flops_row(name, c.flops / c.seconds);
 }
 
-/* Prints the bytes per second of a cost beside those of `stream`, in its in-place form if the op was. */
+/* Prints the bytes per second of a cost beside those of `stream`. If the op worked in place, the stream does
+   so, too. */
 static inline void bench_bytes_row(const char *name, bench_cost c, int stream)
 {
     if ((stream == BENCH_COPY || stream == BENCH_TRIAD) && c.in_place) stream++;
@@ -536,8 +537,8 @@ static inline bool bench__busy(void)
 
 enum { BENCH_ATTEMPTS = 4 };
 
-/* Trains on mean(y^2), or on the loss y if width is 0, for at least bench.least seconds and 3 steps, and
-   times each step. Frees the tape. */
+/* Trains on mean(y^2), or on the loss y if width is 0, for at least bench.min seconds and 3 steps, and times
+   each step. Frees the tape. */
 static inline void bench_train(tt_context *ctx, tt_tape *t, tt_value y, const bench_inputs *in)
 {
     tt_value none = {0};

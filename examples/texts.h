@@ -103,7 +103,7 @@ static inline void show_tags(tt_context *ctx, const classifier *x, tt_trainer *t
     memset(&one, 0, sizeof one);
     one.text = text;
     one.bytes = strlen(text);
-    /* The tag of word w is w % n, which tells the words whose first tokens are in the batch. */
+    /* Gives word w the tag w % n, so that the batch's tags tell which word's first token a row is. */
     tt_word *words = (tt_word *)made(NULL, calloc(one.bytes + 1, sizeof *words));
     for (const char *at = text + strspn(text, " "); *at; at += strspn(at, " "), count++) {
         words[count].begin = (size_t)(at - text);

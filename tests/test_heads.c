@@ -434,8 +434,8 @@ TEST(tasks_of_a_config)
     }
 }
 
-/* class_weights are the positive weights of labels. label_smoothing and class_weights of scores are
-   refused. */
+/* class_weights weight the positive targets of a task of several labels, like PyTorch's pos_weight.
+   label_smoothing is refused for several labels, and class_weights for scores. */
 TEST(weights_and_smoothing_of_tasks)
 {
     static const float weights[4] = {0.5f, 2, 3, 1.25f};
@@ -724,7 +724,7 @@ TEST(embedders_without_a_loss_or_logits)
     tt_tape_free(t);
     tt_bert_config c = g.m.config;
     c.activation = "gelu";
-    c.classes = 3; /* ignored */
+    c.classes = 3; /* ignored: an embedder has no classifier */
     golden_close(&g);
     tt_context *ctx = test_open(&a);
     CHECK(tt_bert_new(ctx, &m, &c) == TT_OK && m.config.classes == 0 && !m.classifier_w);
@@ -738,7 +738,8 @@ TEST(embedders_without_a_loss_or_logits)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Old and new files of sentence-transformers are read, some modules are refused. NULL: no such file. */
+/* Old and new files of sentence-transformers are read, some modules are refused. In a row, NULL says that the
+   folder lacks the file, or that no error is expected. */
 TEST(files_of_sentence_transformers)
 {
     static const char list[] = "[{\"type\": \"sentence_transformers.models.Transformer\", \"path\": \"\"}, "

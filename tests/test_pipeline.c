@@ -637,7 +637,7 @@ TEST(schedules_of_stages)
                     for (int k = 0; k < 2 * micros; k++) {
                         bool backward;
                         const int64_t m = tt__pipeline_action(k, micros, max - 1, &backward);
-                        CHECK(m == (backward ? backwards : forwards)); /* in order */
+                        CHECK(m == (backward ? backwards : forwards)); /* micro-batches run in order */
                         if (backward) backwards++;
                         else forwards++;
                         CHECK(backwards <= forwards);
@@ -887,7 +887,7 @@ TEST(stages_on_cuda)
 #ifdef TINYTRAIN_CUDA
     static const char *const devices[][2] = {{"cuda:0,0", "cuda*2"}, {"cuda:0,0,0,0", "cuda*4"}};
     int several = 0, seeds = 1, skips = -1;
-#ifdef TT_EMULATE /* each slow build runs half of the cases; trace runs that with offload */
+#ifdef TT_EMULATE /* each slow build runs half of the cases: the trace build the half with offload */
     several = 1;
     seeds = strcmp(emu_build(), "plain") == 0 ? 3 : 1;
     skips = strcmp(emu_build(), "plain") == 0 ? -1 : strcmp(emu_build(), "trace") == 0;

@@ -58,7 +58,8 @@ static tt_value record_gated(net *n)
     tt_value h[4];
     attention.causal = true;
     attention.dropout = 0.2f;
-    attention.alibi = 1; /* slopes depend on the heads of all ranks */
+    attention.alibi = 1; /* ALiBi's slopes depend on the number of heads, which is that of all ranks
+                            together */
     attention.window = 6;
     n->x = tt_input(t, "x", TT_F32, tokens, WIDTH);
     n->target = tt_input(t, "target", TT_F32, tokens, WIDTH);

@@ -151,7 +151,8 @@ TEST(algorithms_are_chosen_once)
 enum { TUNED_ROWS = 400, TUNED_IN = 16, TUNED_HIDDEN = 24, TUNED_STEPS = 6 };
 enum { TUNED_WEIGHTS = 2 * TUNED_IN * TUNED_HIDDEN + TUNED_HIDDEN + TUNED_IN };
 
-/* microseconds; the random slices add less than 1% */
+/* Microseconds of cuBLASLt's algorithms 1 to 4, all alike. The emulator cuts work into random slices, which
+   adds less than 1%. */
 static const double alike[4] = {1000, 1000, 1000, 1000};
 
 typedef struct tuned_run {
@@ -307,7 +308,7 @@ TEST(the_fastest_algorithm_is_taken)
         /* products of 130 rows are not timed */
         CHECK(n->by_algorithm[k ? k : 1] == n->gemms - (k > 1 ? off.first.gemms : 0));
         CHECK(k < 2 || n->by_algorithm[1] == off.first.gemms);
-        /* only 2 and 3 sum in another order; timing changes no bit */
+        /* only algorithms 2 and 3 sum in another order; timing changes no bit */
         CHECK(same_bits(&run[k], &off) == (k != 2 && k != 3));
         CHECK(fabs(run[k].loss[5] - off.loss[5]) <= 0.02 * off.loss[5]);
     }
@@ -401,7 +402,7 @@ TEST(a_file_keeps_what_was_timed)
         if (k == 1) CHECK(size[0] > 1000 && size[0] == size[1]);
     }
     CHECK(size[2] > size[0]);
-    /* although `more` has added to the file */
+    /* The bits are equal although the run `more` has added products to the file. */
     CHECK(same_bits(&first, &second) && same_bits(&first, &again));
     CHECK(second.first.by_algorithm[3] == second.first.gemms && strcmp(second.log, "") == 0);
     CHECK(more.first.by_algorithm[2] > 0);

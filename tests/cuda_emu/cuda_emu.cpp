@@ -187,7 +187,8 @@ static emu_fiber *new_fiber()
 }
 
 // the scheduler of a block
-struct warp_meeting { // a meeting of the lanes of a mask; at most four at once in a warp
+// a meeting of the lanes of a mask, for a warp operation; at most four at once in a warp
+struct warp_meeting {
     enum { FREE, GATHERING, LEAVING } phase = FREE;
     int left = 0, line = 0;
     unsigned mask = 0, arrived = 0;
@@ -218,7 +219,7 @@ struct phases { // a barrier in shared memory that counts phases
     bool copies;               // some arrivals wait for copies
     std::vector<int> waiting;  // threads that wait for the phase to end
 };
-// copies that are made when the thread arrives
+// copies of a thread that are made when the thread arrives at the barrier
 struct late_copies { uint64_t *barrier; std::vector<async_copy> copies; };
 enum thread_order { IN_ORDER, REVERSED, SHUFFLED };
 
@@ -972,7 +973,7 @@ void emu_wgmma_fence() { block.fenced[emu_block.current] = true; }
 void emu_wgmma_publish()
 {
     const int me = emu_block.current;
-    // the thread has only waited for others' copies
+    // since its last publish the thread has only waited for others' copies
     const bool others = block.waited[me] && !block.unpublished[me];
     block.unpublished[me] = block.waited[me] = false;
     if (others && !block.copied && !block.published.empty()) return;
@@ -1402,7 +1403,7 @@ cudaError_t emu_enqueue(cudaStream_t handle, emu_work work)
 static long api_calls, fault_in, fault_count;
 static cudaError_t fault_error;
 static std::string fault_call; // the function whose calls fail; empty: all functions
-static std::string watched_kernel; // see emu_watch
+static std::string watched_kernel; // the kernel whose launches emu_watch counts
 
 static emu_stream *new_stream(int device, unsigned flags)
 {

@@ -116,7 +116,7 @@ struct emu_running_block {
     uint32_t index = 0;       // number of the block in the grid
     uint16_t epoch = 0;       // number of barriers so far
     size_t dynamic = 0;       // bytes of dynamic shared memory
-    bool chained = false;     // it may begin before the previous kernel is done
+    bool chained = false;     // the block may begin before the previous kernel is done
     emu_thread thread[EMU_MAX_THREADS];
     std::vector<emu_slot> slots;
 };

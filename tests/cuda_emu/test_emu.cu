@@ -6,7 +6,7 @@
 #include <cuda_fp8.h>
 #include <thread>
 
-struct stream { // destroys itself
+struct stream { // a stream that its destructor destroys
     cudaStream_t s = nullptr;
     stream() { OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking)); }
     ~stream() { OK(cudaStreamDestroy(s)); }
@@ -844,7 +844,8 @@ TEST(captures_refuse_what_cuda_refuses)
         OK(TT__LAUNCH(fill, 1, 64, 0, t, a.device, 64, 0, 0));
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureUnjoined);
 
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // waiting
+        // a wait of the host ends the capture
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
         CHECK_EQUAL(cudaStreamSynchronize(s), cudaErrorStreamCaptureUnsupported);
         OK(cudaStreamIsCapturing(s, &status));
         CHECK_EQUAL(status, cudaStreamCaptureStatusInvalidated);
@@ -860,7 +861,7 @@ TEST(captures_refuse_what_cuda_refuses)
         CHECK_EQUAL(cudaDeviceSynchronize(), cudaErrorStreamCaptureUnsupported);
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
 
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal)); // allocating
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal)); // an allocation ends the capture
         CHECK_EQUAL(cudaMalloc(&p, 64), cudaErrorStreamCaptureUnsupported);
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
 
@@ -1470,7 +1471,8 @@ TEST(cublaslt_epilogues)
             check_epilogue<float, float>(e, 0.5f, 1e-5);
         }
         check_epilogue<bf16, float>(CUBLASLT_EPILOGUE_DEFAULT, 1, 1e-5);
-        for (int b_wants = 0; b_wants < 2; b_wants++) { // a layout that does not suit the sums
+        // the rows of A (else of B, as b_wants says) do not run across the sum
+        for (int b_wants = 0; b_wants < 2; b_wants++) {
             lt_call other(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, 64, 64, 64,
                           true, false);
             buffer<bf16> bias(64);

@@ -29,7 +29,8 @@ static bool count_products(int act(int), int width, bool biases, const precision
 
 enum { ANY_NUMBER = -1 };
 
-/* tunes: products are tuned; a first run writes the timings to a file, so that timing is not counted. */
+/* Checks how many products and epilogues run. tunes: products are tuned; a first run writes the timings to a
+   file, so that the counted run times nothing. */
 static void check_products(bool tunes, int act(int), int width, bool biases, const precision_case *precision,
                            int products, int gelus, int slopes, int bias_gradients)
 {
@@ -291,8 +292,8 @@ TEST(cuda_tensors_share_launches)
         long alone = train_chain(kind, names[k / 2], true, one),
              together = train_chain(kind, names[k / 2], false, all);
         CHECK(memcmp(one, all, N * sizeof(float)) == 0 && memcmp(one, start, N * sizeof(float)) != 0);
-/* 12 parameters, 5 per launch: 2 launches for squares, 1 for the update; one each for clip and
-   next_loss_scale. */
+/* There are 12 parameters, and a launch takes up to 5 together. Each launch of an update has two launches for
+   the sum of squares before it. Clipping and next_loss_scale add a launch each. */
 #ifdef TT_EMULATE
         CHECK(alone == 12 * 3 + 1 + (k / 2 == 3) && together == 3 * 3 + 1 + (k / 2 == 3));
 #else

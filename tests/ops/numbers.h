@@ -71,8 +71,9 @@ TEST(activations_far_from_zero)
         }
 }
 
-/* Columns beyond the rows of a product's operand b get no share of a softmax and no class of a cross-entropy,
-   in every precision. f16 cannot hold the number in such columns of other dtypes. */
+/* A product a b^T may have more columns than b has rows. The columns beyond b's rows get no share of a
+   softmax and no class of a cross-entropy, in every precision. f16 cannot hold the number that fills these
+   columns in other dtypes. */
 TEST(matmul_ignores_columns_beyond)
 {
     static const char *const isa[] = {"portable", "avx2", "avx512", "cuda"};
@@ -154,7 +155,7 @@ TEST(rotary_scaling)
         {"yarn of other turns", TT_ROTARY_YARN, 12, 32768, 1000000, 4, 2, 24, 1.138629436111989,
          {1, 0.099999994, 0.0099999988, 0.00062500004, 2.4999992e-05, 2.5000008e-06}},
     };
-    const int far = 100003; /* the angle of pair 0, whose frequency is 1 */
+    const int far = 100003; /* position of the second row; also the angle of pair 0, whose frequency is 1 */
     for (size_t k = 0; k < TT__COUNT(rows); k++) {
         test_allocator a;
         tt_context *ctx = test_open(&a);

@@ -1,7 +1,7 @@
 /* Tests of updates (stochastic rounding, shards), and of weights that are narrowed while they are read. */
 #pragma once
 
-/* Rounds up with a probability equal to the dropped fraction; r holds 16 random bits. */
+/* Rounds x to bf16, upwards with a probability equal to the dropped fraction; r holds 16 random bits. */
 static uint16_t bf16_stochastic(float x, uint32_t r)
 {
     uint32_t u = tt__bits(x);

@@ -45,7 +45,8 @@ static void build_menu(const net *n, const tt_compile_options *o, int max, menu 
     if (!open_job(n, o, &p, &c)) return;
     const tt_tape *t = c.front[c.base.zero][c.base.update].t;
     const int zeros = c.zero ? 3 : 1, blocks = c.offload ? c.blocks : 0, outs = c.offload ? 8 : 1;
-    static const int halvings[] = {0, TT__ONE_BY_ONE}; /* group sizes */
+    static const int halvings[] = {0, TT__ONE_BY_ONE}; /* choices of the size of groups of offloaded
+                                                          tensors */
     const bool groups = c.offload || c.base.offload || c.base.update == TT__UPDATE_HOST;
     const int paces = (c.base.ahead + 1) * (groups ? TEST_COUNT(halvings) : 1);
     const size_t room = (size_t)((1 << c.n % 16) + 1) * 72 * 5 * 2;
@@ -127,7 +128,7 @@ static tt_costs slow_costs(void)
     return c;
 }
 
-/* Checks that the chosen program fits and costs at most the best choice's cost plus `margin` of `whole`. */
+/* Checks that the chosen program fits, and costs at most margin * whole more than the best choice. */
 static void check_choice(const menu *m, tt_context *ctx, tt_program *p, const tt_compile_options *c,
                          const double *cost, double whole, double margin, double *chosen)
 {
@@ -228,7 +229,8 @@ TEST(seconds_within_a_budget_against_brute_force)
         for (int q = -1; q <= 4 && m.n; q++) {
             c.memory_budget = q < 0 ? min - 1 : min + (max - min) / 4 * (size_t)q;
             tt_program *p = tt_compile(n.t, n.loss, &c);
-            if (q < 0) { /* below all menu entries, a whole policy may still fit */
+            if (q < 0) { /* a choice outside the menu, a policy for all blocks, may fit less than the
+                            menu's minimum */
                 if (p) CHECK(tt_program_plan(p).bytes <= c.memory_budget && p->builds <= 30);
                 else CHECK_ERROR(ctx, TT_ERR_BUDGET, "the plan needs ");
                 refused += !p;

@@ -147,7 +147,7 @@ TEST(copies_out_are_waited_for_in_their_order)
         CHECK(first < n && i->in[0] == in_flight[first]);
         first++;
     }
-    CHECK(n == 12 && first == n); /* m and v of each parameter */
+    CHECK(n == 12 && first == n); /* Adam's m and v of each parameter */
     tt_program_free(p);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);

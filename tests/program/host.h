@@ -158,7 +158,8 @@ TEST(pool_runs_each_task_once)
 static volatile sig_atomic_t handled;
 static void handle(int number) { (void)number; handled++; }
 
-/* [0]: the thread blocks signals of the process; [1]: it does not block signals of its own instructions. */
+/* Sets is[0] if this thread blocks signals to the process, and is[1] if it lets through the signals that its
+   own instructions raise. */
 static void *masked(void *arg)
 {
     bool *is = (bool *)arg;
@@ -343,7 +344,7 @@ TEST(quotas_of_control_groups)
         {"nonsense\n:\n::\n1:cpu\n", {"cpu.max"}, {"100000 100000\n"}, 1},
         {"", {"cpu.max"}, {"100000 100000\n"}, HUGE_VAL},};
 #if defined(__linux__)
-    CHECK(tt__cgroup_quota(test_folder()) == HUGE_VAL); /* no /proc */
+    CHECK(tt__cgroup_quota(test_folder()) == HUGE_VAL); /* the folder has no /proc */
     for (int k = 0; k < TEST_COUNT(cases); k++) {
         char root[512], path[1024];
         snprintf(root, sizeof root, "%s", test_folder());
@@ -405,7 +406,7 @@ TEST(memory_of_control_groups)
          "MemTotal: 1000000 kB\nMemAvailable: 100000 kB\nSwapFree: 90000 kB\n"}, 52e6, 60e6},
         {"", {"memory.max"}, {"5\n"}, 512e6, 1024e6}};
 #if defined(__linux__)
-    CHECK(tt__memory_room(test_folder()).bytes == HUGE_VAL); /* no /proc */
+    CHECK(tt__memory_room(test_folder()).bytes == HUGE_VAL); /* the folder has no /proc */
     for (int k = 0; k < TEST_COUNT(cases); k++) {
         char root[512], file[600];
         snprintf(root, sizeof root, "%s", test_folder());

@@ -21,7 +21,8 @@ TEST(initial_values)
     enum { N = 100003 };
     float *first = (float *)malloc(N * sizeof(float)), *other = (float *)malloc(N * sizeof(float));
     double mean, deviation, max;
-    /* 0: before allocation; 1, 2: allocated, 1 and 3 threads; 3: bf16; 4: new seed; 5: new name; 6: f16 */
+    /* The values of `run`: 0: before allocation; 1, 2: allocated, with 1 and 3 threads; 3: bf16; 4: another
+       seed; 5: another name; 6: f16. */
     for (int run = 0; run < 7; run++) {
         test_allocator a;
         tt_context_options o = test_options(&a);

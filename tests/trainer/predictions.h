@@ -268,7 +268,7 @@ TEST(fit_by_metrics_of_predictions)
     for (int n = 0; n < 2 * TEST_COUNT(rows); n++) {
         const int k = n / 2;
         rank_group w;
-        own x; /* only what own_report writes */
+        own x; /* only for the fields that own_report writes */
         char *folder = test_folder(), path[1200];
         size_t size;
         bool finished;
