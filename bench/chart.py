@@ -76,8 +76,8 @@ def order(record):
 
 
 def what_of(name, command):
-    """Returns (task, model, shape, precision, vs) of a row of pytorch.py or lm.py; Returns None for a row
-    that is not kept."""
+    """Returns (task, model, shape, precision, vs) of a row of pytorch.py or lm.py, or None for a row that is
+    not kept."""
     m = re.fullmatch(r"(\d+ x \d+|\d+ images of \d+ x \d+), ([\w-]+), PyTorch [\w ]+?( compiled)?", name)
     if m:
         vit, vs = re.search(r"--vit (\S+)", command), "torch.compile" if m[3] else "PyTorch eager"

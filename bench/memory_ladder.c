@@ -158,7 +158,7 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     const int ranks = (int)tt__max(1, g->ranks), micros = g->accumulate * ranks;
     const tt_vit_config *c = m ? &m->config : NULL;
     size_t bytes = c ? (size_t)n * (size_t)(c->image_size * c->image_size * c->channels) : 1;
-    /* starts the ranks' threads first, as no plan has their memory */
+    /* starts the ranks' threads before measuring, because plans do not count the threads' memory */
     const bool open = tt__device_group_open(ctx, t->train->arena->group) == TT_OK;
     size_t held = tt_allocated_bytes(ctx);
     uint8_t *pixels = (uint8_t *)malloc(bytes);

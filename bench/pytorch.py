@@ -302,8 +302,8 @@ LIBRARIES = {"OpenBLAS": ("gemm_openblas", "libopenblas-dev"),
 
 
 def library_speeds(path, shape, precision, threads, least):
-    """Returns the speeds that linear_speeds returns, of a program of bench/peers/gemm.c. Returns None if the
-    program's library has no products in the precision."""
+    """Returns the speeds of forward, dX and dW in GFLOP/s that a program of bench/peers/gemm.c prints.
+    Returns None if the program's library has no products in the precision."""
     out = subprocess.run([path, *map(str, shape), str(least)] + (["bf16"] if precision != "32-true" else []),
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                          env=dict(os.environ, OMP_NUM_THREADS=str(threads),

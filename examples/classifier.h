@@ -265,7 +265,8 @@ static inline int train_classifier(tt_context *ctx, const classifier *x, const t
     tt_loader *l[2];
     int longest = 0;
     weigh_classes(run, d);
-    if (run->largest) run->batch = run->accumulate * run->parallel.groups; /* until `longest` is known */
+    if (run->largest) run->batch = run->accumulate * run->parallel.groups; /* the smallest batch, until the
+                                                                              loaders know the longest text */
     for (bool again = run->largest;; again = false) {
         for (int k = 0; k < 2; k++) {
             l[k] = x->loader(ctx, x->self, k ? held : d, k == 0);

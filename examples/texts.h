@@ -103,7 +103,8 @@ static inline void show_tags(tt_context *ctx, const classifier *x, tt_trainer *t
     memset(&one, 0, sizeof one);
     one.text = text;
     one.bytes = strlen(text);
-    /* Gives word w the tag w % n, so that the batch's tags tell which word's first token a row is. */
+    /* Gives word w the tag w % n. The loader gives the word's first token this tag, which thus finds the word
+       below. */
     tt_word *words = (tt_word *)made(NULL, calloc(one.bytes + 1, sizeof *words));
     for (const char *at = text + strspn(text, " "); *at; at += strspn(at, " "), count++) {
         words[count].begin = (size_t)(at - text);

@@ -239,8 +239,8 @@ TEST(states_of_processes_resume_anywhere)
     }
 }
 
-/* In collectives, processes together send at most 3% more than they must. Without ZeRO that holds for each
-   process. With ZeRO, shards of whole chunks are uneven, because the tensors are small. */
+/* In collectives, processes together send at most 3% more than they must. Without ZeRO each process does so.
+   With ZeRO the processes' shards differ in size, because the tensors have only a few chunks. */
 TEST(bytes_of_processes)
 {
     for (int zero = 0; zero < 3; zero++) {
@@ -294,7 +294,8 @@ static void *signal_later(void *arg)
     return NULL;
 }
 
-/* Runs a step as run_step does. If `bad`, this process's last micro-batch has an index beyond the table. */
+/* Runs the micro-batches of a step and its update. If `bad`, this process's last micro-batch has an index
+   beyond the table. */
 static tt_status run_whole_step(net *n, const setup *s, int step, bool bad)
 {
     tt_status status = TT_OK;

@@ -365,7 +365,7 @@ typedef struct sweep {
     test_allocator a;
     test_files f;
     tt_context *ctx;
-    training r;              /* a training in ctx, for rows that train */
+    training r;              /* a training in ctx, for the rows of the table below that train */
     char in[1024], out[1024]; /* folders: `in` holds the input, made once; `out` takes the output, empty each
                                  time */
     int steps;               /* number of steps that tt_fit has done */

@@ -556,7 +556,7 @@ static double trained_on(tt_bert_kind kind, tt_task task, const char *file, cons
     return stats.loss;
 }
 
-/* From a file to a trained model: each task learns its few examples. */
+/* Each task learns the few examples of its file. */
 TEST(tasks_of_files)
 {
     static const struct { tt_task task; const char *file, *text; } rows[] = {

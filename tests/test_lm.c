@@ -1418,7 +1418,8 @@ TEST(samples_while_training)
 }
 
 /* A trainer of several ranks samples the tokens that a trainer of one rank samples. The last layer is the
-   largest, but a generator computes few of its rows: alone, a generator would get other stages. */
+   largest, but a generator computes few of its rows: a generator that did not share the trainer's parameters
+   would get other stages. */
 static bool sample_while_training(int32_t out[2][2][6], const tt_lm_config *c, const char *device,
                                   const tt_parallel *parallel, const char *offload)
 {

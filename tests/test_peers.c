@@ -1079,7 +1079,7 @@ typedef struct threads { /* members with a thread each, like ranks */
     tt_status status[MAX];
 } threads;
 
-/* Does for one member what sync_members does for all. */
+/* Makes member `me` wait for the earlier work of all members; each member has a thread. */
 static tt_status sync_member(threads *c, int me, long *syncs)
 {
     group *g = c->g;

@@ -855,7 +855,8 @@ TEST(stages_that_do_not_fit_are_refused_together)
     CHECK(later > 0);
 }
 
-/* A stage that fits and has set its parameters' dtype does not hide how many bytes "bf16-true" needs. */
+/* An error about a stage that does not fit says how many bytes "bf16-true" needs, although the other stage
+   fits and has set the dtype of its parameters. */
 TEST(stages_are_advised_of_precision)
 {
     setup s = setup_of("cpu*2", 2, "1f1b", 4);
@@ -870,7 +871,7 @@ TEST(stages_are_advised_of_precision)
     CHECK(!tt_compile(n.t, n.loss, &o));
     int stage = -1;
     CHECK(sscanf(tt_error(n.ctx), "the plan of stage %d needs %zu", &stage, &o.memory_budget) == 2);
-    o.memory_budget--; /* one byte less: only that stage does not fit */
+    o.memory_budget--; /* one byte less than the stage of the error needs: the other stage fits */
     CHECK(!tt_compile(n.t, n.loss, &o));
     CHECK_ERROR(n.ctx, TT_ERR_BUDGET, "; precision \"bf16-true\" makes it ");
     o.precision = "bf16-true";

@@ -218,11 +218,10 @@ TEST(a_rank_that_does_not_come_is_named)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ------------------------------------------------------------------------------------------------- pieces */
-
 /* ----------------------------------------------------------------------------------- several processes */
 
-/* Simulates a network without messages; the 50th poll for an end returns the end of process 1. */
+/* Simulates a network without messages. The 50th question whether a process has ended finds the end of
+   process 1. */
 static int looks;
 
 static const char *no_message(tt__net *n, tt__request *r)
@@ -714,7 +713,8 @@ TEST(ranks_neon) { collectives("neon"); }
 
 /* ------------------------------------------------------------------------------------------------ squares */
 
-/* Sums the squares of g by one op, and by gathering and folding the sums of the chunks of shards. */
+/* Sums the squares of g by one op, and by gathering and folding the sums of the chunks of shards. Returns
+   whether both sums are equal. */
 static bool same_squares(tt_context *ctx, const tt__mat *g, int members, bool root, float *whole)
 {
     enum { CHUNKS = 16 };

@@ -53,7 +53,7 @@ typedef struct fp8_run {
     /* Results */
     double loss[FP8_STEPS];
     float w[FP8_SIZE];
-    int quantized, fp8, plain; /* per micro-batch: instructions; products in fp8; other products */
+    int quantized, fp8, plain; /* in a micro-batch: QUANTIZE instructions; products in fp8; other products */
     int64_t skipped;
 } fp8_run;
 

@@ -1143,7 +1143,8 @@ TEST(faults_are_injected_once_or_on_end)
     OK(cudaMalloc(&p, 64));
     CHECK_EQUAL(cudaMalloc(&q, 64), cudaErrorLaunchFailure);
     OK(cudaMalloc(&q, 64));
-    emu_inject_fault(1, cudaErrorLaunchFailure, 1000); // all later calls fail; calls that release still do
+    // all later calls fail; calls that release memory release it nevertheless
+    emu_inject_fault(1, cudaErrorLaunchFailure, 1000);
     CHECK_EQUAL(cudaStreamCreate(&s), cudaErrorLaunchFailure);
     CHECK(cublasLtCreate(&lt) != CUBLAS_STATUS_SUCCESS);
     CHECK_EQUAL(cudaDeviceSynchronize(), cudaErrorLaunchFailure);

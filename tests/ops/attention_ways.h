@@ -345,8 +345,8 @@ TEST(biases_of_attention_cuda)
                  packed ? ", packed" : "", listed ? ", listed queries" : "");
         biases_of_attention("portable", precision[c % 4], packed, key_heads, listed, got[0]);
         const int found = biases_of_attention("cuda", precision[c % 4], packed, key_heads, listed, got[1]);
-        /* If queries are listed and the gradient is packed, other gradients are added to rows of q's
-           gradient. */
+        /* If queries are listed and the gradient is packed, other gradients are then added to rows of q's
+           gradient, so its columns cannot be summed yet. */
         const int expected = c % 4 == 0 || (listed && packed) ? 0 : 3;
         report(found == expected, "attention's backward has %d sums of columns, not %d", found, expected);
         for (int k = 0, from = 0; k < 3; from += k++ ? keys : width) {

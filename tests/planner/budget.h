@@ -258,8 +258,8 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* A choice is found within any budget that some choice fits, with candidates for all sets or only for
-   some. */
+/* A choice is found within any budget that some choice fits, whether all sets of recomputed values are
+   candidates or only some. */
 TEST(budgets_near_the_smallest)
 {
     const int most_programs = 24 / TEST_SWEEP;
@@ -552,7 +552,7 @@ TEST(groups_that_fit_a_budget)
     }
 }
 
-/* A quarter of all candidate sets leads to a cost close to the best of all sets. */
+/* A quarter of all candidate sets of recomputed values leads to a cost close to the best of all sets. */
 TEST(candidates_against_all_sets)
 {
     int programs = 0, compared = 0;
@@ -612,7 +612,7 @@ static void say_kilobytes(void *user, size_t bytes, char *to, size_t capacity)
     snprintf(to, capacity, "%zu kB", bytes / 1000);
 }
 
-/* A network of 8 layers has more sets than can be tried. */
+/* A network of 8 layers has more sets of recomputed values than can be tried. */
 TEST(budgets_of_a_deep_network)
 {
     static const shape deep = {"deep", 8, 64, 4, 256, 8, 50, 10, true};
@@ -817,7 +817,7 @@ TEST(choices_count_micro_batches)
     test_estimates = 400000;
 }
 
-/* Estimates share the lists of block-sparse attention with the estimated tape. */
+/* The tape that estimates a plan shares the lists of block-sparse attention with the tape that is planned. */
 TEST(budgets_of_block_sparse_attention)
 {
     test_allocator a;

@@ -329,7 +329,8 @@ static void keep_warning(void *user, tt_log_level level, const char *id, const c
     if (level == TT_LOG_WARNING) snprintf(warned, sizeof warned, "%s: %s", id, message);
 }
 
-/* With some other options a run resumes with a warning, but not bit for bit. */
+/* A run that resumes with other values of some options, such as dropout, logs a warning, and then has other
+   bits than a run without a stop. */
 TEST(resume_warns_of_other_options)
 {
     for (int k = 0; k < 9; k++) {
