@@ -216,7 +216,7 @@ static inline void bench_run_beside(double seconds)
 }
 
 /* A stream runs over arrays of 50 MB, the size of the tensors of bench/rows.c. Its bytes leave out a hidden
-   read: that of memory which a store changes and the program did not read before. */
+   read: before a store changes memory that no cache holds, the processor reads the memory. */
 enum { BENCH_ARRAY = 16384 * 768, BENCH_STREAM_TASK = 1 << 16 };
 typedef float bench_f32x8 __attribute__((vector_size(32)));
 typedef struct bench_stream_job {
@@ -274,7 +274,7 @@ static inline double bench_stream(int kind)
 
 /* --------------------------------------------------------------------------------------------------- GPUs */
 
-#if defined(TINYTRAIN_CUDA) /* bench/gpu.cu describes these functions */
+#if defined(TINYTRAIN_CUDA) /* the functions of bench/gpu.cu, which describes them */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -349,7 +349,7 @@ static inline tt_context *bench_reopen(void)
     return bench.ctx;
 }
 
-/* Reads the options, and opens a context that times its ops. */
+/* Reads the options, and opens a context that times the ops of its programs. */
 static inline tt_context *bench_open(int argc, char **argv, const bench_flag *flags, int n)
 {
     const char *slash = strrchr(argv[0], '/');

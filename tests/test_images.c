@@ -85,11 +85,12 @@ TEST(resize_limits)
     tt_context *ctx = test_open(&a);
     uint8_t *line = (uint8_t *)malloc(65535), to[4] = {9, 9, 9, 9};
     tt_image image = {line, 1, 65535, 1};
-    /* With this many weights, rounding errors could add up to more than 255. */
+    /* The only pixel of the result is a sum of 65535 weighted pixels: rounding errors could add up to more
+       than 255. */
     for (int level = 0; level < 256; level += 51) {
         memset(line, level, 65535);
         CHECK(tt_image_resize(ctx, &image, 1, 1, to) == TT_OK && to[0] <= level && level - to[0] <= 3);
-        image.width = 16380; /* with this many weights rounding errors stay below 1 */
+        image.width = 16380; /* in a sum of 16380 weighted pixels rounding errors stay below 1 */
         CHECK(tt_image_resize(ctx, &image, 1, 2, to) == TT_OK && abs(to[0] - level) <= 1 && to[0] == to[1]);
         image.width = 65535;
     }
@@ -249,7 +250,7 @@ TEST(cifar_split) /* the split takes an equal share of each class, by the seed *
         int of_class[10] = {0}, changed = 0, place;
         REQUIRE(d);
         CHECK(tt_dataset_count(d) == 20 && tt_dataset_count(all) == 40);
-        tt_dataset_free(all); /* `images` still has its pixels */
+        tt_dataset_free(all); /* the dataset `images` still has its pixels */
         for (int i = 0; i < 20; i++) {
             place = 0;
             while (place < 60 && !cifar_is(ctx, d, i, place < 40 ? 2 : 5, place < 40 ? place : place - 40))

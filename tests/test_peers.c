@@ -319,8 +319,8 @@ static job draw_job(const group *g, int op, int number, size_t at)
     j.add = j.move.reduce == TT__SUM && pick(&s, 2);
     j.in_place = pick(&s, 2);
     j.present = pick(&s, 3) ? g->members : (int)pick(&s, (uint32_t)g->members + 1);
-    if (op == TT__OP_BROADCAST) j.move.root = false; /* a broadcast has a root by its nature, but each rank
-                                                        has a shard */
+    if (op == TT__OP_BROADCAST) j.move.root = false; /* move.root says that one member has all data, but in
+                                                        a broadcast each member has a shard */
     if (op == TT__OP_SUM_SLOTS) {
         j.slots = slots[pick(&s, TEST_COUNT(slots))];
         j.present = pick(&s, 3) ? j.slots : (int)pick(&s, (uint32_t)j.slots + 1);

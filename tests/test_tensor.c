@@ -810,7 +810,7 @@ TEST(updates_in_the_backward)
     static trained end;
     for (int kind = 0; kind < NETS; kind++)
         for (int sequence = 0; sequence < 2; sequence++)
-            for (int data = 0; data < 2; data++) { /* data ranks */
+            for (int data = 0; data < 2; data++) { /* data: whether two data ranks divide the shards again */
                 const int zero = data ? (kind + 2 * sequence) % 4 : -1;
                 tt_compile_options o = options_of(data ? "cpu*4" : "cpu*2", 2, sequence);
                 o.optimizer.kind = (kind + zero) % 2 ? TT_ADAMW : TT_SGD;

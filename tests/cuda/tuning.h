@@ -286,8 +286,9 @@ static bool same_bits(const tuned_run *a, const tuned_run *b)
     return memcmp(a->w, b->w, sizeof a->w) == 0 && memcmp(a->loss, b->loss, sizeof a->loss) == 0;
 }
 
-/* The fastest algorithm makes all products of up to the largest number of rows, even an algorithm that sums
-   in another order than the first. Among equally fast algorithms the first offered is used. */
+/* Products of about the largest number of rows are timed, and the fastest algorithm makes them, even if it
+   sums in another order than the first offered algorithm. Among equally fast algorithms the first offered is
+   used. */
 TEST(the_fastest_algorithm_is_taken)
 {
     static tuned_run off, run[5];

@@ -1389,7 +1389,7 @@ static void check_epilogue(cublasLtEpilogue_t epilogue, float beta_value, double
     const bool gelu = writes_aux || epilogue == CUBLASLT_EPILOGUE_GELU ||
                       epilogue == CUBLASLT_EPILOGUE_GELU_BIAS;
     const float alpha = 1.5f, beta = beta_value;
-    // The sums of an operand need these layouts.
+    // BGRADA needs an A that is not transposed, and BGRADB a B that is transposed.
     const bool ta = epilogue != CUBLASLT_EPILOGUE_BGRADA, tb = epilogue == CUBLASLT_EPILOGUE_BGRADB;
     const int lda = ta ? k : m, ldb = tb ? n : k;
     lt_call call(CUBLAS_COMPUTE_32F, data_type<T>::value, data_type<T>::value, data_type<D>::value,

@@ -258,7 +258,7 @@ TEST(plans_of_updates_in_the_hosts_memory)
         {"end", NULL, 0, 0, 0},
         {"end", "optimizer", 4 * DEEP, 2, 2},
         {"host", NULL, 3 * DEEP, 2, 2},
-        {"host", "gradients", 4 * DEEP, 2, 3}, /* their norm needs the gradients on the device */
+        {"host", "gradients", 4 * DEEP, 2, 3}, /* the norm needs the gradients on the device */
         {"host", "parameters", 3 * DEEP - 1, 3, 3}}; /* forward and backward fetch the parameters */
     tt_costs slow = tt_costs_default();
     slow.update_host = 1e8;

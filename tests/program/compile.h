@@ -542,7 +542,8 @@ TEST(odd_roots_and_unread_inputs)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The program that holds the parameters is freed before it is allocated. */
+/* A program is refused if another program, which holds its parameters, was freed before it was allocated.
+   Compiled a second time, the program runs. */
 TEST(parameters_of_a_freed_program)
 {
     test_allocator a;

@@ -297,7 +297,7 @@ TEST(the_cpu_described)
     CHECK(tt_device_text(ctx, "cpu", small, sizeof small) == TT_OK && strlen(small) == sizeof small - 1 &&
           strncmp(small, text, sizeof small - 1) == 0);
     CHECK(tt_device_text(ctx, "cpu", NULL, 0) == TT_OK);
-    setenv("TINYTRAIN_DEVICE", "abacus", 1); /* NULL then means this device */
+    setenv("TINYTRAIN_DEVICE", "abacus", 1); /* a device of NULL then means "abacus" */
     CHECK(tt_device_text(ctx, NULL, text, sizeof text) == TT_ERR_UNSUPPORTED && !*text);
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "device 'abacus' is unknown: use cpu or cuda");
     unsetenv("TINYTRAIN_DEVICE");

@@ -178,7 +178,7 @@ TEST(states_that_a_program_refuses)
           tt_micro_step(a.p, NULL) == TT_OK);
     CHECK(tt_program_save(a.p, after) == TT_ERR_ARGUMENT);
     CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "between steps, but not between the micro-batches");
-    CHECK(tt_program_load(a.p, path) == TT_OK); /* forgets the micro-batch */
+    CHECK(tt_program_load(a.p, path) == TT_OK); /* the load forgets the micro-batch that ran */
     CHECK(tt_program_save(a.p, after) == TT_OK && same_files(path, after));
     close_byhand(&a);
     other = o;
