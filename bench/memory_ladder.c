@@ -34,10 +34,10 @@ typedef struct rung {
     int batch, accumulate;      /* images or texts in a micro-batch; number of micro-batches */
     double article_gb;          /* GB that the article reports; 0: the rung is not in the article */
     bool initialise;            /* measures after the parameters are initialised, before a step */
-    const char *offload;        /* NULL: nothing                                                            */
+    const char *offload;        /* tensors to offload; NULL: none */
     int ranks;                  /* number of ranks; 2 or more: with ZeRO 3 */
-    double budget_gb;           /* 0: any                                                                   */
-    const char *update;         /* NULL: "end"                                                              */
+    double budget_gb;           /* budget in GB; 0: none */
+    const char *update;         /* the option `update`; NULL: "end" */
     int tokens;                 /* tokens of a text. 512: DistilBERT-base, the article's other model; 4,096:
                                    BigBird-base */
 } rung;

@@ -229,7 +229,7 @@ def training(args, device="cpu", before_device=lambda: None):
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.01},
                                    {"params": plain, "weight_decay": 0.0}], lr=5e-5, fused=True)
-    mode = compiled.replace(" with ", "") or None      # of torch.compile
+    mode = compiled.replace(" with ", "") or None      # the mode of torch.compile
     forward = (torch.compile(model, mode=mode, dynamic=True if getattr(args, "dynamic", False) else None)
                if "compiled" in args.variant else model)
     next_tokens, nano = getattr(args, "gpt2", False), getattr(args, "nano", None)

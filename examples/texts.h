@@ -125,7 +125,7 @@ static inline void show_tags(tt_context *ctx, const classifier *x, tt_trainer *t
         const float *of = p + (size_t)row * (size_t)n;
         int best = 0;
         if (b.tags[row] < 0) continue; /* not the first token of a word */
-        while (shown < count && words[shown].tag != b.tags[row]) shown++; /* a word without tokens */
+        while (shown < count && words[shown].tag != b.tags[row]) shown++; /* skips words without tokens */
         for (int c = 1; c < n; c++) if (of[c] > of[best]) best = c;
         printf("%s%.*s/%s", any ? " " : "", (int)(words[shown].end - words[shown].begin),
                text + words[shown].begin, x->names[best]);

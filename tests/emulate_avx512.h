@@ -67,7 +67,7 @@ static inline void emulate_tile_release(void) { memset(emulated_tiles, 0xff, siz
 
 static inline void emulate_tile_zero(int t)
 {
-    if (emulated_tiles[t].rows < 1) __builtin_trap(); /* not configured */
+    if (emulated_tiles[t].rows < 1) __builtin_trap(); /* the tile was not configured */
     memset(&emulated_tiles[t].of, 0, sizeof emulated_tiles[t].of);
 }
 

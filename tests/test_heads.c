@@ -415,8 +415,10 @@ TEST(tasks_of_a_config)
         {"bert_labels", "\"multi_label_classification\"", "\"ranking\"", TT_TASK_CLASS,
          "problem_type is 'ranking'; only 'single_label_classification', 'multi_label_classification' and "
          "'regression' are supported"},
-        {"distilbert_scores", "\"regression\"", "null", TT_TASK_SCORES, NULL}, /* the model has 1 output */
-        {"albert_scores", "\"regression\"", "null", TT_TASK_CLASS, NULL},      /* the model has 3 outputs */
+        /* a model of 1 output gives scores */
+        {"distilbert_scores", "\"regression\"", "null", TT_TASK_SCORES, NULL},
+        /* a model of 3 outputs gives classes */
+        {"albert_scores", "\"regression\"", "null", TT_TASK_CLASS, NULL},
         {"bert_labels", "\"architectures\"", "\"others\"", TT_TASK_LABELS, NULL},
         {"bert_tags", "\"architectures\": [", "\"architectures\": [],\"others\": [", TT_TASK_CLASS, NULL},
     };

@@ -730,8 +730,8 @@ TEST(configs)
         {"falcon", "\"num_attention_heads\"", "\"n_head\""},
         {"llama", "\"rope_parameters\": {", "\"rope_theta\": 500.0, \"rope_scaling\": {"},
         {"qwen2", "\"layer_types\"", "\"layer_kinds\""},
-        {"qwen2", "\"max_window_layers\": 1", "\"max_window_layers\": 28"}, /* no effect: layer_types says
-                                                                               which layers have a window */
+        /* no effect: layer_types says which layers have a window */
+        {"qwen2", "\"max_window_layers\": 1", "\"max_window_layers\": 28"},
         /* Shares of columns that transformers ignores. */
         {"mistral", "\"rope_parameters\": {",
          "\"partial_rotary_factor\": 0.5, \"rope_parameters\": {\"partial_rotary_factor\": 0.5, "},

@@ -693,9 +693,10 @@ TEST(recompute_policies)
             CHECK_NEAR(plan[p].flops - plan[p].extra_flops, plan[0].flops, 0);
         }
         CHECK(plan[0].extra_flops == 0 && plan[1].extra_flops == 0);
-        CHECK_NEAR(plan[2].extra_flops, 4 * 4 * rows * 7 * d, 0);                    /* four attentions     */
+        /* four attentions again */
+        CHECK_NEAR(plan[2].extra_flops, 4 * 4 * rows * 7 * d, 0);
         CHECK_NEAR(plan[3].extra_flops, 3 * (block - 2 * rows * d * ff),
-                   0); /* three blocks without their last product */
+                   0); /* three blocks again, without their last product */
         for (int p = 0; p < 4; p++) {
             plan[p] = plan_of_base(precisions[k], policies[p]);
             if (getenv("TINYTRAIN_TEST_VERBOSE"))

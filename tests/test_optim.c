@@ -1060,7 +1060,7 @@ TEST(schedules)
         }
         CHECK(tt_schedule_lr(&s, 10) == 2e-3f && (k == 0 || tt_schedule_lr(&s, 110) == 1e-4f));
     }
-    s.kind = TT_LINEAR; /* no warm-up; then a warm-up that never ends */
+    s.kind = TT_LINEAR; /* first without a warm-up, then with a warm-up that never ends */
     s.min_lr = 0;
     s.warmup_steps = 0;
     s.total_steps = 4;

@@ -66,7 +66,7 @@ typedef struct net {
     tt_tape *t;
     tt_param *param[PARAMS];
     int n_params;
-    int64_t seqs; /* an axis */
+    int64_t seqs; /* the axis of sequences */
     tt_value ids, starts, targets, weights, out, columns, loss;
     tt_program *p, *eval;
     int data; /* number of data ranks */
@@ -506,7 +506,7 @@ TEST(ranks_split_large_tensors_only)
     pieces_from = 1;
 }
 
-TEST(ranks_with_a_loss_in_chunks) /* the forward of the loss makes a gradient */
+TEST(ranks_with_a_loss_in_chunks) /* the forward of a loss in chunks computes the loss's gradient, too */
 {
     static char text[1 << 18];
     setup s = setup_of(some[0], "32-true", 4, 2);

@@ -44,7 +44,7 @@ static int seeds(int usual)
 enum {
     MAX = 8,            /* max devices of a group */
     JOB = 80 << 10,      /* largest number of bytes of a collective's operands */
-    MEMORY = 8 * JOB,    /* bytes of each member */
+    MEMORY = 8 * JOB,    /* bytes of memory of each member */
     PINNED = 6 << 10,    /* host bytes for a member's data that go through the host: so few that the data
                             go in several parts */
     MAX_JOBS = 7        /* max collectives of one call: more than fit into one launch on the emulator */
@@ -539,7 +539,7 @@ TEST(squares_of_pieces)
         double sum = 0;
         for (int64_t c = 0; c < CHUNKS; c++) {
             if (c * TT__CHUNK < sizes[k]) CHECK_NEAR(table[k][c], exact[k][c], 1e-6 * exact[k][c]);
-            else CHECK(table[k][c] != table[k][c]); /* not written */
+            else CHECK(table[k][c] != table[k][c]); /* NaN: not written */
             sum += c * TT__CHUNK < sizes[k] ? table[k][c] : 0;
         }
         CHECK_NEAR(folded[k], sum, 1e-7 * sum);
@@ -1202,8 +1202,8 @@ TEST(programs_train_alike_on_any_ranks)
         for (int seed = 0; seed < seeds(1); seed++)
             for (int d = 0; d < TEST_COUNT(devices); d++)
                 for (int links = 0; links < 3; links++) {
-                    if (is_slow() && (d + links + k + seed) % 3) continue; /* a slow build takes every
-                                                                              third case */
+                    /* a slow build takes every third case */
+                    if (is_slow() && (d + links + k + seed) % 3) continue;
                     const int zero = micros ? 2 + (d + seed) % 2 : (d + seed) % 2;
                     const bool server = !micros && (d + seed) % 3 == 2;
                     char text[256];

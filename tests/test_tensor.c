@@ -587,7 +587,7 @@ TEST(regions_of_real_architectures)
     CHECK_NEAR(millions, 42.5 + 23.44, 0.05);
     CHECK(regions(false, NULL, 4, &millions) == 12); /* 4 does not divide the rows of the table */
     CHECK(regions(true, "L/16", 2, &millions) == 48);
-    CHECK_NEAR(millions, 302.16, 0.01); /* of 303.3 */
+    CHECK_NEAR(millions, 302.16, 0.01); /* of 303.3 million parameters */
     CHECK(regions(true, "L/16", 4, &millions) == 48);
     CHECK(regions(true, "S/16", 4, &millions) == 12); /* 4 ranks cannot divide the 6 heads of S/16 */
     CHECK(regions(true, "Ti/16", 2, &millions) == 0); /* the layers are too small to be divided */

@@ -241,7 +241,7 @@ static struct {
     int copy_group[EMU_MAX_THREADS];
     std::vector<wide_product> products[32]; // products in flight, by warp
     std::vector<wide_sums> sums[32];
-    std::vector<wide_call> calls[8];        // by warpgroup
+    std::vector<wide_call> calls[8];        // calls of wgmma, by warpgroup
     size_t called[32];                      // by warp: number of its warpgroup's calls that the warp has made
     bool fenced[EMU_MAX_THREADS], committed[EMU_MAX_THREADS], unpublished[EMU_MAX_THREADS];
     int groups[32];                         // by warp: number of groups of products committed

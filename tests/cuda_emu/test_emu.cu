@@ -701,7 +701,8 @@ TEST(events_tell_time)
         event from(cudaEventDefault), to(cudaEventDefault), blind;
         buffer<float> a(1000);
         float ms = -1;
-        CHECK_EQUAL(cudaEventElapsedTime(&ms, from, to), cudaErrorInvalidResourceHandle); // never recorded
+        // the events were never recorded
+        CHECK_EQUAL(cudaEventElapsedTime(&ms, from, to), cudaErrorInvalidResourceHandle);
         OK(cudaEventRecord(from, s));
         for (int i = 0; i < 3; i++) OK(TT__LAUNCH(fill, 2, 64, 0, s, a.device, 1000, 0, 0));
         OK(cudaEventRecord(to, s));
@@ -1662,7 +1663,7 @@ TEST(cublaslt_offers_and_refuses)
                                   call.c, x.device + 512, call.out, algo, workspace.device, workspace_bytes,
                                   0);
         };
-        OK(call.query()); // without workspace
+        OK(call.query()); // the query allows no workspace
         CHECK_EQUAL(call.found, 2);
         CHECK_EQUAL(call.results[0].workspaceSize, 0);
         call.workspace(1 << 20);
@@ -1690,7 +1691,7 @@ TEST(cublaslt_offers_and_refuses)
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)16);
         OK(call.query());
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS);
-        CHECK_EQUAL(call.query(), CUBLAS_STATUS_INVALID_VALUE); // no bias
+        CHECK_EQUAL(call.query(), CUBLAS_STATUS_INVALID_VALUE); // the pointer to the bias is missing
         int64_t wide = 4;
         CHECK_EQUAL(cublasLtMatmulDescSetAttribute(call.d, CUBLASLT_MATMUL_DESC_EPILOGUE, &wide, sizeof wide),
                     CUBLAS_STATUS_INVALID_VALUE);

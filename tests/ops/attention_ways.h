@@ -28,8 +28,8 @@ TEST(attention_by_warpgroups)
 #ifdef TT_EMULATE
             if (strcmp(emu_build(), "plain") != 0 && !tt__match("rows_*", name) && c % 8 != 0) continue;
 #endif
-            for (int turn = 0; turn < (head_size > 96 ? 2 : 1); turn++) { /* in bf16-mixed or 16-mixed, or
-                                                                             in both */
+            /* in bf16-mixed or 16-mixed, or in both */
+            for (int turn = 0; turn < (head_size > 96 ? 2 : 1); turn++) {
                 const precision_case *p = &precisions[(c + s + turn) % 2 ? 1 : 3];
                 reference_case(&cases[c], &sizes[s], "cuda", p, AS_INPUT, true);
                 gradient_case(c, s, "cuda", p, AS_GATHERED);

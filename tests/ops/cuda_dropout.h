@@ -175,7 +175,7 @@ TEST(cuda_dropout_kept_for_keys)
 typedef struct norm_places {
     const char *what;
     int from, residual, h, y; /* forward: operands and result of dropout, result of the norm */
-    int dy, dx, masked;       /* backward; h is its operand, too */
+    int dy, dx, masked;       /* matrices of the backward, which reads h, too */
     int shift;
 } norm_places;
 

@@ -160,7 +160,7 @@ enum { JOINED_D = 64, JOINED_ROWS = 11, JOINED_PARAMS = 8 };
 
 typedef struct joined_case {
     const char *precision, *update;
-    int key_heads;  /* q has 4 heads */
+    int key_heads;  /* heads of k and v; q has 4 heads */
     bool biases, accumulate;
     const char *recompute;
 } joined_case;

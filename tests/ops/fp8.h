@@ -141,7 +141,7 @@ TEST(quantize)
                    "the largest is %g, not %g", got[0].largest[1], largest);
         report(got[0].largest[0] == 0.25f && got[0].largest[2] == 0.25f, "another tensor's largest");
         if (has_isa("cuda")) {
-            /* NaN may have different bits. */
+            /* NaNs of the CPU and of CUDA may have different bits. */
             const bool nan = isnan(got[0].unscale) || isnan(got[0].largest[1]);
             bool same = nan ? isnan(got[1].unscale) == isnan(got[0].unscale)
                             : memcmp(&got[0].unscale, &got[1].unscale, sizeof(float)) == 0;

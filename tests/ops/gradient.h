@@ -187,7 +187,7 @@ static void gradient_case(int c, int s, const char *isa, const precision_case *p
         note_ops(p);
         if (sums) check_accumulated(p, e, large ? 1 : 2, precision, "all");
         else tt_program_free(p), p = NULL; /* frees the parameters for the next program */
-        if (steps) { /* stochastic rounding would hide the gradient */
+        if (steps) { /* `steps` excludes stochastic rounding, which would hide the gradient */
             o.accumulate = false;
             o.optimizer.kind = TT_SGD;
             o.optimizer.weight_decay = 0;

@@ -8,7 +8,8 @@ TEST(every_op_has_a_case)
         const tt__instr i = tt__new_instr(op);
         const tt__gradient *how = &tt__rules_of(&i)->backward;
         const bool of_caller = op == TT__OP_CUSTOM; /* test_program.c tests CUSTOM */
-        bool found = (!how->emit && !how->reads) || op >= TT__OP_ALL_REDUCE; /* collectives: test_tensor.c */
+        /* test_tensor.c tests collectives */
+        bool found = (!how->emit && !how->reads) || op >= TT__OP_ALL_REDUCE;
         found = found || of_caller;
         for (int c = 0; c < CASE_COUNT; c++) found |= cases[c].op == op;
         snprintf(where, sizeof where, "op '%s'", tt__ops[op].name);
@@ -20,9 +21,11 @@ TEST(every_op_has_a_case)
         bool streams = tt__ops[op].flags & TT__ANY_SPACE; /* test_planner.c tests these ops */
         bool of_ranks = op >= TT__OP_ALL_REDUCE;          /* test_ranks.c tests these ops */
         bool caches = op == TT__OP_STORE_ROWS;            /* has no backward; test_lm.c tests it */
-        bool fp8 = op == TT__OP_QUANTIZE || op == TT__OP_FP8_HISTORY; /* see training_in_fp8 */
+        bool fp8 = op == TT__OP_QUANTIZE || op == TT__OP_FP8_HISTORY; /* the test training_in_fp8 runs
+                                                                         these ops */
         const bool of_caller = op == TT__OP_CUSTOM || op == TT__OP_CUSTOM_BACKWARD ||
-                               op == TT__OP_CUSTOM_UPDATE || op == TT__OP_EMA; /* test_program.c tests both */
+                               /* test_program.c tests these ops */
+                               op == TT__OP_CUSTOM_UPDATE || op == TT__OP_EMA;
         report(ran[op] || of_caller || streams || of_ranks || caches || fp8,
                "was in no program of the gradient tests");
     }

@@ -338,7 +338,8 @@ static void take_options(const char *text, bool steps, char list[128], tt_compil
    contradict each other. */
 static size_t needs(const net *n, tt_compile_options c)
 {
-    tt__attempt attempt = {true, false, false, 0, 0}; /* quiet: without advice */
+    tt__attempt attempt = {true, false, false, 0, 0}; /* the first field, `quiet`, keeps advice out of
+                                                         errors */
     size_t bytes = 0;
     c.memory_budget = 1;
     tt_program *p = tt__try_compile(n->t, n->loss, &c, &attempt);
@@ -709,7 +710,8 @@ TEST(no_fixed_options_beat_a_budget)
         o.compile.offload = offloads[k / 2];
         REQUIRE(tt_vit_new(ctx, &m, &c) == TT_OK);
         const tt_model model = tt_vit_classifier(&m);
-        for (int chosen = 0; chosen < 3; chosen++) { /* nothing chosen; recomputation chosen; all chosen */
+        for (int chosen = 0; chosen < 3; chosen++) { /* values of `chosen`: nothing is chosen;
+                                                        recomputation is; all is */
             if (chosen) o.compile.recompute = "budget";
             if (chosen == 2) o.compile.offload = "budget";
             if (chosen == 2 && k % 2) o.compile.parallel.zero = TT_ZERO_BUDGET;

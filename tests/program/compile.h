@@ -473,7 +473,7 @@ TEST(misuse_of_compile)
     CHECK(first != NULL);
     tt_program_free(first);
 
-    t = tt_tape_new(ctx); /* two losses */
+    t = tt_tape_new(ctx); /* a tape whose root is the sum of two losses */
     tt_value x = tt_input(t, "x", TT_F32, 4, WIDTH), y = tt_input(t, "y", TT_F32, 4, WIDTH);
     tt_value h = tt_linear(t, x, tt_param_find(ctx, "layer.1.weight"), NULL);
     tt_value both = tt_add(t, tt_mean_squared_error(t, h, y, tt__handle(t, 0)),

@@ -102,7 +102,8 @@ TEST(costs_of_this_machine)
         CHECK(costs.update_host != usual.update_host);
         CHECK(costs.memory != usual.memory && costs.launch != usual.launch);
         CHECK(costs.to_host != usual.to_host && costs.from_host != usual.from_host);
-        CHECK((costs.between_ranks != usual.between_ranks) == (k == 2)); /* measured between ranks only */
+        /* only devices[2] has several ranks, between which costs are measured */
+        CHECK((costs.between_ranks != usual.between_ranks) == (k == 2));
         CHECK((costs.barrier != usual.barrier) == (k == 2));
     }
     CHECK(ctx->n_params == 0 && !ctx->profile); /* measuring leaves no parameters and no profile */
@@ -145,7 +146,8 @@ TEST(pool_runs_each_task_once)
         tt_context *ctx = tt_open(&o);
         REQUIRE(ctx != NULL && tt_threads(ctx) == threads);
         for (int round = 0; round < 60; round++) {
-            int n = round % 3 == 0 ? round % 5 : round * 16; /* also no tasks, or fewer than threads */
+            int n = round % 3 == 0 ? round % 5 : round * 16; /* n: number of tasks, sometimes 0 or fewer
+                                                                than threads */
             memset(hits, 0, sizeof hits);
             tt__run_tasks(ctx->cpu.pool, n, count_task, &c);
             for (int k = 0; k < 1000; k++) once &= hits[k] == (k < n);

@@ -384,7 +384,7 @@ TEST(budget_of_a_shared_arena)
     c.train = false;
     c.share = train;
     c.memory_budget = 0;
-    eval = tt_compile(m.t, m.loss, &c); /* no larger than the training program */
+    eval = tt_compile(m.t, m.loss, &c); /* the evaluation needs no more bytes than the training program */
     CHECK(train && eval && eval->arena == train->arena);
     tt_program_free(train);
     tt_program_free(eval);
@@ -429,7 +429,7 @@ TEST(parameters_held_as_another_dtype)
     tt_program *first = model_compile(&m, true, "bf16-true", false),
                *second = model_compile(&m, false, "bf16-true", false);
     REQUIRE(first && second);
-    tt_program_free(first); /* never allocated */
+    tt_program_free(first); /* this program was never allocated */
     first = model_compile(&m, true, "32-true", false);
     REQUIRE(first && tt_allocate(first) == TT_OK);
     CHECK(tt_allocate(second) == TT_ERR_ARGUMENT);

@@ -148,7 +148,7 @@ TEST(parameters_are_made_found_set_and_read)
     tt_program *program = tt_compile(t, root, &c);
     REQUIRE(program && tt_allocate(program) == TT_OK);
     CHECK(tt_param_get(v, got) == TT_OK && memcmp(values, got, sizeof got) == 0);
-    CHECK(v->source == NULL); /* the copy is freed */
+    CHECK(v->source == NULL); /* the copy of the values is freed */
     values[1] = -3;
     CHECK(tt_param_set(v, values) == TT_OK && tt_param_get(v, got) == TT_OK && got[1] == -3);
     CHECK(tt_run(program, NULL) == TT_OK && tt_get(program, root, got, 15) == TT_OK && got[0] == 18 &&
