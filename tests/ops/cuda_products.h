@@ -72,7 +72,7 @@ TEST(cuda_epilogues)
         check_products(true, gelu_tanh, 24, false, precision, 6, 1, 1, 0);
         check_products(true, twice, 24, true, precision, 6, 0, 0, 1);
         check_products(false, gelu_tanh, 24, true, precision, 6, 1, 0, 0);
-        /* Uneven rows: each of the six products is split into three of at most 5 rows
+        /* Width 23 is no multiple of 8, so each of the six products is split into three of at most 5 rows
            (TT__CUDA_LOSS_CHUNK). */
         check_products(false, gelu_tanh, 23, true, precision, 18, 0, 0, 0);
         check_products(false, gelu, 24, true, precision, 6, 0, 0, 0);
