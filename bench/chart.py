@@ -199,9 +199,9 @@ def read_gpu():
     return {**newest, "rows": list(rows.values())}
 
 
-# The picture of a GPU compares sides of gpu.SIDES that do equal work, with dropout and without. Each line
-# here has an ending of the heading, tinytrain's sides and PyTorch's compiled sides. The fastest compiled side
-# is drawn, and for the work with dropout also eager PyTorch.
+# The picture of a GPU compares sides of gpu.SIDES that do equal work, with dropout and without. A row of
+# GPU_WORK holds an ending of the picture's heading, tinytrain's sides and PyTorch's compiled sides. Of these
+# the fastest is drawn, and for the work with dropout also eager PyTorch.
 GPU_WORK = [("", ("tinytrain", "tuned"),
              ("compile", "reduce", "nano_dropout", "nano_dropout_reduce", "nano_padded_dropout")),
             (", without dropout", ("nodrop", "nodrop_tuned"), ("nano", "nano_padded", "nano_padded_reduce"))]

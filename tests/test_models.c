@@ -1266,7 +1266,7 @@ TEST(another_number_of_classes)
         float *w = test_values(m.classifier_w), *b = test_values(m.classifier_b);
         double size = distance(w, NULL, tt_param_size(m.classifier_w)) /
                       sqrt((double)tt_param_size(m.classifier_w));
-        /* A new classifier is normal, with initializer_range 0.02. */
+        /* A new classifier has normally distributed weights: initializer_range is 0.02. */
         CHECK(size > 0.015 && size < 0.025 && distance(b, NULL, 5) == 0);
         free(w);
         free(b);
@@ -1527,7 +1527,7 @@ TEST(broken_checkpoints)
     refused(edited("bert", &unchanged, "\"model_type\": \"bert\"", "\"model_type\": \"distilbert\""),
             TT_ERR_FORMAT, "has no \"dim\", which is required", "config.json'");
 
-    folder = edited("bert", &unchanged, NULL, NULL); /* truncated and damaged files */
+    folder = edited("bert", &unchanged, NULL, NULL); /* now model.safetensors is truncated or damaged */
     snprintf(name, sizeof name, "%s/model.safetensors", folder);
     bytes = test_read(name, &n);
     for (int k = 0; k < 5; k++) {

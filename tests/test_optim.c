@@ -327,7 +327,7 @@ TEST(stochastic_rounding_moves_bf16_weights)
             on_grid &= values[run][k] == tt__from_bf16(tt__to_bf16(values[run][k]));
         }
         CHECK(on_grid);
-        /* A step is 2^-11; half a unit in the last place of bf16 is 2^-8. */
+        /* Rounding to nearest would lose each step, 2^-11: half a unit in the last place of bf16 is 2^-8. */
         CHECK_NEAR(sum / N - 1, TINY_STEPS * 0x1p-11, TINY_STEPS * 0x1p-11 * 0.1);
         tt_program_free(program);
         tt_tape_free(x.t);

@@ -721,10 +721,11 @@ TEST(ranks_of_one_device_train_alike)
 
 /* ------------------------------------------------------------------------------------------------ streams */
 
-/* A program whose copies overlap with its computation, as launches or as recordings. without: number of a
-   missing wait; -1: none is missing. The caller calls close_beside even if this fails. */
+/* A program whose copies overlap with its computation. */
 typedef struct beside { test_allocator a; tt_context *ctx; streams s; } beside;
 
+/* Makes and runs the program, as CUDA graphs if `records`. without: number of the wait that is removed; -1:
+   none. The caller calls close_beside even if this fails. */
 static tt_status run_beside(beside *b, bool records, int without, float to[STREAM_RUNS][STREAM_NUMBERS])
 {
     b->ctx = test_open(&b->a);
@@ -741,7 +742,7 @@ static void close_beside(beside *b)
     TEST_CLOSE(b->ctx, &b->a);
 }
 
-/* Copies that overlap with computation give equal bits in every order, as launches and as recordings. */
+/* Copies that overlap with computation give equal bits in every order, launched singly or as CUDA graphs. */
 TEST(copies_beside_computation)
 {
     static float expected[STREAM_RUNS][STREAM_NUMBERS], got[STREAM_RUNS][STREAM_NUMBERS];

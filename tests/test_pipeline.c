@@ -871,7 +871,7 @@ TEST(stages_are_advised_of_precision)
     CHECK(!tt_compile(n.t, n.loss, &o));
     int stage = -1;
     CHECK(sscanf(tt_error(n.ctx), "the plan of stage %d needs %zu", &stage, &o.memory_budget) == 2);
-    o.memory_budget--; /* one byte less than the stage of the error needs: the other stage fits */
+    o.memory_budget--; /* one byte too few for this stage; the other stage fits */
     CHECK(!tt_compile(n.t, n.loss, &o));
     CHECK_ERROR(n.ctx, TT_ERR_BUDGET, "; precision \"bf16-true\" makes it ");
     o.precision = "bf16-true";

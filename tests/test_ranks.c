@@ -73,7 +73,7 @@ static void meet_and_look(barrier *m, int rank, tt__over over, int round)
     m->wrong[rank] += !tt__barrier(m->rank_group, rank, members);
     for (int k = 0; k < members.count; k++)
         m->wrong[rank] += m->round[members.first + k * members.stride] != round;
-    /* all have read before the next round is written */
+    /* so that all ranks have read this round's numbers before one writes the next */
     m->wrong[rank] += !tt__barrier(m->rank_group, rank, members);
 }
 

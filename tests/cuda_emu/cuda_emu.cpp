@@ -867,7 +867,7 @@ static const char *wide_part(uint32_t matrix, bool transposed, int i, const char
     if (start % 1024 >= 128)
         emu_fatal("wgmma at %s:%d: the rows begin at shared address %u, within a group of 8", file, line,
                   start);
-    at ^= at >> 3 & 0x70; // bits 4 to 6 xor bits 7 to 9
+    at ^= at >> 3 & 0x70; // the swizzle: bits 4 to 6 xor bits 7 to 9
     const char *p = emu_shared_arena + at;
     require_shared(p, 16, 16, "wgmma", file, line);
     emu_block.in_kernel = false;

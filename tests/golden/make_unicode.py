@@ -255,7 +255,7 @@ def grapheme_classes():
     mark, joiner, copyright, heart, ka, virama = "\u0301", "\u200d", "\u00a9", "\u2764", "\u0915", "\u094d"
 
     def counts(before, behind):
-        """Returns how many X each code point gives between two texts."""
+        """Returns the number of X in the result for each code point, written between two texts."""
         lines = []
         for k in range(0, len(points), 4096):
             text = "\n".join(before + chr(c) + behind for c in points[k:k + 4096])

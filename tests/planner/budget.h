@@ -759,7 +759,7 @@ TEST(what_a_large_model_reaches_is_named)
     const tt_model model = tt_vit_classifier(&m);
     REQUIRE(!tt_trainer_new(ctx, &model, &o) && tt_error_code(ctx) == TT_ERR_BUDGET);
     const size_t min = named_least(tt_error(ctx));
-    for (int k = 0; k < 4; k++) { /* one byte less than the named bytes, exactly these, more */
+    for (int k = 0; k < 4; k++) { /* budgets: a byte less than the error names; that; more, twice */
         o.compile.memory_budget = k < 2 ? min - 1 + (size_t)k : min + min / 2000 * (size_t)(k - 1);
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         const size_t bytes = t ? tt_program_plan(tt_trainer_program(t)).bytes : 0;

@@ -85,8 +85,8 @@ typedef enum variant {
 static const char *const offloads[] = {"optimizer", "gradients", "parameters", "optimizer,gradients",
                                        "activations", "activations,gradients,parameters,optimizer"};
 
-/* Tells whether a network may be updated in the backward. Each optimizer updates some networks in the
-   backward. */
+/* Tells whether updates during the backward are tested for a network: for half of the seeds, without
+   accumulation and without a loss scale. */
 static bool may_be_early(uint64_t seed, const precision_case *precision, bool accumulate)
 {
     return seed % 2 && !accumulate && strncmp(precision->name, "16-", 3) != 0;
