@@ -1008,7 +1008,8 @@ static int rank_of(const tt__device *d)
     return r;
 }
 
-/* Makes memory for a member, filled with `byte`. The operands lie as far apart as in real memory. */
+/* Replaces the memory of a member's operands by new memory, filled with `byte` and returned. Operands that
+   overlap keep their distance. */
 static char *stand_in(tt__mat *x, tt__mat *y, int byte)
 {
     const size_t item = tt_dtype_bytes(x->dtype), n = (size_t)(x->rows * x->cols) * item;

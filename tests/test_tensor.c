@@ -611,8 +611,7 @@ TEST(gathered_again)
             n.p = tt_compile(n.t, n.loss, &o);
             REQUIRE(n.p != NULL);
             const int gathers = collectives(n.p, TT__OP_ALL_GATHER, true), ends = sequence ? 4 : 0;
-            /* without second gathers there is one gather for each region: that of the gradient at the
-               region's end */
+            /* without second gathers the backward gathers only the gradient at each region's end */
             CHECK(sequence && cheap ? gathers > ends : gathers == ends);
             bytes[sequence][cheap] = tt_program_plan(n.p).bytes;
             close_net(&n);

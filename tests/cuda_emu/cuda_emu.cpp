@@ -1207,7 +1207,7 @@ static std::atomic<long> slices; // slices run so far, for the watchdog
 
 static bool opens_to_host(char *p, const char **busy)
 {
-    // Tries, because another thread may hold the lock and wait for this thread.
+    // Does not wait for the lock: the thread that holds it may wait for this thread.
     std::unique_lock<std::recursive_mutex> lock(emu_lock, std::try_to_lock);
     const int device = emu_device_of(p);
     emu_allocation *a = device < 0 ? nullptr : emu_find_allocation(device, p);
