@@ -34,7 +34,7 @@ typedef struct report {
 
 static report *shared;
 static long kill_at;   /* number of the operation (from 1) before which this process is killed; 0: none */
-static bool kill_half; /* if that operation is a write, kills in its middle */
+static bool kill_half; /* if operation kill_at is a write, the process is killed in its middle */
 static tt_files real;
 
 /* Counts a file operation, and kills this process before operation number kill_at. */

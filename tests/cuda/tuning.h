@@ -470,7 +470,7 @@ TEST(a_file_that_is_damaged_is_refused)
         CHECK(memcmp(read_text(path, &now), text, (size_t)length) == 0 && now == (size_t)length);
         CHECK(bad.first.by_algorithm[1] == 0); /* no product has run */
     }
-    /* The last product occurs twice. */
+    /* Writes the last product's line into the file twice. */
     char *end = strrchr(whole, '\n');
     while (end > whole && end[-1] != '\n') end--; /* moves to the beginning of the last line */
     char *line = end - 1;

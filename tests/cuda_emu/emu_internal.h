@@ -67,7 +67,7 @@ struct emu_stream {
     emu_op_ptr last;
     std::vector<emu_op_ptr> waits; // events that the next operation waits for
     uint32_t tickets = 0;
-    uint32_t used = 0;             // ticket of the last operation that is more than a mark
+    uint32_t used = 0;             // ticket of the last operation whose kind is not EMU_MARK
     uint64_t priority = 0;         // the stream's priority for the scheduler EMU_PCT
     struct emu_graph *capture = nullptr;
     bool capture_origin = false;

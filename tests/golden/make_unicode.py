@@ -122,8 +122,8 @@ def run_table(one):
 
 
 def look_back(runs):
-    """Returns how many rows at most there are between the run that holds c and the last run with first <=
-    c."""
+    """Returns the largest distance, in rows, from the last run with first <= c back to the run that holds c,
+    for any code point c."""
     return max(i - min([j for j in range(i) if runs[j][1] > runs[i][0]] or [i]) for i in range(len(runs)))
 
 

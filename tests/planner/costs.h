@@ -34,8 +34,7 @@ TEST(budgets_on_the_hosts_device)
         CHECK(!strstr(tt_error(ctx), "update \"host\"") && !strstr(tt_error(ctx), "offload \"act"));
         CHECK(!chosen || !strstr(tt_error(ctx), "offload \"o"));
         if (half) o.precision = "bf16-true";
-        o.memory_budget = strtoull(min + (half ? 24 : 25), NULL, 10); /* the bytes, a number after the
-                                                                         words */
+        o.memory_budget = strtoull(min + (half ? 24 : 25), NULL, 10); /* the number after the words */
         o.memory_budget--;
         CHECK(!tt_compile(t, loss, &o));
         o.memory_budget++;
