@@ -24,8 +24,8 @@ typedef struct tt__tensor_row {
                             with a dimension of 0. The parameter drops leading dimensions of 1 */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
     char part;           /* 1 to 3: number of the third of a packed tensor in naming 1; 0: not packed */
-    char head;           /* 0: files must have the tensor; else its initial values are random if a file lacks
-                            it; 2: no logits depend on it */
+    char head;           /* 0: files must have the tensor. 1 and 2: the tensor belongs to a head and keeps its
+                            random initial values if files lack it; 2: no logits depend on it */
     char order;          /* order of the elements in files, see tt__packing */
 } tt__tensor_row;
 
@@ -54,12 +54,13 @@ typedef struct tt__architecture {
     size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
     size_t hidden, layers, heads, classes, activation, range; /* offsets in the config; 0: no field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
-    void (*check)(tt__text_buffer *all, const void *config); /* appends other mistakes to `all`; or NULL */
+    /* Appends to `all` the mistakes in a config that its table rows cannot tell; or NULL. */
+    void (*check)(tt__text_buffer *all, const void *config);
     /* Reads a tensor whose shape differs from the parameter's, if the model can adapt the tensor, and sets
        *done. NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
     size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
-    /* Prints other members of config.json; or NULL. */
+    /* Prints the members of config.json that no table row describes; or NULL. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
     /* Returns the end of the class name in "architectures", after class_name. "Model": the model has no

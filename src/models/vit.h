@@ -343,7 +343,7 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
                         "'%s': patches have a side of %d pixels, but must have at most %d", s->file[0]->path,
                         config->patch_size, TT__MAX_PATCH);
     config->image_size = tt__square_root(tt__tensor_size(s, position[naming], 1) - 1) * config->patch_size;
-    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H; 64 in Ti, S, B and L */
+    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in ViT-H, 64 in ViT-Ti, -S, -B and -L */
     config->heads = config->hidden_size / head_size;
     if (naming == 1) { /* torchvision's models were trained with these values */
         static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f};

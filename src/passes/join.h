@@ -130,8 +130,9 @@ static void tt__order_products(tt_tape *t, int first, int last)
     for (int k = first; k <= last; k++) t->code[k].with_next = k < last;
 }
 
-/* Makes the values in role `role` of products `first` to `last` views of one new value. Marks persistent
-   values instead, so that they become adjacent in memory. Returns false if out of memory. */
+/* Makes the values in role `role` (an operand or a result) of products `first` to `last` views of one new
+   value. Marks persistent values instead, so that they become adjacent in memory. Returns false if out of
+   memory. */
 static bool tt__join_values(tt_tape *t, int first, int last, int role)
 {
     const bool below = tt__lies_below(&t->code[first], role);

@@ -65,7 +65,8 @@ typedef struct tt__use {
                                      none */
     bool several, reads_several, all_slots, always;
     bool in;                      /* the range reads contents that were written before the range */
-    bool later;                   /* the contents are read only in runs where add_later adds */
+    bool later;                   /* the contents are read only to add to them, after a step's first
+                                     micro-batch */
 } tt__use;
 
 static void tt__note_use(const tt_tape *t, const tt__instr *i, int32_t id, int out, tt__use *u)
@@ -185,7 +186,7 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
             bool known = !out;
             for (int m = 0; m < n && !known; m++) known = tt__same_part(t, written[m], was);
             if (known) continue;
-            if (n == TT__COUNT(written)) written[0] = like; /* all elements */
+            if (n == TT__COUNT(written)) written[0] = like; /* too many parts: `like` covers them all */
             else written[n++] = was;
         }
     const tt__instr last = t->code[to];

@@ -46,7 +46,7 @@ static bool tt__has_no_peer(const tt__device_group *c, tt__members m)
 static tt__collective tt__collective_of(tt__device_group *group, int rank, tt__members all, int me,
                                         tt__over over)
 {
-    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* index: tt__over */
+    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* the messages' tag for each value of tt__over */
     tt__collective c;
     int local = 0;
     memset(&c, 0, sizeof c);

@@ -28,7 +28,7 @@ static int tt__net_nodes(const tt__collective *c, int k, int present)
     return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
 }
 
-/* A part of a collective: elements [from, from + most) of each member's shard. k: number of the collective
+/* A part of a collective: elements [from, from + max) of each member's shard. k: number of the collective
    among those that run together. */
 typedef struct tt__net_job { int k; int64_t from, max; } tt__net_job;
 enum { TT__NET_JOBS = 128 };
@@ -114,7 +114,7 @@ static double tt__net_min(const tt__collective *c, const tt__launch *l)
 }
 
 /* Returns the number of bytes that the process of a rank sends in a phase: by tt__net_reduce, tt__net_gather,
-   tt__net_broadcast or tt__net_pair. Sets *least to the minimum that any method must send. Both numbers are 0
+   tt__net_broadcast or tt__net_pair. Sets *min to the minimum that any method must send. Both numbers are 0
    unless the rank is the leader of its process. */
 static double tt__net_sends(const tt__collective *c, double *min)
 {
@@ -459,7 +459,8 @@ static tt_status tt__net_spread(const tt__collective *c)
     const bool all = tt__net_is(c->l, TT__OF_FIRST);
     for (int k = 0; k < c->n; k++) {
         tt__launch *l = &c->l[k];
-        tt__mat *in = (tt__mat *)(uintptr_t)l->peer_in, *out = (tt__mat *)(uintptr_t)l->peer_out; /* own */
+        /* This rank owns the arrays peer_in and peer_out, so it may change them. */
+        tt__mat *in = (tt__mat *)(uintptr_t)l->peer_in, *out = (tt__mat *)(uintptr_t)l->peer_out;
         const tt__mat *at = all && !c->own ? &in[c->low] : &out[c->low];
         for (int m = 0; m < c->all.count; m++) {
             int64_t first;
