@@ -515,8 +515,8 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
         const double end = fmin(*next, o.begin[o.wait[k]]);
         const bool host_copy = t->values[t->values[t->code[k].out[0]].base].host_copy;
         tt__hoist(&o, k, end, ahead);
-        const double latest = end - o.moves[k]; /* the latest start in time; o.begin[k] is earlier if the start
-                                                   moved past updates that run together */
+        /* The latest time for the start; o.begin[k] is earlier if it moved past updates that run together. */
+        const double latest = end - o.moves[k];
         *next = fmin(*next, host_copy ? fmax(o.begin[k], latest) : o.begin[k]);
     }
     for (int at = 0; at < o.n && ok; at++) { /* visits the starts in the order in which they now are */

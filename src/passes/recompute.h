@@ -141,8 +141,8 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o])
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
-    /* The last block is not recomputed. It ends at the last mark if only a head, such as a classifier, follows
-       that mark (last = 0), otherwise at the end of the forward (last = 1). */
+    /* The last block is not recomputed. The block ends at the last mark if only a head, such as a classifier,
+       follows that mark (last = 0), otherwise at the end of the forward (last = 1). */
     const int last = bytes[1] < bytes[0] / 2 ? 0 : 1;
     return max < end[last] ? max : end[last];
 }

@@ -409,7 +409,7 @@ static bool tt__by_own_rows(const tt__tensor *s, int k)
 }
 
 /* Counts, for each storage, the operands that instructions of role OWN (each rank computes its shard of the
-   rows) read whole. */
+   rows) read whole, in own_uses. */
 static void tt__count_own_uses(tt__tensor *s)
 {
     memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
@@ -421,8 +421,8 @@ static void tt__count_own_uses(tt__tensor *s)
 }
 
 /* Returns whether the operands that instruction k, of role OWN (each rank computes its shard of the rows),
-   reads whole may have partial gradients. Each of these operands must be a parameter that only instructions of
-   role OWN read, so that the ranks can sum all its gradients. */
+   reads whole may have partial gradients. Each of these operands must be a parameter that only instructions
+   of role OWN read, so that the ranks can sum all its gradients. */
 static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];
@@ -441,8 +441,8 @@ static void tt__set_own(tt__tensor *s, int k, bool own)
     for (int o = 0; o < TT__MAX_OUT; o++) s->by_rows[s->t->code[k].out[o]] = own;
 }
 
-/* Finds the instructions of role OWN, of which each rank computes its shard of the rows: takes all candidates,
-   then removes those that do not fit the others, until all that remain fit. */
+/* Finds the instructions of role OWN (each rank computes its shard of the rows): takes all candidates, then
+   removes those that do not fit the others, until all that remain fit. */
 static void tt__find_own_rows(tt__tensor *s)
 {
     bool changed = true;

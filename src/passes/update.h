@@ -87,8 +87,8 @@ static bool tt__is_listed(const tt_tape *t, int32_t v)
     return tt__is_trained(t, v) || (t->values[v].elsewhere && t->values[v].grad);
 }
 
-/* Returns the *n trained parameters in the order in which t->squares has the squared norms of their gradients.
-   The first *parted parameters are those that tensor ranks shard. The caller frees the array. NULL: out of
+/* Returns the *n trained parameters in the order in which t->squares has their gradients' squared norms. The
+   first *parted parameters are those that tensor ranks shard. The caller frees the array. NULL: out of
    memory. */
 static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
 {

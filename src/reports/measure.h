@@ -121,7 +121,8 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
 {
     const tt_tape *t = s->p->built.t;
     double now, all = 0;
-    tt_status status = tt__sample_step(s, &now); /* the first step also touches memory and loads kernels */
+    tt_status status = tt__sample_step(s, &now); /* not timed: the first step also touches memory and loads
+                                                    kernels */
     double *each = (double *)tt__alloc(ctx, sizeof *each * (size_t)t->n_code);
     if (!each) return TT_ERR_MEMORY;
     for (int k = 0; k < t->n_code; k++) each[k] = INFINITY;

@@ -77,7 +77,7 @@ static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
 }
 
 /* Returns the bytes that a rank loads from other ranks in a step with one full micro-batch on each data rank.
-   Sets *least to the minimum that any method must load (tt_plan.min_moved_bytes). */
+   Sets *min to the minimum that any method must load (tt_plan.min_moved_bytes). */
 static double tt__moved_by(const tt_program *p, int rank, double *min)
 {
     const tt_tape *t = p->built.t;
@@ -233,8 +233,7 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
     uint32_t *order = (uint32_t *)(bytes + storages);
-    int32_t *holds = (int32_t *)(order + storages); /* for each box: the last value placed there by the
-                                                       peak */
+    int32_t *holds = (int32_t *)(order + storages); /* for each box: the value that it holds at the peak */
     int n = 0;
     for (int k = 0; k < storages && bytes; k++) {
         const tt__box *box = k < values ? NULL : &p->built.box[k - values];

@@ -19,7 +19,7 @@
    Copies inputs to a program (tt_set) and values from a program (tt_get), and finds the memory of an
    instruction's operands on a rank. */
 
-/* Returns the number of elements of the storage before a rank's own rows, which are view `id`. */
+/* Returns how many elements of a storage come before its view `id`, which is a rank's shard of the rows. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__tape_value *v = &p->built.t->values[id];
@@ -28,7 +28,7 @@ static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, 
     return first * v->ld;
 }
 
-/* Moves m from the start of a storage to the part that is value `id`: a slot, a shard, or own rows. */
+/* Moves m from the start of a storage to the part that is value `id`: a slot, or a rank's shard. */
 static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__tape_value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];

@@ -27,7 +27,7 @@ typedef struct tt__rank_progress {
     tt__launch like;        /* fields that all launches of the rank have in common */
     bool absent;            /* the rank has no micro-batch, so it runs only instructions that all ranks run
                                (tt__instr.always) */
-    bool later;             /* a copy of tt__now.later */
+    bool later;             /* the run adds to gradients of earlier micro-batches */
     /* `met`: the ranks (data ranks, tensor ranks, ...) that have passed a barrier on stream `met_stream` and
        have launched nothing since. Both fields are equal on all these ranks, also on ranks without a
        micro-batch. */

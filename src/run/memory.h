@@ -302,7 +302,8 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__tape_value *x = &p->built.t->values[v];
-    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent inputs are arrivals */
+    const bool input = x->storage == TT__INPUT && !x->persistent; /* a persistent input is the second value of
+                                                                     another input (tt__pass_arrivals) */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }

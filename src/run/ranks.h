@@ -153,8 +153,8 @@ static tt_status tt__params_ready(const tt_program *p)
     return status;
 }
 
-/* Returns the offset, in bytes, of the region with storage x in a rank's device memory: persistent,
-   transient, or only on data rank 0. */
+/* Returns the offset, in bytes, at which the part of a rank's device memory that has storage x begins. The
+   parts are: persistent storages, transient storages, and storages of data rank 0 alone. */
 static size_t tt__region(const tt_program *p, const tt__tape_value *x)
 {
     if (!x->persistent) return p->arena->persistent;

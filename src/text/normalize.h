@@ -58,7 +58,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Sets the spans of the last piece's bytes, which are those of the old character that it belongs to. */
+/* Sets the spans of the bytes of the piece that was written last to the span of the old character that the
+   piece replaces. */
 static void tt__rewrite_map(tt__rewrite *w)
 {
     const size_t all = (w->mapped + w->size) * sizeof(tt_span);
@@ -77,8 +78,8 @@ static void tt__rewrite_map(tt__rewrite *w)
     for (size_t i = 0; i < w->size; i++) spans[w->mapped++] = span;
 }
 
-/* Ends the last piece: moves past the old characters that it replaces, and counts its bytes in the new front
-   if these characters belong to the old front. */
+/* Ends the piece that was written last: moves past the old characters that the piece replaces. If these belong
+   to the front (tt__encoder.front) of the old text, the piece's bytes belong to the front of the new text. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -256,8 +257,8 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 /* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    bool picture = false, joined = false;     /* just read: a picture and extenders; then a joiner */
-    bool consonant = false, linked = false;   /* just read: a consonant and extenders; a linker among these */
+    bool picture = false, joined = false;     /* read last: a picture and extenders; these and then a joiner */
+    bool consonant = false, linked = false;   /* read last: a consonant and extenders; with a linker in them */
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
@@ -401,7 +402,7 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *t
    the last character that it replaces. */
 static void tt__rewrite_replaced(tt__rewrite *w, const tt__text_step *s, const char *text, size_t bytes)
 {
-    size_t from = 0; /* the new text has the bytes before `from` */
+    size_t from = 0; /* the bytes of the old text before `from` are in the new text */
     for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
         n = 0;
         if (text[at] != s->from[0]) continue;

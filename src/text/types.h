@@ -168,7 +168,7 @@ typedef struct tt__finisher {
     tt__template one, two;         /* templates of one text and of a pair */
     int templates;                 /* number of post-processors that put ids around texts */
     int trims;                     /* number of post-processors that leave white space out of spans */
-    bool trims_prefix[TT__STEP_LIMIT]; /* for each of them: a space may be added before the text */
+    bool trims_prefix[TT__STEP_LIMIT]; /* for each of these `trims`: a space may be added before the text */
     bool pairs;                    /* `two` has the first text once, and then the second text once */
     int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;

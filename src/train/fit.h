@@ -263,7 +263,7 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     for (int k = 0; k < f->n_metrics && status == TT_OK && !(stop && *stop); k++) {
         f->r->ctx->error[0] = 0;
         f->values[k] = tt_metric_value(&m[k], s, c ? &c->p : NULL);
-        const bool failed = isnan(f->values[k]) && f->r->ctx->error[0]; /* out of memory */
+        const bool failed = isnan(f->values[k]) && f->r->ctx->error[0]; /* the metric ran out of memory */
         if (failed) status = tt_error_code(f->r->ctx);
     }
     tt_predictions_free(c ? &c->p : NULL);
@@ -368,7 +368,8 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* whole steps */
+    /* A run that is stopped first ends the current step. */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) {
         if (!tt__trainer_within_step(f->r) && tt__fit_is_due(f)) {
             status = tt__fit_pause(f);
             if (status != TT_OK || tt__fit_is_over(f)) break;

@@ -19,7 +19,8 @@ typedef struct tt__fit_point {
 typedef struct tt__fit_run {
     tt_trainer *r;
     const tt_source *train, *validation;
-    int n_metrics, by;           /* the model's metrics; the one that texts and the picture show */
+    int n_metrics, by;           /* number of the model's metrics; index of the metric that texts and the
+                                    picture show */
     tt_metric metric;            /* metric number `by`; without a name: none */
     double values[TT_METRICS];   /* the metrics of the last validation */
     const char *unit;            /* name of the items that the model counts */

@@ -346,7 +346,7 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
-    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: settings to compare */
+    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the settings that all processes must share */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
     else
         snprintf(lines, sizeof lines,
@@ -515,7 +515,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
                             input->name);
         int64_t as_others = 0; /* number of rows of inputs with the same axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
-            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* not tt_seq_start */
+            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* leaves out the starts
+                                                                                         of sequences */
                 as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
         status = tt_set_rank(p, rank, input->value, r->zeros, r->rows[k]);
