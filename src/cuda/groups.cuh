@@ -122,8 +122,8 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
 }
 
 // Returns the number of blocks that sum rows: `each` for each multiprocessor of the device, but at most
-// `pieces`, and at most the number whose f32 sums, of `bytes` bytes a block, fit the resident workspace after
-// its first `used` bytes.
+// `pieces`, the number of blocks that have rows to sum, and at most the number whose f32 sums, of `bytes`
+// bytes a block, fit the resident workspace after its first `used` bytes.
 int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);

@@ -181,7 +181,7 @@ struct tt_loader {
     double waited;                 /* seconds for which the trainer has waited for images */
 };
 
-#define TT__TEXTS_AT_ONCE 64 /* number of texts that one task tokenizes */
+#define TT__TEXTS_AT_ONCE 64 /* number of texts that one task of the thread pool tokenizes */
 
 /* Returns whether a token that comes from the bytes `span` belongs to a word: the bytes overlap, or the token
    is white space directly before the word, such as a mark of SentencePiece that is a token of its own. */
@@ -211,7 +211,7 @@ static void tt__loader_tags(const tt__example *e, const tt_span *spans, int firs
     }
 }
 
-/* Tokenizes the texts of one task: TT__TEXTS_AT_ONCE consecutive texts. */
+/* A task of a thread pool (tt__run_tasks): tokenizes TT__TEXTS_AT_ONCE consecutive texts. */
 static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;

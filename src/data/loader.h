@@ -66,7 +66,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
-static bool tt__loader_allocate(tt_loader *l) /* memory of a loader of texts */
+static bool tt__loader_allocate(tt_loader *l) /* allocates the memory of a loader of texts */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
@@ -90,7 +90,7 @@ static bool tt__loader_allocate(tt_loader *l) /* memory of a loader of texts */
            (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
-static bool tt__image_allocate(tt_loader *l) /* memory of a loader of images */
+static bool tt__image_allocate(tt_loader *l) /* allocates the memory of a loader of images */
 {
     const tt_image_options *o = &l->image;
     size_t bytes;

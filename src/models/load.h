@@ -16,10 +16,11 @@ typedef struct tt__checkpoint_tensor {
     int64_t first;     /* index of the tensor's element at which the parameter begins */
     tt__packing order;
     float *band;       /* for order 't': the rows that were read last, (band_rows, width); NULL: none */
-    int64_t band_row, band_rows; /* first row and number of rows of the band */
+    int64_t band_row, band_rows; /* first row and number of rows of `band` */
 } tt__checkpoint_tensor;
 
-/* Reads the band that contains row r: TT__BAND rows, fewer at the end, from a multiple of TT__BAND on. */
+/* Reads the rows of a transposed parameter around row r into t->band: TT__BAND rows from a multiple of
+   TT__BAND on, fewer at the end. */
 static tt_status tt__checkpoint_band(tt__checkpoint_tensor *t, int64_t r)
 {
     tt_context *ctx = t->file->ctx;

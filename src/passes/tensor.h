@@ -41,7 +41,8 @@ typedef struct tt__tensor {
     bool *inside;           /* for each activation: sharded by columns; for each parameter outside of regions:
                                sharded by rows */
     bool *by_rows;          /* for each value: sharded by rows */
-    int32_t *own_uses;      /* for each storage: number of operands that instructions of role OWN read whole */
+    int32_t *own_uses;      /* for each storage: number of operands that instructions of role OWN read
+                               whole */
     int32_t *values; int n_values;  /* the values of the region that is being found */
     int32_t unsplit;        /* the value because of which the last candidate is no region; 0: none */
     /* For each value v, a value made from v; 0: none. gathered: all rows of v, which is sharded.
@@ -143,7 +144,8 @@ static bool tt__take_instr(tt__tensor *s, int k, bool reads)
             if (i->in[j] && tt__is_activation(s->t, i->in[j]) && !tt__take_value(s, i->in[j])) return false;
         return s->role[k] == TT__END || tt__take_value(s, i->out[0]);
     }
-    for (int c = 0; c < s->n_code; c++) /* k fits only if it has its role in this region, not an earlier one */
+    for (int c = 0; c < s->n_code; c++) /* k fits only if it has its role in this region, not an earlier
+                                           one */
         if (s->code[c] == k) return s->role[k] != (reads ? TT__BEGIN : TT__END);
     return false;
 }
@@ -551,8 +553,9 @@ static tt_status tt__check_held(tt__tensor *s)
     return TT_OK;
 }
 
-/* Finds the head, and the tables to shard. With a head, no rank knows the total number of targets in
-   training, as in programs that accumulate. */
+/* Finds the head, and the tables to shard. With a head, whose rows the ranks divide, no rank knows the number
+   of targets during the backward. Training then divides by that number at the end, as programs that
+   accumulate do. */
 static void tt__find_tables(tt__tensor *s)
 {
     tt_tape *t = s->t;

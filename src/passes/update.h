@@ -124,8 +124,8 @@ typedef struct tt__due {
     int32_t average;        /* the parameter's moving average; 0: none */
     uint32_t random;
     int32_t chunks;         /* value with the squared norm of each chunk of the gradient; 0: none yet */
-    int next;               /* updates in the backward: 1 + the row of the next parameter that is due at the
-                               same instruction; 0: none */
+    int next;               /* for updates in the backward: 1 + the index in `list` of the next parameter
+                               whose update is due at the same instruction; 0: none */
 } tt__due;
 
 typedef struct tt__updater {
@@ -133,7 +133,8 @@ typedef struct tt__updater {
     const tt_optimizer_options *o;
     int32_t *list;          /* the n trained parameters, by row; tensor ranks shard the first `parted` */
     int n, parted;
-    int32_t parts;          /* squared norms of this rank's shards of the first `parted` gradients */
+    int32_t parts;          /* value with the squared norms of this rank's shards of the first `parted`
+                               gradients */
     int *row, rows;         /* indices in `list` of the parameters that the pass updates together now */
     tt__due *due;           /* for each value; used for trained parameters only */
 } tt__updater;

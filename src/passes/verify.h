@@ -25,7 +25,8 @@ static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const cha
 /* The verifier's notes on a storage before the instruction that is being verified. */
 typedef struct tt__known {
     bool defined;
-    int group;      /* number of the last group of joint instructions that writes the storage; 0: none */
+    int group;      /* number of the last group of instructions (with_next) that writes the storage; 0:
+                       none */
     int writer;     /* 1 + instruction that writes the storage on another stream, before its WAIT; 0: none */
     int readers;    /* number of operands that read the storage on another stream, before their WAIT */
 } tt__known;

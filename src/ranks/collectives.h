@@ -20,7 +20,7 @@ typedef struct tt__collective {
     tt__members all, near;  /* all members; the members of this process or, in a pair, both members */
     int rank, me, low;      /* this rank; its member number; the lowest member number in this process */
     int processes, own;     /* number of processes with members; number of this process among them */
-    int grain, nodes;       /* number of members of a node; number of nodes of a process */
+    int grain, nodes;       /* number of consecutive members that form a node; nodes of a process */
     int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
     bool no_peer;             /* some ranks in `near` cannot load from one another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in staging memory on the host */

@@ -102,8 +102,8 @@ static tt_status tt__net_status(tt_context *ctx)
     return tt__fail(ctx, n->status, "%s", n->why);
 }
 
-/* Receives an end message, if one has arrived, and notes its sender as stopped. The caller holds n->mutex.
-   Returns NULL or the transport's error. */
+/* Receives another process's end message (tt__end), if one has arrived, and notes that this process has ended
+   its part of the common work. The caller holds n->mutex. Returns NULL or the transport's error. */
 static const char *tt__net_ends(tt__net *n)
 {
     tt__end end;
@@ -203,8 +203,8 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
                     ctx->options.timeout, last_message[0] ? "; its last message came in " : "", last_message);
 }
 
-/* Sends this process's end message to all others, and waits for at most `seconds`. Returns false if the
-   message did not reach all. */
+/* Tells all other processes that this process ends its part of the common work (tt__end). Waits for at most
+   `seconds`. Returns false if the message did not reach all. */
 static bool tt__net_send_end(tt__net *n, double seconds)
 {
     tt__request r[TT__RANKS];

@@ -164,7 +164,7 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     return status;
 }
 
-/* Calls before_update, if the program has it. */
+/* Calls the caller's function tt_compile_options.before_update, if it is set. */
 static tt_status tt__call_before_update(tt_program *p)
 {
     const tt_compile_options *o = &p->settings.options;

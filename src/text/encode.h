@@ -27,8 +27,8 @@ static void tt__encoder_added(tt__encoder *e, int32_t id, const char *text, size
     e->count++;
 }
 
-/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 1 if the text is
-   normalized, 0 if not. first: the text is the first part of the whole text. */
+/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 1 if the text
+   is normalized, 0 if not. first: the text is the first part of the whole text. */
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
 
 static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)

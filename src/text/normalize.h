@@ -78,8 +78,9 @@ static void tt__rewrite_map(tt__rewrite *w)
     for (size_t i = 0; i < w->size; i++) spans[w->mapped++] = span;
 }
 
-/* Ends the piece that was written last: moves past the old characters that the piece replaces. If these belong
-   to the front (tt__encoder.front) of the old text, the piece's bytes belong to the front of the new text. */
+/* Ends the piece that was written last: moves past the old characters that the piece replaces. If these
+   belong to the front (tt__encoder.front) of the old text, the piece's bytes belong to the front of the new
+   text. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -257,8 +258,10 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 /* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    bool picture = false, joined = false;     /* read last: a picture and extenders; these and then a joiner */
-    bool consonant = false, linked = false;   /* read last: a consonant and extenders; with a linker in them */
+    /* What was read last. picture: a picture and its extenders; joined: these, then a joiner; consonant: a
+       consonant and its extenders; linked: these, with a linker among the extenders. */
+    bool picture = false, joined = false;
+    bool consonant = false, linked = false;
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
