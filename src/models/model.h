@@ -43,7 +43,8 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memcpy(to + a->layers_at, &layers, sizeof layers);
     tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
-    for (int k = l.layers; k < n_layers && status == TT_OK; k++) /* these layers share the first layer's */
+    /* The layers from l.layers on share the parameters of the first layer. */
+    for (int k = l.layers; k < n_layers && status == TT_OK; k++)
         memcpy((char *)layers + (size_t)k * a->layer_bytes, layers, a->layer_bytes);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);

@@ -230,7 +230,8 @@ static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
     return r->first && r->next;
 }
 
-/* Returns whether operand x needs a parameter whole, in the backward or, if not `backward`, the forward. */
+/* Returns whether operand x (numbered as in tt__readers) needs a parameter whole, in the backward or, if not
+   `backward`, the forward. */
 static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
 {
     const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];

@@ -157,7 +157,7 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 typedef struct tt__spent {
     double compute, exposed;    /* computation; exposed: time for which computation waits for transfers */
     double on_host;             /* part of `compute` that the host's processor computes */
-    double busy[TT__STREAMS];   /* for each stream: its transfers */
+    double busy[TT__STREAMS];   /* for each stream: seconds of its transfers */
 } tt__spent;
 
 /* step: seconds of a step with one micro-batch on each data rank. micro: seconds of each further
@@ -445,7 +445,7 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
             o->begin[wait] = now;
             o->block[wait] = blocks;
         } else if (!t->code[k].stream) {
-            o->seconds[k] = seconds; /* also a copy that stays on the computation stream */
+            o->seconds[k] = seconds; /* computation, or a copy that stays on the computation stream */
         }
         now += o->seconds[k];
         blocks += o->ends[k];

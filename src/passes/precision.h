@@ -91,7 +91,8 @@ static void tt__mark_residual(tt_tape *t)
         for (int j = first; j <= last && !in && !gathers; j++) tt__into_residual(t, i->in[j]);
         if (in || !gathers) t->values[i->out[0]].residual = true;
     }
-    for (int k = 0; k < t->n_code; k++) { /* a sum or gather over tensor ranks keeps its operand's mark */
+    /* The result of a collective over tensor ranks is in the residual stream if its operand is. */
+    for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         const bool in = i->move.over == TT__OVER_TENSOR && t->values[t->values[i->in[0]].base].residual;
         t->values[i->out[0]].residual |= in;

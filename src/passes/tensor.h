@@ -36,7 +36,7 @@ typedef struct tt__tensor {
     int ranks, n;           /* n: number of instructions before the pass */
     bool sequence, train;
     int32_t root;
-    tt__role *role;         /* for each instruction */
+    tt__role *role;         /* the role of each instruction */
     int *code; int n_code;  /* the instructions of the region that is being found */
     bool *inside;           /* for each activation: sharded by columns; for each parameter outside of regions:
                                sharded by rows */

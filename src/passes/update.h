@@ -110,7 +110,7 @@ static bool tt__is_tied_again(const tt_tape *t, int32_t v)
     return t->values[v].tied[1] && t->values[v].tied[1] == t->stage;
 }
 
-/* Appends an instruction that runs once a step, together with the one before if both have the same op. */
+/* Appends an instruction that runs once a step, together with the instruction before if both have one op. */
 static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 {
     const tt__instr i = tt__instr_of(op, in, out);
@@ -131,7 +131,7 @@ typedef struct tt__due {
 typedef struct tt__updater {
     tt_tape *t;
     const tt_optimizer_options *o;
-    int32_t *list;          /* the n trained parameters, by row; tensor ranks shard the first `parted` */
+    int32_t *list;          /* the n trained parameters; tensor ranks shard the first `parted` of them */
     int n, parted;
     int32_t parts;          /* value with the squared norms of this rank's shards of the first `parted`
                                gradients */

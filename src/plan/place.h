@@ -59,7 +59,7 @@ typedef struct tt__taken {
     tt__interval *span; int n_span, cap_span;   /* element 0 means "none" */
     int unused;     /* first span that is in no list; 0: none */
     int *list;      /* list[2 * k]: first span in use during all instructions of node k; list[2 * k + 1]:
-                       during some */
+                       first span in use during some of them */
     int *hint;      /* for each list: the span changed last */
     int leaves;     /* number of instructions, rounded up to a power of two; the root is node 1 */
     int highest;    /* the box that ends highest; of several, the one placed last */
@@ -430,7 +430,8 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             while (box[start].merged != start) start = box[start].merged;
             box[of[y]].merged = start;
             box[start].last = box[of[y]].last;
-            of[y] = start; /* later results of the chain find the merged box */
+            of[y] = start; /* a result that later takes over y's place finds the box with which y was
+                              merged */
             break;
         }
     }

@@ -136,7 +136,7 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
 }
 
 /* Sets the number of rows of input v's axis. Fails if another input of the axis is set with another number of
-   rows. If v is set a second time, that input becomes UNSET instead. */
+   rows. But if v is set a second time, the other input becomes UNSET. */
 static tt_status tt__set_input_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
     const tt__tape_value *values = p->built.t->values, *x = &values[v];
@@ -498,9 +498,10 @@ static bool tt__adds_later(const tt_program *p, tt__segment segment)
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* Returns the recording for a run with this stretch, slot and these numbers of rows; NULL if it is the first
-   such run. In that case, the next entry in turn loses credit and, if it has none left, is given to this run.
-   Credit protects the recordings of frequent runs, however many other runs there are. */
+/* Returns the entry of r->recordings for a run with this stretch, slot and these numbers of rows; NULL if
+   there is none. In that case, takes one credit from the entries in turn, and gives an entry that has no
+   credit left to this run, for its next time. Each use of an entry adds credit, so frequent runs keep their
+   recordings, however many other runs there are. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];

@@ -113,7 +113,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__rank_progress *at, int k
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(at, &p->built.t->code[k])) { /* keeps `met` equal on all ranks */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* `met` must change here as on ranks that launch k */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }

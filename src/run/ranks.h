@@ -162,7 +162,7 @@ static size_t tt__region(const tt_program *p, const tt__tape_value *x)
 }
 
 /* tt__host_size returns the bytes of a rank's values in the host's memory. tt__host_region returns the
-   offset, in bytes, of the region with storage x there. */
+   offset, in bytes, at which the part of that memory that has storage x begins. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;

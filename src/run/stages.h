@@ -131,7 +131,7 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Returns whether m is present but has no elements, which shards and a rank's own rows may be. */
+/* Returns whether m is present but has no elements, as a shard may be. */
 static bool tt__is_empty(const tt__mat *m) { return m->data && m->rows * m->cols == 0; }
 
 /* Runs an instruction whose operands have no elements. Results that have elements are then sums over no rows:

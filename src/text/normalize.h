@@ -19,7 +19,8 @@ typedef struct tt__rewrite {
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* the caller wants the front or spans; otherwise the fields below are unused */
+    bool aligns;           /* the caller wants spans or tt__encoder.front; otherwise the fields below are
+                              unused */
     const char *text;      /* the old text */
     size_t bytes, front;
     size_t at, to_front;   /* at: bytes read of the old text; to_front: bytes made from `front` */

@@ -60,8 +60,8 @@ typedef struct tt__text_step {
     bool each;                     /* DIGITS, PUNCTUATION: each character is a word; else each run is a word.
                                       WORDPIECE: cleanup removes spaces before some punctuation and
                                       contractions */
-    bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each
-                                      mark */
+    bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each mark,
+                                      the character that stands for a space */
     bool prefix_space;             /* BYTES: puts a space before the text */
     bool prefix_always, prefix_first; /* METASPACE: puts a mark before each part; prefix_first: only before
                                          the first part */

@@ -132,8 +132,8 @@ static tt_status tt__fit_agree(tt__fit_run *f, tt_status status, bool *save)
     return status;
 }
 
-/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. An empty
-   field of a metric, which the line has no value of, gives NaN. */
+/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. A field
+   may be empty, because the line has no value of that metric; the value then becomes NaN. */
 static bool tt__fit_read_line(const tt__fit_run *f, const char *line, size_t n, tt__fit_point *point)
 {
     enum { FIRST = 4 }; /* the column of the first metric */

@@ -252,8 +252,8 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
 }
 
 /* Returns the list of the entries of a program's state. The first *count entries are the trained parameters
-   and then the optimizer's states, whose names begin with PyTorch's words. The next *frozen entries are
-   frozen parameters. Returns NULL after an error. The caller frees the list. */
+   and then the optimizer's states, whose names begin as in PyTorch (such as "exp_avg"). The next *frozen
+   entries are frozen parameters. Returns NULL after an error. The caller frees the list. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
