@@ -14,7 +14,7 @@ static const tt__isa_table *tt__choose_isa(const char *name)
     const tt__isa_table *table[3] = {&tt__isa_table_portable, NULL, NULL};
 #ifdef TT__HAS_AVX2
     unsigned a, b, c = 0, d;
-    /* CPUID tells F16C, because __builtin_cpu_supports of some compilers does not know it. */
+    /* CPUID says whether the CPU has F16C, which __builtin_cpu_supports of some compilers does not know. */
     bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
     __builtin_cpu_init();
     avx2 = avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

@@ -63,8 +63,8 @@ typedef struct tt__arena {
     tt__paging *paging; /* NULL: the device has room for the whole arena */
     char *memory[TT__RANKS]; /* NULL until allocated */
     char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of host memory for copies to a device; NULL on the CPU */
-    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident workspace
-                                               of the device's kind */
+    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident workspace,
+                                               which the kernels of all instructions share */
     char *host[TT__RANKS];
     size_t on_host;
     size_t budget;      /* smallest memory_budget of the arena's programs, in bytes; 0: no budget */

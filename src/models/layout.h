@@ -20,8 +20,9 @@
 typedef struct tt__tensor_row {
     size_t offset;       /* offset of the tt_param * in the struct of the model or of a layer */
     const char *name[2]; /* name in each naming; a leading '.' stands for the prefix. NULL: no name */
-    const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. The model lacks a tensor
-                            with a dimension of 0. The parameter drops leading dimensions of 1 */
+    const char *shape;   /* a letter for each dimension, see tt__sizes; the digit '1' stands for 1. The model
+                            lacks a tensor with a dimension of 0. The parameter drops leading dimensions of
+                            1 */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
     char part;           /* 1 to 3: number of the third of a packed tensor in naming 1; 0: not packed */
     char head;           /* 0: files must have the tensor. 1 and 2: the tensor belongs to a head and keeps its
@@ -43,16 +44,19 @@ typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
     int naming;                /* index of the naming for config.json and a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
-    const char *activation_key, *more;   /* activation_key: key in config.json; more: constant members */
+    const char *activation_key, *more;   /* key of the activation in config.json; members of config.json that
+                                            are equal in all models */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
                                     Without %d all layers share one layer's parameters */
     const tt__tensor_row *model, *layer; /* n_model rows for the model, n_layer rows for each layer */
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
-    size_t bytes, config_bytes, layer_bytes;                  /* bytes of the structs */
-    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
-    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config; 0: no field */
+    size_t bytes, config_bytes, layer_bytes; /* bytes of the structs of a model, its config and a layer */
+    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets of fields in the model's
+                                                                          struct; 0: no such field */
+    size_t hidden, layers, heads, classes, activation, range; /* offsets of fields in the config's struct; 0:
+                                                                 no such field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
     /* Appends to `all` the mistakes in a config that its table rows cannot tell; or NULL. */
     void (*check)(tt__text_buffer *all, const void *config);

@@ -140,7 +140,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
    table's names override, and the numbers of key heads and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
-    bool wide = false, one = true; /* new_decoder_architecture; multi_query */
+    bool wide = false, one = true; /* values of the keys new_decoder_architecture and multi_query */
     static const char *const names[2][2] = {{"n_layer", "num_hidden_layers"},
                                             {"n_head", "num_attention_heads"}};
     int64_t n[] = {c->layers, c->heads}, norms = 0;

@@ -515,7 +515,7 @@ static void tt__vit_print_preprocessor(tt__text_buffer *json, const void *arg)
     if (c->resize_shortest) tt__print(json, "\"shortest_edge\": %d", size);
     else tt__print(json, "\"height\": %d, \"width\": %d", size, size);
     tt__print(json, "},\n  \"resample\": %d,\n", (int)c->resample);
-    if (c->resize) /* in transformers 4 only DeiT's processor crops */
+    if (c->resize) /* the image processor is then DeiT's, the only one that crops in transformers 4 */
         tt__print(json, "  \"do_center_crop\": true,\n"
                   "  \"crop_size\": {\"height\": %d, \"width\": %d},\n", c->image_size, c->image_size);
     tt__print(json, "  \"do_rescale\": true,\n  \"rescale_factor\": 0.00392156862745098,\n"

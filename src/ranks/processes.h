@@ -65,8 +65,8 @@ typedef struct tt__net {
     char why[1100];         /* why the common work has ended */
     tt__end end, ended[TT__RANKS]; /* this process's end message; each process's, guarded by `mutex` */
     bool has_ended[TT__RANKS];     /* guarded by `mutex`; for each process: `ended` has its end message */
-    char last_message[TT__RANKS][128]; /* guarded by `mutex`; for each process: name of the instruction for
-                                          which its last message came */
+    char last_message[TT__RANKS][128]; /* guarded by `mutex`; for each process: the instruction for which a
+                                          message of that process came last */
     int ranks;              /* number of ranks of each process in the last program that ran; 0: none yet */
     tt__note *note;         /* for each process: its note in the last tt__agree */
     bool cuda_aware;        /* MPI can access GPU memory in every process */

@@ -43,8 +43,8 @@ static tt_category tt__category_of(const tt_tape *t, int32_t base)
 }
 
 /* tt__storages returns the number of storages that the program's arena may have: the resident workspace
-   (number 0), then persistent values, then boxes of transient storages. tt__storage_of describes storage k in
-   *to; it returns false if the arena does not have that storage. */
+   (number 0), then persistent values, then transient storages. tt__storage_of describes storage k in *to; it
+   returns false if the arena does not have that storage. */
 static int tt__storages(const tt_program *p) { return p->built.t->n_values + p->built.n_boxes; }
 
 static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)

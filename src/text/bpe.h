@@ -181,9 +181,9 @@ static void tt__bpe_merge_long(tt__encoder *e, tt__bpe_symbols *s)
         if (links[i].id >= 0) tt__bpe_put(s, links[i].id, s->bytes ? (size_t)s->bytes[i] : 0);
 }
 
-/* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. e->at moves on by the
-   bytes of the symbols, as the package `tokenizers` counts: an unknown character without a symbol does not
-   count. */
+/* Adds the ids of a word or of a part of it. No run of U+2581, which stands for a space, begins inside the
+   part. e->at moves on by the bytes of the symbols, as the package `tokenizers` counts: an unknown character
+   without a symbol does not count. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;

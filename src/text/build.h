@@ -33,7 +33,8 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
         tt__text_step *s = &k->split.all[i];
         if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
         if (!llama) continue;
-        s->prefix_always = prefix && legacy; /* puts a mark before each part between added tokens */
+        s->prefix_always = prefix && legacy; /* puts U+2581 before each part of the text between added
+                                                tokens */
         s->prefix_first = prefix && !legacy;
     }
     if (llama && !prefix) k->finish.decode.n--; /* removes the step that strips the prefix */

@@ -327,7 +327,8 @@ typedef struct tt__unicode {
                                              their combining class */
     uint32_t pairs[TT__PAIRS][3];         /* decompositions: c << 11 | whether NFC composes c; the first and
                                              the second code point of c, or 0 */
-    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, sorted by their points */
+    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* indices of the rows of `pairs` that NFC composes, sorted by the
+                                             two code points */
     uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
     uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* runs of code points of one class: first << 11; last << 4 |
                                                  TT__GRAPHEME_... */

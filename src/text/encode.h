@@ -176,8 +176,8 @@ static void tt__encode_cut(const int64_t n[2], int64_t max, int64_t kept[2])
     kept[longer] = max - max / 2;
 }
 
-/* Does the work of tt_tokenizer_encode. Unless `whole`, encoding and counting of one text may end after
-   max_tokens ids. */
+/* Encodes a text or a pair of texts for tt_tokenizer_encode. Unless `whole`, encoding and counting of one
+   text may end after max_tokens ids. */
 static tt__encoded tt__encode_texts(const tt_tokenizer *k, const tt_encoding *o, bool whole)
 {
     static const tt__around none[3] = {{{0}, {0}, 0}};

@@ -130,7 +130,7 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
         tt__utf8_next(to, to_bytes, &at);
         tt__rewrite_put(w, to + from, at - from, made++ >= old);
     }
-    if (made < old) w->change -= old - made; /* has no effect on an empty new text */
+    if (made < old) w->change -= old - made; /* without effect if no piece was written */
 }
 
 /* Writes `to` and then the first character of the old text. `to` counts as a part of that character. Returns
@@ -144,7 +144,7 @@ static size_t tt__rewrite_prepend(tt__rewrite *w, const char *to, size_t to_byte
     return first;
 }
 
-/* Ends the new text and returns it. If spans are wanted, the text becomes the encoder's layer. */
+/* Ends the new text and returns it. If spans are wanted, e->layer becomes this text. */
 static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
 {
     tt__rewrite_pass(w);

@@ -373,7 +373,7 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
         if (!tt__trainer_within_step(f->r) && tt__fit_is_due(f)) {
             status = tt__fit_pause(f);
             if (status != TT_OK || tt__fit_is_over(f)) break;
-            continue; /* the validation may have been stopped */
+            continue; /* tests again whether the run was stopped, perhaps within the validation */
         }
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
@@ -405,7 +405,7 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
         f->began = tt__seconds(); /* the time of a step excludes saving */
     }
     if (status == TT_OK) status = tt__fit_last_step(f);
-    else if (f->last.any) { /* returns the first error */
+    else if (f->last.any) { /* ends the last step, but returns the first error */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt__fit_last_step(f);
@@ -474,7 +474,7 @@ static bool tt__fit_is_stale(const tt__fit_run *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Returns the name with this hash, of the loss or a metric. */
+/* Returns the name that has this hash, "loss" or the name of a metric; "metric" if none has it. */
 static const char *tt__fit_name_of(const tt__fit_run *f, uint64_t hash)
 {
     for (int k = 0; k < f->n_metrics; k++)

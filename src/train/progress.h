@@ -8,7 +8,8 @@
 /* ---------------------------------------------------------------------------------------------------- fit
    The data of a run of tt_fit, its progress line, and its file metrics.csv. */
 
-/* Indices of the values that a tt__fit_point has of a line of metrics.csv; NaN: not a finite float. */
+/* Indices of the values of a tt__fit_point, which come from a line of metrics.csv. NaN: the line has no
+   finite float there. */
 typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
 typedef struct tt__fit_point {
     int64_t step, epoch;
@@ -39,7 +40,8 @@ typedef struct tt__fit_run {
     bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
     void *lock;                  /* the open and locked file `lock_path`, while tt_fit runs */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* number of last steps in a row that were skipped; were not finite */
+    int in_row, not_finite;      /* number of steps skipped since the last step that updated; those of them
+                                    that were not finite and that no validation has judged yet */
     char why[TT__ERROR];         /* reason of the last skipped step */
     int64_t updated;             /* number of steps since tt_fit began that were not skipped */
     bool reported_skipped;           /* a skipped step was logged */

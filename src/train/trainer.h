@@ -38,8 +38,9 @@ struct tt_trainer {
     int64_t *rows;    /* for each input: its number of rows in the current batch; 0: not set yet */
     bool *needed;     /* for each value: the output depends on it. Predictions set other inputs to 0 */
     int32_t *positions, *seq_start; /* for max_seqs sequences of max_length rows, if model.same_length */
-    float *class_weights; /* (2, classes): the options' weights; ones, for evaluation. NULL: no weights */
-    void *zeros; /* zeros for predictions: bytes of the largest input that only the loss reads */
+    float *class_weights; /* (2, classes). Row 0: the options' weights; row 1: ones, for evaluation. NULL: no
+                             weights */
+    void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
