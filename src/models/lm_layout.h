@@ -63,9 +63,9 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     S('B') = c->attention_bias ? S('H') : 0;
     S('M') = c->mlp_bias ? c->intermediate_size : 0;
     S('N') = c->mlp_bias ? S('H') : 0;
-    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* norms ln_attn and ln_mlp */
-    S('F') = S('E') ? 0 : S('H');                      /* norm input_layernorm */
-    S('O') = c->parallel ? 0 : S('H');                 /* norm post_attention_layernorm */
+    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* size of the norms ln_attn and ln_mlp */
+    S('F') = S('E') ? 0 : S('H');                      /* size of the norm input_layernorm */
+    S('O') = c->parallel ? 0 : S('H');                 /* size of the norm post_attention_layernorm */
 #undef S
 }
 

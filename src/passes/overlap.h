@@ -90,7 +90,7 @@ static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
     return (double)max * (double)tt_dtype_bytes(x->shape.dtype);
 }
 
-/* What limits the speed of an instruction. PRODUCT and ATTENTION: its FLOPs; RANKS: the bytes that a
+/* The cost that limits the speed of an instruction. PRODUCT and ATTENTION: its FLOPs; RANKS: the bytes that a
    collective loads; UPDATE: the bytes of work that is done once a step, such as updates; ROWS: the bytes of
    all other kernels. */
 typedef enum tt__cost {

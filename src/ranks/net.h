@@ -209,7 +209,7 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
             }
         }
         b->to[q + 1] = b->to[q] + to;
-        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* own sums stay in the send memory */
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own sums stay in the send memory */
     }
 }
 
@@ -457,7 +457,8 @@ static tt_status tt__net_broadcast(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&out) : status;
 }
 
-/* Copies to this rank the shards that its leader has received and those of other ranks of its process. */
+/* Copies to this rank the shards that the leader of its process has received from other processes, and the
+   shards of other ranks of its process. */
 static tt_status tt__net_spread(const tt__collective *c)
 {
     const bool all = tt__net_is(c->l, TT__OF_FIRST);

@@ -20,9 +20,10 @@
    so few rows and columns that the overhead of launches dominates, and grows until steps are long. A block
    with one row measures the update, which dominates its steps. */
 
-/* STEP_LONG, COPY_LONG: seconds from which a step or a copy is long enough to measure. STEPS_LONG: seconds of
-   all steps of a program. WIDTH: number of rows and of columns of a block; UPDATE_WIDTH: of columns. COPY:
-   bytes of a copy. */
+/* TT__STEP_LONG and TT__COPY_LONG: seconds from which a step or a copy is long enough to measure.
+   TT__STEPS_LONG: seconds of steps after which a program runs no more. ..._WIDTH: number of rows and of
+   columns of a block; TT__UPDATE_WIDTH: number of columns of a block with one row. ..._COPY: bytes of a
+   copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002

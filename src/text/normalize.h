@@ -259,8 +259,8 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 /* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    /* What was read last. picture: a picture and its extenders; joined: these, then a joiner; consonant: a
-       consonant and its extenders; linked: these, with a linker among the extenders. */
+    /* The characters read last are, if `picture`, a picture and its extenders; if `joined`, these and then a
+       joiner; if `consonant`, a consonant and its extenders; if `linked`, these with a linker among them. */
     bool picture = false, joined = false;
     bool consonant = false, linked = false;
     int before = TT__GRAPHEME_OTHER;
