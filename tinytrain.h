@@ -293,8 +293,8 @@ typedef enum tt_status {
     TT_ERR_BUDGET,      /* the plan does not fit memory_budget */
     TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed */
     TT_ERR_FORMAT,      /* a file's content violates its format */
-    TT_ERR_STATE,       /* a saved state with other tensors than the program or trainer has that loads the
-                           state */
+    TT_ERR_STATE,       /* a saved state whose tensors differ from those of the program or trainer that loads
+                           the state */
     TT_ERR_NUMERIC,     /* a loss or gradient that is not finite */
     TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build lacks */
     TT_ERR_DEVICE,      /* a device that is absent or has failed */
@@ -369,7 +369,7 @@ typedef struct tt_files {
     X("parallel.server") X("parallel.tensor") X("parallel.zero") X("precision") X("recompute") X("residual") \
     X("rows") X("tune") X("update") X("weight_decay")
 
-/* A name for a field of TT__OPTIONS in errors, such as {"clip_norm", "--clip"}. */
+/* The name by which errors call a field of TT__OPTIONS, such as {"clip_norm", "--clip"}. */
 typedef struct tt_option_name { const char *field, *name; } tt_option_name;
 
 /* How errors name options and numbers of bytes. A program with command-line options can make errors name its
@@ -415,8 +415,9 @@ tt_context *tt_open(const tt_context_options *options);
 /* Closes a context and frees its parameters. Free programs, tapes and trainers first. ctx may be NULL. */
 void tt_close(tt_context *ctx);
 
-/* Returns the last failure in one sentence, or "" if no call has failed. Until the caller asks, an op without
-   a parameter repeats the error of a tt_param_new, and a run without an input that of a tt_set. */
+/* Returns the last failure in one sentence, or "" if no call has failed. If tt_param_new or tt_set has
+   failed, an op that lacks its parameter or a run that lacks its input repeats that error, until the caller
+   calls tt_error. */
 const char *tt_error(const tt_context *ctx);
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
@@ -425,14 +426,14 @@ int tt_threads(const tt_context *ctx);
 int tt_process(const tt_context *ctx);
 int tt_processes(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* returns "avx512", "avx2", "neon" or "portable" */
-size_t tt_allocated_bytes(const tt_context *ctx);   /* allocated bytes, without the 64 that each block adds */
+size_t tt_allocated_bytes(const tt_context *ctx);   /* bytes of memory in use, without the 64 bytes that each
+                                                       allocation adds */
 double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads; measured once, in 30 ms */
 
-/* Writes lines of text about the devices of a kind ("cpu", "cuda"; NULL: the default of
-   tt_compile_options.device) on this machine, which devices programs use, and why. The text in `to` is always
-   terminated and cut at `capacity` bytes (0: nothing is written). The function opens the device. Returns
-   TT_OK if programs can run on these devices, else tt_error says why not. examples/tt_doctor.c prints the
-   text. */
+/* Writes lines of text: which devices of a kind this machine has, which of them programs use, and why. kind:
+   "cpu", "cuda", or NULL for the default of tt_compile_options.device. The text in `to` is always terminated
+   and cut at `capacity` bytes (0: nothing is written). The function opens the device. Returns TT_OK if
+   programs can run on these devices, else tt_error says why not. examples/tt_doctor.c prints the text. */
 tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);
 
 /* ==== src/api/params.h */
@@ -480,10 +481,12 @@ typedef struct tt_custom_update {
     const char *name;      /* name of the parameter */
     float *parameter;      /* n numbers, to be updated in place */
     const float *gradient; /* n numbers: the gradient of the mean loss, after clipping */
-    float *state[2];       /* n numbers of each state, 0 at first; NULL: the optimizer has no such state */
+    float *state[2];       /* n numbers of each optimizer state, 0 before the first step; NULL: no such
+                              state */
     int64_t n, first;      /* first: index of parameter[0] in the whole parameter */
     int64_t step;          /* number of steps before the current step */
-    float lr, weight_decay; /* values for this parameter, by no_decay, lr_rules and layer_decay */
+    float lr, weight_decay; /* this parameter's learning rate and weight decay, after no_decay, lr_rules and
+                               layer_decay */
 } tt_custom_update;
 
 /* An optimizer that the caller writes, on the CPU (TT_OPTIMIZER_CUSTOM). It must outlive its programs. */
@@ -510,7 +513,8 @@ void tt_tape_free(tt_tape *t);
 tt_status tt_tape_status(const tt_tape *t);
 void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* names v in plans and
                                                                                   errors */
-int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* rows at capacity; 0 if the tape lacks v */
+int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* number of rows, of an axis its capacity; 0 if v is
+                                                         not on the tape */
 /* Returns the rows of v in the form that an op takes: their axis, or a fixed number; 0 if the tape has no
    such value. tt_input(t, "score", TT_F32, tt_value_axis(t, logits), 1) has as many rows as `logits`. */
 int64_t tt_value_axis(const tt_tape *t, tt_value v);
@@ -527,7 +531,8 @@ tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, in
 /* Records an input i32 (seqs + 1, 1): the first row of each sequence, then the number of rows. The numbers
    rise strictly. */
 tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs);
-tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand; 1-D (n) becomes (1, n) */
+tt_value tt_param_value(tt_tape *t, tt_param *p); /* returns a parameter as an operand of ops; shape (n)
+                                                     becomes (1, n) */
 void tt_output(tt_tape *t, tt_value v); /* keeps v until the end of a run, for tt_get */
 void tt_block_end(tt_tape *t, tt_value v); /* marks v as the end of a block, which
                                               tt_compile_options.recompute saves */
@@ -665,8 +670,9 @@ typedef struct tt_attention_options {
        is proportional to the pairs of blocks that attend */
     int block;
     int dense;            /* Set it to attend densely in sequences of up to this number of rows; default 0 */
-    int listed, list_rows; /* Set them to the number of blocks in a list, and of blocks, from a sequence's
-                              first on, that have a list; default 0 */
+    int listed, list_rows; /* Set them to give blocks of queries lists. listed: number of blocks in a list;
+                              list_rows: number of blocks, from a sequence's first on, that have a list;
+                              default 0 */
     /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
        block beyond the sequence's end is skipped. A block that is listed several times, or that is attended
        anyway, counts each time. */
@@ -720,8 +726,8 @@ tt_patch_options tt_patch_options_default(int height, int width, int channels, i
    -> (rows, channels * patch * patch), in the order channel, y, x of a convolution's weight. */
 tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start,
                     const tt_patch_options *o);
-tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a view of `width` columns of x,
-                                                                           from column `from` on */
+tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* returns a view of `width` columns
+                                                                           of x, from column `from` on */
 /* Records a view of x as (rows, width), with as many elements. An axis of rows keeps the width of x. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
@@ -804,8 +810,8 @@ tt_value tt_custom(tt_tape *t, const tt_custom_op *op, const tt_value *inputs, i
 
 /* Table of the optimizers: X(kind, name, op, decoupled, state, word, second state, its word). `op` computes
    the update. `decoupled`: weight decay bypasses the gradient. A state is a tensor that the op keeps for each
-   parameter (NULL: none). In a saved state, that tensor's name is the state's word, which is PyTorch's,
-   before the parameter's name. */
+   parameter; NULL: none. In a saved state the tensor is named by the word, which is PyTorch's, and the
+   parameter's name, such as "exp_avg.head.weight". */
 #define TT__OPTIMIZERS(X) \
     X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
     X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
@@ -950,10 +956,11 @@ typedef struct tt_costs {
     double rows_16, rows_f32;           /* bytes a second that norms, sums, losses and so on read and write */
     double update_16, update_f32;       /* bytes a second of the optimizer, for parameters in 16 bits and
                                            fp32 */
-    double update_host;                 /* bytes a second of the optimizer in the host's memory: update
-                                           "host" */
-    double memory;                      /* bytes a second that no op exceeds */
-    double to_host, from_host, between_ranks; /* bytes a second of links */
+    double update_host;                 /* bytes a second of the optimizer in the host's memory, with
+                                           update "host" */
+    double memory;                      /* bytes a second of the device's memory, which no op exceeds */
+    double to_host, from_host, between_ranks; /* bytes a second from the device to the host, from the host to
+                                                 the device, and between ranks */
     double launch, barrier;             /* seconds to start an op; seconds of a barrier before ranks move
                                            data */
 } tt_costs;
@@ -962,9 +969,9 @@ typedef struct tt_costs {
    host's memory; 3 us to start an op, 25 us for a barrier of the ranks. */
 tt_costs tt_costs_default(void);
 /* Measures the costs of a device, named as in tt_compile_options.device, in about a second: it trains a block
-   of a transformer on all ranks (one optimizer step with all gradients moves what zero 1 moves). On one rank,
-   costs that need several ranks keep the values of tt_costs_default. Other programs that use the device
-   meanwhile make the device seem slower. After an error *costs is unchanged. */
+   of a transformer on all ranks, with tt_parallel.zero 1. On one rank, costs that need several ranks keep the
+   values of tt_costs_default. Other programs that use the device meanwhile make the device seem slower. After
+   an error *costs is unchanged. */
 tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs);
 
 typedef struct tt_compile_options {
@@ -1061,10 +1068,10 @@ typedef struct tt_compile_options {
        step.
        "backward": each parameter is updated as soon as its gradient is final, and the gradient's memory is
        then free, for the same bits (as Lv et al., "Full parameter fine-tuning for large language models with
-       limited resources", 2023). "backward" saves the gradients' memory beyond the activations that the
-       backward has freed by then: most with small batches. "backward" excludes accumulate,
-       keep_gradients, before_update, clip_norm, loss scaling and parallel.server, which need all gradients
-       at once, and parallel.pipeline.
+       limited resources", 2023). "end" keeps all gradients, partly in the memory of activations that the
+       backward has freed; "backward" saves the other part, which is large with small batches. "backward"
+       excludes accumulate, keep_gradients, before_update, clip_norm, loss scaling and parallel.server, which
+       need all gradients at once, and parallel.pipeline.
        "host": at the end of the step the host's processor updates parameters in the host's memory (Ren et
        al., "ZeRO-Offload", 2021), where the optimizer's state stays. Groups of gradients and parameters are
        copied to the host, and parameters back, while other groups are updated, at most two groups ahead.
@@ -1078,9 +1085,9 @@ typedef struct tt_compile_options {
        TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena later. tt_error then says
        what each option would save, the smallest possible size and its options, and what "bf16-true" would
        need; for a pipeline, tt_error speaks of the stage that needs most. Only options that say "budget"
-       (recompute, offload, parallel.zero) change to fit; tt_plan has their new values. With any options, if
-       the plan then fits, copies run less far ahead, and updates move less data together (at most 32 MiB),
-       down to one parameter at a time. */
+       (recompute, offload, parallel.zero) change to fit; tt_plan has their new values. Whatever the options,
+       copies run less far ahead, and updates move less data together (at most 32 MiB, at least one
+       parameter), if only then the plan fits. */
     size_t memory_budget;
     /* Set it to the costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default().
        The seconds of tt_plan, the overlap of copies with computation, and choices by "budget" follow from the
@@ -1135,13 +1142,15 @@ const char *tt_category_name(tt_category c);
 
 typedef struct tt_plan {
     const char *device;                /* kind of device: "cpu", "cuda" */
-    int ranks, data, tensor, pipeline; /* all ranks, and the ranks along each axis (tt_parallel) */
+    int ranks, data, tensor, pipeline; /* number of all ranks, and numbers of ranks along each axis
+                                          (tt_parallel) */
     int64_t params, split_params;      /* numbers in the program's parameters, and in the parameters that are
                                           sharded over the tensor ranks */
     size_t bytes;                      /* the arena: exactly this much is allocated. If an earlier program's
                                           arena holds parameters, only that program's plan counts them.
                                           `bytes` and the fields below describe rank 0, which has most */
-    size_t min_bytes;                /* bytes of the rank that has min: fewer if rank 0 is a server */
+    size_t min_bytes;                /* smallest arena of any rank, in bytes: less than `bytes` if rank 0 is a
+                                        parameter server */
     /* Bytes that a rank loads from other ranks' memory in a step of one full micro-batch on each data rank
        (the largest of all ranks), and the smallest number of bytes with which any method could do the same.
        For a sum over n ranks that number is 2 * (n - 1) / n times the tensor's bytes; half of that if each
@@ -1153,7 +1162,8 @@ typedef struct tt_plan {
        on each data rank, and the smallest number of bytes with which any method could do the same. 0 with one
        process. */
     size_t sent_bytes, min_sent_bytes;
-    size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
+    size_t persistent_bytes;           /* bytes of the parameters, the optimizer state, kept gradients and the
+                                          resident workspace */
     /* Bytes of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps
        there, where programs that share an arena share the parameters. If the device has its own memory, also
        each input twice, in transit, and a buffer of 64 KiB that the programs of an arena share; with several
@@ -1173,25 +1183,28 @@ typedef struct tt_plan {
        processor does (update "host") while the device waits. Without `costs` the seconds describe no
        particular GPU. */
     double compute_seconds, exposed_seconds, host_seconds;
-    double micro_compute_seconds, micro_exposed_seconds; /* seconds that each further micro-batch adds */
+    double micro_compute_seconds, micro_exposed_seconds; /* seconds that each further micro-batch adds to
+                                                            compute_seconds and exposed_seconds */
     size_t lower_bound_bytes;          /* largest number of bytes live at one instruction: no placement needs
                                           less */
-    size_t at_peak[TT_MEM_CATEGORIES]; /* bytes live at the peak instruction, by category */
+    size_t at_peak[TT_MEM_CATEGORIES]; /* bytes of each category that are live at the peak instruction */
     int peak_instruction;              /* number of the peak instruction */
     char peak_name[96];                /* the peak instruction, such as "attention_backward layer.3" */
     int instructions, values;
-    double flops;                      /* FLOPs of matrix products and attention in one run at full
-                                          capacity */
-    double extra_flops;                /* the recomputed part of `flops` */
+    double flops;                      /* FLOPs of matrix products and attention in a run with the full
+                                          capacity of rows */
+    double extra_flops;                /* FLOPs, counted in `flops`, of what the backward recomputes */
     /* The options that the program follows, after the choices of options that say "budget". */
-    const char *recompute;             /* as the option, but never "budget" */
-    int recomputed;                    /* values that a micro-batch recomputes */
+    const char *recompute;             /* the option recompute, with the choice that "budget" led to */
+    int recomputed;                    /* number of values that the backward of a micro-batch recomputes */
     size_t recomputed_bytes;           /* bytes of the recomputed values */
-    const char *offload;               /* as the option, but never "budget"; "none" if nothing is offloaded */
-    int offload_blocks;                /* with "activations": number of blocks, the first ones, whose
-                                          activations are offloaded */
+    const char *offload;               /* the option offload, with the choice that "budget" led to; "none" if
+                                          nothing is offloaded */
+    int offload_blocks;                /* number of blocks, counted from the first, whose activations are
+                                          offloaded */
     int zero;                          /* tt_parallel.zero */
-    int ahead;                         /* most blocks by which copies and collectives precede their use */
+    int ahead;                         /* max number of blocks by which copies and collectives run ahead of
+                                          the computation */
 } tt_plan;
 /* Returns the plan; nothing need be allocated. For a pipeline this plan and all reports describe the stage
    that needs most bytes, for one micro-batch; but `params`, `flops` and `extra_flops` count all stages. */
@@ -1227,8 +1240,8 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
    turns this check off. */
 tt_status tt_allocate(tt_program *p);
 /* Copies `rows` rows to input v; `rows` is then the number of rows of v's axis in the next run. Set every
-   input right before every run, after tt_update: other values may use its place. A run refuses an input that
-   was overwritten. For programs with one data rank. */
+   input right before every run, after tt_update: other values may use an input's place. A run refuses an
+   input that was overwritten. For programs with one data rank. */
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows);
 /* Copies `rows` rows to input v of one data rank, 0 to tt_parallel.data - 1. A run is one micro-batch on each
    of the first data ranks; in the last run of a step the last ranks may have no micro-batch: then set no
@@ -1441,15 +1454,15 @@ typedef struct tt_encoding {
                            whole. Of a pair the longer text is cut until both are equally long, then both, as
                            truncation "longest_first" of transformers does */
     int64_t room;       /* number of ids for which each of the arrays has room */
-    int32_t *ids;       /* (room) NULL: not wanted */
+    int32_t *ids;       /* (room) receives the ids; NULL: not wanted */
     int32_t *types;     /* (room) the token type of each id: that of the post-processor's template, or,
                            without a template, 0 in the first text and 1 in the second; NULL: not wanted */
     tt_span *spans;     /* (room) the bytes of its text, the first or the second, that each id comes from;
-                           {0, 0} for tokens around the texts; NULL: not wanted. Spans are the offsets of the
-                           package tokenizers, which counts characters. Characters that a normalizer makes
-                           have the span of the character that they replace, and so does a token for a part
-                           of a character. "trim_offsets" of the post-processor leaves out white space at
-                           the ends */
+                           tokens around the texts have {0, 0}; NULL: not wanted. Spans are the offsets of the
+                           Python package tokenizers, in bytes instead of characters. Characters that a
+                           normalizer makes have the span of the character that they replace, and so does a
+                           token for a part of a character. "trim_offsets" of the post-processor leaves out
+                           white space at the ends */
 } tt_encoding;
 
 /* Encodes one text or a pair, and writes the first `room` results into the arrays of e. Returns the number of
@@ -1522,8 +1535,9 @@ typedef struct tt_text {
     int n_words;
 } tt_text;
 
-/* Makes a dataset of the caller's texts, at least one. class_names: (classes) UTF-8. The function copies
-   everything. With TT_TASK_TAGS texts have no pairs. examples/datasets.h reads IMDb's reviews with it. */
+/* Makes a dataset of the caller's texts, at least one. class_names: (classes) names in UTF-8. The function
+   copies everything. With TT_TASK_TAGS texts have no pairs. examples/datasets.h reads IMDb's reviews with
+   it. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
@@ -1593,7 +1607,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 typedef struct tt_image_source {
     int64_t count;
     const int *labels;               /* (count) class of each image, 0..classes - 1; copied */
-    const char *const *class_names;  /* (classes) UTF-8; copied */
+    const char *const *class_names;  /* (classes) names in UTF-8; copied */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the
        image cannot be decoded. A loader's threads call read and release, several at a time. */
@@ -1619,7 +1633,8 @@ tt_task tt_dataset_task(const tt_dataset *d);
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 /* Returns the second text of pair i, followed by a NUL; NULL if example i is no pair. bytes may be NULL. */
 const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes);
-int tt_dataset_label(const tt_dataset *d, int64_t i); /* the number of the class; -1 for other tasks */
+int tt_dataset_label(const tt_dataset *d, int64_t i); /* returns the number of the text's or image's class; -1
+                                                         if the task is not TT_TASK_CLASS */
 /* Returns the (classes) values of TT_TASK_LABELS and TT_TASK_SCORES; NULL for other tasks. */
 const float *tt_dataset_values(const tt_dataset *d, int64_t i);
 /* Returns the (n) words of TT_TASK_TAGS; NULL for other tasks, and then sets *n to 0. */
@@ -1633,9 +1648,9 @@ void tt_sort_class_names(const char **names, int n);
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts);
 /* Computes weights (classes) with which all classes matter equally. The weight of a class or tag is that of
    "balanced" in scikit-learn: the number of all texts or tagged words / (classes * the number of the class's
-   texts or words); 0 if the class has none. The weight of a label applies to texts that have the label; a
-   text without the label weighs 1: the number of texts without / with the label; 1 if no text has the label.
-   The weights of scores are 1. */
+   texts or words); 0 if the class has none. The weight of a label is the number of texts without the label /
+   the number of texts with the label, or 1 if no text has the label; it weighs the texts with the label, and
+   all other texts weigh 1. The weights of scores are 1. */
 tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
 
 /* How a loader makes batches. A loader shuffles the dataset by (seed, epoch), sorts it by length within
@@ -1708,22 +1723,23 @@ typedef struct tt_array {
    reads may be missing. Pointers are valid until the next call on the loader or source that set the
    pointers. */
 typedef struct tt_batch {
-    int seqs;                 /* sequences, images or examples. A speed counts rows, or seqs if rows is 0 */
-    int rows;                 /* tokens of all sequences together; 0 if the sequences have no tokens, as
-                                 images */
+    int seqs;                 /* number of sequences, images or examples. Speeds, such as tokens per second,
+                                 count rows, or seqs if rows is 0 */
+    int rows;                 /* number of tokens of all sequences together; 0 if the sequences have no
+                                 tokens, as images */
     const int32_t *ids;       /* (rows) */
-    const int32_t *positions; /* (rows) 0, 1, ... within each sequence */
+    const int32_t *positions; /* (rows) positions of the tokens: 0, 1, ... within each sequence */
     const int32_t *types;     /* (rows) token types: 0, and in the second text of a pair 1 if the tokenizer's
                                  template says so */
     const int32_t *seq_start; /* (seqs + 1) */
-    const int32_t *labels;    /* (seqs) class of each sequence; -1 for other tasks */
+    const int32_t *labels;    /* (seqs) class of each sequence; -1 if the task is not TT_TASK_CLASS */
     const float *label_values; /* (seqs, values) values of TT_TASK_LABELS and TT_TASK_SCORES */
     int values;               /* number of labels or scores */
     const int32_t *tags;      /* (rows) TT_TASK_TAGS: the tag of a word at its first token, else -100 */
-    const int64_t *index;     /* (seqs) index in the dataset */
+    const int64_t *index;     /* (seqs) number of each text or image in the dataset */
     const uint8_t *pixels;    /* (seqs, image_bytes) */
     int64_t image_bytes;      /* height * width * channels */
-    const tt_array *arrays;   /* (n_arrays) arrays for models of your own */
+    const tt_array *arrays;   /* (n_arrays) data for the inputs of a model of your own */
     int n_arrays;
     bool last_of_step;        /* the next micro-batch belongs to another step */
 } tt_batch;
@@ -1749,7 +1765,7 @@ typedef struct tt_source {
     uint64_t (*hash)(void *self);
     const char *const *class_names; /* (classes) names of the labels; a run cannot be resumed with other
                                        names */
-    int classes;                    /* 0: no classes */
+    int classes;                    /* number of class_names; 0: no classes */
     /* Tells the source which data ranks belong to this process. Called before `seek` if there are several
        processes. Micro-batches go to `data` ranks in order, starting over with each step (by_step) or with
        each epoch; this process has the ranks [first, end). `next` may then give NULL for the data of other
@@ -1791,7 +1807,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
 bool tt_loader_next(tt_loader *l, tt_batch *batch);
 tt_status tt_loader_status(const tt_loader *l); /* status of the last tt_loader_next */
 double tt_loader_waited(const tt_loader *l); /* total seconds that tt_loader_next waited for images */
-/* Returns the loader as a trainer's source, valid as long as the loader; NULL for NULL. */
+/* Returns the loader as a trainer's source, valid as long as the loader. Returns NULL if l is NULL. */
 const tt_source *tt_loader_source(tt_loader *l);
 
 /* ------------------------------------------------------------------------------------------ token streams */
@@ -1870,8 +1886,8 @@ const tt_source *tt_token_loader_source(tt_token_loader *l); /* valid as long as
 
 typedef struct tt_train_options tt_train_options;
 
-/* The labels and the predictions of an evaluation, in the order of its source. A row is a sequence; of
-   TT_TASK_TAGS a row is a token. */
+/* The labels and the predictions of an evaluation, in the order of its source. A row is a sequence or, with
+   TT_TASK_TAGS, a token. */
 typedef struct tt_predictions {
     tt_context *ctx;         /* the context that gives memory to metrics */
     tt_task task;
@@ -1891,7 +1907,8 @@ typedef struct tt_predictions {
 typedef struct tt_metric {
     const char *name; /* name in metrics.csv and texts: at most 31 letters, digits, _ and -. NULL: no
                          metric */
-    double (*of)(const tt_stats *s); /* NULL: the metric has of_predictions */
+    double (*of)(const tt_stats *s); /* computes the metric from the sums of an evaluation; NULL:
+                                        of_predictions computes it */
     bool lower_is_better;
     /* Set it to compute the metric from predictions, in evaluations alone. NaN: the metric is undefined. The
        model needs `classes`, and each process the labels of all data ranks. */
@@ -1900,19 +1917,22 @@ typedef struct tt_metric {
 tt_metric tt_accuracy(void);   /* "accuracy": the share of targets predicted right (cross-entropy) */
 tt_metric tt_perplexity(void); /* "perplexity": exp(loss). Lower is better */
 /* "f1_macro": the mean of tt_f1_scores, which equals that of scikit-learn. "f1_micro": 2 * right / (2 * right
-   + wrong + missed) over all classes; with one class of each row that is the accuracy. */
+   + wrong + missed), with the sums of all classes; if each row has one class, this is the accuracy. */
 tt_metric tt_f1_macro(void);
 tt_metric tt_f1_micro(void);
 /* "f1_entities": f1_micro of whole entities of TT_TASK_TAGS, as the default mode of seqeval counts them. A
-   tag B-X begins an entity of type X, I-X continues the entity, other names are outside of entities. NaN
-   without these names. */
+   tag B-X begins an entity of type X, I-X continues the entity, other names are outside of entities. NaN if
+   no tag has a name of this form. */
 tt_metric tt_f1_entities(void);
-/* "pearson" and "spearman": the correlation of TT_TASK_SCORES, or of its ranks, where equal numbers share
-   their mean rank; of several scores the mean. NaN if labels or predictions are constant. */
+/* "pearson" and "spearman": the correlation of the scores of TT_TASK_SCORES with the predicted scores, or of
+   their ranks, where equal numbers share their mean rank; with several scores, the mean of their
+   correlations. NaN if labels or predictions are constant. */
 tt_metric tt_pearson(void);
 tt_metric tt_spearman(void);
-/* Computes F1 of each class, label or tag, f1 (classes): 2 * right / (2 * right + wrong + missed). A class
-   that no row has and none is predicted as has NaN, and does not count in f1_macro; a label has 0. */
+/* Computes F1 of each class, label or tag, f1 (classes): 2 * right / (2 * right + wrong + missed). wrong
+   counts the rows that are wrongly predicted as the class, missed the rows of the class that are not
+   predicted as the class. If right, wrong and missed are all 0, F1 is NaN and does not count in f1_macro; of
+   a label it is 0. */
 void tt_f1_scores(const tt_predictions *p, double *f1);
 
 enum { TT_METRICS = 4 }; /* max metrics of a model */
@@ -1929,8 +1949,8 @@ typedef struct tt_model {
     tt_metric metrics[TT_METRICS];
     int classes;      /* columns of the output's logits (for tt_predict): number of classes, labels, scores or
                          tags. 0: the output is not logits */
-    const char *unit; /* unit of speeds: "tokens", "images", in the characters of a metric's name. NULL:
-                         "examples" */
+    const char *unit; /* unit of speeds, such as "tokens" or "images", in the characters that metrics' names
+                         may have. NULL: "examples" */
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
     bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
                          and starts, and batches may leave them out */
@@ -1963,7 +1983,7 @@ typedef enum tt_bert_kind {
     TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
                       TT_TASK_TAGS no kind has layers before the classifier */
     TT_ROBERTA,    /* positions start at pad_token + 1, one token type; head: classifier.dense, tanh */
-    TT_BIG_BIRD,   /* head: classifier.dense, `activation`. Its pooler is kept but unused */
+    TT_BIG_BIRD,   /* head: classifier.dense, then `activation`. BigBird's pooler is kept but unused */
     TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
     TT_ALBERT      /* all layers share one set of parameters, and embeddings have embedding_size columns;
                       head: pooler, tanh. A pipeline has at most two stages */
@@ -1975,13 +1995,13 @@ typedef struct tt_bert_config {
     tt_bert_kind kind;
     tt_task task;             /* default TT_TASK_CLASS */
     int vocab_size, hidden_size, layers, heads, intermediate_size, max_positions;
-    int type_vocab_size;      /* 0: no token types */
+    int type_vocab_size;      /* number of token types; 0: none */
     int embedding_size;       /* ALBERT: columns of the embeddings. Default 128 */
     int pad_token;            /* id of the padding token: RoBERTa and its kin 1, BigBird 0 by default */
     bool pooler;              /* BERT: the classifier reads a dense layer + tanh of the first token. Default
                                  true */
     int classes;              /* number of classes, labels, scores or tags. TT_TASK_EMBED: 0 */
-    tt_pooling pooling;       /* for tt_bert_embed. Default TT_POOL_MEAN */
+    tt_pooling pooling;       /* how tt_bert_embed makes the embedding of a text. Default TT_POOL_MEAN */
     bool normalize;           /* tt_bert_embed divides each embedding by its length. Default false */
     int max_length;           /* TT_TASK_EMBED: tokens of the longest text; 0: limited by
                                  max_positions alone. Default 0 */
@@ -1990,12 +2010,12 @@ typedef struct tt_bert_config {
     float dropout;            /* dropout of embeddings and residual branches */
     float attention_dropout;
     float classifier_dropout;
-    /* Set it for BigBird to attend by blocks (attention_type "block_sparse"); default true. A sequence of
-       more than (5 + 2 * random_blocks) * block_size tokens then attends, as in transformers, to the first
-       and the last block, to three blocks around its own, and in training to random_blocks blocks: a seed
-       (the layer's number) chooses these random blocks, as transformers does for max_positions tokens.
-       Without training the first block replaces each random block. Block-sparse attention drops no attention
-       weights. */
+    /* Set it for BigBird to attend by blocks (attention_type "block_sparse"); default true. In a sequence of
+       more than (5 + 2 * random_blocks) * block_size tokens, a token then attends, as in transformers, to the
+       first and the last block, to its own block and its two neighbours, and in training to random_blocks
+       random blocks. A seed (the layer's number) chooses the random blocks, as transformers does for
+       max_positions tokens. Without training the first block replaces each random block. Block-sparse
+       attention drops no attention weights. */
     bool block_sparse;        /* default true for BigBird, else false */
     int block_size, random_blocks;
     bool qkv_bias;            /* BigBird: queries, keys and values have biases. Default true */
@@ -2022,13 +2042,14 @@ typedef struct tt_bert {
     tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab,
                                                hidden); ALBERT: embedding_size instead of hidden */
     tt_param *norm_w, *norm_b;
-    tt_param *mapping_w, *mapping_b;        /* ALBERT: (hidden, embedding_size), (hidden) */
+    tt_param *mapping_w, *mapping_b;        /* ALBERT: the linear layer from embeddings to hidden states,
+                                               (hidden, embedding_size), (hidden) */
     tt_bert_layer *layer;                   /* (layers); in ALBERT all have the same parameters */
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
     tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); TT_TASK_EMBED: NULL */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
-    bool new_head; /* the layers between the last hidden states and the logits begin with random weights, at
-                      least in part */
+    bool new_head; /* whether the layers between the last hidden states and the logits begin with random
+                      weights, at least in part */
 } tt_bert;
 
 /* Creates the parameters, initialised as in transformers: weights normal with deviation initializer_range,
@@ -2123,7 +2144,8 @@ typedef struct tt_vit {
     tt_param *token, *position;             /* (hidden), (1 + patches, hidden) */
     tt_vit_layer *layer;
     tt_param *norm_w, *norm_b, *classifier_w, *classifier_b;
-    bool new_head;                          /* the classifier begins with random weights, at least in part */
+    bool new_head;                          /* whether the classifier begins with random weights, at least in
+                                               part */
 } tt_vit;
 
 /* Creates the parameters, initialised as in transformers: weights normal with deviation initializer_range,
@@ -2149,10 +2171,12 @@ void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it cl
    preprocessor_config.json, or a resize to image_size. */
 tt_image_options tt_vit_image_options(const tt_vit *m);
 
-tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* as tt_bert_name_classes */
+tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* does for a ViT what tt_bert_name_classes does for
+                                                            a BERT */
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
-tt_model tt_vit_classifier(const tt_vit *m); /* returns the model for a trainer, see tt_bert_model */
+tt_model tt_vit_classifier(const tt_vit *m); /* returns the model for a trainer, with cross-entropy as its
+                                                loss */
 
 /* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, GPT-NeoX and
    Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the names of transformers'
@@ -2172,7 +2196,7 @@ typedef struct tt_lm_config {
     bool attention_bias;      /* the linear layers of attention have biases: "llama", "gpt_neox", "falcon" */
     bool mlp_bias;            /* the linear layers of the MLP have biases: "llama", "falcon" */
     bool parallel;            /* attention and MLP read the same x: "gpt_neox", "falcon" */
-    bool two_norms;           /* "falcon" with parallel: attention and MLP each have a norm */
+    bool two_norms;           /* "falcon" with `parallel`: attention and MLP each have a norm of their own */
     bool alibi;               /* "falcon": ALiBi instead of rotary positions; rounded as in transformers */
     const char *activation;   /* "gelu", "gelu_new", "relu", "silu" */
     float norm_eps, initializer_range;
@@ -2219,19 +2243,21 @@ typedef struct tt_lm {
     tt_param *word, *position; /* (vocab, hidden), (max_positions, hidden) */
     tt_lm_layer *layer;
     tt_param *norm_w, *norm_b;
-    tt_param *head;            /* (vocab, hidden); NULL: tied */
-    size_t shard_bytes;        /* largest file that tt_lm_save writes; 0: no limit. Default 5e9 */
+    tt_param *head;            /* weight of the linear layer of the logits, (vocab, hidden); NULL: config.tied
+                                  is set, and `word` is the weight */
+    size_t shard_bytes;        /* max bytes of a file that tt_lm_save writes; 0: no limit. Default 5e9 */
     int32_t *stop;             /* (n_stop) ids that end an answer, like tt_sampling.stop: eos_token_id of
                                   generation_config.json, or of config.json if that file is missing */
     int n_stop;
     char *generation;          /* text of generation_config.json, which tt_lm_save writes unchanged; NULL:
                                   none */
-    struct tt__checkpoint *kept; /* config.json as loaded; NULL: no file was loaded. tt_lm_save copies the
-                                    keys that `config` lacks and, as long as `config` agrees with `read` on
-                                    them, the keys for windows, rotary positions and Falcon's heads */
+    struct tt__checkpoint *kept; /* config.json as loaded; NULL: no file was loaded. tt_lm_save copies from it
+                                    the keys that `config` has no fields for. It also copies the keys for
+                                    windows, rotary positions and Falcon's heads, if the fields of `config`
+                                    for them are still those of `read` */
     tt_lm_config read;         /* `config` as it was loaded; undefined if kept is NULL */
-    tt_lora *lora;             /* (n_lora) adapters that tt_lm_lora made with lora_options, whose targets are
-                                  not kept */
+    tt_lora *lora;             /* (n_lora) adapters that tt_lm_lora made; its options are in lora_options,
+                                  except `targets`, which is not kept */
     int n_lora;
     tt_lora_options lora_options;
     char *base;                /* model that the adapters belong to (base_model_name_or_path): the loaded
@@ -2257,24 +2283,25 @@ tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
 tt_status tt_lm_save(const tt_lm *m, const char *folder);
 void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it closes */
 
-/* Gives modules an adapter; call it before programs are compiled. B starts at 0, so the model's results do
-   not change. From then on only adapters are trained: everything else is frozen. NULL options: defaults. */
+/* Gives modules an adapter; call it before programs are compiled. An adapter's factor B starts at 0, so the
+   model's results do not change. From then on only adapters are trained: everything else is frozen. NULL
+   options: defaults. */
 tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *o);
 /* tt_lm_lora_save writes a peft folder: adapter_config.json and adapter_model.safetensors. tt_lm_lora_load
    reads such a folder into a model without adapters. tt_lm_lora_load refuses by name everything in the
    folder's config that tt_lora_options lacks (DoRA, PiSSA, biases, ranks of single modules). */
 tt_status tt_lm_lora_save(const tt_lm *m, const char *folder);
 tt_status tt_lm_lora_load(tt_lm *m, const char *folder);
-/* Adds the adapters to the weights, so that tt_lm_save, which writes weights only, saves both; B becomes
-   0. */
+/* Adds the adapters to the weights, so that tt_lm_save, which writes weights only, saves both; the adapters'
+   factors B become 0. */
 tt_status tt_lm_lora_merge(tt_lm *m);
 
 /* Declares the inputs ids, positions (for "gpt2" below max_positions), seq_start and targets; only
    tt_lm_model reads targets. */
 tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o);
-tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* output of the last norm, (rows,
-                                                                           hidden) */
-tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* (rows, vocab) */
+tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* returns the output of the last
+                                                                           norm, (rows, hidden) */
+tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* returns the logits (rows, vocab) */
 /* Returns the model for a trainer: its loss is the mean cross-entropy of the tokens that follow, in the
    batch's array "targets", i32 (rows, 1); -100: no target. m must stay valid. */
 tt_model tt_lm_model(const tt_lm *m);
@@ -2305,7 +2332,8 @@ tt_generator_options tt_generator_options_default(void);
 /* Makes a generator. m must stay valid. Returns NULL on error. */
 tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o);
 void tt_generator_free(tt_generator *g);
-const tt_program *tt_generator_program(const tt_generator *g); /* for tt_program_plan */
+const tt_program *tt_generator_program(const tt_generator *g); /* returns the program of a generator, for
+                                                                  example for tt_program_plan */
 
 typedef struct tt_sampling {
     int max_new;              /* Set it to limit how many tokens are added to a sequence; default 128 */
@@ -2321,8 +2349,8 @@ typedef struct tt_sampling {
                                  et al., "CTRL", 2019). Above 0 */
     uint64_t seed;            /* Set it for other random numbers: the same seed gives the same tokens; default
                                  0 */
-    const int32_t *stop;      /* Set it to n_stop tokens that end a sequence, whose last token is then the
-                                 stop token; default none */
+    const int32_t *stop;      /* Set it to n_stop tokens, each of which ends a sequence and is then its last
+                                 token; default none */
     int n_stop;
     /* Set it to receive each token as soon as the token is known; returning false ends the token's sequence;
        default NULL. */
@@ -2392,8 +2420,10 @@ tt_status tt_trainer_wait(tt_trainer *t, tt_stats *stats);
    caller chooses whether steps become larger or have fewer micro-batches; other micro-batches give other
    bits. */
 int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int max);
-const tt_program *tt_trainer_program(const tt_trainer *t); /* program that trains, or else that evaluates */
-int64_t tt_trainer_steps(const tt_trainer *t);             /* tt_program_steps of the trainer's program */
+const tt_program *tt_trainer_program(const tt_trainer *t); /* returns the program that trains; if there is
+                                                              none, the program that evaluates */
+int64_t tt_trainer_steps(const tt_trainer *t);             /* number of optimizer steps done
+                                                              (tt_program_steps) */
 /* Returns the steps of the last state that was saved or loaded, from which a resumed run continues; -1: no
    state. */
 int64_t tt_trainer_saved_steps(const tt_trainer *t);
@@ -2460,7 +2490,8 @@ tt_status tt_trainer_use_ema(tt_trainer *t, bool use);
 /* Progress of a run, stored with the state so that the caller can resume. */
 typedef struct tt_progress {
     int64_t epoch, step;          /* the epoch and the step to train next */
-    double loss_sum, targets, correct; /* sums over the epoch so far */
+    double loss_sum, targets, correct; /* sums of losses, targets and right predictions over the epoch so
+                                          far */
     double best, best_loss;       /* the best validation so far: the value that tt_fit_options.best_by
                                      compares, and the loss */
     uint64_t best_by;             /* hash of the name of the value in `best`; 0: unknown */
@@ -2478,7 +2509,7 @@ tt_status tt_trainer_load(tt_trainer *t, const char *path, tt_progress *progress
 typedef struct tt_fit_event {
     int64_t epoch, epochs;         /* epoch counts from 0 */
     int64_t step, steps;           /* steps done in this epoch; steps of an epoch */
-    double loss;                   /* mean over this epoch so far */
+    double loss;                   /* mean loss over the targets of this epoch so far */
     const char *metric_name;       /* the metric of best_by, or else the model's first; NULL: no metric,
                                       or only validations have it */
     double metric;                 /* metric of this epoch so far, or of `validation` if it is set */
@@ -2642,7 +2673,7 @@ typedef enum tt__act {
     X(int, act)           /* used by LINEAR and ACTIVATION: a tt__act */ \
     X(bool, untransposed) /* used by MATMUL: true: a b; false: a b^T */ \
     X(float, beyond)      /* used by MATMUL: the number in the columns beyond the rows of b */ \
-    X(int, heads)         /* used by ATTENTION and ROTARY */ \
+    X(int, heads)         /* used by ATTENTION and ROTARY: number of heads */ \
     X(int, key_heads)     /* ATTENTION */ \
     X(bool, causal)       /* ATTENTION */ \
     X(int, window)        /* used by ATTENTION; 0: no window */ \
@@ -2673,9 +2704,9 @@ typedef enum tt__act {
     X(float, clip_norm)   /* CLIP */ \
     X(tt_patch_options, image) /* PATCHES */ \
     X(tt_rotary_options, rotary) /* ROTARY */ \
-    X(uint32_t, custom_hash) /* used by CUSTOM: hash of the op's name */ \
-    X(int, out_axis) X(int, out_extra) X(int, out_width) X(int, out_rows) /* shape of CUSTOM's output; \
-                             out_rows if out_axis is 0 */ \
+    X(uint32_t, custom_hash) /* used by CUSTOM: hash of the name of the caller's op */ \
+    X(int, out_axis) X(int, out_extra) X(int, out_width) X(int, out_rows) /* shape of CUSTOM's output, which \
+                             has out_rows rows if out_axis is 0 (no axis) */ \
     X(int, offset)        /* number that EMBEDDING and EMBEDDING_BACKWARD add to ids */ \
     X(tt_dtype, narrow)   /* dtype to which LINEAR, LINEAR_DX and LINEAR_CROSS_ENTROPY round f32 weights */
 
@@ -2740,14 +2771,15 @@ static inline int64_t tt__shard(int64_t elements, int64_t unit, bool root, int m
    the second phase the member copies the other members' shards. */
 enum {
     TT__REDUCE_PHASE = 1, TT__SPREAD_PHASE = 2,
-    /* flags that only tt__rules.phases has: the members' operands are shards; the members' results are
-       shards; member 0 has all data */
+    /* Flags that only tt__rules.phases has. PIECES_IN: the members' operands are shards. PIECES_OUT: the
+       members' results are shards. OF_FIRST: member 0 has all data. */
     TT__PIECES_IN = 4, TT__PIECES_OUT = 8, TT__OF_FIRST = 16
 };
 
 typedef struct tt__instr {
     int op;             /* TT__OP_...; -1: removed by the current pass                                      */
-    int before;         /* in a pass: number of the instruction before which this instruction goes */
+    int before;         /* set by the pass that inserts this instruction: number of the instruction before
+                           which it goes */
     int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: absent                                       */
     uint32_t add, add_later;
     tt__attr attr;
@@ -2755,10 +2787,12 @@ typedef struct tt__instr {
     int factor[2];      /* matrix products: 1 + row of fp8_history for operands 0 and 1; 0: none            */
     tt__segment segment;
     int stage;          /* 1 + number of the instruction's pipeline stage; 0: unknown, or the only one */
-    bool backward;      /* emitted by autodiff, or by recompute as a copy of such an instruction            */
+    bool backward;      /* emitted by autodiff, or copied by recompute from an instruction that autodiff
+                           emitted */
     bool recomputed;    /* a copy that recomputes a value                                                   */
     bool always;        /* runs also on ranks without a micro-batch                                         */
-    bool later;         /* runs only after an earlier micro-batch has left a result, when add_later applies */
+    bool later;         /* runs only in the micro-batches in which add_later adds to the result of an earlier
+                           micro-batch */
     bool with_next;     /* launched together with the next instruction, which has the same op
                            (tt__backend.launch) */
     bool on_host;       /* the CPU's kernel runs the instruction in the host's memory, even with a GPU      */
@@ -2779,18 +2813,19 @@ typedef struct tt__instr {
    operands and results. Below the row of an op is the row of its backward, if that has kernels of its own.
    Other parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu), TT__RUN_BY(OP, ...)
    (cuda), and the case in the generic tests. The comment of a row lists the operands and, after ->, the
-   results, in the order of their numbers. A name in [brackets] may be absent; - is a number that the op does
-   not use. The flags: */
+   results, in the order of their numbers. A name in [brackets] may be absent; "unused" is a number that the
+   op does not use. The flags: */
 #define TT__NAMED_BY_ACT 0x1 /* errors and printed programs call the op by its activation                   */
 #define TT__INPLACE0 0x2     /* out[0] may take in[0]'s place if in[0] is dead after this instruction       */
 #define TT__INPLACE1 0x4     /* out[0] may take in[1]'s place if in[1] is dead after this instruction       */
 #define TT__RMW 0x8          /* the op also reads its outputs, as optimizer steps do                        */
-#define TT__RANDOM 0x10      /* draws random numbers                                                        */
+#define TT__RANDOM 0x10      /* the op draws random numbers */
 #define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings, for updates or dropout */
 #define TT__MEAN 0x40        /* with TT__WITH_RUN: the op reads the settings only in programs that accumulate,
                                 because a step's number of targets is unknown while its micro-batches run */
 #define TT__ANY_SPACE 0x80   /* the op's operands may be in the host's memory                               */
-#define TT__WAITS 0x100      /* the op is WAIT, whose operands are all operands and results of other work */
+#define TT__WAITS 0x100      /* the op is WAIT: its operands are all operands and results of the work that it
+                                waits for */
 #define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be in fp8 (TT__E4M3)                  */
 #define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], if out[1] is present      */
 #define TT__LOSS 0x800       /* out[0] is the mean loss over the targets, in[TT__LOSS_TARGETS];
@@ -2820,7 +2855,8 @@ typedef struct tt__instr {
    outputs, and only if the device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-/* Indices of operands, and of the output with the counts, of losses. TOTAL: the operand of tt_loss_total. */
+/* Numbers of operands of losses, and of the output that has a loss's counts. TOTAL: the operand that
+   tt_loss_total sets. */
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_COUNTS = 2 };
 
 #define TT__OPS(X) \
@@ -2828,10 +2864,10 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
       TT__WEIGHT(1) | TT__RESIDUAL(3)) \
         /* x, w, [b], [residual], [1/scale of x], [1/scale of w] -> y, [pre-activation] */ \
     X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
-        /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \
-    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy, x] -> dw, [db] */ \
+        /* dy, w, [saved], unused, [1/scale of dy, w] -> dx * act'(saved), [column sums of dx] */ \
+    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, 2 unused, [1/scale of dy, x] -> dw, [db] */ \
     X(MATMUL, "matmul", 2, 1, TT__BY_ROW(1) | TT__PRODUCT) /* a, b -> a b^T or a b */ \
-    X(MATMUL_DB, "matmul_db", 2, 1, TT__PRODUCT) /* a, b -> a^T b, only the actual rows */ \
+    X(MATMUL_DB, "matmul_db", 2, 1, TT__PRODUCT) /* a, b -> a^T b, summed over the actual rows only */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__CHEAP) \
@@ -2857,7 +2893,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(SUM_ROWS, "sum_rows", 1, 1, 0) /* dy -> (1, D), the sum of all rows */ \
     X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__CHEAP) /* a, b -> a * b */ \
     X(MUL_BROADCAST, "mul_broadcast", 2, 1, TT__INPLACE0 | TT__CHEAP) \
-        /* a, a column, a row or one number -> a * b */ \
+        /* a, b (a column, a row or one number) -> a * b */ \
     X(ROW_DOTS, "row_dots", 2, 1, 0) /* a, b -> (rows, 1), the sum of a * b over each row */ \
     X(SWIGLU, "swiglu", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__CHEAP) \
         /* gate, up -> silu(gate) * up */ \
@@ -2883,20 +2919,20 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(STORE_ROWS, "store_rows", 2, 1, TT__RMW) /* x, index -> cache */ \
     X(PATCHES, "patches", 3, 1, TT__CHEAP_KEPT) /* pixels, positions, seq_start -> y */ \
     X(CROSS_ENTROPY, "cross_entropy", 7, 3, TT__LOSS) \
-        /* logits, targets, [weights], -, -, -, [total] -> loss, lse, counts */ \
+        /* logits, targets, [weights], 3 unused, [total] -> loss, lse, counts */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
     X(SOFT_CROSS_ENTROPY, "soft_cross_entropy", 7, 3, TT__LOSS) \
-        /* logits, targets, [weights], -, -, -, [total] -> loss, (lse, sum of targets), counts */ \
+        /* logits, targets, [weights], 3 unused, [total] -> loss, (lse, sum of targets), counts */ \
     X(SOFT_CROSS_ENTROPY_BACKWARD, "soft_cross_entropy_backward", 6, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], (lse, sum of targets), counts -> dlogits */ \
     X(MEAN_SQUARED_ERROR, "mean_squared_error", 7, 3, TT__LOSS) \
-        /* x, target, [weights], -, -, -, [total] -> loss, -, counts */ \
+        /* x, target, [weights], 3 unused, [total] -> loss, unused, counts */ \
     X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) /* dloss, x, target, [weights], counts -> dx */ \
     X(SIGMOID_CROSS_ENTROPY, "sigmoid_cross_entropy", 7, 3, TT__LOSS) \
-        /* logits, targets, [weights], [positive weights], -, -, [total] -> loss, -, counts */ \
+        /* logits, targets, [weights], [positive weights], 2 unused, [total] -> loss, unused, counts */ \
     X(SIGMOID_CROSS_ENTROPY_BACKWARD, "sigmoid_cross_entropy_backward", 6, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], [positive weights], counts -> dlogits */ \
@@ -2909,7 +2945,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
       TT__LOSS | TT__WITH_RUN | TT__MEAN | TT__WEIGHT(3)) \
         /* x, targets, [weights], w, [b], [dloss] -> loss, [dx], counts, [dw], [db] */ \
     X(SUM_SQUARES, "sum_squares", 1, 1, 0) /* g -> sum of g^2 */ \
-    X(ADD_COUNTS, "add_counts", 1, 1, 0) /* a loss's counts -> totals */ \
+    X(ADD_COUNTS, "add_counts", 1, 1, 0) /* a loss's counts -> tt__totals of the step */ \
     X(CLIP, "clip", 3, 1, TT__WITH_RUN | TT__MEAN) \
         /* sums of squares, totals, [loss scale] -> (norm, factor) */ \
     X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, [momentum] */ \
@@ -2917,8 +2953,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(CUSTOM_UPDATE, "custom_update", 2, 3, TT__RMW | TT__WITH_RUN) /* g, factor -> p, [state], [state] */ \
     X(EMA, "ema", 2, 1, TT__RMW | TT__WITH_RUN) /* p, (norm, factor) -> average */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
-    X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
-    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* result and operands of another stream's work */ \
+    X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x in other memory: the device's or the host's */ \
+    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* the results and operands of the work to wait for */ \
     X(ALL_REDUCE, "all_reduce", 1, 1, TT__RMW | TT__INPLACE0 | TT__MOVES) \
         /* x -> y, the sum (or max, min) of all members' x */ \
     X(REDUCE_SCATTER, "reduce_scatter", 1, 1, TT__RMW | TT__MOVES) \
@@ -2967,7 +3003,8 @@ typedef struct tt__step_settings {
 typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums over micro-batches so far */
 typedef struct tt__scale_state {
     double scale;               /* scale of the loss's gradient: a power of two                             */
-    double good_steps, skipped; /* steps since the scale changed; skipped: steps without an update */
+    double good_steps, skipped; /* good_steps: steps without overflow since the scale last changed; skipped:
+                                   all steps without an update */
 } tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
 typedef struct tt__clipped { /* the gradient's norm (not finite: no parameter was changed), and the factor
@@ -2982,10 +3019,12 @@ typedef struct tt__launch {
     tt__device *device;     /* device to run on (on the CPU a tt__cpu), equal for all launches of a call    */
     const tt_tape *tape;
     const tt__instr *instr;
-    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* actual number of rows; data is NULL: absent */
+    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* operands and results with their actual number of rows; absent
+                                                 if `data` is NULL */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
-    bool tuned;             /* matrix products use the fastest ways that `tune` has found                   */
+    bool tuned;             /* matrix products are computed in the fastest ways that tt__backend.tune has
+                               found */
     const uint16_t *lists;  /* block lists of block-sparse attention: (heads of all ranks, list_rows, listed),
                                in the host's memory. NULL: every list names block 0 */
     /* Number of the first random number of an update, a multiple of 8: the place of out[0]'s first element in
@@ -3004,7 +3043,7 @@ typedef struct tt__launch {
     const tt__mat *peer_in, *peer_out;
     /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
        holds what tt__backend.stage copied from member k (NULL: kernels can load from it). Only elements
-       [from, from + most) of each shard are processed. staged NULL: all elements, from peer_in and
+       [from, from + max) of each shard are processed. staged NULL: all elements, from peer_in and
        peer_out. */
     void *const *staged;
     int64_t from, max;
@@ -3032,7 +3071,7 @@ typedef struct tt__launch {
    cublasSetWorkspace), less a page for what programs keep; with less, cuBLAS avoids its faster kernels.
    Instructions run one after another, so other ops use this workspace, too: for partial sums of biases,
    norms, losses and squares. */
-#ifndef TT__CUDA_RESIDENT /* tests set a smaller number */
+#ifndef TT__CUDA_RESIDENT /* tests define a smaller TT__CUDA_RESIDENT */
 #define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
 /* Alignment in bytes of storages and of the parts of workspaces: the alignment of cudaMalloc, which suffices
@@ -3218,15 +3257,16 @@ typedef struct tt__backend {
     tt__device *(*open)(tt_context *ctx, int index, int ranks, char *error, size_t capacity);
     void (*close)(tt__device *d);
     const char *(*error)(tt__device *d);
-    void *(*allocate)(tt__device *d, size_t bytes);           /* contents are undefined                     */
+    void *(*allocate)(tt__device *d, size_t bytes);           /* the memory's contents are undefined */
     void (*release)(tt__device *d, void *memory);
     /* Allocates memory that moves between the device and the host as it is used. *available receives the
        bytes that the device had free; without `beyond` the function refuses to allocate more than those
        bytes. allocate_managed, keep and prefetch are NULL if the device has no such memory. */
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
-    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* keeps the bytes on the device */
-    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* moves the bytes to the
-                                                                                     device */
+    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks the device to keep the bytes in its
+                                                                     memory */
+    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* begins to move the bytes
+                                                                                     to the device's memory */
     void *(*allocate_host)(tt__device *d, size_t bytes);      /* host memory that `copy` can use            */
     void (*release_host)(tt__device *d, void *host);
     /* Copies between the device's memory and memory of allocate_host, in either direction, or within the
@@ -3272,16 +3312,17 @@ typedef struct tt__backend {
        the bytes a second of such loads, or of copies through the host if kernels cannot load; 0: unknown. */
     const char *(*peer)(tt__device *d, tt__device *from, double *rate);
     /* Copies to staged[me] the elements that other members need from this member in the current phase of a
-       collective: elements [from, from + most) of each shard, at most members * most elements. *more receives
-       whether shards have further elements, for all members alike. stage and `more` are NULL if kernels can
-       load from all memory. */
+       collective: elements [from, from + max) of each shard (tt__launch), at most members * max elements.
+       *more receives whether shards have further elements, for all members alike. stage and `more` are NULL
+       if kernels can load from all memory. */
     tt_status (*stage)(const tt__launch *l, bool *more);
-    tt_status (*available)(tt__device *d, size_t *bytes); /* free bytes; NULL: the memory is the host's */
-    /* Finds the matrix products that launches of one op need. If `times`, measures each way to compute the
-       products without a measurement, in memory that is freed again, and keeps the fastest way for launches
-       that are `tuned`. A measurement also serves equal products with other numbers of rows. *untimed grows
-       by the number of products for which memory does not suffice. tune, tuned_text and learn are NULL if the
-       device knows one way only. */
+    tt_status (*available)(tt__device *d, size_t *bytes); /* sets *bytes to the free memory of the device;
+                                                             NULL: the device has the host's memory */
+    /* Finds the matrix products that launches of one op need. If `times`, measures, for each product that has
+       no measurement yet, all ways to compute it, in memory that is freed again, and keeps the fastest way
+       for launches that are `tuned`. A measurement also serves equal products with other numbers of rows.
+       *untimed grows by the number of products for which memory does not suffice. tune, tuned_text and learn
+       are NULL if the device has only one way to compute a product. */
     tt_status (*tune)(const tt__launch *l, int n, bool times, int *untimed);
     /* Writes the device's choices to `to`, a line of text for each product, and returns the length of the
        whole text, even if `to` is too small. */
@@ -4653,13 +4694,13 @@ typedef struct tt__tape_value {
     bool saved;
     int32_t copies;
     int32_t ends;       /* 1 + number of the pipeline stage whose last value this is; 0: none */
-    bool elsewhere;     /* the parameter is read by other pipeline stages only */
+    bool elsewhere;     /* only other pipeline stages read the parameter */
     int tied[2];        /* pipeline stages that read the parameter, the lower first; tied[1] is 0 if only one
                            stage reads it */
-    bool parted;        /* in a program: the address of the value or its storage depends on the run, see
-                           tt__resolve_part */
+    bool parted;        /* in a program: the place of the value or of its storage depends on the run
+                           (tt__resolve_part) */
     int32_t base;       /* the value whose storage this value shares; the value itself unless it is a view */
-    int64_t offset;     /* elements from the start of the storage of `base` */
+    int64_t offset;     /* distance in elements from the start of the storage of `base` */
     int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; else -1 */
     int state;          /* of a STATE value: number of the optimizer's state, from 1; TT__EMA: the average */
     int held;           /* 1 + the layout in which an arena holds the parameter; 0: no arena does */
@@ -4668,8 +4709,8 @@ typedef struct tt__tape_value {
     bool offload;       /* of a storage: tt_offload has marked it */
     tt__mark mark;      /* set by tt_keep or tt_recompute */
     bool persistent;    /* the value keeps its contents from run to run */
-    bool pinned_f32;    /* the value stays f32 in any precision: statistics, losses */
-    bool residual;      /* the value is part of the residual stream, see the option `residual` */
+    bool pinned_f32;    /* the value stays f32 in any precision, as statistics and losses do */
+    bool residual;      /* the value is part of the residual stream (tt_compile_options.residual) */
     bool needs_grad;    /* the value depends on a trainable parameter */
     int32_t grad;       /* number of the value that holds the gradient; 0: none yet */
     /* Set by tt__index. producer: 1 + the first instruction that writes the value; 0: none. The other fields
@@ -4700,7 +4741,7 @@ struct tt_tape {
     uint32_t n_random;
     size_t alignment;                               /* alignment of storages in bytes, required by the kind of
                                                        device */
-    bool host;                                      /* device and host have one memory (CPU) */
+    bool host;                                      /* the device is a CPU, whose memory is the host's */
     bool accumulate;                                /* a step may have several micro-batches, on one rank or
                                                        on several */
     bool by_totals;                                 /* all losses have a total (tt_loss_total) */
@@ -4709,7 +4750,8 @@ struct tt_tape {
     int zero;                                       /* tt_parallel.zero */
     bool unverified;                                /* the verifier skips this tape, which only serves an
                                                        estimate */
-    bool early;                                     /* the backward updates parameters */
+    bool early;                                     /* parameters are updated in the backward, as soon as
+                                                       their gradients are final */
     bool on_host;                                   /* large parameters are updated in the host's memory */
     bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
                                                        summed over ranks after each micro-batch, see
@@ -4760,7 +4802,7 @@ static int tt__numbers(const tt__instr *i) { return (int)(tt__ops[i->op].flags >
 
 static const char *tt__act_name(int act)
 {
-#define TT__NAME(ACT, function, by_result) &#function[3], /* without "tt_" */
+#define TT__NAME(ACT, function, by_result) &#function[3], /* the function's name without "tt_" */
     static const char *const names[] = {"none", TT__ACTS(TT__NAME)};
 #undef TT__NAME
     return names[act];
@@ -4850,7 +4892,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     v->base = b->base;
     v->offset = b->offset + offset;
     v->ld = ld;
-    v->needs_grad = b->needs_grad; /* for views that autodiff makes */
+    v->needs_grad = b->needs_grad; /* views that autodiff makes get needs_grad here; a pass has set that of
+                                      all earlier values */
     v->persistent = b->persistent;
     v->space = b->space;
     v->part = b->part;
@@ -5239,7 +5282,8 @@ static bool tt__writes(const tt_tape *t, const tt__instr *i, int32_t base)
 }
 
 static int tt__uses(const tt_tape *t, int32_t v) { return t->values[t->values[v].base].uses; }
-static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].producer - 1; } /* -1: none */
+/* Returns the number of the first instruction that writes v; -1 if there is none. */
+static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].producer - 1; }
 
 /* Returns whether exactly one operand reads v and nothing needs v's contents afterwards: v is a transient
    storage, not a view, and neither `root` (the loss), an output nor the end of a pipeline stage. */
@@ -5333,8 +5377,8 @@ static tt_status tt__settle(tt_tape *t, int n)
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    /* For each place, the number of instructions inserted there; later, the new number of the next of
-       them. */
+    /* For each place, the number of instructions that are inserted there; later, the new number of the first
+       of them that is not yet moved. */
     int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
@@ -5403,7 +5447,7 @@ typedef struct tt__rules {
        the op cannot be computed from such operands. A result is partial only if its sum over the ranks equals
        the result of whole operands. NULL: all operands and results are whole. */
     bool (*layout)(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out);
-    tt__gradient backward; /* empty: the op has no backward */
+    tt__gradient backward; /* all fields NULL: the op has no backward */
     /* Return the bytes of scratch for the max numbers of rows: on a CPU with `threads` threads (NULL:
        tt__widen_bytes), and on CUDA (NULL: 0). */
     size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
@@ -5480,7 +5524,7 @@ static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
     *to = i;
     int at = t->n_code - 1;
     for (int k = 0; k < tt__ops[i.op].outputs; k++) {
-        if (!shape[k].rows) continue; /* an optional output that i lacks */
+        if (!shape[k].rows) continue; /* i lacks this optional output */
         int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(&i),
                                    at, k);
         if (!id) return tt__handle(t, 0);
@@ -5767,7 +5811,7 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
     if (!i) return;
     i->out[0] = v;
     i->attr.scale = x;
-    if (b->t->values[v].persistent) i->add_later = 1; /* v is set to x once, not in each micro-batch */
+    if (b->t->values[v].persistent) i->add_later = 1; /* only the first micro-batch sets v to x */
 }
 
 /* Creates the gradient of v with its own storage; v must not be a view. Returns 0 when out of memory. */
@@ -5874,7 +5918,7 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 192
 #define TT__GEMM_PACK_LINES 96 /* rows of A or columns of B per packing task; a multiple of panels' widths  */
-#define TT__GEMM_PACK_K 32    /* units of k per packing task if a line is not contiguous; even              */
+#define TT__GEMM_PACK_K 32    /* units of k per packing task if a line is not contiguous; an even number */
 #define TT__GEMM_ALONE 131072 /* number of multiplications that take no longer than waking a thread         */
 /* Few rows of A use each element of B too few times for packing B to pay. The product is then made by dot
    products where the columns of B are contiguous, and by sums of rows of B where its rows are. */
@@ -5891,10 +5935,11 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
    number of rows also serves fewer rows. */
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
-    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* a copy of A as floats */
-    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* rounded up to whole panels */
+    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* bytes of a copy of A as
+                                                                                   floats */
+    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* m rounded up to whole panels of A */
     size_t cols = (size_t)tt__min(n + 47, TT__GEMM_N);
-    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* a tile has 16 units of k */
+    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* at least the 16 units of k of a tile */
     size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4);
     if (k > TT__GEMM_K) packed += rows * cols * 4;
 #ifdef TINYTRAIN_CBLAS
@@ -5931,24 +5976,23 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
 /* The buffers of one thread, each 64-byte aligned. X(of, name, floats) is a buffer of the forward, of the
    backward or of both; `floats`, its size, uses variables of tt__attention_layout. Buffers of pairs, for
    products of bf16, hold two bf16 in each float: neighbours in a row (pairs of columns) or in a column (pairs
-   of rows), see attention_pairs_of_columns. */
+   of rows). */
 #define TT__ATTENTION_BUFFERS(X) \
-    X(both, k_pairs, keys * whole / 2)           /* pairs of columns of k */ \
-    X(both, summed, keys * stride / 2)           /* pairs of rows of v or k; for tile kernels, transposed */ \
-    X(both, columns, queries * whole / 2)        /* pairs of columns of q or dout */ \
-    X(both, left, keys * queries / 2)            /* pairs of rows or columns of weights or dscores */ \
-    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* tile kernels' sums or pairs of rows */ \
+    X(both, k_pairs, keys * whole / 2)           /* k in bf16, pairs of columns */ \
+    X(both, summed, keys * stride / 2)           /* v or k in bf16, pairs of rows; transposed for tiles */ \
+    X(both, columns, queries * whole / 2)        /* q or dout in bf16, pairs of columns */ \
+    X(both, left, keys * queries / 2)            /* weights or dscores in bf16, in pairs */ \
+    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* tile kernels' sums or transposed rows */ \
     X(both, k, keys * stride) \
     X(both, v, keys * stride) \
-    X(both, weights, keys * tile)                /* scores, then weights */ \
+    X(both, weights, keys * tile)                /* scores, which become weights */ \
     X(both, q, queries * stride) \
     X(both, qt, blocks * qt_rows * tile)         /* q transposed, for each block of queries of a task */ \
     X(forward, out, max_queries * stride) \
     X(forward, max, max_queries)               /* running maximum of the scores */ \
     X(forward, sum, max_queries)                /* sum of the weights */ \
-    X(backward, v_pairs, keys * whole / 2)       /* v, each two columns interleaved,
-        for dot products of 16-bit pairs */ \
-    X(backward, q_pairs, queries * stride / 2)   /* pairs of rows of q */ \
+    X(backward, v_pairs, keys * whole / 2)       /* v in bf16, pairs of columns */ \
+    X(backward, q_pairs, queries * stride / 2)   /* q in bf16, pairs of rows */ \
     X(backward, dout_pairs, queries * stride / 2) \
     X(backward, dk, keys * stride) \
     X(backward, dv, keys * stride) \
@@ -6079,13 +6123,14 @@ typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
    its capacity; w_rows and w_cols: the shape of in[1] at capacity. */
 static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
 {
-    tt__mnk p = {rows, w_rows, cols};              /* LINEAR: the operands are x and w                      */
-    if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* the operands are dy and w                             */
+    tt__mnk p = {rows, w_rows, cols};              /* LINEAR multiplies x (rows, cols) by w^T, w (w_rows,
+                                                      w_cols) */
+    if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* LINEAR_DX multiplies dy by w */
     if (i->op == TT__OP_MATMUL && i->attr.untransposed) {
         p.n = w_cols;
         p.k = w_rows;
     }
-    if (i->op == TT__OP_LINEAR_DW || i->op == TT__OP_MATMUL_DB) { /* LINEAR_DW: the operands are dy and x   */
+    if (i->op == TT__OP_LINEAR_DW || i->op == TT__OP_MATMUL_DB) { /* LINEAR_DW multiplies dy^T by x */
         p.m = cols;
         p.n = w_cols;
         p.k = rows;
@@ -6198,7 +6243,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     int32_t dy = g;
     tt__instr product = *f;
     memset(&product.attr, 0, sizeof product.attr);
-    if (f->attr.act && (weights || x)) { /* first the backward of the activation */
+    if (f->attr.act && (weights || x)) { /* the gradient goes first through the backward of the activation */
         const char *reads = tt__act_by_result(f->attr.act) ? "gA" : "gB";
         tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "");
         const tt__tape_value *y = &t->values[f->out[0]];
@@ -6434,7 +6479,8 @@ static size_t tt__cuda_MATMUL(const tt_tape *t, const tt__instr *i)
 static const tt__rules tt__rules_MATMUL = {tt__shape_MATMUL, NULL, {tt__backward_MATMUL}, tt__product_bytes,
     tt__cuda_MATMUL};
 
-/* The shape rule of MATMUL_DB. The result has the rows of the forward's operand b, and a as many columns. */
+/* The shape rule of MATMUL_DB. The result is the gradient of the forward's operand b and has its rows;
+   operand 0 has as many columns. */
 static bool tt__shape_MATMUL_DB(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1), *to = &t->values[i->out[0]].shape;
@@ -6828,7 +6874,7 @@ static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__la
 
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
 {
-    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* if not, tt__record fails */
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* without a or b, tt__record fails */
     const bool row = both && !t->values[b.id].shape.axis &&
                      !tt__same_rows(&t->values[a.id].shape, &t->values[b.id].shape);
     return tt__record(t, tt__new_instr(row ? TT__OP_ADD_ROW : TT__OP_ADD), "vv", a, b);
@@ -6839,7 +6885,8 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
     const tt__tape_value *v = b->t->values;
     tt_dtype dtype = v[g].shape.dtype;
     int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
-    tt__grad_pass(b, g, f->in[1 - take], false); /* first, because in[take] may take over g */
+    tt__grad_pass(b, g, f->in[1 - take], false); /* must come first, because after the next call g may be the
+                                                    gradient of in[take] */
     tt__grad_pass(b, g, f->in[take], true);
 }
 
@@ -6915,7 +6962,7 @@ static bool tt__broadcasts(const tt__shape *a, const tt__shape *b)
 
 tt_value tt_mul(tt_tape *t, tt_value a, tt_value b)
 {
-    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b); /* if not, tt__record fails */
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b); /* without a or b, tt__record fails */
     const bool spread = both && tt__broadcasts(&t->values[a.id].shape, &t->values[b.id].shape);
     return tt__record(t, tt__new_instr(spread ? TT__OP_MUL_BROADCAST : TT__OP_MUL), "vv", a, b);
 }
@@ -7043,7 +7090,8 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
     *to = *o;
     to->heads = 0; /* attr.heads has the number of heads, which is less for a shard of x */
     if (!to->size && o->heads > 0) to->size = (int)tt__min(tt_value_width(t, x) / o->heads, INT_MAX);
-    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* options that are not read get fixed values */
+    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* options that the scaling does not read get fixed
+                                                          values */
     if (o->scaling < TT_ROTARY_LLAMA3) to->original = 1;
     if (o->scaling < TT_ROTARY_LLAMA3 || (o->low == 0 && o->high == 0)) {
         to->low = 1;
@@ -7135,7 +7183,7 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p)
 
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    /* With the random numbers of f, this DROPOUT drops the same elements. */
+    /* With the random numbers of f, this DROPOUT drops the same elements as f. */
     if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0");
     tt__grad_pass(b, g, f->in[1], true);
 }
@@ -7340,7 +7388,7 @@ static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t leng
 {
     const int64_t n = tt__attention_blocks(attr, length), i = n ? row / attr->block : 0;
     if (i > 0 && i < n - 1) {
-        int64_t keys = attr->block + length - (n - 1) * attr->block;           /* first and last blocks */
+        int64_t keys = attr->block + length - (n - 1) * attr->block; /* keys of first and last block */
         for (int64_t j = tt__max(1, i - 1); j < tt__min(n - 1, i + 2); j++) keys += attr->block;
         return (double)(keys + (i < attr->list_rows ? (int64_t)attr->listed * attr->block : 0));
     }
@@ -8046,7 +8094,8 @@ static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, 
 {
     const int op = TT__OP_MEAN_SQUARED_ERROR_BACKWARD;
     if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, op, "g012C", "0");
-    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, op, "g102C", "1"); /* swaps x and y */
+    /* The gradient of the target is that of x with x and target swapped. */
+    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, op, "g102C", "1");
 }
 
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ERROR, NULL,
@@ -8205,7 +8254,7 @@ static const tt__rules tt__rules_CHUNK_SQUARES = {tt__shape_CHUNK_SQUARES, tt__l
 static const tt__rules tt__rules_FOLD_SQUARES = {tt__shape_FOLD_SQUARES, tt__layout_FOLD_SQUARES, {NULL},
     tt__no_bytes};
 
-/* Fails unless operand k has dtype f64 and shape (1, 3). Such values are parts of tt__results. */
+/* Fails unless operand k has dtype f64 and shape (1, 3), as the parts of tt__results have. */
 static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k)
 {
     const tt__shape *s = tt__in(t, i, k);
@@ -8298,7 +8347,8 @@ static int tt__use_CUSTOM_UPDATE(const tt_optimizer_options *o, tt__attr *a, tt_
     return known ? c->states : 0;
 }
 
-/* The moving average of a parameter, beside the states of any optimizer. */
+/* The rules of EMA, which updates the moving average of a parameter. The average is a further state, whatever
+   the optimizer. */
 static const tt__rules tt__rules_EMA = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__no_bytes};
 
 enum { TT__STATES = 2 }; /* max number of states that an op keeps for a parameter */
@@ -8312,7 +8362,8 @@ typedef struct tt__optimizer {
 } tt__optimizer;
 #define TT__OPTIMIZER(kind, name, op, decoupled, state, word, second, its_word) \
     {name, TT__OP_##op, decoupled, {{state, word}, {second, its_word}}, tt__use_##op},
-static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* index: tt_optimizer_kind */
+static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* element k is for
+                                                                                  tt_optimizer_kind k */
 #undef TT__OPTIMIZER
 
 /* ==== src/ops/collectives/rules.h */
@@ -8543,7 +8594,7 @@ static const tt__rules *tt__rules_of(const tt__instr *i)
     return table[i->op];
 }
 
-/* Returns the number of floating-point operations in i's matrix products; in: see tt__rules.flops. */
+/* Returns the number of floating-point operations in i's matrix products. in: i's operands. */
 static double tt__flops(const tt__instr *i, const tt__mat *in)
 {
     if (tt__rules_of(i)->flops) return tt__rules_of(i)->flops(i, in);
@@ -13309,12 +13360,12 @@ typedef struct tt__attention_args {
     bool causal; float scale; float dropout; uint64_t dropout_key;
     int64_t window;               /* rows that a row sees backwards and, unless causal, ahead; 0: no window */
     float alibi; int alibi_heads; /* alibi_heads: number of heads of all ranks; 0: no ALiBi              */
-    bool alibi_rounded;           /* see tt_attention_options                                            */
+    bool alibi_rounded;           /* rounds as transformers' Falcon does (tt_attention_options) */
     const tt__attr *attr;         /* options of block-sparse attention                                   */
-    const uint16_t *lists;        /* lists of blocks, as in tt__launch                                   */
+    const uint16_t *lists;        /* lists of blocks that queries see (tt__launch.lists) */
     tt__mat q, k, v, out;
     float *lse;
-    tt__mat dout, dq, dk, dv;    /* only in the backward                                                  */
+    tt__mat dout, dq, dk, dv;    /* gradients; only in the backward */
     bool add_dq, add_dk, add_dv; /* only in the backward: whether to add to the gradient or write it      */
     tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to bf16 */
     void *workspace;             /* tt__attention_workspace bytes                                         */
@@ -13402,7 +13453,7 @@ static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, i
 static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attention_sequence *x, int64_t query,
                                   int64_t n, int64_t *from)
 {
-    int64_t low = query, high = query + n - 1; /* rows of the sequence */
+    int64_t low = query, high = query + n - 1; /* first and last query's row in the sequence */
     *from = 0;
     if (!a->window) return x->diagonal ? query + n : x->length;
     for (int64_t i = 0; a->query_row && i < n; i++) {
@@ -13615,8 +13666,8 @@ static double tt__reduce_two(tt__reduce how, double a, double b)
     return (how == TT__MAX ? a > b : a < b) ? a : b;
 }
 
-/* Reduces n f64 elements of all members' in[0], beginning with element `from`, by the tree. Writes or adds
-   the results to out[0], beginning with element `to`. */
+/* Reduces n f64 elements of all members' in[0], beginning with element `from`, by the tree of sums
+   (src/ranks/threads.h). Writes or adds the results to out[0], beginning with element `to`. */
 static void tt__reduce_doubles(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;
@@ -14255,7 +14306,8 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 #define TT__ATTENTION_NV 2
 #endif
 #define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
-#define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* max lines of a panel */
+#define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* max rows of A, or columns
+                                                                                   of B, in a panel */
 #define TT__GEMM_TILES 32 /* rows, and columns, of C that four tiles hold */
 
 /* Reads n numbers, beginning with element `at`, as floats. Rounds f32 numbers to dtype `narrow`, unless
@@ -14294,7 +14346,7 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 
 /* Within each four lanes, LOW and HIGH interleave the first (HIGH: the last) two lanes of a with those of b;
    FIRST and LAST concatenate the first (LAST: the last) two lanes of a and those of b. */
-#if TT__LANES == 16 /* masked with all ones because g++ 12 warns about the plain forms */
+#if TT__LANES == 16 /* these instructions have masks of ones because g++ 12 warns about the plain forms */
 #define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__FIRST(a, b) (tt__vf)_mm512_maskz_shuffle_ps(0xffff, (__m512)(a), (__m512)(b), 0x44)
@@ -14363,7 +14415,7 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
    bf16. The functions below count k in units. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
-    tt_dtype dtype, narrow; /* narrow: see tt__gemm_args.b_narrow */
+    tt_dtype dtype, narrow; /* narrow: dtype to which f32 elements are rounded; TT_F32: not rounded */
     bool pairs;
     int64_t lines, line_step, k_step, elements; /* elements: number of elements of a line */
 } TT__K(gemm_operand);
@@ -14410,7 +14462,8 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int 
 {
     enum { L = TT__LANES };
     const int parts = width < L && L % width == 0 ? L / width : 1;
-    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* copy of lines that are incomplete or not float */
+    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* holds copies of lines that are incomplete or are not
+                                                     float */
     for (int64_t done = 0; done < lines; done += width, to += panel) {
         int64_t present = tt__min(width, lines - done);
         for (int64_t kk = 0; kk < k; kk += TT__GEMM_CHUNK) {
@@ -14467,7 +14520,7 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int wi
     for (int64_t kk = 0; kk < k; kk++) {
         for (int64_t strip = 0; strip < lines; strip += TT__GEMM_STRAIGHT) {
             int64_t some = tt__min(TT__GEMM_STRAIGHT, lines - strip);
-            /* number of lines that are read beyond the last panel */
+            /* number of lines beyond the last panel that are read because loads are whole vectors */
             const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width;
             bool copied = x->dtype != TT_F32 || x->narrow != TT_F32 || some % width
                 || line + strip + some + spill > x->lines;
@@ -14557,7 +14610,8 @@ TT__FN void TT__K(gemm_pack)(float *to, int64_t panel, int width, const TT__K(ge
 /* ==== src/ops/linear/cpu_computing.h */
 /* ---- microkernels ---- */
 
-typedef tt__vf TT__K(micro_sums)[12][4]; /* [rows][vectors], max size; the used part is in registers */
+typedef tt__vf TT__K(micro_sums)[12][4]; /* [rows][vectors] of the largest block; the part in use is in
+                                            registers */
 
 /* A microkernel computes a block of C. Its numbers of rows and vectors (nv) are constants, so that sums stay
    in registers. */
@@ -14592,8 +14646,8 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_sums) sum;
     const float *a = p->a, *b = p->b;
     TT__K(micro_begin)(rows, nv, sum);
-    /* Unrolled, because where two threads share a core, instructions other than multiply-adds limit the
-       speed. */
+    /* The loop is unrolled, because where two threads share a core, instructions other than multiply-adds
+       limit the speed. */
     TT__UNROLL_BY(4)
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
@@ -14690,7 +14744,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
         }
     }
 #else
-    TT__UNROLL_BY(4) /* for the reason given in micro */
+    TT__UNROLL_BY(4) /* so that less time goes to instructions other than multiply-adds */
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
         TT__EACH(v, nv) row[v] = TT__K(load)(b + v * TT__LANES);
@@ -14724,7 +14778,8 @@ TT__DOT_FN void TT__K(attention_dot_micro)(int64_t rows, int64_t cols, const tt_
 }
 #endif
 
-TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* see peak_loop */
+/* Does the work of peak_loop with dot products of bf16 instead of fp32 multiply-adds. */
+TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink)
 {
     tt__vf sum[12], x = TT__K(splat)(*sink), y = TT__K(splat)(1e-20f);
     TT__EACH(i, 12) sum[i] = TT__K(splat)((float)i);
@@ -14802,7 +14857,8 @@ TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__produ
     TT__TILES_FENCE;
 }
 
-TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* see peak_loop */
+/* Does the work of peak_loop with tiles of bf16 instead of fp32 multiply-adds. */
+TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink)
 {
     TT__K(tiles_begin)(32);
     for (int64_t round = 0; round < n; round++) {
@@ -14812,7 +14868,7 @@ TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* see peak_loop *
         _tile_dpbf16ps(3, 5, 7);
     }
     TT__K(tiles_end)();
-    (void)sink; /* not needed: the compiler drops no operation on tiles */
+    (void)sink; /* sink is not needed here: the compiler drops no operation on tiles */
     return (double)n * 4 * 2 * 16 * 16 * 32;
 }
 #else
@@ -14877,7 +14933,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
                 if (g->saved.data) TT__K(gemm_take)(saved + t * n, &g->saved, r + t, at, n);
                 else if (keeps) TT__K(gemm_keep)(&g->pre, r + t, at, x + t * n, n);
             }
-            if (g->saved.data) { /* `saved` is never combined with a bias */
+            if (g->saved.data) { /* a product with `saved` never has a bias */
                 TT__K(act_row)(g->act, x, x, saved, some * n);
             } else if (g->act != TT__ACT_NONE) {
                 if (kept != TT_F32) {
@@ -14904,14 +14960,15 @@ typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     TT__K(micro_fn) micro;
     int mr, nr;                           /* mr: lines of a panel of A; nr: of a panel of B */
-    bool tiles, in_place;                 /* whether tile kernels run; in_place: they read A in place */
+    bool tiles, in_place;                 /* tiles: tile kernels compute the product; in_place: they read A in
+                                             place */
     bool direct;                          /* C itself holds the sums, which begin as `base` or as 0 */
     tt__mat base;
     TT__K(gemm_operand) a, b;
     /* partial: the sums over units [0, k0), as [panel of columns][partial_rows][NR]. */
     float *a_panels, *b_panels, *partial;
     int64_t row, rows, col, cols, k0, k, partial_rows;
-    bool last;                            /* whether this is the last block of k */
+    bool last;                            /* whether this step adds the last units of k */
     int64_t a_tasks, pack_tasks;          /* numbers of packing tasks of A, and of A and B together */
     int64_t tile_rows, tile_cols, tiles_across;
 } TT__K(gemm_block);
@@ -15140,7 +15197,8 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
             do {
                 w.k = tt__min(depth, units - w.k0);
                 w.last = w.k0 + w.k == units;
-                const bool whole = w.k == units; /* if so, panels of an earlier block can be used again */
+                const bool whole = w.k == units; /* then the panels of A from an earlier block can be used
+                                                    again */
                 if (whole && w.col > 0 && w.rows == g->m) w.a_tasks = 0;
                 else if (!w.tiles) w.a_tasks = TT__K(gemm_pack_count)(&w, &w.a, w.rows);
                 else w.a_tasks = w.in_place ? 0 : tt__ceil_div(w.rows, TT__GEMM_PACK_LINES);
@@ -15394,7 +15452,7 @@ typedef uint64_t TT__K(vw) __attribute__((vector_size(4 * TT__LANES)));
 TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 {
 #if TT__LANES == 16
-    /* _mm512_mul_epu32, masked with all ones because g++ 12 warns about the plain form */
+    /* This is _mm512_mul_epu32, masked with all ones because g++ 12 warns about the plain form. */
     return (tt__vw)_mm512_maskz_mul_epu32((__mmask8)-1, (__m512i)a, (__m512i)b);
 #elif TT__LANES == 8
     return (tt__vw)_mm256_mul_epu32((__m256i)a, (__m256i)b);
@@ -15585,14 +15643,16 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
 /* ---- products ---- */
 
 /* A microkernel, and the number of rows and columns of its blocks. The microkernel multiplies `whole`
-   elements along k at a time, a power of 2. A float's place holds one element or, if `pairs` is 1, two. */
+   elements along k at a time, a power of 2. The place of a float holds one fp32 element or, if `pairs` is 1,
+   two bf16 elements. */
 typedef struct TT__K(attention_kernel) {
     TT__K(micro_fn) run;
     int64_t rows, cols, whole;
     int pairs;
 } TT__K(attention_kernel);
 
-/* Returns the microkernel for bf16 products computed as `by` says; `by` 0: for fp32 products. */
+/* Returns the microkernel for attention's products: by dot products or by tiles of bf16, or, if `by` is
+   TT__BF16_CONVERT, of fp32 numbers. */
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
     TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,
@@ -15623,7 +15683,7 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     tt__product block = *p;
     block.k = ((to + kernel->whole - 1) & -kernel->whole) >> kernel->pairs;
     block.k -= first;
-    /* In tiles, the rows of A run along k. */
+    /* The A of tile kernels is contiguous along k; that of other microkernels has the stride a_col. */
     block.a += i * p->a_row + (kernel->whole > 2 ? first : first * p->a_col);
     block.b += first * p->b_row + j;
     block.c += i * p->c_row + j;
@@ -15803,8 +15863,9 @@ typedef struct TT__K(attention_call) {
     const tt__attention_args *a;
     int64_t longest;
     float query_scale;  /* scale * log2 e                       */
-    float keep_scale;   /* 1 / (1 - p)                          */
-    uint32_t either[4]; /* see tt__attention_either             */
+    float keep_scale;   /* 1 / (1 - p), p: rate of dropout */
+    uint32_t either[4]; /* masks for comparing random bits with the threshold of dropout
+                           (tt__attention_either) */
     uint64_t keys[2 * TT__DRAW_ROUNDS];
 } TT__K(attention_call);
 
@@ -15823,7 +15884,7 @@ typedef struct TT__K(attention_lanes) {
     tt__vi first, last;   /* the first and the last key of the block that each lane sees */
     int64_t skip;         /* no lane sees keys before this key                         */
     int64_t from, seen;   /* no lane sees keys outside [from, seen); from: a multiple of 8 */
-    int64_t whole, full;  /* all lanes see [whole, full) */
+    int64_t whole, full;  /* all lanes see the keys in [whole, full) */
     tt__vu row;           /* each lane's row of the batch                              */
     int64_t first_key;    /* the block's first key, counted in the sequence            */
     int32_t head;
@@ -16082,7 +16143,8 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 #endif
 }
 
-#define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* larger than any key: the products skip no key */
+#define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* a diagonal beyond all keys: every query sees every
+                                                        key */
 
 /* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond the
    block. If no query sees any key, the result has keys <= skip. key, query: the first key and the first
@@ -16220,7 +16282,8 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     key_begin &= ~(int64_t)15;
     int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES);
     int64_t key_block = tt__attention_block(key_end - key_begin, TT__ATTENTION_KEYS);
-    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* in bf16, the products are scaled instead */
+    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* with bf16, the scores are scaled after the
+                                                                 product */
     for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
         int64_t n = tt__min(query_block, queries - i);
         TT__K(attention_pack)(&a->q, a->query_at, t.x.first + first + i, n, column, d, q_scale, b->q, stride);
@@ -16299,7 +16362,7 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool 
     TT__K(attention_columns)(a, b, b->dout, n, 1.0f, b->doutt);
     TT__K(attention_scores)(&s, query_scale, half ? b->k_pairs : b->k, b->qt, b->weights);
     TT__K(attention_scores)(&s, keep_scale, half ? b->v_pairs : b->v, b->doutt, b->dscores);
-    float lses[TT__ATTENTION_QUERIES], deltas[TT__ATTENTION_QUERIES]; /* 0 after the last query */
+    float lses[TT__ATTENTION_QUERIES], deltas[TT__ATTENTION_QUERIES]; /* zeros after the last of n queries */
     for (int64_t i = 0; i < tt__attention_padded(n); i++) {
         lses[i] = i < n ? b->lse[query - span + i] : 0;
         deltas[i] = i < n ? b->delta[query - span + i] : 0;
@@ -16338,7 +16401,8 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
 {
     const tt__attention_args *a = t->a;
     const int64_t d = a->head_size, stride = tt__attention_stride(d), row = to->row + key;
-    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* bf16 products do not scale dout */
+    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* with bf16, dout was packed without
+                                                                    keep_scale, so dv gets the factor */
     const float *dk = t->b.dk + from * stride, *dv = t->b.dv + from * stride;
     TT__K(attention_unpack)(&to->dk, NULL, row, count, to->column, d, a->scale, dk, stride,
                             add || to->add_dk);
@@ -16394,14 +16458,16 @@ TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K
     for (int64_t key = 0; key < key_end && !x->blocks; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
         const bool seen_now = key < seen_end && key + keys > seen_from;
-        if (a->window && span && !seen_now) continue; /* earlier spans wrote the gradients of these keys */
+        if (a->window && span && !seen_now) continue; /* earlier spans of queries have written the gradients
+                                                         of these keys */
         if (seen_now) TT__K(attention_take_keys)(t, x->begin + key, keys, true);
         memset(b->dk, 0, (size_t)(keys * stride) * sizeof(float));
         memset(b->dv, 0, (size_t)(keys * stride) * sizeof(float));
         for (int64_t query = span; seen_now && query < span + n; query += query_block)
             TT__K(attention_backward_tile)(t, !a->window && key == 0, key, keys, span, query,
                                            tt__min(query_block, span + n - query));
-        /* Earlier spans have written gradients of the first `old` keys, to which gradients are added here. */
+        /* Earlier spans of queries have written gradients of the first `old` keys; the new gradients are
+           added to those. */
         const int64_t seen = x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys,
                       old = span ? seen : 0;
         for (int64_t from = 0, end = old; from < keys; from = end, end = keys)
@@ -16601,8 +16667,8 @@ TT__ROWS_FN(swiglu_backward_rows)
 {
     const int64_t n = l->in[0].cols;
     for (int64_t r = from; r < to; r++) {
-        const float *x[3]; /* dy, gate, up */
-        float *y[2];       /* dgate, dup; an absent result is computed into scratch */
+        const float *x[3]; /* rows of dy, gate and up */
+        float *y[2];       /* rows of dgate and dup; an absent result is computed into scratch */
         for (int k = 0; k < 3; k++) x[k] = TT__K(row_in)(&l->in[k], r, scratch, 2 + k);
         for (int k = 0; k < 2; k++) {
             float *row = TT__K(scratch_row)(scratch, n, k);
@@ -16627,7 +16693,8 @@ TT__FN tt_status TT__K(run_SWIGLU_BACKWARD)(const tt__launch *l)
    rounding to float is at most 2e-9. */
 TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
 {
-    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52, rounds numbers */
+    /* Adding and subtracting `nearest`, 1.5 * 2^52, rounds a number to the nearest integer. */
+    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0;
     const double turns = (angle / half_pi + nearest) - nearest, x = angle - turns * half_pi, y = x * x;
     const double s = x * (1 - y / 6 * (1 - y / 20 * (1 - y / 42 * (1 - y / 72 * (1 - y / 110)))));
     const double c = 1 - y / 2 * (1 - y / 12 * (1 - y / 30 * (1 - y / 56 * (1 - y / 90))));
@@ -16645,7 +16712,8 @@ TT__ROWS_FN(rotary_rows)
     const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs_of(o);
     const int32_t *position = (const int32_t *)l->in[1].data;
     const float *frequency = tt__workspace_at(l, 0), sign = i->attr.scale;
-    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* both are in one row of scratch */
+    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* the cosines c and the sines s share one
+                                                                     row of scratch */
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
@@ -16737,7 +16805,8 @@ TT__ROWS_FN(dropout_rows)
 TT__RUN_ROWS(DROPOUT, TT__K(dropout_rows)(l, from, to, scratch))
 
 /* ==== src/ops/cpu_column_sums.h */
-/* ---- column sums: the workspace holds a partial sum for each TT__SUM_ROWS rows; these are added in order */
+/* ---- column sums: the workspace holds a partial sum for each TT__SUM_ROWS rows; the partial sums are added
+   in order */
 
 TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t cols)
 {
@@ -17301,8 +17370,9 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/custom/cpu.h */
 /* ------------------------------------------------------------------------------------- ops of the caller */
 
-/* Returns a matrix as an array for the caller's functions: in place, or in scratch at byte *used of the
-   workspace, which *used then includes. reads: copies numbers to scratch. adds: see tt__custom_bytes. */
+/* Returns a matrix as an array for the caller's functions: the matrix itself or a copy in the workspace,
+   which begins at byte *used; *used then includes the copy. reads: the numbers are copied. adds: the
+   functions' result is added to the matrix. */
 TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__mat *m, bool reads, bool adds,
                                                 size_t *used)
 {
@@ -17322,7 +17392,8 @@ TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__m
     return a;
 }
 
-/* Moves a result of the caller's functions from scratch to its matrix, if it is in scratch. */
+/* Moves a result of the caller's functions from its copy in the workspace to its matrix; does nothing if
+   there is no copy. */
 TT__OUTLINE void TT__K(custom_store)(const tt__mat *m, const tt_custom_array *a, bool adds)
 {
     float *x = (float *)a->data, before;
@@ -17388,14 +17459,15 @@ TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 
-/* Returns the weights of classes, f32 as all inputs; NULL: the operand has weights of rows. */
+/* Returns the weights of classes, which are f32 as all inputs are, or NULL if the operand has weights of
+   rows. */
 TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
 {
     return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
 }
 
-/* Returns the logarithm of the sum of exp(x[c]) over a row x of n numbers. Sets *most to the largest number
-   of the row and *sum_x to the sum of the row. */
+/* Returns the logarithm of the sum of exp(x[c]) over a row x of n numbers. Sets *max to the largest number of
+   the row and *sum_x to the sum of the row. */
 TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *max, float *sum_x)
 {
     tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
@@ -17430,7 +17502,7 @@ TT__ROWS_FN(cross_entropy_rows)
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
         const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
-        if (weights) { /* row_loss includes the weights of classes, which differ within the row */
+        if (weights) { /* with weights of classes, row_loss is already weighted */
             float all = 0;
             for (int64_t c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
             row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
@@ -17515,7 +17587,7 @@ TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
                   chunk = tt__ceil_div(rows, tt__ceil_div(rows, TT__LOSS_CHUNK));
     float *row_loss = (float *)l->workspace, *row_right = row_loss + rows,
           *lse = row_loss + tt__align_up((size_t)rows * 8) / 4;
-    float *logits = lse + tt__align_up((size_t)chunk * 4) / 4; /* see tt__loss_bytes */
+    float *logits = lse + tt__align_up((size_t)chunk * 4) / 4; /* tt__loss_bytes is the sum of these parts */
     double total = 0;
     tt__launch forward = *l, loss = *l, back = *l, part = *l;
     for (int64_t r = 0; r < rows; r++)
@@ -17789,7 +17861,7 @@ TT__FN tt_status TT__K(run_FOLD_SQUARES)(const tt__launch *l)
 TT__FN tt_status TT__K(run_ADD_COUNTS)(const tt__launch *l)
 {
     const float *counts = (const float *)l->in[0].data;
-    double *totals = (double *)l->out[0].data; /* a tt__totals */
+    double *totals = (double *)l->out[0].data; /* the three fields of a tt__totals */
     for (int k = 0; k < 3; k++) totals[k] = (l->add[0] ? totals[k] : 0) + counts[k];
     return TT_OK;
 }
@@ -17967,7 +18039,8 @@ TT__ROWS_FN(ema_rows)
 {
     const float *p = (const float *)l->in[0].data;
     float *average = (float *)l->out[0].data;
-    const float more = TT__RUN_OF(l)->step ? 1 - l->instr->attr.beta1 : 1; /* the first update copies p */
+    const float more = TT__RUN_OF(l)->step ? 1 - l->instr->attr.beta1 : 1; /* the first update copies p to the
+                                                                              average */
     (void)scratch;
     for (int64_t c = from; c < to; c += TT__LANES) {
         tt__vf A = TT__K(load_n)(average + c, to - c);
@@ -18022,7 +18095,8 @@ TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 TT__INLINE tt__vf TT__K(reduce_two)(const tt__reduce how, const tt_dtype dtype, tt__vf a, tt__vf b)
 {
     if (how == TT__SUM) return TT__K(rounded)(a + b, dtype);
-    tt__vf max = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* `max` is b if a or b is NaN */
+    tt__vf max = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* TT__K(max) and TT__K(min) give b if
+                                                                          a or b is NaN */
     return (tt__vf)TT__K(select)(a != a, (tt__vu)a, (tt__vu)max);
 }
 
@@ -18041,8 +18115,8 @@ TT__INLINE tt__vf TT__K(two_leaves)(const tt__leaves *t, int k, int64_t c, int64
     return TT__K(reduce_two)(how, dtype, a, b);
 }
 
-/* Computes a vector of the tree's sum: n elements, beginning with element c. count: t->present if this is 2
-   or 4, otherwise 0. */
+/* Computes a vector of the sum over the tree of members: n elements, beginning with element c. count:
+   t->present if this is 2 or 4, otherwise 0. */
 TT__INLINE tt__vf TT__K(tree)(const tt__leaves *t, int64_t c, int64_t n, const tt__reduce how,
                               const tt_dtype dtype, const int count)
 {
@@ -18075,8 +18149,8 @@ TT__INLINE void TT__K(reduce_many)(const tt__leaves *t, void *y, int64_t n, cons
     else TT__K(reduce_as)(t, y, n, how, dtype, 0);
 }
 
-/* Reduces n elements of all members' in[0], beginning with element `from`, by the tree. Writes or adds the
-   results to out[0], beginning with element `to`. */
+/* Reduces n elements of all members' in[0], beginning with element `from`, by the tree of sums
+   (src/ranks/threads.h). Writes or adds the results to out[0], beginning with element `to`. */
 TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;
@@ -18140,7 +18214,8 @@ TT__FN tt_status TT__K(run_SUM_SLOTS)(const tt__launch *l)
     return l->present ? tt__for_elements(l, tt__elements(&l->out[0]), TT__K(reduce_rows)) : TT_OK;
 }
 
-TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* RECV fetches x */
+/* Does nothing, because the RECV of the receiving member reads the sender's memory. */
+TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; }
 
 TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
 {
