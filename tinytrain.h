@@ -14163,7 +14163,7 @@ TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
     /* A subnormal's fraction first gets a leading 2^-14; the subtraction takes 2^-14 away. */
     tt__vf subnormal = (tt__vf)(magnitude + (113u << 23)) - (tt__vf)TT__K(splat_u)(113u << 23);
     tt__vu normal = magnitude + (112u << 23);
-    normal += (tt__vu)(magnitude >= (0x7c00u << 13)) & (112u << 23); /* infinity, NaN */
+    normal += (tt__vu)(magnitude >= (0x7c00u << 13)) & (112u << 23); /* infinity and NaN: exponent 255 */
     return (tt__vf)(sign | TT__K(select)(magnitude < (0x400u << 13), (tt__vu)subnormal, normal));
 #endif
 }
@@ -30392,7 +30392,8 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
     w->ctx = ctx;
     tt__text_buffer text = {NULL, 0, 0};
     tt_status status = tt__safetensors_declare(w, path, tensors, count, metadata);
-    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* counts bytes */
+    /* text.to is NULL: only counts the bytes of the header. */
+    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata);
     uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* the data starts at a multiple of 8 */
     if (status == TT_OK && padded > TT__SAFETENSORS_HEADER)
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %llu bytes, but the format "
@@ -34164,7 +34165,7 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
 /* ------------------------------------------------------------------------------------------------ images */
 
 #define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
-#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: 32, less 8 of a pixel, less 2 spare */
+#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: a sum has 32 bits, a pixel takes 8, 2 are spare */
 
 /* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is the sum over
    t < used[x] of weights[x * taps + t] * (input pixel first[x] + t). */
@@ -34890,7 +34891,7 @@ static tt_status tt__table_classes(tt_dataset *d, tt__table *t)
     const char *twice, *last = "";
     const tt__strings names = {t->n_names ? &t->names->name : &last, sizeof *t->names};
     uint32_t *order = tt__sort_strings(d->ctx, names, t->n_names, &twice);
-    for (int i = 0; i < t->n_names && order; i++) { /* numbers in byte order; a word without a tag has none */
+    for (int i = 0; i < t->n_names && order; i++) { /* numbers classes in byte order; "" gets the number -1 */
         tt__label_name *at = &t->names[order[i]];
         d->n_classes += strcmp(last, at->name) != 0;
         at->number = d->n_classes - 1;
@@ -35624,7 +35625,8 @@ tt_loader_options tt_loader_options_default(void)
 /* Values for argument b of tt__stream_key, which gives the random key of a loader's shuffle; argument a is
    the epoch. The shuffle of a window's steps has b = TT__SHUFFLE_STEPS + number of the window. */
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a for tt_dataset_split; b is the number of examples */
+/* Value for argument a of tt__stream_key in tt_dataset_split; argument b is the number of examples. */
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1)
 #define TT__LOADER_THREADS 64              /* max threads of a loader */
 
 /* ---- the dealer chooses the examples of a step, which are texts, images or windows of tokens, and the
@@ -36981,8 +36983,8 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
 #define TT__LLMC_HALVES 20240520 /* the file has ids of 2 bytes */
 #define TT__LLMC_WORDS 20240801  /* the file has ids of 4 bytes */
 
-/* Guesses the width in bytes of the ids in a file without a header, from `vocab` and the first ids. bytes:
-   size of the file. Fails if ids seem to have 8 bytes. */
+/* Guesses the width in bytes of the ids in a file without a header, from the first ids and the size of the
+   vocabulary, `vocab`. bytes: size of the file. Fails if ids seem to have 8 bytes. */
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
@@ -37219,8 +37221,8 @@ void tt_token_loader_free(tt_token_loader *l)
    a window, where a part of a document counts as a document. */
 typedef struct tt__window_survey {
     int32_t end; /* the token that ends a document; -1: no token does */
-    /* length: tokens of a window; at: tokens of the current window so far; here: ends of documents among
-       these tokens; max: max number of documents in a window so far */
+    /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
+       of documents that end among these tokens; max: max number of documents in a window so far */
     int length, at, here, max;
     uint64_t hash;
 } tt__window_survey;

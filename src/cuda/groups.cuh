@@ -46,8 +46,8 @@ __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
 struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
 struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
 
-// Does the last step of sums. A block has 32 columns, and its 32 warps take parts in turn; a thread has 8
-// loads in flight, so that a block loads up to 256 parts at once.
+// Does the last step of sums: adds up the rows of partial sums. A block has 32 columns, and its 32 warps take
+// rows in turn; a thread has 8 loads in flight, so that a block loads up to 256 rows at once.
 __global__ void __launch_bounds__(1024) finish_sums(const __grid_constant__ all_sums_to_finish all)
 {
     tt__begin_kernel();
@@ -76,8 +76,8 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
     all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
 }
 
-// Does the last step of all sums. A launch takes sums with different results; sums that add to one result run
-// one after another.
+// Adds up the rows of partial sums of all sums. A launch takes sums with different results; sums that add to
+// one result run one after another.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
     const int64_t sums = all->count;

@@ -17,7 +17,8 @@ tt_loader_options tt_loader_options_default(void)
 /* Values for argument b of tt__stream_key, which gives the random key of a loader's shuffle; argument a is
    the epoch. The shuffle of a window's steps has b = TT__SHUFFLE_STEPS + number of the window. */
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a for tt_dataset_split; b is the number of examples */
+/* Value for argument a of tt__stream_key in tt_dataset_split; argument b is the number of examples. */
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1)
 #define TT__LOADER_THREADS 64              /* max threads of a loader */
 
 /* ---- the dealer chooses the examples of a step, which are texts, images or windows of tokens, and the

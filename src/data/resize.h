@@ -11,7 +11,7 @@
 /* ------------------------------------------------------------------------------------------------ images */
 
 #define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
-#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: 32, less 8 of a pixel, less 2 spare */
+#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: a sum has 32 bits, a pixel takes 8, 2 are spare */
 
 /* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is the sum over
    t < used[x] of weights[x * taps + t] * (input pixel first[x] + t). */

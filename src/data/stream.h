@@ -312,8 +312,8 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
 #define TT__LLMC_HALVES 20240520 /* the file has ids of 2 bytes */
 #define TT__LLMC_WORDS 20240801  /* the file has ids of 4 bytes */
 
-/* Guesses the width in bytes of the ids in a file without a header, from `vocab` and the first ids. bytes:
-   size of the file. Fails if ids seem to have 8 bytes. */
+/* Guesses the width in bytes of the ids in a file without a header, from the first ids and the size of the
+   vocabulary, `vocab`. bytes: size of the file. Fails if ids seem to have 8 bytes. */
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
