@@ -9024,7 +9024,7 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     tt__shape shape[TT__MAX_OUT];
     if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
     bool max = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
-    /* Causal and windowed attention skips keys that no query sees only if all rows are queries. */
+    /* Keeps all queries: only then causal and windowed attention can skip the keys that no query sees. */
     if ((i.attr.causal || i.attr.window) && max) return TT_OK;
     i.out[0] = t->code[k].out[0];
     tt__tape_value *y = &t->values[i.out[0]];
@@ -24856,9 +24856,9 @@ typedef struct tt__windows {
     int made, entered;  /* made: number of windows so far; entered: number of windows that have begun */
 } tt__windows;
 
-/* Prefetches the blocks of a window of instructions, those whose stamp is in (before, last], except blocks
-   that are still on the device. A block is still there if the windows since its last use have used at most
-   `room` bytes. Sets *any to true if any block is prefetched. */
+/* Prefetches the blocks of a window of instructions, except blocks that are still on the device. The window's
+   blocks have stamps (tt__paging.stamp) in (before, last]. A block is still on the device if the windows since
+   its last use have used at most `room` bytes. Sets *any to true if any block is prefetched. */
 static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last, uint64_t clock, bool *any)
 {
     tt__arena *a = p->arena;

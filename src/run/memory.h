@@ -78,9 +78,9 @@ typedef struct tt__windows {
     int made, entered;  /* made: number of windows so far; entered: number of windows that have begun */
 } tt__windows;
 
-/* Prefetches the blocks of a window of instructions, those whose stamp is in (before, last], except blocks
-   that are still on the device. A block is still there if the windows since its last use have used at most
-   `room` bytes. Sets *any to true if any block is prefetched. */
+/* Prefetches the blocks of a window of instructions, except blocks that are still on the device. The window's
+   blocks have stamps (tt__paging.stamp) in (before, last]. A block is still on the device if the windows since
+   its last use have used at most `room` bytes. Sets *any to true if any block is prefetched. */
 static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last, uint64_t clock, bool *any)
 {
     tt__arena *a = p->arena;
