@@ -24857,8 +24857,8 @@ typedef struct tt__windows {
 } tt__windows;
 
 /* Prefetches the blocks of a window of instructions, except blocks that are still on the device. The window's
-   blocks have stamps (tt__paging.stamp) in (before, last]. A block is still on the device if the windows since
-   its last use have used at most `room` bytes. Sets *any to true if any block is prefetched. */
+   blocks have stamps (tt__paging.stamp) in (before, last]. A block is still on the device if the windows
+   since its last use have used at most `room` bytes. Sets *any to true if any block is prefetched. */
 static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last, uint64_t clock, bool *any)
 {
     tt__arena *a = p->arena;
