@@ -3365,7 +3365,7 @@ extern const tt__backend tt__cuda_backend; /* defined in tinytrain_cuda.cu      
 #ifdef __cplusplus /* C has no other casts */
 #pragma GCC diagnostic ignored "-Wold-style-cast"
 #endif
-#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* each half leaves some helpers unused */
+#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* a part of the code leaves helpers unused */
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 
@@ -3410,7 +3410,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include <time.h>
 #include <unistd.h>
 #ifdef TINYTRAIN_MPI
-#define OMPI_SKIP_MPICXX 1 /* leaves out the C++ bindings of old versions, which cause warnings */
+#define OMPI_SKIP_MPICXX 1 /* leaves out the C++ bindings of old MPI libraries, which cause warnings */
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 #ifdef OPEN_MPI
@@ -3513,7 +3513,8 @@ struct tt_context {
     char error[TT__ERROR];
     size_t allocated;
     pthread_mutex_t mutex; /* guards the allocator, `allocated` and the fields about errors */
-    bool late;             /* set by tests: the CPU does other streams' work only when a WAIT runs */
+    bool late;             /* set by tests: the CPU does the work of all streams but the compute stream only
+                              when a WAIT for that work runs */
     bool apart;            /* set by tests: device "cpu" has its own memory, as GPUs have */
     bool ranks_run;        /* several ranks run: only the first of their errors is kept */
     bool rank_failed;      /* an error was recorded since the ranks began to run */
@@ -3524,7 +3525,7 @@ struct tt_context {
                               instruction's number */
     tt__cpu cpu;           /* device "cpu", set up by the options */
     struct tt__device_group *device_groups; /* list of the device groups that have programs */
-    struct tt__net *net;   /* the other processes; NULL: there are none */
+    struct tt__net *net;   /* the link to the run's other processes; NULL: there are none */
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* number of tapes made so far */
@@ -3558,9 +3559,9 @@ static bool tt__is_option(const char *field, size_t n)
     return k < TT__COUNT(fields);
 }
 
-/* Copies a message. {FIELD} and {FIELD VALUE}, where TT__OPTIONS has FIELD, become FIELD VALUE or, if
-   tt_context_options.wording has a name for FIELD, that name and VALUE without quotes and "=". Other text in
-   braces is copied unchanged. */
+/* Copies an error message and writes options in the program's words. Where FIELD is an option in TT__OPTIONS,
+   "{FIELD VALUE}" loses its braces, and if tt_context_options.wording has a name for FIELD (such as "--lr"),
+   that name replaces FIELD, and VALUE loses quotes and "=". Other text in braces is copied unchanged. */
 static void tt__name_options(const tt_context *ctx, const char *from, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};
@@ -4439,8 +4440,8 @@ static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, 
     return TT_ERR_FILE;
 }
 
-/* Reads the n bytes at `offset` of an open file. The caller has checked the range against the size at
-   opening, so a shorter file has been cut off since. */
+/* Reads the n bytes at `offset` of an open file. The caller has checked that the file had these bytes when it
+   was opened, so a file that ends earlier has been cut off since. */
 static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, uint64_t offset, void *to,
                                size_t n)
 {
@@ -8653,7 +8654,8 @@ static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const cha
 /* The verifier's notes on a storage before the instruction that is being verified. */
 typedef struct tt__known {
     bool defined;
-    int group;      /* number of the last group of joint instructions that writes the storage; 0: none */
+    int group;      /* number of the last group of instructions that run together and write the storage; 0:
+                       none */
     int writer;     /* 1 + instruction that writes the storage on another stream, before its WAIT; 0: none */
     int readers;    /* number of operands that read the storage on another stream, before their WAIT */
 } tt__known;
@@ -8692,7 +8694,7 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
 }
 
-/* Returns what is wrong with result j, which has shape `rule` by the op's rule; NULL: nothing. */
+/* Returns what is wrong with result j, whose shape must be `rule` by the op's shape rule; NULL: nothing. */
 static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule,
                                      const tt__known *known)
 {
@@ -9022,7 +9024,7 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     tt__shape shape[TT__MAX_OUT];
     if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
     bool max = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
-    /* Causal and windowed attention skips keys that no query sees only if all rows are queries. */
+    /* Keeps all queries: only then causal and windowed attention can skip the keys that no query sees. */
     if ((i.attr.causal || i.attr.window) && max) return TT_OK;
     i.out[0] = t->code[k].out[0];
     tt__tape_value *y = &t->values[i.out[0]];
@@ -9093,12 +9095,13 @@ typedef struct tt__tensor {
     int ranks, n;           /* n: number of instructions before the pass */
     bool sequence, train;
     int32_t root;
-    tt__role *role;         /* for each instruction */
+    tt__role *role;         /* the role of each instruction */
     int *code; int n_code;  /* the instructions of the region that is being found */
     bool *inside;           /* for each activation: sharded by columns; for each parameter outside of regions:
                                sharded by rows */
     bool *by_rows;          /* for each value: sharded by rows */
-    int32_t *own_uses;      /* for each storage: number of operands that OWN instructions read whole */
+    int32_t *own_uses;      /* for each storage: number of operands that instructions of role OWN read
+                               whole */
     int32_t *values; int n_values;  /* the values of the region that is being found */
     int32_t unsplit;        /* the value because of which the last candidate is no region; 0: none */
     /* For each value v, a value made from v; 0: none. gathered: all rows of v, which is sharded.
@@ -9188,8 +9191,8 @@ static bool tt__take_value(tt__tensor *s, int32_t v)
     return true;
 }
 
-/* Adds instruction k to the region, with the values that must be sharded, too. reads: as for tt__role_in.
-   Returns false if that is impossible. */
+/* Adds instruction k to the region, with the values that must be sharded, too. reads: k reads a value of the
+   region; otherwise k writes one. Returns false if that is impossible. */
 static bool tt__take_instr(tt__tensor *s, int k, bool reads)
 {
     const tt__instr *i = &s->t->code[k];
@@ -9200,7 +9203,8 @@ static bool tt__take_instr(tt__tensor *s, int k, bool reads)
             if (i->in[j] && tt__is_activation(s->t, i->in[j]) && !tt__take_value(s, i->in[j])) return false;
         return s->role[k] == TT__END || tt__take_value(s, i->out[0]);
     }
-    for (int c = 0; c < s->n_code; c++) /* an instruction of an earlier region does not fit */
+    for (int c = 0; c < s->n_code; c++) /* k fits only if it has its role in this region, not an earlier
+                                           one */
         if (s->code[c] == k) return s->role[k] != (reads ? TT__BEGIN : TT__END);
     return false;
 }
@@ -9465,7 +9469,8 @@ static bool tt__by_own_rows(const tt__tensor *s, int k)
     return fits && out[0] == TT__ROWS;
 }
 
-/* Counts, for each storage, the operands that OWN instructions read whole (own_uses). */
+/* Counts, for each storage, the operands that instructions of role OWN (each rank computes its shard of the
+   rows) read whole, in own_uses. */
 static void tt__count_own_uses(tt__tensor *s)
 {
     memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
@@ -9476,9 +9481,9 @@ static void tt__count_own_uses(tt__tensor *s)
     }
 }
 
-/* Returns whether the OWN instruction k may have partial gradients of the operands that it reads whole. Each
-   such operand must be a parameter that only OWN instructions read, so that the ranks can sum all its
-   gradients. */
+/* Returns whether the operands that instruction k, of role OWN (each rank computes its shard of the rows),
+   reads whole may have partial gradients. Each of these operands must be a parameter that only instructions
+   of role OWN read, so that the ranks can sum all its gradients. */
 static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];
@@ -9497,8 +9502,8 @@ static void tt__set_own(tt__tensor *s, int k, bool own)
     for (int o = 0; o < TT__MAX_OUT; o++) s->by_rows[s->t->code[k].out[o]] = own;
 }
 
-/* Finds the OWN instructions: takes all candidates, then removes those that do not fit the others, until all
-   that remain fit. */
+/* Finds the instructions of role OWN (each rank computes its shard of the rows): takes all candidates, then
+   removes those that do not fit the others, until all that remain fit. */
 static void tt__find_own_rows(tt__tensor *s)
 {
     bool changed = true;
@@ -9587,8 +9592,8 @@ static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
 }
 
 /* Gives parameters of which an arena holds shards the same layout in this program. Fails if a parameter is
-   needed whole, unless all of these can be gathered: shards of rows, without views. The error first names a
-   parameter sharded by rows, and the value that keeps its region whole. */
+   needed whole, unless all parameters that are needed whole can be gathered: shards of rows, without views.
+   The error first names a parameter sharded by rows, and the value that keeps its region whole. */
 static tt_status tt__check_held(tt__tensor *s)
 {
     bool gathers = true;
@@ -9607,8 +9612,9 @@ static tt_status tt__check_held(tt__tensor *s)
     return TT_OK;
 }
 
-/* Finds the head, and the tables to shard. With a head, no rank knows the total number of targets in
-   training, as in programs that accumulate. */
+/* Finds the head, and the tables to shard. With a head, whose rows the ranks divide, no rank knows the number
+   of targets during the backward. Training then divides by that number at the end, as programs that
+   accumulate do. */
 static void tt__find_tables(tt__tensor *s)
 {
     tt_tape *t = s->t;
@@ -9625,7 +9631,7 @@ static void tt__find_tables(tt__tensor *s)
     }
 }
 
-/* Splits the tape over `ranks` tensor ranks. sequence: as in the option of this name. */
+/* Splits the tape over `ranks` tensor ranks. sequence: shard the values between regions by rows. */
 static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool sequence, bool train)
 {
     tt__tensor s;
@@ -9701,8 +9707,9 @@ static int tt__operand_stage(const tt_tape *t, int k)
     return 0;
 }
 
-/* Makes instructions write partial gradients to new values, and appends sums over the ranks. layout: of each
-   storage. part: receives, for each value, the new value with its partial gradient; all 0 at first. */
+/* Makes instructions write partial gradients to new values, and appends sums over the ranks. layout: the
+   layout of each storage. part: receives, for each value, the new value with its partial gradient; all 0 at
+   first. */
 static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
     const int values = t->n_values, n = t->n_code; /* values and instructions from these numbers on are new */
@@ -9734,7 +9741,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
         tt__instr *i = &t->code[k];
         tt__map_operands(i, instead);
         if (i->move.over == TT__ALONE || tt__rules_of(i)->phases) continue;
-        instead[i->out[0]] = i->in[0]; /* a storage, not a view, because of tt__may_enter */
+        instead[i->out[0]] = i->in[0]; /* in[0] is a storage: tt__may_enter refused views */
         tt__drop(t, k);
     }
     if (status == TT_OK) tt__map_views(t, t->n_values, instead);
@@ -9751,7 +9758,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
     return status;
 }
 
-/* Computes a loss whose rows the ranks share as the mean over the counts of all ranks. */
+/* If tensor ranks divide the rows of a loss, makes the loss the mean over the counts of all these ranks. */
 static tt_status tt__pass_tensor_losses(tt_tape *t)
 {
     const int n = tt__index(t);
@@ -9869,7 +9876,8 @@ static void tt__mark_residual(tt_tape *t)
         for (int j = first; j <= last && !in && !gathers; j++) tt__into_residual(t, i->in[j]);
         if (in || !gathers) t->values[i->out[0]].residual = true;
     }
-    for (int k = 0; k < t->n_code; k++) { /* values that tensor ranks exchange keep their dtype */
+    /* The result of a collective over tensor ranks is in the residual stream if its operand is. */
+    for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         const bool in = i->move.over == TT__OVER_TENSOR && t->values[t->values[i->in[0]].base].residual;
         t->values[i->out[0]].residual |= in;
@@ -9906,8 +9914,10 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
             if (number && x->pinned_f32) y->pinned_f32 = true;
         }
     }
-    for (int k = 2 * n - 1; k >= 0; k--) { /* values that tensor ranks exchange keep their dtype */
-        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* first in reverse order, then in order */
+    /* The operand and the result of a collective over tensor ranks get one dtype. The loop goes through the
+       instructions in reverse order, then in order. */
+    for (int k = 2 * n - 1; k >= 0; k--) {
+        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n];
         if (i->move.over != TT__OVER_TENSOR) continue;
         tt__tape_value *x = &t->values[t->values[i->in[0]].base], *y = &t->values[i->out[0]];
         if (x->storage == TT__TRANSIENT) x->pinned_f32 = y->pinned_f32 = x->pinned_f32 || y->pinned_f32;
@@ -9966,8 +9976,8 @@ static void tt__pass_fold_casts(tt_tape *t)
         if (at < 0 || !tt__is(&t->code[at], TT__CASTS)) continue;
         const tt__tape_value *w = &t->values[t->code[at].in[0]];
         if (!tt__is_weight(t, t->code[at].in[0]) || w->shape.dtype != TT_F32) continue;
-        if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* ranks gather the 16-bit
-                                                                                   copy */
+        if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* ranks need the 16-bit copy:
+                                                                                   they gather it */
         i->attr.narrow = t->values[i->in[number]].shape.dtype;
         i->in[number] = t->code[at].in[0];
     }
@@ -10093,7 +10103,7 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__CHEAP_KEPT : TT__CHEAP;
     const bool recomputed = (tt__ops[f->op].flags & cheap) != 0;
     const bool gathers = tt__rules_of(f)->phases && r->t->values[f->in[0]].storage == TT__TRANSIENT;
-    /* the ranks' shards take less memory than the gathered tensor */
+    /* A gather runs a second time in any case, because shards take less memory than the gathered tensor. */
     return recomputed && (gathers || tt__is_saved(r, f->in[0])) ? *f : none;
 }
 
@@ -10143,7 +10153,7 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 {
     /* For each of the last two marked values: 1 + the instruction that computes the value. */
     int end[2] = {0, 0};
-    int max = 0, marks = 0; /* end of block number `blocks` */
+    int max = 0, marks = 0; /* max: 1 + the instruction that ends block number `blocks` */
     double bytes[2] = {0, 0}; /* bytes computed between the last two marks, and after the last */
     for (int k = 0; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
@@ -10156,7 +10166,8 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o])
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
-    /* 0: only a head, such as a classifier, follows the last mark; 1: another block follows it. */
+    /* The last block is not recomputed. The block ends at the last mark if only a head, such as a classifier,
+       follows that mark (last = 0), otherwise at the end of the forward (last = 1). */
     const int last = bytes[1] < bytes[0] / 2 ? 0 : 1;
     return max < end[last] ? max : end[last];
 }
@@ -10289,8 +10300,9 @@ static int32_t *tt__first_writers(const tt_tape *t)
     return first;
 }
 
-/* Finds the places where tt_block_end marks allow to cut the forward, and returns their number. `cut` and
-   `cross` have room for n + 1 entries; `cross` is all 0. *all: FLOPs of the whole forward. */
+/* Finds the places where tt_block_end marks allow to cut the forward, writes them to `cut`, and returns their
+   number. `cut` has room for n + 1 entries; `cross` is scratch memory for n + 1 numbers, all 0 at first. Sets
+   *all to the FLOPs of the whole forward. */
 static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut *cut, int *cross, double *all)
 {
     int cuts = 0, crossing = 0;
@@ -10640,7 +10652,7 @@ static tt_status tt__pass_stages(tt_tape *t)
 }
 
 /* Marks the storages of a stage that hold several micro-batches at once: up to `max` micro-batches are
-   between their forward and backward. first: from tt__first_writers. */
+   between their forward and backward. first: for each storage, 1 + the first instruction that writes it. */
 static void tt__hold_micros(tt_tape *t, const int32_t *first, int max)
 {
     const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
@@ -10733,9 +10745,9 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
 }
 
 /* Appends a part of the sum of v at the end of a step. v is a storage of gradients or of counts, with a slot
-   for each leaf of the tree of sums (src/ranks/threads.h). stage 0, if each rank needs only its shard of the
-   sum, and stage 1, if each needs the whole sum: the data ranks sum slot k. stage 2: each rank sums its
-   slots. The last stage writes `total` if it is not 0. */
+   for each leaf. In stages 0 and 1 the data ranks sum slot k: in stage 0 if each rank needs only its shard of
+   the sum, in stage 1 if each rank needs the whole sum. In stage 2 each rank sums its slots. The last stage
+   that is needed writes `total` if that is not 0, else v. */
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
@@ -10887,7 +10899,8 @@ static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
     return r->first && r->next;
 }
 
-/* Returns whether operand x needs a parameter whole, in the backward or, if not `backward`, the forward. */
+/* Returns whether operand x (numbered as in tt__readers) needs a parameter whole, in the backward or, if not
+   `backward`, the forward. */
 static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
 {
     const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];
@@ -11049,8 +11062,9 @@ static bool tt__is_listed(const tt_tape *t, int32_t v)
     return tt__is_trained(t, v) || (t->values[v].elsewhere && t->values[v].grad);
 }
 
-/* Returns the trained parameters in the order of the rows of `squares`. The first *parted of the *n
-   parameters are those that tensor ranks shard. The caller frees the array. NULL: out of memory. */
+/* Returns the *n trained parameters in the order in which t->squares has their gradients' squared norms. The
+   first *parted parameters are those that tensor ranks shard. The caller frees the array. NULL: out of
+   memory. */
 static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
 {
     int32_t *list = (int32_t *)tt__alloc(t->ctx, sizeof *list * (size_t)t->n_values);
@@ -11071,7 +11085,7 @@ static bool tt__is_tied_again(const tt_tape *t, int32_t v)
     return t->values[v].tied[1] && t->values[v].tied[1] == t->stage;
 }
 
-/* Appends an instruction that runs once a step, together with the one before if both have the same op. */
+/* Appends an instruction that runs once a step, together with the instruction before if both have one op. */
 static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 {
     const tt__instr i = tt__instr_of(op, in, out);
@@ -11085,17 +11099,18 @@ typedef struct tt__due {
     int32_t average;        /* the parameter's moving average; 0: none */
     uint32_t random;
     int32_t chunks;         /* value with the squared norm of each chunk of the gradient; 0: none yet */
-    int next;               /* updates in the backward: 1 + the row of the next parameter that is due at the
-                               same instruction; 0: none */
+    int next;               /* for updates in the backward: 1 + the index in `list` of the next parameter
+                               whose update is due at the same instruction; 0: none */
 } tt__due;
 
 typedef struct tt__updater {
     tt_tape *t;
     const tt_optimizer_options *o;
-    int32_t *list;          /* the n trained parameters, by row; tensor ranks shard the first `parted` */
+    int32_t *list;          /* the n trained parameters; tensor ranks shard the first `parted` of them */
     int n, parted;
-    int32_t parts;          /* squared norms of this rank's shards of the first `parted` gradients */
-    int *row, rows;         /* rows of the parameters that the pass updates together now */
+    int32_t parts;          /* value with the squared norms of this rank's shards of the first `parted`
+                               gradients */
+    int *row, rows;         /* indices in `list` of the parameters that the pass updates together now */
     tt__due *due;           /* for each value; used for trained parameters only */
 } tt__updater;
 
@@ -11119,7 +11134,7 @@ static bool tt__square_gradients(tt__updater *u)
         ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
                            tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
     }
-    /* 0: squares the chunks of a shard; 1: gathers the squares; 2: sums them */
+    /* Stage 0 squares the chunks of each shard, stage 1 gathers the squares, stage 2 sums them. */
     for (int stage = 0; stage < 3; stage++)
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
@@ -11350,7 +11365,8 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
 
 /* Inserts the updates of trained parameters into the backward, of n instructions. An update is due after the
    last instruction that writes the gradient, reads the parameter, or adds to the counts of losses. Due
-   updates wait until their gradients have TT__UPDATE_FROM elements. head: n numbers, 0 at first. */
+   updates wait until their gradients have TT__UPDATE_FROM elements. head: scratch memory for n numbers, all
+   0 at first. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;
@@ -11498,7 +11514,7 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
 
 /* The QUANTIZE instruction that rounds a value to fp8. */
 typedef struct tt__quantized {
-    int at;      /* 1 + number of the QUANTIZE before tt__settle; 0: none */
+    int at;      /* 1 + number of the QUANTIZE, which holds until tt__settle renumbers; 0: none */
     int before;  /* the instruction before which the QUANTIZE is inserted */
 } tt__quantized;
 
@@ -11612,7 +11628,7 @@ static tt_status tt__pass_fp8(tt_tape *t)
         const bool pays = tt__pays_in_fp8(t, &t->code[k]);
         any |= pays;
         if (pays && tt__operand_sums(&t->code[k]))
-            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* sums of unrounded operands */
+            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* sums the unrounded operands */
         for (int o = 0; o < 2 && pays && ok; o++) ok = tt__read_fp8(&f, k, o);
         for (int j = 0; j < TT__MAX_OUT; j++)
             if (t->code[k].out[j]) f.written[t->values[t->code[k].out[j]].base] = k + 1;
@@ -11683,7 +11699,8 @@ typedef struct tt__use {
                                      none */
     bool several, reads_several, all_slots, always;
     bool in;                      /* the range reads contents that were written before the range */
-    bool later;                   /* the contents are read only in runs where add_later adds */
+    bool later;                   /* the contents are read only to add to them, after a step's first
+                                     micro-batch */
 } tt__use;
 
 static void tt__note_use(const tt_tape *t, const tt__instr *i, int32_t id, int out, tt__use *u)
@@ -11803,7 +11820,7 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
             bool known = !out;
             for (int m = 0; m < n && !known; m++) known = tt__same_part(t, written[m], was);
             if (known) continue;
-            if (n == TT__COUNT(written)) written[0] = like; /* all elements */
+            if (n == TT__COUNT(written)) written[0] = like; /* too many parts: `like` covers them all */
             else written[n++] = was;
         }
     const tt__instr last = t->code[to];
@@ -11841,7 +11858,8 @@ static void tt__reach(tt__range *r, int k)
 }
 
 /* Makes the instructions of a micro-batch use one copy of v in the forward and another in the backward. of[0]
-   and of[1]: ranges of instructions that use v in each. Returns false if out of memory. */
+   and of[1]: the ranges of instructions that use v in the forward and in the backward. Returns false if out
+   of memory. */
 static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
 {
     for (int backward = 0; backward < 2; backward++) {
@@ -11881,8 +11899,8 @@ static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
 
 /* Cuts a group off the instructions that run together from k on, and returns its range; the remaining
    instructions run together after the group. The instructions of a group work on one memory and use at most
-   `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes so
-   far of the group that the limit TT__OFFLOAD_TOGETHER would give. */
+   `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes that
+   the group would have so far if `max` were TT__OFFLOAD_TOGETHER. */
 static tt__range tt__cut_group(tt_tape *t, int k, size_t max, size_t *largest)
 {
     tt__range r = {k, k};
@@ -12028,7 +12046,7 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
         const tt__tape_value *x = &t->values[i->out[1]];
-        /* an output in another dtype stays: out[0] is computed from its rounded values */
+        /* out[1] stays if its dtype is another: out[0] is then computed from the rounded values of out[1] */
         bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
         if (same && !needed[x->base]) i->out[1] = 0;
     }
@@ -12120,8 +12138,9 @@ static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
     return (double)max * (double)tt_dtype_bytes(x->shape.dtype);
 }
 
-/* The limit of an instruction's speed. PRODUCT, ATTENTION: FLOPs; ROWS: bytes of other kernels; UPDATE: bytes
-   of updates and of other work once a step; RANKS: bytes that a collective loads. */
+/* The cost that limits the speed of an instruction. PRODUCT and ATTENTION: its FLOPs; RANKS: the bytes that a
+   collective loads; UPDATE: the bytes of work that is done once a step, such as updates; ROWS: the bytes of
+   all other kernels. */
 typedef enum tt__cost {
     TT__COST_PRODUCT, TT__COST_ATTENTION, TT__COST_ROWS, TT__COST_UPDATE, TT__COST_RANKS, TT__COST_KINDS
 } tt__cost;
@@ -12186,7 +12205,7 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 typedef struct tt__spent {
     double compute, exposed;    /* computation; exposed: time for which computation waits for transfers */
     double on_host;             /* part of `compute` that the host's processor computes */
-    double busy[TT__STREAMS];   /* for each stream: its transfers */
+    double busy[TT__STREAMS];   /* for each stream: seconds of its transfers */
 } tt__spent;
 
 /* step: seconds of a step with one micro-batch on each data rank. micro: seconds of each further
@@ -12474,7 +12493,7 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
             o->begin[wait] = now;
             o->block[wait] = blocks;
         } else if (!t->code[k].stream) {
-            o->seconds[k] = seconds; /* also a copy that stays on the computation stream */
+            o->seconds[k] = seconds; /* computation, or a copy that stays on the computation stream */
         }
         now += o->seconds[k];
         blocks += o->ends[k];
@@ -12544,11 +12563,11 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
         const double end = fmin(*next, o.begin[o.wait[k]]);
         const bool host_copy = t->values[t->values[t->code[k].out[0]].base].host_copy;
         tt__hoist(&o, k, end, ahead);
-        const double latest = end - o.moves[k]; /* a start that moves past joint updates is earlier than
-                                                   necessary */
+        /* The latest time for the start; o.begin[k] is earlier if it moved past updates that run together. */
+        const double latest = end - o.moves[k];
         *next = fmin(*next, host_copy ? fmax(o.begin[k], latest) : o.begin[k]);
     }
-    for (int at = 0; at < o.n && ok; at++) { /* visits starts in their new order */
+    for (int at = 0; at < o.n && ok; at++) { /* visits the starts in the order in which they now are */
         const int k = o.at[at];
         if (!o.wait[k] || tt__brings(t, &t->code[k])) continue;
         double *end = &idle[t->code[k].stream];
@@ -12688,8 +12707,9 @@ static void tt__order_products(tt_tape *t, int first, int last)
     for (int k = first; k <= last; k++) t->code[k].with_next = k < last;
 }
 
-/* Makes the values in role `role` of products `first` to `last` views of one new value. Marks persistent
-   values instead, so that they become adjacent in memory. Returns false if out of memory. */
+/* Makes the values in role `role` (an operand or a result) of products `first` to `last` views of one new
+   value. Marks persistent values instead, so that they become adjacent in memory. Returns false if out of
+   memory. */
 static bool tt__join_values(tt_tape *t, int first, int last, int role)
 {
     const bool below = tt__lies_below(&t->code[first], role);
@@ -12734,7 +12754,7 @@ static tt_status tt__pass_join(tt_tape *t, int32_t root)
         tt__order_products(t, first, last);
         for (int role = 0; role < TT__ROLES && ok; role++)
             if (role != tt__shared_role(&t->code[first])) ok = tt__join_values(t, first, last, role);
-        k -= first != k; /* the moves have put a later instruction at this place */
+        k -= first != k; /* visits this place again if the moves have put a later instruction there */
     }
     tt__free(t->ctx, apart);
     return ok ? TT_OK : TT_ERR_MEMORY;
@@ -12762,7 +12782,7 @@ typedef struct tt__box {
 } tt__box;
 
 /* Returns the largest number of bytes of a space that are in use at one instruction, which *at receives.
-   Counts only boxes of `min` bytes or more. SIZE_MAX: out of memory. */
+   Counts only boxes (storages to be placed) of `min` bytes or more. SIZE_MAX: out of memory. */
 static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t min,
                            tt_context *ctx, int *at)
 {
@@ -12797,7 +12817,7 @@ typedef struct tt__taken {
     tt__interval *span; int n_span, cap_span;   /* element 0 means "none" */
     int unused;     /* first span that is in no list; 0: none */
     int *list;      /* list[2 * k]: first span in use during all instructions of node k; list[2 * k + 1]:
-                       during some */
+                       first span in use during some of them */
     int *hint;      /* for each list: the span changed last */
     int leaves;     /* number of instructions, rounded up to a power of two; the root is node 1 */
     int highest;    /* the box that ends highest; of several, the one placed last */
@@ -12829,8 +12849,8 @@ static bool tt__taken_clear(tt__taken *t)
     return true;
 }
 
-/* Returns the last span of a list that ends at or below `limit`. The search begins at span `at`, which ends
-   there. Leaves shortcuts for later searches. */
+/* Returns the last span (range of bytes in use) of a list that ends at or below `limit`. The search begins at
+   span `at`, which ends at or below `limit`, too. Leaves shortcuts for later searches. */
 static int tt__span_before(tt__taken *t, int at, size_t limit)
 {
     for (int two_back = at, back = at;;) {
@@ -12844,8 +12864,8 @@ static int tt__span_before(tt__taken *t, int at, size_t limit)
     }
 }
 
-/* Adds bytes [from, to) to a list, and joins them with the spans that they overlap or touch. Returns false if
-   out of memory. */
+/* Adds bytes [from, to) to a list of the bytes in use, and joins them with the spans (ranges of bytes) that
+   they overlap or touch. Returns false if out of memory. */
 static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
 {
     int before = 0, at = t->list[list], hint = t->hint[list];
@@ -12883,8 +12903,8 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
     return true;
 }
 
-/* Marks the place of box b as in use. `node` covers instructions [lo, lo + width). Returns false if out of
-   memory. */
+/* Marks the place of box b as in use, in the part of the tree below `node`, which covers instructions
+   [lo, lo + width). Returns false if out of memory. */
 static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width)
 {
     if (b->first >= lo + width || b->last < lo) return true;
@@ -12894,8 +12914,9 @@ static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width
                       tt__take(t, b, 2 * node + 1, lo + width / 2, width / 2));
 }
 
-/* Appends to `heads` the first spans of all lists that have spans in use during box b's life. Returns the
-   number of lists in `heads`. */
+/* Appends to `heads` the first span of each list of bytes that are in use during box b's life. Looks in the
+   part of the tree below `node`, which covers instructions [lo, lo + width). Returns the new number n of
+   lists. */
 enum { TT__TAKEN_LISTS = 6 * 32 };
 static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads,
                            int n)
@@ -12910,14 +12931,14 @@ static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int l
     return tt__taken_lists(t, b, 2 * node + 1, lo + width / 2, width / 2, heads, n);
 }
 
-/* Returns the lowest gap (or the tightest one) of at least b's size between the spans in use during b's
-   life. */
+/* Returns the place of the lowest gap (or the tightest one) of at least b's size between the bytes that are
+   in use during b's life. */
 static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
     size_t cursor = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
     for (;;) {
-        size_t next = SIZE_MAX; /* start of the lowest span above the cursor */
+        size_t next = SIZE_MAX; /* the first byte in use above `cursor` */
         bool moved = false;
         for (int k = 0; k < n;) {
             if (t->span[head[k]].to <= cursor) head[k] = t->span[tt__span_before(t, head[k], cursor)].next;
@@ -12938,9 +12959,9 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
     }
 }
 
-/* Places boxes in the given order, each into the lowest gap (or the tightest one) between the boxes placed
-   before that are alive at the same time. Returns the height, where the highest box ends; stops at the first
-   height above `limit`. SIZE_MAX: out of memory. */
+/* Places boxes (storages) in the given order, each into the lowest gap (or the tightest one) between the
+   boxes placed before that are alive at the same time. Returns the height, where the highest box ends; stops
+   at the first height above `limit`. SIZE_MAX: out of memory. */
 static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit,
                                  tt__taken *taken)
 {
@@ -12959,9 +12980,10 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
     return height;
 }
 
-/* Number of keys for sorting boxes. Key 0: size; 1: size x duration; 2: duration; 3: begin; 4: the boxes in
-   use at the peak by duration, then the others by size. Boxes with larger keys come first, for key 3 those
-   that begin earlier. Of equal keys, the larger box comes first, then the lower index. */
+/* Number of keys by which boxes (storages) are sorted before they are placed. Key 0: size; 1: size x
+   duration; 2: duration; 3: first instruction; 4: the boxes in use at the peak by duration, then the others
+   by size. Boxes with larger keys come first, for key 3 those that begin earlier. Of equal keys, the larger
+   box comes first, then the lower index. */
 #define TT__ORDERS 5
 static double tt__box_key(const tt__box *b, int kind, int peak)
 {
@@ -13113,7 +13135,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * ((size_t)t->n_values + (size_t)t->n_code));
     int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* index of each storage's box; -1:
                                                                           none */
-    int n = 0, group = 0, group_end = 0; /* first and last of the instructions that run together */
+    int n = 0, group = 0, group_end = 0; /* instructions [group, group_end] run together with instruction k */
     const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
     *out = box;
     if (!box || !of) { tt__free(ctx, of); tt__free(ctx, box); *out = NULL; return TT_ERR_MEMORY; }
@@ -13166,7 +13188,8 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             while (box[start].merged != start) start = box[start].merged;
             box[of[y]].merged = start;
             box[start].last = box[of[y]].last;
-            of[y] = start; /* later results of the chain find the merged box */
+            of[y] = start; /* a result that later takes over y's place finds the box with which y was
+                              merged */
             break;
         }
     }
@@ -13900,7 +13923,7 @@ TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n)
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b) { return (tt__vf)(result); }
 #define TT__OF_THREE(name, result) \
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)(result); }
-#if TT__LANES == 16 /* masked forms with a full mask, because g++ 12 warns about its header's plain forms */
+#if TT__LANES == 16 /* masked intrinsics with a full mask, because g++ 12 warns about the plain intrinsics */
 TT__OF_THREE(fma, _mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c))
 TT__OF_TWO(max, _mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b))
 TT__OF_TWO(min, _mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b))
@@ -14140,7 +14163,7 @@ TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
     /* A subnormal's fraction first gets a leading 2^-14; the subtraction takes 2^-14 away. */
     tt__vf subnormal = (tt__vf)(magnitude + (113u << 23)) - (tt__vf)TT__K(splat_u)(113u << 23);
     tt__vu normal = magnitude + (112u << 23);
-    normal += (tt__vu)(magnitude >= (0x7c00u << 13)) & (112u << 23); /* infinity, NaN */
+    normal += (tt__vu)(magnitude >= (0x7c00u << 13)) & (112u << 23); /* infinity and NaN: exponent 255 */
     return (tt__vf)(sign | TT__K(select)(magnitude < (0x400u << 13), (tt__vu)subnormal, normal));
 #endif
 }
@@ -14178,7 +14201,7 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
         return;
     }
     tt__vi subnormal = magnitude < 0x38800000;
-    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* exact, being below 1024 */
+    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* multiples of f16's smallest number */
     tt__vi whole = __builtin_convertvector(units, tt__vi);
     tt__vf fraction = units - __builtin_convertvector(whole, tt__vf);
     tt__vi up = fraction * 65536.0f + __builtin_convertvector((tt__vi)random, tt__vf) >= 65536.0f;
@@ -18305,7 +18328,8 @@ static tt__rank_group *tt__rank_group_new(tt_context *ctx, int ranks, double tim
     w->ctx = ctx;
     w->ranks = ranks;
     w->timeout = timeout;
-    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* spinning would take CPUs from ranks */
+    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* with fewer CPUs than ranks, spinning would take
+                                                              CPUs from other ranks */
     pthread_mutex_init(&w->mutex, NULL);
     pthread_cond_init(&w->wake, NULL);
     return w;
@@ -18489,18 +18513,19 @@ typedef struct tt__net {
     const tt__transport *transport;
     int processes, me;
     char host[TT__RANKS][64];
-    pthread_mutex_t mutex;  /* guards the transport and the fields that are "guarded" */
+    pthread_mutex_t mutex;  /* guards the transport, and the fields that are "guarded" below */
     int failed;             /* atomic: the common work of the processes has ended */
     tt_status status;
     char why[1100];         /* why the common work has ended */
-    tt__end end, ended[TT__RANKS]; /* this process's end message; guarded: the end message of each process */
-    bool has_ended[TT__RANKS];     /* guarded; for each process: `ended` has its end message */
-    char last_message[TT__RANKS][128];    /* guarded; for each process: the instruction of its last message */
+    tt__end end, ended[TT__RANKS]; /* this process's end message; each process's, guarded by `mutex` */
+    bool has_ended[TT__RANKS];     /* guarded by `mutex`; for each process: `ended` has its end message */
+    char last_message[TT__RANKS][128]; /* guarded by `mutex`; for each process: the instruction for which a
+                                          message of that process came last */
     int ranks;              /* number of ranks of each process in the last program that ran; 0: none yet */
     tt__note *note;         /* for each process: its note in the last tt__agree */
     bool cuda_aware;        /* MPI can access GPU memory in every process */
-    double sent, min;     /* guarded: bytes that collectives have sent so far; minimum that any method must
-                             send */
+    double sent, min;       /* guarded by `mutex`: bytes that collectives have sent so far; minimum that any
+                               method must send */
 #ifdef TINYTRAIN_MPI
     MPI_Comm talk, data;    /* communicators: for notes and end messages; for collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
@@ -18532,8 +18557,8 @@ static tt_status tt__net_status(tt_context *ctx)
     return tt__fail(ctx, n->status, "%s", n->why);
 }
 
-/* Receives an end message, if one has arrived, and notes its sender as stopped. The caller holds n->mutex.
-   Returns NULL or the transport's error. */
+/* Receives an end message (tt__end) of another process, if one has arrived, and notes that its sender has
+   left the common work. The caller holds n->mutex. Returns NULL or the transport's error. */
 static const char *tt__net_ends(tt__net *n)
 {
     tt__end end;
@@ -18633,8 +18658,8 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
                     ctx->options.timeout, last_message[0] ? "; its last message came in " : "", last_message);
 }
 
-/* Sends this process's end message to all others, and waits for at most `seconds`. Returns false if the
-   message did not reach all. */
+/* Tells all other processes that this process ends its part of the common work (tt__end). Waits for at most
+   `seconds`. Returns false if the message did not reach all. */
 static bool tt__net_send_end(tt__net *n, double seconds)
 {
     tt__request r[TT__RANKS];
@@ -19145,7 +19170,7 @@ typedef struct tt__device_group {
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
     tt__pool *threads;             /* a thread for each rank; NULL until opened, or for a single rank */
-    tt__rank_group *rank_group;              /* barriers and counters of these threads */
+    tt__rank_group *rank_group;    /* barriers and counters of the ranks' threads */
     /* For each rank, staging memory on the host: TT__STAGE bytes, or twice that with several processes. NULL
        on the CPU in a single process. */
     void *stage[TT__RANKS];
@@ -19216,7 +19241,7 @@ typedef struct tt__collective {
     tt__members all, near;  /* all members; the members of this process or, in a pair, both members */
     int rank, me, low;      /* this rank; its member number; the lowest member number in this process */
     int processes, own;     /* number of processes with members; number of this process among them */
-    int grain, nodes;       /* number of members of a node; number of nodes of a process */
+    int grain, nodes;       /* number of consecutive members that form a node; nodes of a process */
     int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
     bool no_peer;             /* some ranks in `near` cannot load from one another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in staging memory on the host */
@@ -19242,7 +19267,7 @@ static bool tt__has_no_peer(const tt__device_group *c, tt__members m)
 static tt__collective tt__collective_of(tt__device_group *group, int rank, tt__members all, int me,
                                         tt__over over)
 {
-    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* index: tt__over */
+    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* the messages' tag for each value of tt__over */
     tt__collective c;
     int local = 0;
     memset(&c, 0, sizeof c);
@@ -19452,7 +19477,8 @@ static int tt__net_process(const tt__collective *c, int k)
 }
 
 /* tt__net_present returns how many members of the k-th process contribute to a reduction, tt__net_nodes how
-   many nodes those members form. present: number of members of all processes that contribute. */
+   many nodes (c->grain consecutive members) those members form. present: number of members of all processes
+   that contribute. */
 static int tt__net_present(const tt__collective *c, int k, int present)
 {
     return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
@@ -19463,7 +19489,7 @@ static int tt__net_nodes(const tt__collective *c, int k, int present)
     return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
 }
 
-/* A part of a collective: elements [from, from + most) of each member's shard. k: number of the collective
+/* A part of a collective: elements [from, from + max) of each member's shard. k: number of the collective
    among those that run together. */
 typedef struct tt__net_job { int k; int64_t from, max; } tt__net_job;
 enum { TT__NET_JOBS = 128 };
@@ -19477,8 +19503,8 @@ static const tt__mat *tt__net_whole(const tt__launch *l)
 
 static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
 
-/* Returns how many elements of a member's shard belong to a job. Sets *first to the index of the first of
-   them in the whole tensor. */
+/* Returns how many elements of a member's shard belong to a job, which is a part of a collective. Sets *first
+   to the index of the first of them in the whole tensor. */
 static int64_t tt__net_shard(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
     const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has all elements */
@@ -19502,7 +19528,7 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
     return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
 }
 
-/* Launches another op, `op`, with the operands and on the stream of collective *l. */
+/* Launches an instruction of op `op` in place of collective *l, with its operands and on its stream. */
 static tt_status tt__net_launch(const tt__device_group *c, int rank, tt__launch *l, int op)
 {
     tt__instr other = *l->instr;
@@ -19549,7 +19575,7 @@ static double tt__net_min(const tt__collective *c, const tt__launch *l)
 }
 
 /* Returns the number of bytes that the process of a rank sends in a phase: by tt__net_reduce, tt__net_gather,
-   tt__net_broadcast or tt__net_pair. Sets *least to the minimum that any method must send. Both numbers are 0
+   tt__net_broadcast or tt__net_pair. Sets *min to the minimum that any method must send. Both numbers are 0
    unless the rank is the leader of its process. */
 static double tt__net_sends(const tt__collective *c, double *min)
 {
@@ -19592,12 +19618,13 @@ static size_t tt__net_part(const tt__collective *c)
     return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
 }
 
-/* Fills a batch with jobs, from element *from of collective *k on, until no more fit. Moves *k and *from to
-   the start of the next batch. Returns the number of jobs. */
+/* Fills a batch of messages with jobs (parts of collectives), from element *from of collective *k on, until
+   no more fit. Moves *k and *from to the start of the next batch. Returns the number of jobs. */
 static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
 {
     const size_t parts = (size_t)c->all.count * (size_t)c->nodes;
-    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* bytes left for each node and shard */
+    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* bytes left for each sum in the
+                                                                         batch */
     int count = 0;
     while (*k < c->n && count < TT__NET_JOBS && room) {
         const tt__launch *l = &c->l[*k];
@@ -19614,9 +19641,9 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
     return count;
 }
 
-/* A batch of messages in flight, for one or more jobs. Elements for process q begin at byte to[q] of the
-   batch's send memory; elements from process q begin at byte from[q] of its receive memory. Both are ordered
-   by job, then by shard, then by node. */
+/* A batch of messages in flight, for one or more jobs (parts of collectives). Elements for process q begin at
+   byte to[q] of the batch's send memory; elements from process q begin at byte from[q] of its receive memory.
+   Both are ordered by job, then by shard, then by node (c->grain consecutive members, whose sum is sent). */
 typedef struct tt__net_batch {
     tt__net_job job[TT__NET_JOBS];
     int jobs;
@@ -19642,7 +19669,7 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
             }
         }
         b->to[q + 1] = b->to[q] + to;
-        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* own nodes stay in the send memory */
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own sums stay in the send memory */
     }
 }
 
@@ -19665,9 +19692,9 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
     return status;
 }
 
-/* Computes the sums of this process's nodes, for the shards of all members, in the send memory `to`. The
-   ranks of the process take turns with the sums. If c->no_peer, they read the copies that tt__net_lay_out
-   made. */
+/* Sums each node (c->grain consecutive members) of this process, for the shards of all members, and writes
+   the sums to the send memory `to`. The ranks of the process take turns with the sums. If c->no_peer, they
+   read the copies that tt__net_lay_out made. */
 static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
 {
     tt__mat leaf[TT__RANKS];
@@ -19699,11 +19726,11 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
     return status;
 }
 
-/* Adds up the sums of the nodes of all processes, for this rank's shard. */
+/* Adds up, for this rank's shard, the sums of the nodes (c->grain consecutive members) of all processes. */
 static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
                                 const char *received)
 {
-    const char *at[TT__RANKS]; /* for each process: address of its next node */
+    const char *at[TT__RANKS]; /* for each process: address of the next of its sums */
     tt__mat leaf[TT__RANKS];
     tt_status status = TT_OK;
     for (int q = 0; q < c->processes; q++) at[q] = q == c->own ? sent + b->to[q] : received + b->from[q];
@@ -19783,9 +19810,10 @@ static tt_status tt__net_reduce(const tt__collective *c)
     return status;
 }
 
-/* Returns the address where the elements of a job in member m's shard begin. If c->direct, the address is in
-   the memory of the rank that has the shard or, for a shard of another process, in the leader's result.
-   Otherwise it is in the leader's staging memory, where each shard has `room` bytes. */
+/* Returns the address where the elements of a job (a part of a collective) in member m's shard begin. If
+   c->direct, the address is in the memory of the rank that has the shard or, for a shard of another process,
+   in the result of the leader, the rank that sends and receives for this process. Otherwise it is in the
+   leader's staging memory, where each shard has `room` bytes. */
 static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
 {
     const tt__launch *l = &c->l[job->k];
@@ -19797,8 +19825,9 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
 }
 
-/* Copies this rank's shard to the leader's staging memory or, if `come`, copies from there the shards that
-   this rank lacks. Then waits at a barrier of the process's members. */
+/* Copies this rank's shard to the staging memory of the leader (the rank that sends and receives for this
+   process) or, if `come`, copies from there the shards that this rank lacks. Then waits at a barrier of the
+   process's members. */
 static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
 {
     const tt__launch *l = &c->l[job->k];
@@ -19888,13 +19917,15 @@ static tt_status tt__net_broadcast(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&out) : status;
 }
 
-/* Copies to this rank the shards that its leader has received and those of other ranks of its process. */
+/* Copies to this rank the shards that the leader of its process has received from other processes, and the
+   shards of other ranks of its process. */
 static tt_status tt__net_spread(const tt__collective *c)
 {
     const bool all = tt__net_is(c->l, TT__OF_FIRST);
     for (int k = 0; k < c->n; k++) {
         tt__launch *l = &c->l[k];
-        tt__mat *in = (tt__mat *)(uintptr_t)l->peer_in, *out = (tt__mat *)(uintptr_t)l->peer_out; /* own */
+        /* This rank owns the arrays peer_in and peer_out, so it may change them. */
+        tt__mat *in = (tt__mat *)(uintptr_t)l->peer_in, *out = (tt__mat *)(uintptr_t)l->peer_out;
         const tt__mat *at = all && !c->own ? &in[c->low] : &out[c->low];
         for (int m = 0; m < c->all.count; m++) {
             int64_t first;
@@ -19988,7 +20019,7 @@ typedef struct tt__placement {
     tt__part part;      /* the shard of the parameter that a rank stores */
 } tt__placement;
 
-/* Values of the option `memory`, and their words. */
+/* The values of the option `memory`, and below the words by which users give them. */
 typedef enum tt__memory_kind {
     TT__OWN_MEMORY, TT__MANAGED, TT__OVERSUBSCRIBED, TT__MEMORY_KINDS
 } tt__memory_kind;
@@ -19998,7 +20029,8 @@ static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "manage
 #ifndef TT__BLOCK /* tests set a smaller number */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* windows of instructions at a time: one runs, others are prefetched */
+enum { TT__WINDOWS = 3 }; /* number of windows of instructions that are on the device at a time: one runs, the
+                             next ones are prefetched */
 
 /* State of an arena in managed memory that exceeds the device's free memory: which blocks should be on the
    device. A window of instructions is consecutive instructions whose blocks are prefetched together. */
@@ -20031,11 +20063,11 @@ typedef struct tt__arena {
     tt__paging *paging; /* NULL: the device has room for the whole arena */
     char *memory[TT__RANKS]; /* NULL until allocated */
     char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of host memory for copies to a device; NULL on the CPU */
-    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident workspace
-                                               of the device's kind */
+    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident workspace,
+                                               which the kernels of all instructions share */
     char *host[TT__RANKS];
     size_t on_host;
-    size_t budget;      /* smallest memory_budget of the arena's programs; 0: none has one */
+    size_t budget;      /* smallest memory_budget of the arena's programs, in bytes; 0: no budget */
     tt__placement *placement;     /* index: tt_param.index */
     int n_placements;
     bool partly_updated;          /* an update stopped half-way, so parameters may differ between ranks */
@@ -20117,7 +20149,7 @@ static const tt__placement *tt__placement_in(const tt__arena *a, int param)
     return stored ? &a->placement[param] : NULL;
 }
 
-/* Grows a->home to one entry for each parameter of the context. */
+/* Grows a->placement to one entry for each parameter of the context. */
 static tt_status tt__placements_grow(tt_context *ctx, tt__arena *a)
 {
     if (ctx->n_params <= a->n_placements) return TT_OK;
@@ -20346,7 +20378,7 @@ static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
     for (int r = c->first; r < c->first + c->local; r++) {
         if (c->device[r]) continue;
         c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
-        if (!c->device[r] && c->kind->host) return ctx->status; /* out of memory or threads */
+        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory or threads for a CPU device */
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
                             tt__device_name(c->kind, c->index[r], name), why,
@@ -20354,7 +20386,8 @@ static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
                             "names one, such as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
-    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* to send and to receive */
+    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* with several processes: one half to send,
+                                                                  one half to receive */
     for (int r = c->first; r < c->first + c->local && (ctx->net || c->kind->backend->stage); r++) {
         if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
@@ -20411,7 +20444,8 @@ static void tt__device_group_task(void *arg, int64_t task, int thread)
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
-    if (!job->failed || (named && !job->named)) { /* the other ranks fail only because this one did */
+    if (!job->failed || (named && !job->named)) { /* a rank without an error message of its own failed only
+                                                     because another rank did */
         job->status = status;
         job->failed = rank + 1;
         job->named = named;
@@ -20566,8 +20600,8 @@ static int tt__processes_before(const tt__net *n)
 }
 
 /* Returns the device group that has in each process the `local` devices with numbers index[]. Makes the group
-   if it does not exist; its devices are not open then. moved: see tt__device_group.moved. Returns NULL after
-   tt__fail. */
+   if it does not exist; its devices are not open then. moved: the number of devices that this host's earlier
+   processes take, which is included in index[]. Returns NULL after tt__fail. */
 static tt__device_group *tt__device_group_of(tt_context *ctx, const tt__device_kind *kind, const int *index,
                              int local, int moved)
 {
@@ -20619,8 +20653,8 @@ static tt__device_group *tt__find_devices(tt_context *ctx, const char *name)
             tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'} does not exist: the CPU is one device, %s; %s*2 "
                      "is two ranks that share its threads", name, kind->name, kind->name);
         else {
-            const bool in_turn = !kind->host && name[length] != ':'; /* processes of a host take devices in
-                                                                        turn */
+            const bool in_turn = !kind->host && name[length] != ':'; /* no device numbers given: each process
+                                                                        of a host takes the next devices */
             const int moved = in_turn ? ranks * tt__processes_before(ctx->net) : 0;
             for (int r = 0; r < ranks; r++) index[r] += moved;
             return tt__device_group_of(ctx, kind, index, ranks, moved);
@@ -20654,7 +20688,8 @@ static const tt__isa_table *tt__choose_isa(const char *name)
     const tt__isa_table *table[3] = {&tt__isa_table_portable, NULL, NULL};
 #ifdef TT__HAS_AVX2
     unsigned a, b, c = 0, d;
-    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* some compilers' builtins lack F16C */
+    /* CPUID says whether the CPU has F16C, which __builtin_cpu_supports of some compilers does not know. */
+    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
     __builtin_cpu_init();
     avx2 = avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (avx2) table[1] = &tt__isa_table_avx2;
@@ -20685,7 +20720,8 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
     if (has[TT__BF16_DOT] && __builtin_cpu_is("amd")) *how = TT__BF16_DOT;
 #endif
 #ifdef TT__TILES_HERE
-    const bool wanted = !name || strcmp(name, "tiles") == 0; /* TT__TILES_HERE asks Linux for permission */
+    /* TT__TILES_HERE asks Linux for the tile registers, so it is evaluated only if tiles are wanted. */
+    const bool wanted = !name || strcmp(name, "tiles") == 0;
     has[TT__BF16_TILES] = wanted && isa == &tt__isa_table_avx512 && TT__TILES_HERE;
     if (has[TT__BF16_TILES]) *how = TT__BF16_TILES;
 #endif
@@ -20868,7 +20904,8 @@ static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes,
 }
 static uint64_t tt__hash(const char *text) { return tt__hash_on(TT__HASH_BEGIN, text, strlen(text)); }
 
-/* Returns the slot of the hash table for a parameter's name: the one that holds it, or a free one. */
+/* Returns the entry of the hash table that holds a parameter's name, or the free entry where the name is to
+   be put. */
 static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
 {
     uint64_t hash = tt__hash(name);
@@ -20878,7 +20915,7 @@ static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
     return &slots[at];
 }
 
-/* Makes room in the hash table for one more name, so that half of the slots stay free. */
+/* Makes room in the hash table for one more name. At least half of the entries stay free. */
 static bool tt__param_slots_grow(tt_context *ctx)
 {
     uint32_t n = ctx->n_param_slots ? 2 * ctx->n_param_slots : 64;
@@ -20958,7 +20995,7 @@ static void tt__param_drop_source(tt_param *p)
 }
 
 /* Removes all parameters except the first `count`; no tape may use them. The newest go first, so that the
-   search for the name of a remaining parameter never meets a freed slot of the hash table. */
+   search for the name of a remaining parameter never meets an entry of the hash table that was freed. */
 static void tt__params_undo(tt_context *ctx, int count)
 {
     while (ctx->n_params > count) {
@@ -21167,9 +21204,9 @@ static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64
     return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
 }
 
-/* Fills a rank's shard of parameter p from p's source. Keeps the source, because filling another parameter
-   may fail. shard: a buffer of TT__PIECE floats. Initialisers write directly to the rank's memory, if their
-   numbers fit the dtype. */
+/* Fills a rank's shard of parameter p from p's source. Keeps the source for a second try, because filling
+   another parameter may fail. shard: a buffer of TT__PIECE floats. Initialisers write directly to the rank's
+   memory, if their numbers fit the dtype. */
 static tt_status tt__param_fill(const tt_param *p, int rank, float *shard)
 {
     char *memory = tt__param_memory(p, rank);
@@ -21214,7 +21251,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
     tt_status status = tt__has_memory(p) ? tt__param_fits(p, values, 0, p->size) : TT_OK;
     for (int k = 0; k < 2 && tt__has_memory(p); k++) {
         const tt__arena *a = k ? p->second_owner : p->owner;
-        if (!a || !a->allocated) continue; /* it is filled later, from the other arena */
+        if (!a || !a->allocated) continue; /* when this arena is allocated, it is filled from the other one */
         const tt__placement *placement = tt__placement_in(a, p->index);
         const tt__stored stored = tt__stored_of(p, &placement->part, a);
         for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
@@ -24700,8 +24737,8 @@ static tt_status tt__params_ready(const tt_program *p)
     return status;
 }
 
-/* Returns the offset, in bytes, of the region with storage x in a rank's device memory: persistent,
-   transient, or only on data rank 0. */
+/* Returns the offset, in bytes, at which the part of a rank's device memory that has storage x begins. The
+   parts are: persistent storages, transient storages, and storages of data rank 0 alone. */
 static size_t tt__region(const tt_program *p, const tt__tape_value *x)
 {
     if (!x->persistent) return p->arena->persistent;
@@ -24709,7 +24746,7 @@ static size_t tt__region(const tt_program *p, const tt__tape_value *x)
 }
 
 /* tt__host_size returns the bytes of a rank's values in the host's memory. tt__host_region returns the
-   offset, in bytes, of the region with storage x there. */
+   offset, in bytes, at which the part of that memory that has storage x begins. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;
@@ -24780,8 +24817,9 @@ static int32_t tt__operand(const tt__instr *i, int j)
     return j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
 }
 
-/* Adds the blocks with bytes [first, first + bytes) of an arena to the window of instructions that began
-   after stamp `before`. Returns the bytes of those blocks that are new to the window, without kept blocks. */
+/* Adds the blocks with bytes [first, first + bytes) of an arena to the current window of instructions.
+   before: value of g->stamps when the window began. Returns the bytes of those blocks that are new to the
+   window, without kept blocks. */
 static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_t before)
 {
     size_t added = 0;
@@ -24793,8 +24831,9 @@ static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_
     return added;
 }
 
-/* Adds the blocks that instruction i uses to the window of instructions that began after stamp `before`.
-   Returns the bytes of the blocks that are new to the window, without kept blocks. */
+/* Adds the blocks that instruction i uses to the current window of instructions. before: value of
+   tt__paging.stamps when the window began. Returns the bytes of the blocks that are new to the window,
+   without kept blocks. */
 static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t before)
 {
     tt__paging *g = p->arena->paging;
@@ -24817,9 +24856,9 @@ typedef struct tt__windows {
     int made, entered;  /* made: number of windows so far; entered: number of windows that have begun */
 } tt__windows;
 
-/* Prefetches the blocks whose stamp is in (before, last], except those that are still on the device. A block
-   is still there if the windows since its last use have used at most `room` bytes. Sets *any to true if it
-   prefetches a block. */
+/* Prefetches the blocks of a window of instructions, except blocks that are still on the device. The window's
+   blocks have stamps (tt__paging.stamp) in (before, last]. A block is still on the device if the windows
+   since its last use have used at most `room` bytes. Sets *any to true if any block is prefetched. */
 static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last, uint64_t clock, bool *any)
 {
     tt__arena *a = p->arena;
@@ -24844,7 +24883,7 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
 
 /* Finds the end of the next window of instructions, which takes instructions until their blocks need more
    than its share of `room`. Instructions that run together stay in one window, unless they alone need more.
-   Returns the last stamp of the window. */
+   Returns tt__paging.stamps at the end of the window. */
 static uint64_t tt__end_window(tt_program *p, tt__windows *w)
 {
     tt__paging *g = p->arena->paging;
@@ -24853,7 +24892,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const size_t max = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
     int group = first; /* first instruction of the group that k runs together with */
-    size_t bytes = 0, of_group = 0; /* bytes that the window needs; of_group: bytes of the group */
+    size_t bytes = 0, of_group = 0; /* bytes of blocks that the window needs; that the group needs */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
@@ -25043,7 +25082,8 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__tape_value *x = &p->built.t->values[v];
-    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent inputs are arrivals */
+    const bool input = x->storage == TT__INPUT && !x->persistent; /* a persistent input is the second value of
+                                                                     another input (tt__pass_arrivals) */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
@@ -25204,7 +25244,7 @@ tt_status tt_allocate(tt_program *p)
    Copies inputs to a program (tt_set) and values from a program (tt_get), and finds the memory of an
    instruction's operands on a rank. */
 
-/* Returns the number of elements of the storage before a rank's own rows, which are view `id`. */
+/* Returns how many elements of a storage come before its view `id`, which is a rank's shard of the rows. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__tape_value *v = &p->built.t->values[id];
@@ -25213,7 +25253,7 @@ static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, 
     return first * v->ld;
 }
 
-/* Moves m from the start of a storage to the part that is value `id`: a slot, a shard, or own rows. */
+/* Moves m from the start of a storage to the part that is value `id`: a slot, or a rank's shard. */
 static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__tape_value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
@@ -25321,7 +25361,7 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
 }
 
 /* Sets the number of rows of input v's axis. Fails if another input of the axis is set with another number of
-   rows. If v is set a second time, that input becomes UNSET instead. */
+   rows. But if v is set a second time, the other input becomes UNSET. */
 static tt_status tt__set_input_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
     const tt__tape_value *values = p->built.t->values, *x = &values[v];
@@ -25683,9 +25723,10 @@ static bool tt__adds_later(const tt_program *p, tt__segment segment)
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* Returns the recording for a run with this stretch, slot and these numbers of rows; NULL if it is the first
-   such run. In that case, the next entry in turn loses credit and, if it has none left, is given to this run.
-   Credit protects the recordings of frequent runs, however many other runs there are. */
+/* Returns the entry of r->recordings for a run with this stretch, slot and these numbers of rows; NULL if
+   there is none. In that case, takes one credit from the entries in turn, and gives an entry that has no
+   credit left to this run, for its next time. Each use of an entry adds credit, so frequent runs keep their
+   recordings, however many other runs there are. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];
@@ -25816,7 +25857,7 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
    Counts the bytes that a plan sends between processes, and launches collectives. */
 
 /* Returns the bytes that the ranks of this process send to other processes in a step with one full
-   micro-batch on each data rank. Sets *least to the minimum that any method must send. */
+   micro-batch on each data rank. Sets *min to the minimum that any method must send. */
 static double tt__net_plan(const tt_program *head, double *min)
 {
     const tt__device_group *group = head->settings.group;
@@ -25834,7 +25875,7 @@ static double tt__net_plan(const tt_program *head, double *min)
             l.instr = i;
             l.in[0] = tt__at_capacity(p->built.t, i->in[0]);
             l.out[0] = tt__at_capacity(p->built.t, i->out[0]);
-            if (i->in[0]) l.in[0].data = &l; /* any address: the operand is present */
+            if (i->in[0]) l.in[0].data = &l; /* any address: NULL would mean that the operand is absent */
             l.members = l.present = c.all.count;
             l.me = c.me;
             c.l = &l;
@@ -25892,7 +25933,7 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     l->workspace = p->arena->memory[rank] + p->arena->persistent + i->workspace_place;
     if (i->on_host) {
         l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
-        l->in[TT__RUN_IN].data = &p->head->run; /* without `micro`, which no update reads */
+        l->in[TT__RUN_IN].data = &p->head->run; /* the field `micro` is not set, but no update reads it */
         if (!p->settings.kind->host) l->device = p->settings.group->host[rank];
     }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
@@ -25908,8 +25949,9 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
 /* ==== src/run/stages.h */
 /* ---- values that pass from one stage of a pipeline to the next */
 
-/* Sends a value to a stage in another process, or receives one. A SEND does not wait for its messages; a RECV
-   does. Values in a device's memory go through the host's memory. */
+/* Sends a value to rank `other` of a stage in another process, or receives one. A SEND does not wait for its
+   messages; a RECV does. Values in a device's memory go through the host's memory. way: 0 if the value moves
+   towards the last stage, 1 if towards the first. */
 static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l, int other, int way)
 {
     const bool receives = l->instr->out[0] != 0;
@@ -25957,7 +25999,8 @@ static void tt__go_on_passing(const tt_program *p, int rank)
     }
 }
 
-/* Waits until this rank has sent the messages of micro-batch number `round` in direction `way`. */
+/* Waits until this rank has sent its messages of micro-batch number `round` to the next stage (way = 0) or to
+   the stage before (way = 1). */
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
@@ -26023,7 +26066,7 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Returns whether m is present but has no elements, which shards and a rank's own rows may be. */
+/* Returns whether m is present but has no elements, as a shard may be. */
 static bool tt__is_empty(const tt__mat *m) { return m->data && m->rows * m->cols == 0; }
 
 /* Runs an instruction whose operands have no elements. Results that have elements are then sums over no rows:
@@ -26061,7 +26104,7 @@ typedef struct tt__rank_progress {
     tt__launch like;        /* fields that all launches of the rank have in common */
     bool absent;            /* the rank has no micro-batch, so it runs only instructions that all ranks run
                                (tt__instr.always) */
-    bool later;             /* a copy of tt__now.later */
+    bool later;             /* the run adds to gradients of earlier micro-batches */
     /* `met`: the ranks (data ranks, tensor ranks, ...) that have passed a barrier on stream `met_stream` and
        have launched nothing since. Both fields are equal on all these ranks, also on ranks without a
        micro-batch. */
@@ -26147,7 +26190,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__rank_progress *at, int k
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(at, &p->built.t->code[k])) { /* keeps `met` equal on all ranks */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* `met` must change here as on ranks that launch k */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }
@@ -26454,7 +26497,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const size_t peers = 2 * (size_t)tt__max(p->settings.group->ranks, tt__slots(p));
     const tt__now before = r->now;
     const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* number of rounds of the first lap */
-    int64_t *round = &r->now.round; /* visits each slot once, then one slot again */
+    int64_t *round = &r->now.round; /* goes through the first lap, and one round more, which adds to a slot */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     const tt__launch like = tt__launch_on(p, rank);
@@ -26717,7 +26760,8 @@ static tt_status tt__read_first(tt_program *p, int rank)
     const tt__device_group *c = p->settings.group;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* also waits for a rank of this process */
+    /* A process that does not have `rank` reads one of its own ranks, only to wait for the rank's device. */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own);
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
     return tt__net_fetch(p->ctx, process, -1, "collecting the results of a step", results, sizeof *results);
@@ -26960,7 +27004,7 @@ static tt_status tt__run_stage(void *arg, int rank)
     tt__launch l = tt__launch_on(p, rank);
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
-    l.tuned = false; /* matrix products are timed after these micro-batches */
+    l.tuned = false; /* products are timed only after these micro-batches (tt__tune_products) */
     for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
         bool backward = false;
         now->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
@@ -27195,7 +27239,7 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     return status;
 }
 
-/* Calls before_update, if the program has it. */
+/* Calls the caller's function tt_compile_options.before_update, if it is set. */
 static tt_status tt__call_before_update(tt_program *p)
 {
     const tt_compile_options *o = &p->settings.options;
@@ -27306,10 +27350,10 @@ static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int
     return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
-/* The storages with a parameter's gradient in the middle of a step. In sums of a step (ranks/threads.h),
-   `leaves` has the slots of each data rank. In sums of micro-batches, `total` has the sum over ranks of the
-   finished laps and, if ranks have several slots, `leaves` has the slots of the current lap. Both have the
-   same layout. */
+/* The storages with a parameter's gradient in the middle of a step. If ranks sum gradients at the end of a
+   step, `leaves` has the slots of each data rank. If ranks sum gradients in each micro-batch, `total` has the
+   sum over ranks of the finished laps and, if ranks have several slots, `leaves` has the slots of the current
+   lap. Both storages have the same layout. */
 typedef struct tt__so_far {
     int32_t leaves, total; /* numbers of the storages; 0: none */
     int slots;             /* number of slots that have contents */
@@ -27365,7 +27409,7 @@ static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so
 }
 
 /* Finds a parameter's gradient and the factor by which its stored numbers are multiplied to be those of the
-   mean loss. Fails if there is no gradient now. caller: the public function. */
+   mean loss. Fails if there is no gradient now. caller: name of the public function, for the error. */
 static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const char *caller, tt__so_far *g,
                                   double *factor)
 {
@@ -27508,8 +27552,9 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 {
     const tt_tape *t = p->built.t;
     const int step = tt__segment_first(t, TT__EACH_STEP), first = t->early ? 0 : step;
-    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* next: distance to the likely next
-                                                                             update */
+    /* The search for a parameter's update begins where the one before ended, and goes on by `next`: backwards
+       (modulo `count`) if the updates are in the backward, which has the parameters in reverse order. */
+    const int count = t->n_code - first, next = t->early ? count - 1 : 1;
     int at = t->early ? count - 1 : 0;
     for (int k = step; k < t->n_code; k++)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
@@ -27550,8 +27595,8 @@ static uint64_t tt__program_hash(const tt_program *p)
     if (ranks->groups > 1 || micros) hash = tt__hash_on(hash, leaves, sizeof leaves);
     const tt__attr none = tt__new_instr(0).attr;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
-        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* stands for the SUM_SQUARES of
-                                                                                v's gradient */
+        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* the (empty) attributes of the
+                                                                                SUM_SQUARES of v's gradient */
     const float average = p->settings.options.optimizer.ema_decay;
     if (average > 0) hash = tt__hash_on(hash, &average, sizeof average);
     return tt__updates_hash(p, hash);
@@ -27593,9 +27638,10 @@ static tt__state_header tt__state_header_of(const tt_program *p)
    so few rows and columns that the overhead of launches dominates, and grows until steps are long. A block
    with one row measures the update, which dominates its steps. */
 
-/* STEP_LONG, COPY_LONG: seconds from which a step or a copy is long enough to measure. STEPS_LONG: seconds of
-   all steps of a program. WIDTH: number of rows and of columns of a block; UPDATE_WIDTH: of columns. COPY:
-   bytes of a copy. */
+/* TT__STEP_LONG and TT__COPY_LONG: seconds from which a step or a copy is long enough to measure.
+   TT__STEPS_LONG: seconds of steps after which a program runs no more. ..._WIDTH: number of rows and of
+   columns of a block; TT__UPDATE_WIDTH: number of columns of a block with one row. ..._COPY: bytes of a
+   copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
@@ -27694,7 +27740,8 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
 {
     const tt_tape *t = s->p->built.t;
     double now, all = 0;
-    tt_status status = tt__sample_step(s, &now); /* the first step also touches memory and loads kernels */
+    tt_status status = tt__sample_step(s, &now); /* not timed: the first step also touches memory and loads
+                                                    kernels */
     double *each = (double *)tt__alloc(ctx, sizeof *each * (size_t)t->n_code);
     if (!each) return TT_ERR_MEMORY;
     for (int k = 0; k < t->n_code; k++) each[k] = INFINITY;
@@ -27911,8 +27958,8 @@ static tt_category tt__category_of(const tt_tape *t, int32_t base)
 }
 
 /* tt__storages returns the number of storages that the program's arena may have: the resident workspace
-   (number 0), then persistent values, then boxes of transient storages. tt__storage_of describes storage k in
-   *to; it returns false if the arena does not have that storage. */
+   (number 0), then persistent values, then transient storages. tt__storage_of describes storage k in *to; it
+   returns false if the arena does not have that storage. */
 static int tt__storages(const tt_program *p) { return p->built.t->n_values + p->built.n_boxes; }
 
 static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
@@ -27945,7 +27992,7 @@ static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
 }
 
 /* Returns the bytes that a rank loads from other ranks in a step with one full micro-batch on each data rank.
-   Sets *least to the minimum that any method must load (tt_plan.min_moved_bytes). */
+   Sets *min to the minimum that any method must load (tt_plan.min_moved_bytes). */
 static double tt__moved_by(const tt_program *p, int rank, double *min)
 {
     const tt_tape *t = p->built.t;
@@ -27960,7 +28007,8 @@ static double tt__moved_by(const tt_program *p, int rank, double *min)
         const tt__members all = tt__members_of(p, rank, &i->move, &me);
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
-        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* F64: counts of losses */
+        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* or counts of losses
+                                                                                    (F64) */
         if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *min += item * loads.min;
     }
     return bytes;
@@ -28101,8 +28149,7 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
     uint32_t *order = (uint32_t *)(bytes + storages);
-    int32_t *holds = (int32_t *)(order + storages); /* for each box: the last value placed there by the
-                                                       peak */
+    int32_t *holds = (int32_t *)(order + storages); /* for each box: the value that it holds at the peak */
     int n = 0;
     for (int k = 0; k < storages && bytes; k++) {
         const tt__box *box = k < values ? NULL : &p->built.box[k - values];
@@ -28923,14 +28970,19 @@ enum {
 typedef struct tt__unicode {
     uint8_t bits[0x110000];               /* TT__IS_... */
     uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
-    uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank of their combining class */
-    uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
-    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, sorted by their points */
+    uint32_t marks[TT__MARK_ROWS][2];     /* runs of combining marks: first << 11 | last - first; rank of
+                                             their combining class */
+    uint32_t pairs[TT__PAIRS][3];         /* decompositions: c << 11 | whether NFC composes c; the first and
+                                             the second code point of c, or 0 */
+    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* indices of the rows of `pairs` that NFC composes, sorted by the
+                                             two code points */
     uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
-    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
-    uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | (stride - 1) * 3 +
-                                                 step; lower case of `first` */
-    uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | count */
+    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* runs of code points of one class: first << 11; last << 4 |
+                                                 TT__GRAPHEME_... */
+    uint32_t lower[TT__LOWER_RUNS][2];        /* runs of capitals: first << 11 | last - first (8 bits) << 3 |
+                                                 (stride - 1) * 3 + step; lower case of `first` */
+    uint32_t compat[TT__COMPAT_ROWS][2];      /* compatibility decompositions: c << 11; index in
+                                                 compat_points << 5 | number of code points there */
     uint32_t compat_points[TT__COMPAT_POINTS];
 } tt__unicode;
 
@@ -29657,8 +29709,8 @@ static bool tt__json_value(tt__json *j, int depth)
 }
 
 /* Parses a text that is one JSON value, which becomes node 0. The text must live only until the function
-   returns; path and context must live as long as j. line: see tt__json. The caller frees j even after an
-   error. */
+   returns; path and context must live as long as j. base: offset of the text in its file; line: the text's
+   line in its file, or 0; both are for errors. The caller frees j even after an error. */
 static tt_status tt__json_parse_line(tt__json *j, tt_context *ctx, const char *path, long long line,
                                      size_t base, const char *text, size_t bytes)
 {
@@ -30340,7 +30392,8 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
     w->ctx = ctx;
     tt__text_buffer text = {NULL, 0, 0};
     tt_status status = tt__safetensors_declare(w, path, tensors, count, metadata);
-    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* counts bytes */
+    /* text.to is NULL: only counts the bytes of the header. */
+    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata);
     uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* the data starts at a multiple of 8 */
     if (status == TT_OK && padded > TT__SAFETENSORS_HEADER)
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %llu bytes, but the format "
@@ -30460,15 +30513,16 @@ typedef struct tt__text_step {
     bool each;                     /* DIGITS, PUNCTUATION: each character is a word; else each run is a word.
                                       WORDPIECE: cleanup removes spaces before some punctuation and
                                       contractions */
-    bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each
-                                      mark */
+    bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each mark,
+                                      the character that stands for a space */
     bool prefix_space;             /* BYTES: puts a space before the text */
-    bool prefix_always, prefix_first; /* METASPACE: puts a mark before each part; prefix_first: only before
-                                         the first part */
+    bool prefix_always, prefix_first; /* METASPACE: puts the mark for a space before each part of the text;
+                                         prefix_first: only before the first part */
     bool left, right;              /* TRIM: removes white space at the text's start (left), end (right) */
-    const char *from, *to;         /* text to replace and its replacement; PREPEND reads only `to`, STRIP only
-                                      `from`. SPACES replaces each run of two or more spaces. PRECOMPILED: the
-                                      trie's units; the replacing texts, each ended by a NUL */
+    const char *from, *to;         /* REPLACE: replaces `from` by `to`. SPACES: replaces each run of two or
+                                      more spaces by `to`. PREPEND: puts `to` before the text. STRIP: removes
+                                      the character `from`. PRECOMPILED: `from` has the trie's units, `to` the
+                                      replacing texts, each ended by a NUL */
     size_t from_bytes, to_bytes;
     int64_t start, stop;           /* STRIP: max number of characters to remove at the start; at the end */
 } tt__text_step;
@@ -30483,8 +30537,8 @@ typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__buc
 
 /* Hash table from texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    /* base: the texts, plus `skipped`; a slice gives a text's offset. The table leaves out the first
-       `skipped` bytes of each text. */
+    /* The table leaves out the first `skipped` bytes of each text. base: address of the texts plus `skipped`;
+       the slice of a text has its offset from there. */
     const char *base;
     uint32_t skipped;
     const tt__text_slice *slices; /* the slice of each id */
@@ -30537,7 +30591,8 @@ typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPI
 typedef struct tt__token_model {
     tt__model_kind kind;
     int unk;                      /* id of the unknown token; -1: text without a token is left out */
-    bool byte_fallback;           /* byte-pair encoding, Unigram: `fallback` serves unknown characters */
+    bool byte_fallback;           /* byte-pair encoding, Unigram: an unknown character becomes the tokens
+                                     `fallback` of its bytes */
     int32_t fallback[256];        /* ids of tokens "<0x00>" to "<0xFF>"; -1: no token */
     int64_t word_chars;           /* WordPiece: max characters of a word; longer words are unknown */
     const char *piece;            /* WordPiece: prefix of tokens that continue a word */
@@ -30568,8 +30623,9 @@ typedef struct tt__finisher {
     tt__template one, two;         /* templates of one text and of a pair */
     int templates;                 /* number of post-processors that put ids around texts */
     int trims;                     /* number of post-processors that leave white space out of spans */
-    bool trims_prefix[TT__STEP_LIMIT]; /* for each of them: a space may be added before the text */
-    bool pairs;                    /* `two` has the first text once, and then the second text once */
+    bool trims_prefix[TT__STEP_LIMIT]; /* for each of these `trims`: a space may be added before the text */
+    bool pairs;                    /* pairs can be encoded: `two` has the first text once, and then the
+                                      second text once */
     int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;
     bool decodes;                  /* tokenizer.json has a decoder; if not, spaces join tokens */
@@ -30626,7 +30682,7 @@ static uint32_t tt__byte_char(uint32_t b)
     return tt__byte_prints(b) ? b : 0x100 + (b <= 0x20 ? b : b <= 0xA0 ? b - 0x7F + 33 : 67);
 }
 
-static int tt__char_byte(uint32_t c) /* returns the byte, or -1 if c stands for none */
+static int tt__char_byte(uint32_t c) /* returns the byte for which GPT-2's character c stands; -1: none */
 {
     if (c < 0x100) return tt__byte_prints(c) ? (int)c : -1;
     if (c > 0x143) return -1;
@@ -30701,7 +30757,7 @@ static inline uint64_t tt__token_head(const char *text, size_t bytes, size_t rea
     return head;
 }
 
-/* Returns the slot that holds a text, or the free slot where the text belongs. */
+/* Returns the entry of a hash table that holds a text, or the free entry where the text belongs. */
 static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *text, size_t bytes,
                                          uint64_t head)
 {
@@ -30731,7 +30787,9 @@ static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
     return id >= 0 ? id : tt__token_find(&k->vocab.by_added, text, bytes);
 }
 
-static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: parent << 8 | byte of an edge */
+/* Returns the index in t->edges of an edge, or of the free entry where the edge belongs. key: the edge's
+   parent << 8 | byte. */
+static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key)
 {
     size_t at = (size_t)(key * 0x9E3779B97F4A7C15u >> t->shift);
     while (t->edges[at] != UINT64_MAX && t->edges[at] >> 28 != key) at = (at + 1) & (t->slots - 1);
@@ -30763,7 +30821,8 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
     return b->memory;
 }
 
-enum { /* buffers of an encoder: normalizers take two NORMAL_TEXT in turn, splitter k takes SPLIT_TEXT + k */
+enum { /* buffers of an encoder. Normalizers write to NORMAL_TEXT and NORMAL_TEXT + 1 in turn, splitter
+          number k writes to SPLIT_TEXT + k */
     TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
     TT__POINTS = TT__SPLIT_TEXT + TT__STEP_LIMIT, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
 };
@@ -30808,8 +30867,8 @@ static void tt__encoder_free(tt__encoder *e)
     for (int i = 0; i < TT__COUNT(e->maps) && e->spans; i++) tt__free(e->k->ctx, e->maps[i].memory);
 }
 
-/* Returns the span, in the whole text, of the character that contains the byte at `at` of the current layer,
-   or that this byte was made of. */
+/* Returns the span, in the whole text, of the character that contains the byte *at or was changed into it.
+   at: an address in e->layer. */
 static tt_span tt__encoder_span(const tt__encoder *e, const char *at)
 {
     const size_t i = (size_t)(at - e->layer);
@@ -30849,8 +30908,8 @@ static void tt__encoder_trim(const tt__encoder *e, const char *text, size_t byte
     if (walked == trailing) span->end = end > span->begin ? end : span->begin;
 }
 
-/* Adds the span of a token that stands for the bytes `text` of the current layer. added: the token is an
-   added token, and white space is trimmed as in the layer, not as in the vocabulary. */
+/* Adds the span of a token. text: the bytes of e->layer that the token stands for. added: the token is an
+   added token, and white space is trimmed as in e->layer, not as in the vocabulary. */
 static void tt__encoder_add_span(tt__encoder *e, int32_t id, const char *text, size_t bytes, bool added)
 {
     const tt__finisher *f = &e->k->finish;
@@ -30864,7 +30923,7 @@ static void tt__encoder_add_span(tt__encoder *e, int32_t id, const char *text, s
                          f->trims_prefix[i], to);
 }
 
-/* Adds an id, which stands for the bytes `text` of the current layer. */
+/* Adds an id. text: the bytes of e->layer that the id stands for. */
 static inline void tt__encoder_id(tt__encoder *e, int32_t id, const char *text, size_t bytes)
 {
     if (e->count < e->room && e->ids) e->ids[e->count] = id;
@@ -30881,7 +30940,8 @@ static void *tt__encoder_room(tt__encoder *e, int buffer, size_t n, size_t item)
     return memory;
 }
 
-/* Returns the first 8 bytes of a part of the encoder's text, as tt__token_head does. */
+/* Returns the first 8 bytes of a part of the encoder's text as a number; a shorter part is padded with
+   zeros. */
 static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, size_t bytes)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
@@ -30915,7 +30975,8 @@ typedef struct tt__rewrite {
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* the caller wants the front or spans; otherwise the fields below are unused */
+    bool aligns;           /* the caller wants spans or tt__encoder.front; otherwise the fields below are
+                              unused */
     const char *text;      /* the old text */
     size_t bytes, front;
     size_t at, to_front;   /* at: bytes read of the old text; to_front: bytes made from `front` */
@@ -30954,7 +31015,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Sets the spans of the last piece's bytes, which are those of the old character that it belongs to. */
+/* Sets the spans of the bytes of the piece that was written last to the span of the old character that the
+   piece replaces. */
 static void tt__rewrite_map(tt__rewrite *w)
 {
     const size_t all = (w->mapped + w->size) * sizeof(tt_span);
@@ -30973,8 +31035,9 @@ static void tt__rewrite_map(tt__rewrite *w)
     for (size_t i = 0; i < w->size; i++) spans[w->mapped++] = span;
 }
 
-/* Ends the last piece: moves past the old characters that it replaces, and counts its bytes in the new front
-   if these characters belong to the old front. */
+/* Ends the piece that was written last: moves past the old characters that the piece replaces. If these
+   belong to the front (tt__encoder.front) of the old text, the piece's bytes belong to the front of the new
+   text. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -31023,7 +31086,7 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
         tt__utf8_next(to, to_bytes, &at);
         tt__rewrite_put(w, to + from, at - from, made++ >= old);
     }
-    if (made < old) w->change -= old - made; /* has no effect on an empty new text */
+    if (made < old) w->change -= old - made; /* without effect if no piece was written */
 }
 
 /* Writes `to` and then the first character of the old text. `to` counts as a part of that character. Returns
@@ -31037,7 +31100,7 @@ static size_t tt__rewrite_prepend(tt__rewrite *w, const char *to, size_t to_byte
     return first;
 }
 
-/* Ends the new text and returns it. If spans are wanted, the text becomes the encoder's layer. */
+/* Ends the new text and returns it. If spans are wanted, e->layer becomes this text. */
 static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
 {
     tt__rewrite_pass(w);
@@ -31152,8 +31215,10 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 /* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    bool picture = false, joined = false;     /* just read: a picture and extenders; then a joiner */
-    bool consonant = false, linked = false;   /* just read: a consonant and extenders; a linker among these */
+    /* The characters read last are, if `picture`, a picture and its extenders; if `joined`, these and then a
+       joiner; if `consonant`, a consonant and its extenders; if `linked`, these with a linker among them. */
+    bool picture = false, joined = false;
+    bool consonant = false, linked = false;
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
@@ -31297,7 +31362,7 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *t
    the last character that it replaces. */
 static void tt__rewrite_replaced(tt__rewrite *w, const tt__text_step *s, const char *text, size_t bytes)
 {
-    size_t from = 0; /* the new text has the bytes before `from` */
+    size_t from = 0; /* the bytes of the old text before `from` are in the new text */
     for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
         n = 0;
         if (text[at] != s->from[0]) continue;
@@ -31449,7 +31514,7 @@ static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* returns
     return n == 3;
 }
 
-/* Returns the end of the piece that splitter number `step` cuts off at `at`. */
+/* Returns the end of the part of a text that begins at `at` and that splitter number `step` cuts off. */
 static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
@@ -31507,7 +31572,8 @@ static void tt__split_white(tt__encoder *e, int step, const char *text, size_t b
     }
 }
 
-/* Cuts a text into words with the splitters from `step` on. first: see tt__is_first. */
+/* Cuts a text into words with the splitters from `step` on. first: a part that begins at `text` may be the
+   first part of the whole text. */
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
@@ -31679,7 +31745,7 @@ static void tt__bpe_merge_short(const tt_tokenizer *k, tt__bpe_symbols *s)
     size_t n = s->n;
     for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(k, symbols[i], symbols[i + 1]);
     while (n > 1) {
-        uint32_t best = UINT32_MAX; /* the rank of a pair that has no merge */
+        uint32_t best = UINT32_MAX; /* pairs that have no merge have this rank */
         size_t at = 0;
         for (size_t i = 0; i + 1 < n; i++)
             if (merges[i]->rank < best) best = merges[i]->rank, at = i;
@@ -31700,8 +31766,10 @@ static void tt__bpe_merge_short(const tt_tokenizer *k, tt__bpe_symbols *s)
     s->n = n;
 }
 
-typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: symbol was merged */
-typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* a possible merge */
+/* A symbol of a word, in a linked list. id -1: the symbol was merged into the one before. */
+typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;
+/* A possible merge of the symbol at index `at` with the next one. id: the resulting symbol. */
+typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;
 
 static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
 {
@@ -31772,9 +31840,9 @@ static void tt__bpe_merge_long(tt__encoder *e, tt__bpe_symbols *s)
         if (links[i].id >= 0) tt__bpe_put(s, links[i].id, s->bytes ? (size_t)s->bytes[i] : 0);
 }
 
-/* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. e->at moves on by the
-   bytes of the symbols, as the package `tokenizers` counts: an unknown character without a symbol does not
-   count. */
+/* Adds the ids of a word or of a part of it. No run of U+2581, which stands for a space, begins inside the
+   part. e->at moves on by the bytes of the symbols, as the package `tokenizers` counts: an unknown character
+   without a symbol does not count. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -31903,8 +31971,8 @@ static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes
     return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
-/* Adds the id of an added token, which the bytes `text` of the current layer spell, with the white space that
-   the token takes in. */
+/* Adds the id of an added token. text: the bytes that spell the token, with the white space that the token
+   takes in; a part of e->layer. */
 static void tt__encoder_added(tt__encoder *e, int32_t id, const char *text, size_t bytes)
 {
     if (e->count < e->room && e->ids) e->ids[e->count] = id;
@@ -31912,8 +31980,8 @@ static void tt__encoder_added(tt__encoder *e, int32_t id, const char *text, size
     e->count++;
 }
 
-/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 0: the text is
-   not normalized yet; 1: it is. first: the text is the first part of the whole text. */
+/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 1 if the text
+   is normalized, 0 if not. first: the text is the first part of the whole text. */
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
 
 static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
@@ -32061,8 +32129,8 @@ static void tt__encode_cut(const int64_t n[2], int64_t max, int64_t kept[2])
     kept[longer] = max - max / 2;
 }
 
-/* Does the work of tt_tokenizer_encode. Unless `whole`, encoding and counting of one text may end after
-   max_tokens ids. */
+/* Encodes a text or a pair of texts for tt_tokenizer_encode. Unless `whole`, encoding and counting of one
+   text may end after max_tokens ids. */
 static tt__encoded tt__encode_texts(const tt_tokenizer *k, const tt_encoding *o, bool whole)
 {
     static const tt__around none[3] = {{{0}, {0}, 0}};
@@ -32168,7 +32236,8 @@ static int tt__hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-static int tt__byte_token(const char *text, size_t bytes) /* returns the byte that "<0x0A>" names; -1: none */
+/* Returns the byte that a token such as "<0x0A>" stands for; -1: `text` is no such token. */
+static int tt__byte_token(const char *text, size_t bytes)
 {
     if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
     int high = tt__hex_digit(text[3]), low = tt__hex_digit(text[4]);
@@ -32704,7 +32773,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
                                "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
     const tt__step_name *name = &tt__patterns[known].name;
     const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    const bool whole = name->kind == TT__STEP_REGEX; /* each character is in a match */
+    const bool whole = name->kind == TT__STEP_REGEX; /* every character of a text is in some match */
     if (whole ? !isolated && !(removed && invert) : !isolated || invert)
         return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");
@@ -32862,8 +32931,8 @@ static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int no
 }
 
 /* Reads a list of a template, [{"SpecialToken": {"id": name, "type_id": n}}, {"Sequence": {"id": "A",
-   "type_id": n}}, ...]: sets the types of the texts "A" and "B" and adds the ids around them to `to`. Sets
-   *order to the texts in their order, as letters; room: at most room - 1 of them. */
+   "type_id": n}}, ...]: sets the types of the texts "A" and "B" and adds the ids around them to `to`. Writes
+   the letters of the texts, in their order, to `order`, which has room for room - 1 letters and a NUL. */
 static tt_status tt__read_pieces(const tt_tokenizer *k, const tt__json *j, int node, int list,
                                  tt__template *to, char *order, int room)
 {
@@ -33186,7 +33255,7 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
     for (size_t i = 0; i <= bytes; i++) {
         const int32_t parent = node;
         if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
-            if (t->count == (1 << 28) - 1) /* a later node could make an edge UINT64_MAX */
+            if (t->count == (1 << 28) - 1) /* an edge to a later node could be UINT64_MAX, a free entry */
                 return tt__fail(ctx, TT_ERR_UNSUPPORTED, "the vocabulary is too large: its tokens have more "
                                 "than %d different beginnings", t->count);
             if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
@@ -33206,7 +33275,7 @@ static tt_status tt__rest_of_vocab(tt_tokenizer *k)
 {
     tt__ids_by_text *t = &k->model.rest;
     const uint32_t piece = (uint32_t)strlen(k->model.piece);
-    for (int turn = 0, count = 0; turn < 2; turn++) { /* turn 0 counts the tokens */
+    for (int turn = 0, count = 0; turn < 2; turn++) { /* turn 0 counts the tokens, turn 1 adds them to t */
         if (turn && !tt__token_table(k->ctx, t, k->vocab.texts + piece, k->vocab.text, (size_t)count))
             return TT_ERR_MEMORY;
         t->skipped = piece;
@@ -33615,7 +33684,8 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
         tt__text_step *s = &k->split.all[i];
         if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
         if (!llama) continue;
-        s->prefix_always = prefix && legacy; /* puts a mark before each part between added tokens */
+        s->prefix_always = prefix && legacy; /* puts U+2581 before each part of the text between added
+                                                tokens */
         s->prefix_first = prefix && !legacy;
     }
     if (llama && !prefix) k->finish.decode.n--; /* removes the step that strips the prefix */
@@ -33664,7 +33734,8 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
                         tt__json_kind_name(j, 0));
     const int model = tt__json_get(j, 0, "model");
     tt_status status = tt__read_model(k, j, model, &unk);
-    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* only for BPE */
+    if (r.way && k->model.kind != TT__MODEL_BPE) /* tt__llama_way is for byte-pair encoding only */
+        r.way = NULL, r.first = TT__FIRST_FILE;
     if (r.way && status == TT_OK) status = tt__read_model(k, r.way, tt__json_get(r.way, 0, "model"), &unk);
     const tt__json *way = r.way ? r.way : j;
     const struct { const tt__json *from; const char *key; tt__reader read; } parts[] = {
@@ -33696,7 +33767,7 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
     if (status == TT_OK) status = tt__place_added(k, j->path);
     if (status == TT_OK) status = tt__read_processor(k, j, tt__json_get(j, 0, "post_processor"));
     const bool reported = r.first == TT__FIRST_BYTES && (r.vocab || tt__prefix_given(r.config));
-    for (int i = 0; reported && i < k->split.n; i++) /* trims by the splitter's prefix_space */
+    for (int i = 0; reported && i < k->split.n; i++) /* the splitter's prefix_space also tells how to trim */
         for (int t = 0; t < k->finish.trims && k->split.all[i].kind == TT__STEP_BYTES; t++)
             k->finish.trims_prefix[t] = k->split.all[i].prefix_space;
     return status;
@@ -34094,7 +34165,7 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
 /* ------------------------------------------------------------------------------------------------ images */
 
 #define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
-#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: 32, less 8 of a pixel, less 2 spare */
+#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: a sum has 32 bits, a pixel takes 8, 2 are spare */
 
 /* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is the sum over
    t < used[x] of weights[x * taps + t] * (input pixel first[x] + t). */
@@ -34232,7 +34303,7 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
         four[2] = (uint8_t)(sum1 >> TT__WEIGHT_BITS);
         four[3] = (uint8_t)(sum1 >> (TT__WEIGHT_BITS + 32));
         if (__builtin_expect(((sum0 | sum1) & 0xC0000000C0000000u) != 0, 0))
-            for (int k = 0; k < 4; k++) { /* a level is not in 0 to 255 */
+            for (int k = 0; k < 4; k++) { /* clamps the levels, at least one of which is not in 0 to 255 */
                 const uint64_t sum = k < 2 ? sum0 : sum1;
                 const uint32_t low = (uint32_t)sum;
                 four[k] = (uint8_t)tt__level(k % 2 ? (uint32_t)(sum >> 32) + (low >> 31) : low);
@@ -34623,7 +34694,7 @@ static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
     return TT_OK;
 }
 
-/* Adds an image, or a copy of a text. */
+/* Adds a copy of a text to the dataset or, if `text` is NULL, the next image of the source. */
 static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *text, int label)
 {
     if (text && tt__dataset_check(d, text) != TT_OK) return d->ctx->status;
@@ -34820,7 +34891,7 @@ static tt_status tt__table_classes(tt_dataset *d, tt__table *t)
     const char *twice, *last = "";
     const tt__strings names = {t->n_names ? &t->names->name : &last, sizeof *t->names};
     uint32_t *order = tt__sort_strings(d->ctx, names, t->n_names, &twice);
-    for (int i = 0; i < t->n_names && order; i++) { /* numbers in byte order; a word without a tag has none */
+    for (int i = 0; i < t->n_names && order; i++) { /* numbers classes in byte order; "" gets the number -1 */
         tt__label_name *at = &t->names[order[i]];
         d->n_classes += strcmp(last, at->name) != 0;
         at->number = d->n_classes - 1;
@@ -35554,7 +35625,8 @@ tt_loader_options tt_loader_options_default(void)
 /* Values for argument b of tt__stream_key, which gives the random key of a loader's shuffle; argument a is
    the epoch. The shuffle of a window's steps has b = TT__SHUFFLE_STEPS + number of the window. */
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a for tt_dataset_split; b is the number of examples */
+/* Value for argument a of tt__stream_key in tt_dataset_split; argument b is the number of examples. */
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1)
 #define TT__LOADER_THREADS 64              /* max threads of a loader */
 
 /* ---- the dealer chooses the examples of a step, which are texts, images or windows of tokens, and the
@@ -35646,7 +35718,7 @@ typedef struct tt__loader_thread {
     tt__resampler resampler;
 } tt__loader_thread;
 
-typedef struct tt__ring_slot {     /* a micro-batch of images */
+typedef struct tt__ring_slot {     /* one micro-batch of images in the loader's ring */
     uint8_t *pixels;
     int done;                      /* number of images that are ready or have failed */
     int failed;                    /* place of the first image that failed; max_seqs: none failed */
@@ -35696,8 +35768,8 @@ struct tt_loader {
     float *label_values;           /* values of the micro-batch, for TT_TASK_LABELS and TT_TASK_SCORES */
 
     /* ---- fields for images. Threads make the images of micro-batches `base` to `base + slots - 1`, while
-       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, a slot's fields except
-       the pixels, and the dealer's order, which changes only while no thread is busy. */
+       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, the fields of `ring`
+       except the pixels, and the dealer's order, which changes only while no thread is busy. */
     tt_image_options image;
     size_t image_bytes;            /* bytes of an image after resizing and cropping */
     pthread_cond_t work, ready;
@@ -35706,7 +35778,7 @@ struct tt_loader {
     tt__loader_thread threads[TT__LOADER_THREADS];
     int started;                   /* number of threads that run */
     int slots;                     /* number of micro-batches that `ring` holds */
-    tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
+    tt__ring_slot *ring;           /* ring[m % slots] holds micro-batch m of the epoch */
     /* deal_data: number of data ranks; 0: unknown. This process needs the images of the data ranks
        [deal_first, deal_end). */
     int deal_data, deal_first, deal_end;
@@ -35718,7 +35790,7 @@ struct tt_loader {
     double waited;                 /* seconds for which the trainer has waited for images */
 };
 
-#define TT__TEXTS_AT_ONCE 64 /* number of texts that one task tokenizes */
+#define TT__TEXTS_AT_ONCE 64 /* number of texts that one task of the thread pool tokenizes */
 
 /* Returns whether a token that comes from the bytes `span` belongs to a word: the bytes overlap, or the token
    is white space directly before the word, such as a mark of SentencePiece that is a token of its own. */
@@ -35748,7 +35820,7 @@ static void tt__loader_tags(const tt__example *e, const tt_span *spans, int firs
     }
 }
 
-/* Tokenizes the texts of one task: TT__TEXTS_AT_ONCE consecutive texts. */
+/* A task of a thread pool (tt__run_tasks): tokenizes TT__TEXTS_AT_ONCE consecutive texts. */
 static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;
@@ -35763,7 +35835,7 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
         const tt__encoded made = tt__encode_texts(l->k, &o, true);
         const int n = (int)made.n;
         const size_t bytes = (size_t)tt__max(n, 0) * (l->wide ? 4 : 2), typed = l->typed ? (size_t)n : 0;
-        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* before the ids */
+        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* bytes of the n tags */
         pthread_mutex_lock(&l->mutex);
         char *all = n < 0 ? NULL : (char *)tt__chunks_take(l->ctx, &l->chunks, tags + bytes + typed);
         l->failed |= !all;
@@ -35832,7 +35904,8 @@ static bool tt__loader_tokenize(tt_loader *l)
     const int64_t max = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
     tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
-    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two or more tokens */
+    /* Few texts have less than two tokens, so more than room / 2 texts would hardly ever fit. */
+    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2);
     for (int64_t i = 0; i < tt__min(l->deal.max_seqs, max); i++) micro += l->tokens[l->deal.order[i]].count;
     l->max_tokens = (int)tt__min(room, micro);
     l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, max) > l->deal.data;
@@ -36030,7 +36103,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
-    if (slot->left_out) { /* the micro-batch's other images are left out too */
+    if (slot->left_out) { /* another process uses this micro-batch, so its images are not made */
         slot->done++;
         pthread_cond_signal(&l->ready);
         return;
@@ -36185,7 +36258,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
-static bool tt__loader_allocate(tt_loader *l) /* memory of a loader of texts */
+static bool tt__loader_allocate(tt_loader *l) /* allocates the memory of a loader of texts */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
@@ -36209,7 +36282,7 @@ static bool tt__loader_allocate(tt_loader *l) /* memory of a loader of texts */
            (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
-static bool tt__image_allocate(tt_loader *l) /* memory of a loader of images */
+static bool tt__image_allocate(tt_loader *l) /* allocates the memory of a loader of images */
 {
     const tt_image_options *o = &l->image;
     size_t bytes;
@@ -36217,8 +36290,8 @@ static bool tt__image_allocate(tt_loader *l) /* memory of a loader of images */
     if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
                         "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
-    /* One slot is for the micro-batch that the trainer reads, one per data rank for the next round. The other
-       slots have two images for each thread. */
+    /* The ring has room for the micro-batch that the trainer reads, for one micro-batch per data rank (the
+       next round), and for two images of each thread. */
     l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
@@ -36422,7 +36495,7 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
 }
 
 /* Sets for which data ranks, first to end - 1 of `data`, this process needs images. Threads make no images
-   for other ranks. by_step: see tt_loader.deal_by_step. */
+   for other ranks. by_step: a micro-batch goes to a rank by its number in the step, not in the epoch. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -36452,7 +36525,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     const int64_t cursor = l->cursor;
     const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
     if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->deal.used; /* so that no thread begins an image */
+    l->cursor = l->deal.used; /* the end of the epoch, so that no thread begins another image */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
     if (epoch != l->deal.epoch) l->window_at = -1;
     tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
@@ -36622,7 +36695,8 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* number of special ids that the tokenizer puts before each document */
-    int64_t spelled[2]; /* number of documents whose text spells out these ids; spells out `end` */
+    int64_t spelled[2]; /* number of documents whose text begins with the spelling of the special ids; whose
+                           text ends with the spelling of the token `end` */
     bool texts;         /* the stream was built from texts: tokens stand for known texts or bytes */
 };
 
@@ -36715,7 +36789,7 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
 }
 
 /* Adds a document to a stream: its special tokens, its tokens, the end token. *scratch: memory for *capacity
-   ids, which the function grows if necessary. room: see tt__stream_grow. */
+   ids, which the function grows if necessary. *room: number of ids for which the store has memory. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -36909,12 +36983,12 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
 #define TT__LLMC_HALVES 20240520 /* the file has ids of 2 bytes */
 #define TT__LLMC_WORDS 20240801  /* the file has ids of 4 bytes */
 
-/* Guesses the width in bytes of the ids in a file without a header, from `vocab` and the first ids. bytes:
-   size of the file. Fails if ids seem to have 8 bytes. */
+/* Guesses the width in bytes of the ids in a file without a header, from the first ids and the size of the
+   vocabulary, `vocab`. bytes: size of the file. Fails if ids seem to have 8 bytes. */
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
-    uint16_t half[1024] = {0}, any[4] = {0}; /* any: for each quarter of 8 bytes, the OR of all */
+    uint16_t half[1024] = {0}, any[4] = {0}; /* any[k]: OR of 16-bit word k of all groups of 8 bytes */
     const size_t all = bytes - (size_t)store->skip, n = all / 4;
     const int pairs = n < 512 ? (int)n : 512;
     tt_status status = tt__file_read(ctx, store->path, store->file, (size_t)store->skip, half,
@@ -36923,7 +36997,7 @@ static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, si
     const bool low = any[0] || any[2], high = any[1] || any[3];
     *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
     const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
-    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look so by chance */
+    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look like int64 by chance */
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s' seems to have ids of 8 bytes (int64), because every second "
                     "group of 4 bytes is 0, but ids must have 2 or 4 bytes: convert them, for example with "
                     "NumPy's astype('uint32').tofile(...)", store->path);
@@ -37147,8 +37221,8 @@ void tt_token_loader_free(tt_token_loader *l)
    a window, where a part of a document counts as a document. */
 typedef struct tt__window_survey {
     int32_t end; /* the token that ends a document; -1: no token does */
-    /* length: tokens of a window; at: tokens of the current window so far; here: ends of documents among
-       these tokens; max: max number of documents in a window so far */
+    /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
+       of documents that end among these tokens; max: max number of documents in a window so far */
     int length, at, here, max;
     uint64_t hash;
 } tt__window_survey;
@@ -37306,12 +37380,13 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
 typedef struct tt__tensor_row {
     size_t offset;       /* offset of the tt_param * in the struct of the model or of a layer */
     const char *name[2]; /* name in each naming; a leading '.' stands for the prefix. NULL: no name */
-    const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. The model lacks a tensor
-                            with a dimension of 0. The parameter drops leading dimensions of 1 */
+    const char *shape;   /* a letter for each dimension, see tt__sizes; the digit '1' stands for 1. The model
+                            lacks a tensor with a dimension of 0. The parameter drops leading dimensions of
+                            1 */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
     char part;           /* 1 to 3: number of the third of a packed tensor in naming 1; 0: not packed */
-    char head;           /* 0: files must have the tensor; else its initial values are random if a file lacks
-                            it; 2: no logits depend on it */
+    char head;           /* 0: files must have the tensor. 1 and 2: the tensor belongs to a head and keeps its
+                            random initial values if files lack it; 2: no logits depend on it */
     char order;          /* order of the elements in files, see tt__packing */
 } tt__tensor_row;
 
@@ -37329,23 +37404,27 @@ typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
     int naming;                /* index of the naming for config.json and a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
-    const char *activation_key, *more;   /* activation_key: key in config.json; more: constant members */
+    const char *activation_key, *more;   /* key of the activation in config.json; members of config.json that
+                                            are equal in all models */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
                                     Without %d all layers share one layer's parameters */
     const tt__tensor_row *model, *layer; /* n_model rows for the model, n_layer rows for each layer */
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
-    size_t bytes, config_bytes, layer_bytes;                  /* bytes of the structs */
-    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
-    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config; 0: no field */
+    size_t bytes, config_bytes, layer_bytes; /* bytes of the structs of a model, its config and a layer */
+    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets of fields in the model's
+                                                                          struct; 0: no such field */
+    size_t hidden, layers, heads, classes, activation, range; /* offsets of fields in the config's struct; 0:
+                                                                 no such field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
-    void (*check)(tt__text_buffer *all, const void *config); /* appends other mistakes to `all`; or NULL */
+    /* Appends to `all` the mistakes in a config that its table rows cannot tell; or NULL. */
+    void (*check)(tt__text_buffer *all, const void *config);
     /* Reads a tensor whose shape differs from the parameter's, if the model can adapt the tensor, and sets
        *done. NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
     size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
-    /* Prints other members of config.json; or NULL. */
+    /* Prints the members of config.json that no table row describes; or NULL. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
     /* Returns the end of the class name in "architectures", after class_name. "Model": the model has no
@@ -37564,10 +37643,11 @@ typedef struct tt__checkpoint_tensor {
     int64_t first;     /* index of the tensor's element at which the parameter begins */
     tt__packing order;
     float *band;       /* for order 't': the rows that were read last, (band_rows, width); NULL: none */
-    int64_t band_row, band_rows; /* first row and number of rows of the band */
+    int64_t band_row, band_rows; /* first row and number of rows of `band` */
 } tt__checkpoint_tensor;
 
-/* Reads the band that contains row r: TT__BAND rows, fewer at the end, from a multiple of TT__BAND on. */
+/* Reads the rows of a transposed parameter around row r into t->band: TT__BAND rows from a multiple of
+   TT__BAND on, fewer at the end. */
 static tt_status tt__checkpoint_band(tt__checkpoint_tensor *t, int64_t r)
 {
     tt_context *ctx = t->file->ctx;
@@ -37598,7 +37678,7 @@ static tt_status tt__checkpoint_read(void *source, int64_t first, int64_t n, flo
         const int64_t r = first / o->width, c = first % o->width;
         part = tt__min(n, o->width - c);
         if (o->kind == 'g') {
-            part = tt__min(n, (o->size - r % o->size) * o->width - c); /* to the end of the head */
+            part = tt__min(n, (o->size - r % o->size) * o->width - c); /* elements to the end of the head */
             status = tt_safetensors_read_f32(t->file, t->index, tt__packing_row(o, r, false) * o->width + c,
                                              part, to);
             continue;
@@ -38048,7 +38128,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         f.tensors++;
     }
     if (status == TT_OK) tt__deal_out(&f, *dtype, max);
-    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* tells the other processes */
+    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* tells other processes of the error */
     if (status == TT_OK && f.files > 1) status = tt__save_id(&f, param, params, piece);
     for (int k = 0; k < f.files && status == TT_OK; k++)
         status = tt__save_file(ctx, folder, &f, k, param, params, *dtype, piece);
@@ -38264,7 +38344,8 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memcpy(to + a->layers_at, &layers, sizeof layers);
     tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
-    for (int k = l.layers; k < n_layers && status == TT_OK; k++) /* layers that share parameters */
+    /* The layers from l.layers on share the parameters of the first layer. */
+    for (int k = l.layers; k < n_layers && status == TT_OK; k++)
         memcpy((char *)layers + (size_t)k * a->layer_bytes, layers, a->layer_bytes);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -38292,7 +38373,8 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
-    if (status == TT_OK && image_size) { /* after the check, because the tensors fit the file's own size */
+    /* The caller's size is set after the check of the tensors, which fit the size in the file's config. */
+    if (status == TT_OK && image_size) {
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
@@ -38312,7 +38394,7 @@ typedef struct tt__saved_model {
     const tt__architecture *a;
     const void *self, *config;
     tt_dtype dtype;
-    bool *last;   /* see tt__last_of_names */
+    bool *last;   /* for each class: it is the last class with its name */
 } tt__saved_model;
 
 static void tt__print_config(tt__text_buffer *json, const void *arg)
@@ -38369,8 +38451,10 @@ static void tt__list_names(tt__text_buffer *to, const char *const *names, int n)
     if (n > max) tt__print(to, " and %d others", n - max);
 }
 
-/* Does the work of tt_bert_name_classes and tt_vit_name_classes. names: the model's class names, (classes,
-   64). kept: the model's classifier comes from a checkpoint. */
+/* Gives a model and a dataset the same names and numbers of classes, for tt_bert_name_classes and
+   tt_vit_name_classes. If both have the same names, renumbers the dataset's classes as the model numbers
+   them; otherwise gives the model the dataset's names. names: the model's class names, (classes, 64). kept:
+   the model's classifier comes from a checkpoint. */
 static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[64], int classes, bool kept,
                                   tt_dataset *d)
 {
@@ -38582,7 +38666,7 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, tt_value targets, cons
 }
 
 /* Records the loss of a task from the logits, (seqs, n) or, of TT_TASK_TAGS, (rows, n). Declares the input of
-   the targets, "label_values" or "tags", except the "labels" of TT_TASK_CLASS. */
+   the targets, "label_values" or "tags". For TT_TASK_CLASS the caller has declared the input "labels". */
 static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const tt_inputs *in,
                               const tt_train_options *o)
 {
@@ -38922,7 +39006,7 @@ static uint32_t tt__twister_next(tt__twister *m)
     return y ^ y >> 18;
 }
 
-/* Shuffles the n numbers of x as numpy.random.permutation does with this state. */
+/* Shuffles the n numbers of x as numpy.random.permutation does when its generator has the state *m. */
 static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 {
     for (int k = n - 1; k > 0; k--) {
@@ -38952,9 +39036,9 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Returns whether block j may be a random block of block i, without the paper's plan: transformers then
-   shuffles the first `max` = 2 * listed + 5 blocks. Excluded are block i, its neighbours, and blocks 0 and
-   most - 1; for block 1 also block most - 2, and the reverse. */
+/* Returns whether block j may be a random block of block i where the paper has no plan: transformers then
+   draws from the first `max` blocks. Excluded are block i, its neighbours, and blocks 0 and max - 1; block 1
+   and block max - 2 also exclude each other. */
 static bool tt__big_bird_may(int i, int j, int max)
 {
     const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == max - 1;
@@ -38967,7 +39051,7 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                                int32_t *x)
 {
     const int64_t rows = (int64_t)n * size; /* positions, rounded up to whole blocks */
-    const int max = 2 * listed + 5;        /* blocks to shuffle; tt__bert_check bounds their rows */
+    const int max = 2 * listed + 5;        /* blocks to draw from; tt__bert_check bounds max * size */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -39763,7 +39847,7 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
                         "'%s': patches have a side of %d pixels, but must have at most %d", s->file[0]->path,
                         config->patch_size, TT__MAX_PATCH);
     config->image_size = tt__square_root(tt__tensor_size(s, position[naming], 1) - 1) * config->patch_size;
-    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H; 64 in Ti, S, B and L */
+    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in ViT-H, 64 in ViT-Ti, -S, -B and -L */
     config->heads = config->hidden_size / head_size;
     if (naming == 1) { /* torchvision's models were trained with these values */
         static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f};
@@ -39935,7 +40019,7 @@ static void tt__vit_print_preprocessor(tt__text_buffer *json, const void *arg)
     if (c->resize_shortest) tt__print(json, "\"shortest_edge\": %d", size);
     else tt__print(json, "\"height\": %d, \"width\": %d", size, size);
     tt__print(json, "},\n  \"resample\": %d,\n", (int)c->resample);
-    if (c->resize) /* in transformers 4 only DeiT's processor crops */
+    if (c->resize) /* the image processor is then DeiT's, the only one that crops in transformers 4 */
         tt__print(json, "  \"do_center_crop\": true,\n"
                   "  \"crop_size\": {\"height\": %d, \"width\": %d},\n", c->image_size, c->image_size);
     tt__print(json, "  \"do_rescale\": true,\n  \"rescale_factor\": 0.00392156862745098,\n"
@@ -40023,9 +40107,9 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     S('B') = c->attention_bias ? S('H') : 0;
     S('M') = c->mlp_bias ? c->intermediate_size : 0;
     S('N') = c->mlp_bias ? S('H') : 0;
-    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* norms ln_attn and ln_mlp */
-    S('F') = S('E') ? 0 : S('H');                      /* norm input_layernorm */
-    S('O') = c->parallel ? 0 : S('H');                 /* norm post_attention_layernorm */
+    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* size of the norms ln_attn and ln_mlp */
+    S('F') = S('E') ? 0 : S('H');                      /* size of the norm input_layernorm */
+    S('O') = c->parallel ? 0 : S('H');                 /* size of the norm post_attention_layernorm */
 #undef S
 }
 
@@ -40087,7 +40171,7 @@ static const tt__tensor_row tt__falcon_tensors[] = {
     TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
 };
-static const tt__tensor_row tt__falcon_layer[] = { /* a model has at most one of a field's rows */
+static const tt__tensor_row tt__falcon_layer[] = { /* of the rows for one field, a model has at most one */
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
     TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "F"),
     TT__LM_LINEAR(qkv, "self_attention.query_key_value", "SH", "T", 'g', 'g'),
@@ -40298,7 +40382,7 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
     const bool shared = kind->share_key != NULL;
     const char *const keys[] = {shared ? kind->share_key : "partial_rotary_factor", "partial_rotary_factor"};
-    double share = kind->turns; /* transformers multiplies doubles */
+    double share = kind->turns; /* a double, because transformers multiplies the columns by a double */
     c->rotary.size = c->head_size;
     if (!shared && (!scaled || c->alibi)) return TT_OK;
     for (int k = 0; k < (at < 0 ? 1 : 2); k++) {
@@ -40350,8 +40434,8 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const struct { const char *key; int at; float min, below, *to; } numbers[] = {
         {"factor", at, 1, INFINITY, &r->factor},
         {"original_max_position_embeddings", at, 1, 1e9f, &original},
-        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* the place that transformers 5
-                                                                        prefers */
+        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* the outermost object's member comes
+                                                                        last and wins, as in transformers 5 */
         {all[kind].low, at, 0, INFINITY, &r->low}, {all[kind].high, at, 0, INFINITY, &r->high},
         {"attention_factor", at, 0, INFINITY, &r->magnitude}};
     const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
@@ -40377,7 +40461,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
    table's names override, and the numbers of key heads and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
-    bool wide = false, one = true; /* new_decoder_architecture; multi_query */
+    bool wide = false, one = true; /* values of the keys new_decoder_architecture and multi_query */
     static const char *const names[2][2] = {{"n_layer", "num_hidden_layers"},
                                             {"n_head", "num_attention_heads"}};
     int64_t n[] = {c->layers, c->heads}, norms = 0;
@@ -40476,7 +40560,7 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
     if (c->head_size > 1 << 16)
         tt__print(all, "; head_size is %d, but at most %d is supported", c->head_size, 1 << 16);
     const bool turns = !(k->flags & TT__LM_POSITIONS) && !c->alibi, odd = c->rotary.size % 2 != 0;
-    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* as in transformers */
+    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers' yarn fails with an odd size */
         tt__print(all, "; rotary.size is %d, but must be even with yarn", c->rotary.size);
     else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
         tt__print(all, "; rotary.size is %d, but must be 0 to the columns of a head, %d", c->rotary.size,
@@ -40772,8 +40856,8 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
     return y;
 }
 
-/* Returns the weight of module k, from 0 on in the order of the layout; NULL if the model has fewer modules.
-   Sets `name` to the module's name and *order to the order of the weight's rows in files. */
+/* Returns the weight of module (linear layer) k, from 0 on in the order of the layout; NULL if the model has
+   fewer modules. Sets `name` to the module's name and *order to the order of the weight's rows in files. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -41303,7 +41387,7 @@ tt_model tt_lm_model(const tt_lm *m)
    gets the next prompt. */
 
 typedef struct tt__continued {
-    int seq;        /* number of the sequence; -1: the slot is free */
+    int seq;        /* number of the sequence; -1: no sequence */
     int length;     /* number of tokens of the prompt and of the answer so far together */
     int fed;        /* number of tokens that the program has read in earlier runs */
     int take;       /* number of tokens that the program reads in this run */
@@ -41320,7 +41404,8 @@ struct tt_generator {
     /* Shapes of the arrays are in parentheses. */
     tt__continued *slot;                     /* (max_seqs): the sequences in work */
     int32_t *row_id, *row_position, *row_at; /* (max_tokens): data of the inputs ids, positions and at */
-    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): data of start, last; slots of logits rows */
+    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1) each: data of the inputs start and last; for
+                                                each row of logits, index in `slot` of its sequence */
     float *scores;                           /* (max_seqs, vocab): logits */
     int32_t *order;                          /* (vocab): scratch memory for a heap of tokens */
 };
@@ -41404,8 +41489,8 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* without " in 4
-                                                                                   processes" */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* of "cpu*8 in 4 processes"
+                                                                                   takes "cpu*8" */
         if (!c.device) c.device = device;
         if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
@@ -41574,9 +41659,9 @@ static void tt__continue_with(tt__continued *slot, int32_t id)
     slot->seen[id >> 3] |= (uint8_t)(1 << (id & 7));
 }
 
-/* Runs the program on one token of each slot in use and on further tokens of unread prompts, at most
-   max_tokens tokens in total. Sets *picked to the number of slots whose tokens have all been read; row k of
-   the scores belongs to slot picked_slot[k]. */
+/* Runs the program on one token of each sequence in work and on further tokens of unread prompts, at most
+   max_tokens tokens in total. Sets *picked to the number of sequences whose tokens have all been read; row k
+   of the scores belongs to the sequence slot[picked_slot[k]]. */
 static tt_status tt__generator_run(tt_generator *g, int *picked)
 {
     int rows = 0, left = g->max_tokens;
@@ -41614,8 +41699,8 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     return status;
 }
 
-/* Sets *id to a token, drawn at random, that follows the slot's tokens. x (vocab): the scores, which are
-   overwritten. */
+/* Sets *id to a token, drawn at random, that follows the tokens of a sequence. x (vocab): the scores, which
+   are overwritten. */
 static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, const tt_sampling *s, float *x,
                                 int32_t *id)
 {
@@ -41809,8 +41894,9 @@ struct tt_trainer {
     int64_t *rows;    /* for each input: its number of rows in the current batch; 0: not set yet */
     bool *needed;     /* for each value: the output depends on it. Predictions set other inputs to 0 */
     int32_t *positions, *seq_start; /* for max_seqs sequences of max_length rows, if model.same_length */
-    float *class_weights; /* (2, classes): the options' weights; ones, for evaluation. NULL: no weights */
-    void *zeros; /* zeros for predictions: bytes of the largest input that only the loss reads */
+    float *class_weights; /* (2, classes). Row 0: the options' weights; row 1: ones, for evaluation. NULL: no
+                             weights */
+    void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -42023,8 +42109,8 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
 }
 
 /* Returns the list of the entries of a program's state. The first *count entries are the trained parameters
-   and then the optimizer's states, whose names begin with PyTorch's words. The next *frozen entries are
-   frozen parameters. Returns NULL after an error. The caller frees the list. */
+   and then the optimizer's states, whose names begin as in PyTorch (such as "exp_avg"). The next *frozen
+   entries are frozen parameters. Returns NULL after an error. The caller frees the list. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
@@ -42117,7 +42203,7 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
-    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: settings to compare */
+    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the settings that all processes must share */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
     else
         snprintf(lines, sizeof lines,
@@ -42286,7 +42372,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
                             input->name);
         int64_t as_others = 0; /* number of rows of inputs with the same axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
-            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* not tt_seq_start */
+            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* leaves out the starts
+                                                                                         of sequences */
                 as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
         status = tt_set_rank(p, rank, input->value, r->zeros, r->rows[k]);
@@ -42666,7 +42753,7 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
     ctx->error[0] = 0;
     tt_status status = b ? s->next(s->self, b, more) : s->seek(s->self, epoch, step);
     status = tt__returned(ctx, status, "the source", epoch, step);
-    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have gone on */
+    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may wait for this process */
     if (!b || !*more || step < s->steps) return status;
     return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, but tt_source.steps is "
                     "%lld: count the steps of an epoch", (long long)epoch + 1, (long long)step + 1,
@@ -42821,8 +42908,7 @@ static void tt__collected_show(tt__collected *c)
 }
 
 /* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the items that were read.
-   Collects predictions
-   in *c. stop and c may be NULL. */
+   Collects predictions in *c. stop and c may be NULL. */
 static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, const volatile int *stop,
                               tt_stats *stats, double *items, tt__collected *c)
 {
@@ -43038,7 +43124,7 @@ static tt_status tt__state_products(const tt__state *s)
     if (status != TT_OK) return status;
     if (text && can && !foreign) {
         p->arena->learnt = true;
-        p->arena->tuned = false; /* the next run then applies the state's ways */
+        p->arena->tuned = false; /* the next run then computes products as the state says */
         tt__forget_recordings(p);
         return TT_OK;
     }
@@ -43422,7 +43508,8 @@ tt_status tt_program_load(tt_program *p, const char *path)
 
 typedef struct tt__state_progress { /* the I64 tensor "tinytrain.progress"; fields have 8 bytes */
     tt_progress progress;
-    int64_t schedule, warmup_steps, total_steps, decay_steps; /* schedule: a tt_schedule_kind; -1: lr_at */
+    int64_t schedule, warmup_steps, total_steps, decay_steps; /* schedule: a tt_schedule_kind; -1: the
+                                                                 caller's function lr_at */
     double lr, min_lr;
 } tt__state_progress;
 
@@ -43574,7 +43661,8 @@ tt_status tt_trainer_use_ema(tt_trainer *r, bool use)
 /* ---------------------------------------------------------------------------------------------------- fit
    The data of a run of tt_fit, its progress line, and its file metrics.csv. */
 
-/* Indices of the values that a tt__fit_point has of a line of metrics.csv; NaN: not a finite float. */
+/* Indices of the values of a tt__fit_point, which come from a line of metrics.csv. NaN: the line has no
+   finite float there. */
 typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
 typedef struct tt__fit_point {
     int64_t step, epoch;
@@ -43585,7 +43673,8 @@ typedef struct tt__fit_point {
 typedef struct tt__fit_run {
     tt_trainer *r;
     const tt_source *train, *validation;
-    int n_metrics, by;           /* the model's metrics; the one that texts and the picture show */
+    int n_metrics, by;           /* number of the model's metrics; index of the metric that texts and the
+                                    picture show */
     tt_metric metric;            /* metric number `by`; without a name: none */
     double values[TT_METRICS];   /* the metrics of the last validation */
     const char *unit;            /* name of the items that the model counts */
@@ -43604,7 +43693,8 @@ typedef struct tt__fit_run {
     bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
     void *lock;                  /* the open and locked file `lock_path`, while tt_fit runs */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* number of last steps in a row that were skipped; were not finite */
+    int in_row, not_finite;      /* number of steps skipped since the last step that updated; those of them
+                                    that were not finite and that no validation has judged yet */
     char why[TT__ERROR];         /* reason of the last skipped step */
     int64_t updated;             /* number of steps since tt_fit began that were not skipped */
     bool reported_skipped;           /* a skipped step was logged */
@@ -43697,8 +43787,8 @@ static tt_status tt__fit_agree(tt__fit_run *f, tt_status status, bool *save)
     return status;
 }
 
-/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. An empty
-   field of a metric, which the line has no value of, gives NaN. */
+/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. A field
+   may be empty, because the line has no value of that metric; the value then becomes NaN. */
 static bool tt__fit_read_line(const tt__fit_run *f, const char *line, size_t n, tt__fit_point *point)
 {
     enum { FIRST = 4 }; /* the column of the first metric */
@@ -44020,7 +44110,8 @@ static void tt__fit_panel(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_va
 /* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
 static void tt__fit_draw(tt__text_buffer *svg, const void *arg)
 {
-    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of two panels; metric's height */
+    /* In pixels: the tops of the panels of the loss and of the metric; the height of the metric's panel. */
+    enum { LOSS = 40, METRIC = 316, PANEL = 168 };
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
     const tt__fit_run *f = (const tt__fit_run *)arg;
     const int LR = METRIC + (f->metric.name ? PANEL : 0), BOTTOM = LR + 72, HEIGHT = BOTTOM + 56;
@@ -44299,7 +44390,7 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     for (int k = 0; k < f->n_metrics && status == TT_OK && !(stop && *stop); k++) {
         f->r->ctx->error[0] = 0;
         f->values[k] = tt_metric_value(&m[k], s, c ? &c->p : NULL);
-        const bool failed = isnan(f->values[k]) && f->r->ctx->error[0]; /* out of memory */
+        const bool failed = isnan(f->values[k]) && f->r->ctx->error[0]; /* the metric ran out of memory */
         if (failed) status = tt_error_code(f->r->ctx);
     }
     tt_predictions_free(c ? &c->p : NULL);
@@ -44404,11 +44495,12 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* whole steps */
+    /* A run that is stopped first ends the current step. */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) {
         if (!tt__trainer_within_step(f->r) && tt__fit_is_due(f)) {
             status = tt__fit_pause(f);
             if (status != TT_OK || tt__fit_is_over(f)) break;
-            continue; /* the validation may have been stopped */
+            continue; /* tests again whether the run was stopped, perhaps within the validation */
         }
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
@@ -44440,7 +44532,7 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
         f->began = tt__seconds(); /* the time of a step excludes saving */
     }
     if (status == TT_OK) status = tt__fit_last_step(f);
-    else if (f->last.any) { /* returns the first error */
+    else if (f->last.any) { /* ends the last step, but returns the first error */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt__fit_last_step(f);
@@ -44509,7 +44601,7 @@ static bool tt__fit_is_stale(const tt__fit_run *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Returns the name with this hash, of the loss or a metric. */
+/* Returns the name that has this hash, "loss" or the name of a metric; "metric" if none has it. */
 static const char *tt__fit_name_of(const tt__fit_run *f, uint64_t hash)
 {
     for (int k = 0; k < f->n_metrics; k++)

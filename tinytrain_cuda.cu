@@ -99,9 +99,9 @@ __device__ __forceinline__ uint32_t tt__shared_address(const void *p)
 }
 
 // Computes d (16 x 8) += a (16 x 16, row-major) * b (16 x 8, column-major). T is __nv_bfloat16 or __half. A
-// register of a or b holds two neighbours in a row of a or a column of b, the first in its lower half. A
-// thread's registers hold, of a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8, 2t+8; of b: rows 2t, 2t+8 of
-// column g; of d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
+// register of a or b holds two neighbours in a row of a or a column of b, the first in its lower half. With
+// g = lane/4 and t = lane%4, a thread's registers hold, of a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8,
+// 2t+8; of b: rows 2t, 2t+8 of column g; of d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
 template <class T>
 __device__ void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 template <>
@@ -122,8 +122,9 @@ __device__ __forceinline__ void tt__mma_16816<__half>(float (&d)[4], const uint3
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
                      "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// Computes d (16 x 8) += a (16 x 8) * b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. A thread's
-// registers hold, of a: rows g, g+8, g, g+8 of columns t, t, t+4, t+4; of b: rows t, t+4 of column g.
+// Computes d (16 x 8) += a (16 x 8) * b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. With
+// g = lane/4 and t = lane%4, a thread's registers hold, of a: rows g, g+8, g, g+8 of columns t, t, t+4, t+4;
+// of b: rows t, t+4 of column g.
 __device__ __forceinline__ void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2])
 {
@@ -167,8 +168,8 @@ __device__ __forceinline__ float tt__root(float x)
     return r;
 }
 // Loads 1, 2 or 4 matrices of 8 x 8 16-bit numbers from shared memory. Lane 8j+i passes the address of row i
-// (16 bytes) of matrix j. A thread gets columns 2t and 2t+1 of row g of each matrix or, by functions whose
-// name ends in _trans, of its transpose.
+// (16 bytes) of matrix j. With g = lane/4 and t = lane%4, a thread gets columns 2t and 2t+1 of row g of each
+// matrix or, by functions whose name ends in _trans, of the matrix's transpose.
 __device__ __forceinline__ void tt__ldmatrix_x1(uint32_t &r, const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
@@ -225,8 +226,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 
 // Products by a warpgroup: four successive warps, the first of which has a number that is a multiple of 4.
 // The products run asynchronously. Warp i has rows 16 i to 16 i + 15 of d (64 x 64), in tiles of 16 x 8 as in
-// tt__mma_16816. They exist only in code for sm_90a. PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions".
+// tt__mma_16816. Only code for sm_90a has the instructions (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions").
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define TT__HAS_WGMMA true
 #define TT__WGMMA(...) asm volatile(__VA_ARGS__)
@@ -393,7 +394,7 @@ __device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 // ================================================================================================== device
 // The state of an open CUDA device.
 
-namespace { // all of the product except tt__device and the table of functions at its end
+namespace { // holds all of tinytrain_cuda.cu except struct tt__device and the table of functions at its end
 
 struct product_choice;
 struct tuned_product;
@@ -409,7 +410,7 @@ struct tt__device {
     cudaStream_t beside[TT__STREAMS]; // the other streams, by number; made at the first use
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
-    product_choice *choices; // array of TT__PRODUCT_CHOICES, see cuda_products.cuh
+    product_choice *choices; // hash table of TT__PRODUCT_CHOICES entries: cuBLASLt's choice for each product
     int choice_count;
     tuned_product *tuned;    // array of tuned_count products that were timed or learnt
     int tuned_count;
@@ -758,7 +759,7 @@ void cuda_release(tt__device *d, void *memory)
     cudaFree(memory);
 }
 
-// Returns device d as a place for managed memory: a structure since CUDA 13, the device's number before.
+// Returns how cudaMemPrefetchAsync names device d: by a structure since CUDA 13, by a number before.
 #if CUDART_VERSION >= 13000
 cudaMemLocation place_of(const tt__device *d) { return {cudaMemLocationTypeDevice, d->index}; }
 #define TT__PREFETCH_FLAGS 0,
@@ -813,7 +814,8 @@ void *cuda_allocate_host(tt__device *d, size_t bytes)
 {
     void *host = NULL;
     if (!use(d)) return NULL;
-    // Portable: copies by every device are asynchronous. Mapped: kernels of every device may load from it.
+    // The flag Portable makes copies by every device asynchronous. The flag Mapped lets kernels of every
+    // device load from the memory.
     const cudaError_t e = cudaHostAlloc(&host, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     return check(d, e, "cudaHostAlloc") == TT_OK ? host : NULL;
 }
@@ -934,7 +936,7 @@ template <class T> __device__ __forceinline__ T round_to(float x); // to nearest
 template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) { return __float2bfloat16_rn(x); }
 template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __float2half_rn(x); }
 
-// This file distinguishes three floats: f32, bf16, and f16 for any other dtype.
+// This file knows three dtypes of floats and takes every dtype that is neither f32 nor bf16 for f16.
 static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pack_as, round_16, lt_type, "
               "and whatever else has TT_BF16");
 
@@ -1287,7 +1289,7 @@ union resident_workspace {
     float sums[BYTES / sizeof(float)]; // partial sums of kernels that sum in two steps
     double squares[BYTES / sizeof(double)];
     loss_sums losses[BYTES / sizeof(loss_sums)];
-    unsigned words[BYTES / sizeof(unsigned)]; // a bit for each row; or counts of digits, for sorting
+    unsigned words[BYTES / sizeof(unsigned)]; // SET_ROWS: a bit for each row; sorting: counts of digits
 };
 static_assert(sizeof(resident_workspace) == resident_workspace::BYTES, "there is nothing between the parts");
 
@@ -1312,8 +1314,8 @@ __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
 struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
 struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
 
-// Does the last step of sums. A block has 32 columns, and its 32 warps take parts in turn; a thread has 8
-// loads in flight, so that a block loads up to 256 parts at once.
+// Does the last step of sums: adds up the rows of partial sums. A block has 32 columns, and its 32 warps take
+// rows in turn; a thread has 8 loads in flight, so that a block loads up to 256 rows at once.
 __global__ void __launch_bounds__(1024) finish_sums(const __grid_constant__ all_sums_to_finish all)
 {
     tt__begin_kernel();
@@ -1342,8 +1344,8 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
     all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
 }
 
-// Does the last step of all sums. A launch takes sums with different results; sums that add to one result run
-// one after another.
+// Adds up the rows of partial sums of all sums. A launch takes sums with different results; sums that add to
+// one result run one after another.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
     const int64_t sums = all->count;
@@ -1388,8 +1390,8 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
 }
 
 // Returns the number of blocks that sum rows: `each` for each multiprocessor of the device, but at most
-// `pieces`, and at most the number whose f32 sums, of `bytes` bytes a block, fit the resident workspace after
-// its first `used` bytes.
+// `pieces`, the number of blocks that have rows to sum, and at most the number whose f32 sums, of `bytes`
+// bytes a block, fit the resident workspace after its first `used` bytes.
 int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
@@ -1400,8 +1402,8 @@ int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, s
 
 // Returns the number of rows in a chunk of column sums. All kernels that sum the columns of a gradient must
 // give the same bits, because a pipeline stage may itself sum a gradient from the next stage. So each kernel
-// sums the numbers as they are stored, chunk by chunk. The teams of a block (sum_teams) take the rows of a
-// chunk in turn.
+// sums the numbers as they are stored, chunk by chunk. The threads of a block form sum_teams() teams, which
+// take the rows of a chunk in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
     // Number of layernorm_backward's blocks that fit a multiprocessor.
@@ -1426,7 +1428,8 @@ __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
 }
 
 // Writes sums of the columns of dy (rows, n) over chunks of rows_each rows to partial[chunk][n]; finish_sums
-// adds up the chunks. Reads dy once. A thread has one column of a team's rows.
+// adds up the chunks. Reads dy once. The threads of a block form `teams` teams, which take the rows of a
+// chunk in turn. A thread sums one column of its team's rows.
 __global__ void __launch_bounds__(TT__ROW_THREADS) column_sums(float *partial, tt__mat dy, int64_t rows_each,
                                                                int teams)
 {
@@ -1594,7 +1597,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
         g.vector = true;
     }
     op.begin();
-    constexpr int ROWS = X == ANY || X == TT_F32 ? 1 : 2; // rows of a thread in a turn
+    constexpr int ROWS = X == ANY || X == TT_F32 ? 1 : 2; // rows that a thread loads at once
     const int teams = sum_teams(g.y.cols), across = (int)blockDim.x / teams;
     const int team = (int)threadIdx.x / across, place = (int)threadIdx.x - team * across;
     const int64_t column = (int64_t)blockIdx.x * across * 8, c = column + place * 8;
@@ -1641,7 +1644,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
         TT__UNROLL for (int j = 0; j < 8; j++) if (c + j < g.y.cols) of_block[c + j] = sum[j];
         return;
     }
-    TT__SHARED(float4, part, [4][2][64]); // sums of 4 columns each, by team
+    TT__SHARED(float4, part, [4][2][64]); // [team][half][thread]: sums of half of the thread's 8 columns
     part[team][0][place] = make_float4(sum[0], sum[1], sum[2], sum[3]);
     part[team][1][place] = make_float4(sum[4], sum[5], sum[6], sum[7]);
     __syncthreads();
@@ -1653,8 +1656,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     }
 }
 
-// The typed kernels of an op, beside its kernel for any dtype. RARE: none; HOT: one for each dtype, if all
-// operands and the result have that dtype; HOT_CASTS: also one for each 16-bit result of f32 operands.
+// The typed kernels that are compiled for an op, beside its kernel for any dtype. RARE: no typed kernel; HOT:
+// one for each dtype that all operands and the result have; HOT_CASTS: also one for each 16-bit dtype of the
+// result of f32 operands.
 enum { RARE, HOT, HOT_CASTS };
 
 bool is_typed(const group_args &g)
@@ -1715,7 +1719,7 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
         return e == cudaSuccess && sums.data ? run_column_sums(l, &y, &sums, add_sums) : e;
     }
     const int64_t each = rows_of_sums(d, y.rows, y.cols);
-    // The blocks side by side across the columns get equal shares of the columns.
+    // `pieces` blocks would cover the columns. The block size is chosen so that all blocks get equal shares.
     const int teams = sum_teams(y.cols);
     const unsigned groups = blocks_for(y.cols, 8), pieces = blocks_for(groups, TT__ROW_THREADS / teams);
     const unsigned threads = blocks_for(blocks_for(groups, pieces) * teams, 32) * 32;
