@@ -336,7 +336,7 @@ static void take_options(const char *text, bool steps, char list[128], tt_compil
    contradict each other. */
 static size_t needs(const net *n, tt_compile_options c)
 {
-    tt__attempt attempt = {true, false, false, 0, 0}; /* quiet: without advice */
+    tt__attempt attempt = {true, false, false, false, 0, 0}; /* quiet: without advice */
     size_t bytes = 0;
     c.memory_budget = 1;
     tt_program *p = tt__try_compile(n->t, n->loss, &c, &attempt);
