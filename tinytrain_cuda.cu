@@ -99,9 +99,9 @@ __device__ __forceinline__ uint32_t tt__shared_address(const void *p)
 }
 
 // Computes d (16 x 8) += a (16 x 16, row-major) * b (16 x 8, column-major). T is __nv_bfloat16 or __half. A
-// register of a or b holds two neighbours in a row of a or a column of b, the first in its lower half. A
-// thread's registers hold, of a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8, 2t+8; of b: rows 2t, 2t+8 of
-// column g; of d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
+// register of a or b holds two neighbours in a row of a or a column of b, the first in its lower half. With
+// g = lane/4 and t = lane%4, a thread's registers hold, of a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8,
+// 2t+8; of b: rows 2t, 2t+8 of column g; of d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
 template <class T>
 __device__ void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 template <>
@@ -122,8 +122,9 @@ __device__ __forceinline__ void tt__mma_16816<__half>(float (&d)[4], const uint3
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
                      "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// Computes d (16 x 8) += a (16 x 8) * b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. A thread's
-// registers hold, of a: rows g, g+8, g, g+8 of columns t, t, t+4, t+4; of b: rows t, t+4 of column g.
+// Computes d (16 x 8) += a (16 x 8) * b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. With
+// g = lane/4 and t = lane%4, a thread's registers hold, of a: rows g, g+8, g, g+8 of columns t, t, t+4, t+4;
+// of b: rows t, t+4 of column g.
 __device__ __forceinline__ void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2])
 {
@@ -167,8 +168,8 @@ __device__ __forceinline__ float tt__root(float x)
     return r;
 }
 // Loads 1, 2 or 4 matrices of 8 x 8 16-bit numbers from shared memory. Lane 8j+i passes the address of row i
-// (16 bytes) of matrix j. A thread gets columns 2t and 2t+1 of row g of each matrix or, by functions whose
-// name ends in _trans, of its transpose.
+// (16 bytes) of matrix j. With g = lane/4 and t = lane%4, a thread gets columns 2t and 2t+1 of row g of each
+// matrix or, by functions whose name ends in _trans, of the matrix's transpose.
 __device__ __forceinline__ void tt__ldmatrix_x1(uint32_t &r, const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
@@ -225,8 +226,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 
 // Products by a warpgroup: four successive warps, the first of which has a number that is a multiple of 4.
 // The products run asynchronously. Warp i has rows 16 i to 16 i + 15 of d (64 x 64), in tiles of 16 x 8 as in
-// tt__mma_16816. They exist only in code for sm_90a. PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions".
+// tt__mma_16816. Only code for sm_90a has the instructions (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions").
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define TT__HAS_WGMMA true
 #define TT__WGMMA(...) asm volatile(__VA_ARGS__)
@@ -393,7 +394,7 @@ __device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 // ================================================================================================== device
 // The state of an open CUDA device.
 
-namespace { // all of the product except tt__device and the table of functions at its end
+namespace { // holds all of tinytrain_cuda.cu except struct tt__device and the table of functions at its end
 
 struct product_choice;
 struct tuned_product;
@@ -409,7 +410,7 @@ struct tt__device {
     cudaStream_t beside[TT__STREAMS]; // the other streams, by number; made at the first use
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
-    product_choice *choices; // array of TT__PRODUCT_CHOICES, see cuda_products.cuh
+    product_choice *choices; // hash table of TT__PRODUCT_CHOICES entries: cuBLASLt's choice for each product
     int choice_count;
     tuned_product *tuned;    // array of tuned_count products that were timed or learnt
     int tuned_count;
@@ -758,7 +759,7 @@ void cuda_release(tt__device *d, void *memory)
     cudaFree(memory);
 }
 
-// Returns device d as a place for managed memory: a structure since CUDA 13, the device's number before.
+// Returns how cudaMemPrefetchAsync names device d: by a structure since CUDA 13, by a number before.
 #if CUDART_VERSION >= 13000
 cudaMemLocation place_of(const tt__device *d) { return {cudaMemLocationTypeDevice, d->index}; }
 #define TT__PREFETCH_FLAGS 0,
@@ -813,7 +814,8 @@ void *cuda_allocate_host(tt__device *d, size_t bytes)
 {
     void *host = NULL;
     if (!use(d)) return NULL;
-    // Portable: copies by every device are asynchronous. Mapped: kernels of every device may load from it.
+    // The flag Portable makes copies by every device asynchronous. The flag Mapped lets kernels of every
+    // device load from the memory.
     const cudaError_t e = cudaHostAlloc(&host, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     return check(d, e, "cudaHostAlloc") == TT_OK ? host : NULL;
 }
@@ -934,7 +936,7 @@ template <class T> __device__ __forceinline__ T round_to(float x); // to nearest
 template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) { return __float2bfloat16_rn(x); }
 template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __float2half_rn(x); }
 
-// This file distinguishes three floats: f32, bf16, and f16 for any other dtype.
+// This file knows three dtypes of floats and takes every dtype that is neither f32 nor bf16 for f16.
 static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pack_as, round_16, lt_type, "
               "and whatever else has TT_BF16");
 
@@ -1287,7 +1289,7 @@ union resident_workspace {
     float sums[BYTES / sizeof(float)]; // partial sums of kernels that sum in two steps
     double squares[BYTES / sizeof(double)];
     loss_sums losses[BYTES / sizeof(loss_sums)];
-    unsigned words[BYTES / sizeof(unsigned)]; // a bit for each row; or counts of digits, for sorting
+    unsigned words[BYTES / sizeof(unsigned)]; // SET_ROWS: a bit for each row; sorting: counts of digits
 };
 static_assert(sizeof(resident_workspace) == resident_workspace::BYTES, "there is nothing between the parts");
 
@@ -1312,8 +1314,8 @@ __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
 struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
 struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
 
-// Does the last step of sums. A block has 32 columns, and its 32 warps take parts in turn; a thread has 8
-// loads in flight, so that a block loads up to 256 parts at once.
+// Does the last step of sums: adds up the rows of partial sums. A block has 32 columns, and its 32 warps take
+// rows in turn; a thread has 8 loads in flight, so that a block loads up to 256 rows at once.
 __global__ void __launch_bounds__(1024) finish_sums(const __grid_constant__ all_sums_to_finish all)
 {
     tt__begin_kernel();
@@ -1342,8 +1344,8 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
     all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
 }
 
-// Does the last step of all sums. A launch takes sums with different results; sums that add to one result run
-// one after another.
+// Adds up the rows of partial sums of all sums. A launch takes sums with different results; sums that add to
+// one result run one after another.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
     const int64_t sums = all->count;
@@ -1388,8 +1390,8 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
 }
 
 // Returns the number of blocks that sum rows: `each` for each multiprocessor of the device, but at most
-// `pieces`, and at most the number whose f32 sums, of `bytes` bytes a block, fit the resident workspace after
-// its first `used` bytes.
+// `pieces`, the number of blocks that have rows to sum, and at most the number whose f32 sums, of `bytes`
+// bytes a block, fit the resident workspace after its first `used` bytes.
 int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
@@ -1400,8 +1402,8 @@ int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, s
 
 // Returns the number of rows in a chunk of column sums. All kernels that sum the columns of a gradient must
 // give the same bits, because a pipeline stage may itself sum a gradient from the next stage. So each kernel
-// sums the numbers as they are stored, chunk by chunk. The teams of a block (sum_teams) take the rows of a
-// chunk in turn.
+// sums the numbers as they are stored, chunk by chunk. The threads of a block form sum_teams() teams, which
+// take the rows of a chunk in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
     // Number of layernorm_backward's blocks that fit a multiprocessor.
@@ -1426,7 +1428,8 @@ __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
 }
 
 // Writes sums of the columns of dy (rows, n) over chunks of rows_each rows to partial[chunk][n]; finish_sums
-// adds up the chunks. Reads dy once. A thread has one column of a team's rows.
+// adds up the chunks. Reads dy once. The threads of a block form `teams` teams, which take the rows of a
+// chunk in turn. A thread sums one column of its team's rows.
 __global__ void __launch_bounds__(TT__ROW_THREADS) column_sums(float *partial, tt__mat dy, int64_t rows_each,
                                                                int teams)
 {
@@ -1594,7 +1597,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
         g.vector = true;
     }
     op.begin();
-    constexpr int ROWS = X == ANY || X == TT_F32 ? 1 : 2; // rows of a thread in a turn
+    constexpr int ROWS = X == ANY || X == TT_F32 ? 1 : 2; // rows that a thread loads at once
     const int teams = sum_teams(g.y.cols), across = (int)blockDim.x / teams;
     const int team = (int)threadIdx.x / across, place = (int)threadIdx.x - team * across;
     const int64_t column = (int64_t)blockIdx.x * across * 8, c = column + place * 8;
@@ -1641,7 +1644,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
         TT__UNROLL for (int j = 0; j < 8; j++) if (c + j < g.y.cols) of_block[c + j] = sum[j];
         return;
     }
-    TT__SHARED(float4, part, [4][2][64]); // sums of 4 columns each, by team
+    TT__SHARED(float4, part, [4][2][64]); // [team][half][thread]: sums of half of the thread's 8 columns
     part[team][0][place] = make_float4(sum[0], sum[1], sum[2], sum[3]);
     part[team][1][place] = make_float4(sum[4], sum[5], sum[6], sum[7]);
     __syncthreads();
@@ -1653,8 +1656,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     }
 }
 
-// The typed kernels of an op, beside its kernel for any dtype. RARE: none; HOT: one for each dtype, if all
-// operands and the result have that dtype; HOT_CASTS: also one for each 16-bit result of f32 operands.
+// The typed kernels that are compiled for an op, beside its kernel for any dtype. RARE: no typed kernel; HOT:
+// one for each dtype that all operands and the result have; HOT_CASTS: also one for each 16-bit dtype of the
+// result of f32 operands.
 enum { RARE, HOT, HOT_CASTS };
 
 bool is_typed(const group_args &g)
@@ -1715,7 +1719,7 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
         return e == cudaSuccess && sums.data ? run_column_sums(l, &y, &sums, add_sums) : e;
     }
     const int64_t each = rows_of_sums(d, y.rows, y.cols);
-    // The blocks side by side across the columns get equal shares of the columns.
+    // `pieces` blocks would cover the columns. The block size is chosen so that all blocks get equal shares.
     const int teams = sum_teams(y.cols);
     const unsigned groups = blocks_for(y.cols, 8), pieces = blocks_for(groups, TT__ROW_THREADS / teams);
     const unsigned threads = blocks_for(blocks_for(groups, pieces) * teams, 32) * 32;
@@ -1800,7 +1804,8 @@ cudaError_t run_scale(const tt__launch *l)
 TT__RUN_BY(SCALE, run_scale)
 TT__RUN_BY(CAST, run_scale)
 
-// Computes y from a and b by PAIR::of. b is a matrix or, if ROW, a single row. Moves a, b and y once.
+// Computes y from a and b by PAIR::of. b is a matrix or, if ROW, a single row. Reads a and b and writes y
+// once.
 template <class PAIR, bool ROW> struct op_pair {
     static constexpr int KIND = PAIR::KIND;
     __device__ void begin() {}
@@ -1831,7 +1836,7 @@ TT__PAIRS(TT__PAIR, TT__ACT_OF)
 #undef TT__ACT_OF
 TT__RUN_BY(ADD_ROW, run_pair<pair_ADD, true>)
 
-// Computes y = a * b, where b has one row, one column, or one number. Moves a and y once.
+// Computes y = a * b, where b has one row, one column, or one number. Reads a and writes y once.
 struct op_mul_broadcast {
     static constexpr int KIND = RARE;
     tt__mat b;
@@ -1856,7 +1861,7 @@ cudaError_t run_mul_broadcast(const tt__launch *l)
 }
 TT__RUN_BY(MUL_BROADCAST, run_mul_broadcast)
 
-// Computes the sum of a * b over each row, and writes it to y or (add) adds it. A warp works on a row. Moves
+// Computes the sum of a * b over each row, and writes it to y or (add) adds it. A warp works on a row. Reads
 // a and b once.
 __global__ void __launch_bounds__(256) row_dots(tt__mat a, tt__mat b, tt__mat y, bool add, bool wide)
 {
@@ -2273,7 +2278,7 @@ struct patches_args {
     int64_t ld, seqs;
     const int32_t *position, *start;
     int width, patch;
-    float scale[4], shift[4]; // factor and addend of each channel
+    float scale[4], shift[4]; // factor and addend of the pixels of each channel
     tt__mat y;
     bool add, vector, words;
 };
@@ -2516,7 +2521,7 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     const unsigned *bits = resident_of(l)->words;
     float *partial = resident_of(l)->sums + used / sizeof(float);
     cudaError_t e = run_mark_rows(l, dy->rows);
-    if (e == cudaSuccess && l->out[1].data) { // first, because dx may have the memory of dy
+    if (e == cudaSuccess && l->out[1].data) { // sums dy first, because dx may have the memory of dy
         const int64_t all = (dy->rows + 31) / 32;
         const int64_t blocks = sum_blocks(d, 2, (all + 7) / 8, used, (size_t)dy->cols * 4);
         const int64_t words = (all + blocks - 1) / blocks;
@@ -2581,7 +2586,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
                                                                   int32_t *to_rows)
 {
     tt__begin_kernel();
-    TT__SHARED(unsigned, place, [8][256]); // place of each warp's next id with a digit
+    TT__SHARED(unsigned, place, [8][256]); // where each warp puts its next id with a given digit
     TT__SHARED(unsigned, totals, [8]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
@@ -2670,7 +2675,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
         tt__cp_async_16(all + k, ids + k);
     TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
         tt__cp_async_4(all + k, ids + k);
-    // Pads the ids to 8 * each with large ids, fewer than 256.
+    // Pads the ids to 8 * each with fewer than 256 large ids.
     if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1;
     tt__cp_async_commit();
     tt__cp_async_wait<0>();
@@ -2678,7 +2683,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
     const int32_t id = all[from + lane];
     unsigned count = 0;
     for (int at = warp * each; at < (warp + 1) * each; at += 32) {
-        const int32_t largest = id + (at < from); // equal ids at earlier places come first
+        // Ids below `largest` are counted: those below `id`, and at earlier places also those equal to `id`.
+        const int32_t largest = id + (at < from);
         TT__UNROLL for (int k = 0; k < 32; k += 4) {
             const int4 of = *(const int4 *)(all + at + k);
             // The sign of a difference costs less than a comparison; the numbers are not negative.
@@ -2720,7 +2726,8 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
 {
     tt__begin_kernel();
     TT__DYN_SHARED(uint4, coming);
-    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the previous row, of `largest` rows, of the next row
+    // Ids of the row before, of up to `largest` rows, and of the row after.
+    TT__SHARED(int32_t, id, [TT__SUMMED + 2]);
     TT__SHARED(int32_t, row, [TT__SUMMED]);
     const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
@@ -2947,7 +2954,8 @@ cudaError_t run_loss_counts(const tt__launch *l, int blocks)
 struct row_result { float lse, loss; bool right; };
 
 // Merges the sums of a warp's lanes over their parts of a row. m: the largest logit; s: the sum of the
-// exponentials of logits - m; sx: the sum of the logits; right: see logit_sums.
+// exponentials of logits - m; sx: the sum of the logits; right: whether the target is the first of the
+// largest logits so far.
 __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &right)
 {
     const float top = warp_max(m);
@@ -3068,8 +3076,8 @@ __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *t
     store_partial<256>(sums, partial);
 }
 
-// Returns the weights of classes, operand k, or NULL if the operand has weights of rows. The weights are f32,
-// as are all inputs.
+// Returns the weights of classes, which are operand k and f32 as all inputs are, or NULL if the operand has
+// weights of rows.
 const float *class_weights_of(const tt__launch *l, int k)
 {
     return l->instr->attr.by_class ? (const float *)l->in[k].data : NULL;
@@ -3322,7 +3330,7 @@ TT__RUN_BY(MEAN_SQUARED_ERROR_BACKWARD, run_mean_squared_error_backward)
 
 // Computes the partial counts of the cross-entropy of sigmoids, for logits x, targets y and positive weights
 // p (NULL: all 1). A warp works on a row: an element's loss is p * y * log(1 + e^-x) + (1 - y) * log(1 +
-// e^x), the row's loss the mean. Moves x and y once.
+// e^x), the row's loss the mean. Reads x and y once.
 __global__ void __launch_bounds__(256) sigmoid_cross_entropy(tt__mat x, tt__mat y, tt__mat weights,
                                                              const float *p, bool wide, loss_sums *partial)
 {
@@ -3368,8 +3376,8 @@ cudaError_t run_sigmoid_cross_entropy(const tt__launch *l)
 }
 TT__RUN_BY(SIGMOID_CROSS_ENTROPY, run_sigmoid_cross_entropy)
 
-// Computes w / n * ((1 - y) * sigmoid(x) - p * y * sigmoid(-x)), and writes it to dx or (add) adds it. Moves
-// x, y and dx once.
+// Computes w / n * ((1 - y) * sigmoid(x) - p * y * sigmoid(-x)), and writes it to dx or (add) adds it. Reads
+// x and y and writes dx once.
 __global__ void __launch_bounds__(256)
     sigmoid_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat y, tt__mat weights, const float *p,
                                    const float *divisor, tt__mat dx, bool add, bool wide,
@@ -3484,7 +3492,7 @@ __global__ void __launch_bounds__(1024, 1)
         const int64_t next = r + gridDim.x;
         const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
         logit_sums sums;
-        const int32_t of_next = x ? targets[next] : ignore; // used after the sums, which hide the load
+        const int32_t of_next = x ? targets[next] : ignore; // the sums below hide the time of this load
         const float w = factor * row_weight(weights, r);
         sums.begin(own);
         const auto add = [&](int part) { // adds the thread's columns of a part
@@ -3522,7 +3530,8 @@ __global__ void __launch_bounds__(1024, 1)
                     ((uint2 *)to)[place] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
                                                       pack_as(dz.dtype, v[2], v[3]));
                 }
-                if (x) tt__cp_async_16(logits + c, x + c); // after the store, which has read the old logits
+                // comes after the store above, for which the old logits were read
+                if (x) tt__cp_async_16(logits + c, x + c);
             }
             tt__cp_async_commit();
         }
@@ -3760,7 +3769,7 @@ namespace {
 // A thread of a row. Whole warps share a row, and each thread has 8 of its columns: 8 neighbours if `vector`;
 // otherwise the thread's columns are `of` apart, the number of the row's threads.
 struct row_thread {
-    int at, of; // the thread's number among the `of` threads of a row
+    int at, of; // number of the thread among the `of` threads that share a row
     bool vector;
     __device__ int64_t column(int j) const { return vector ? at * 8 + j : j * of + at; }
 };
@@ -4080,13 +4089,14 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
         store(0, dw);
         store(1, db);
         if (sums) store(2, ds);
-    } else { // sums over the teams; a thread's 8 columns are stored as two separate halves
+    } else { // adds up the sums of the teams; a thread's 8 columns are stored as two halves
         float4 *const own = memory + team * 2 * width + t.at;
         const auto leave = [&](int place, const float (&v)[8]) {
             own[place * 2 * width] = make_float4(v[0], v[1], v[2], v[3]);
             own[place * 2 * width + width] = make_float4(v[4], v[5], v[6], v[7]);
         };
-        const auto sum_up = [&](int kind, int place, int count) { // a team computes one kind of sums
+        // Each team adds up one kind of sums: dw, db or ds.
+        const auto sum_up = [&](int kind, int place, int count) {
             float all[8] = {0, 0, 0, 0, 0, 0, 0, 0};
             for (int k = place; k < place + count; k++) {
                 const float4 a = memory[k * 2 * width + t.at], b = memory[(k * 2 + 1) * width + t.at];
@@ -4138,7 +4148,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     tt__begin_kernel();
     typedef backward_block<NARROW, X> B;
     constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
-    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // two parts, which the turns use alternately
+    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // for alternate turns: `left` & TURN, a power of 2
     TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
@@ -4183,7 +4193,8 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     fetch_row(bits, w, 0, t);
     widen_row(scale, bits);
     if constexpr (DROP) drop.op.begin();
-    for (; left + team > 0; left -= B::TURN) { // the whole block leaves the loop; TURN is a power of 2
+    // left + team is equal in the whole block, so all threads leave the loop together.
+    for (; left + team > 0; left -= B::TURN) {
         float g[ROWS][8], n[ROWS][8], sum[2 * ROWS];
         row_bits<X> old[ROWS];
         row_stats of[ROWS];
@@ -4298,7 +4309,7 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
     if (wide) {
         e = TT__LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, blocks_for(x->cols, TT__ROW_THREADS)),
                        TT__ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
-        if (e == cudaSuccess && dx->data) // last, because dx may have the memory of dy
+        if (e == cudaSuccess && dx->data) // dx is computed last, because it may have the memory of dy
             e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x,
                            *w, *stats, *dx, l->add[0]);
     } else {
@@ -4545,7 +4556,7 @@ struct square_sum {
 
 struct square_sums {
     int count;
-    double *partial; // the sum of each thread block
+    double *partial; // partial[k]: sum of squares of thread block k
     square_sum of[TT__TENSORS];
 };
 
@@ -4771,7 +4782,7 @@ struct param_update { // the update of one parameter, or of a rank's shard of it
     int64_t n, begin;   // p has n elements, beginning with element 8 * begin of the whole parameter
     unsigned first;
     float weight_decay, lr_factor;
-    uint32_t random;    // the instruction's stream of random numbers
+    uint32_t random;    // number of the instruction's stream of random numbers
     uint8_t types[3];   // dtype of g; dtype of p; dtype of m and v
     bool wide;
 };
@@ -4793,7 +4804,7 @@ struct param_updates {
 #define TT__PEERS (CUDART_VERSION >= 12010 ? 2048 : 256)
 #endif
 
-struct member_sum { // a sum of members' elements, see ops/collectives/cuda.cuh
+struct member_sum { // the sum of the members' elements in a collective (ops/collectives/cuda.cuh)
     void *y;
     int64_t n;
     unsigned first;
@@ -4867,7 +4878,7 @@ cudaError_t run_squares(const tt__launch *l, int count)
         const unsigned tensors = (unsigned)s->count;
         cudaError_t e = cudaSuccess;
         if (op == TT__OP_SUM_SQUARES) e = TT__LAUNCH(sum_squares, blocks, 256, 0, d->stream, *s);
-        if (op == TT__OP_CHUNK_SQUARES && blocks) // 0 blocks: all of the rank's shards may be empty
+        if (op == TT__OP_CHUNK_SQUARES && blocks) // there are no blocks if all shards of the rank are empty
             e = TT__LAUNCH(chunk_squares, blocks, 256, 0, d->stream, *s);
         if (op == TT__OP_FOLD_SQUARES) e = TT__LAUNCH(fold_squares, tensors, 256, 0, d->stream, *s);
         if (e == cudaSuccess && op == TT__OP_SUM_SQUARES)
@@ -4942,7 +4953,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     int64_t i = from + 8 * threadIdx.x;
     if (P == ANY) {
         for (; i < to; i += 2048) update(i, to - i);
-    } else { // whole groups of 8 elements, then the last elements
+    } else { // updates whole groups of 8 elements, then the elements that are left
         for (; i + 8 <= to; i += 2048) update(i, 8);
         if (i < to) update(i, to - i);
     }
@@ -4978,7 +4989,8 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
 {
     if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
     param_updates *u = &l->device->arguments->updates;
-    for (int from = 0; from < count; from += u->count) { // a kernel launch has updates by one rule
+    // Each round launches a kernel for updates that follow one rule.
+    for (int from = 0; from < count; from += u->count) {
         const update_rule rule = rule_of(&l[from]);
         const float *clip = (const float *)l[from].in[1].data;
         unsigned blocks = 0;
@@ -5047,7 +5059,8 @@ enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 };
 
 __device__ __forceinline__ float reduce_two(int how, tt_dtype dtype, float a, float b)
 {
-    if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b; // NaN if either is NaN
+    // The result is NaN if a or b is NaN.
+    if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b;
     if (dtype == TT_F32) return a + b;
     TT__WITH_HALF(dtype, T, return to_float(round_to<T>(a + b)));
 }
@@ -5189,7 +5202,7 @@ cudaError_t launch_copies(move_batch *b)
 
 // The work of a collective in one phase. Each member has a shard of the whole tensor. Unless `spread`, a
 // member makes its own shard from the same elements of all members' operands. If `spread`, a member copies
-// every member's shard from this member's operand.
+// the shard of each member from the operand of that member.
 struct move_plan {
     bool spread;
     bool sums;          // true: sums the operands of all present members; false: copies one operand
@@ -5396,7 +5409,7 @@ __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, un
 struct peer_probe {
     tt__device *d, *from;
     void *source, *target, *pinned; // TT__PROBE_BYTES each, of memory of `from`, of d, of the host (or NULL)
-    unsigned *wrong;                // number of wrong vectors, in d's memory
+    unsigned *wrong;                // number of 16-byte vectors with wrong bytes; in d's memory
     enum { WORDS = TT__PROBE_BYTES / 16, BLOCKS = WORDS < 65536 ? 2 : 256 };
 };
 
@@ -5556,16 +5569,18 @@ struct attention_args {
     int seqs, heads, head_size;
     int group;      // heads of q that share a head of k and v
     int first_head; // number of the first head among all ranks' heads
-    int longest;    // max rows of a sequence
+    int longest;    // max number of rows of a sequence
     bool causal, add_dq, add_dk, add_dv;
     int window;                             // rows seen back and, unless causal, ahead; 0: no window
     int smallest, largest;                        // a row sees keys with smallest <= row - key <= largest
     int alibi_heads;                        // number of heads of all ranks; 0: no ALiBi
     float alibi;
-    bool alibi_rounded;                     // see tt_attention_options
-    int block, dense, listed, list_rows;    // see tt_attention_options; block 0: not block-sparse
-    const uint16_t *lists;                  // tt__launch.lists in the device's memory
-    float scale, factor, keep_scale;        // factors of scores, of scores for exp2, and of kept weights
+    bool alibi_rounded;                     // rounds as transformers' Falcon does (tt_attention_options)
+    // Options of block-sparse attention (tt_attention_options); block is 0 without it.
+    int block, dense, listed, list_rows;
+    const uint16_t *lists;                  // copy of tt__launch.lists in the device's memory
+    // Factors of scores, of scores for exp2, and of weights that dropout keeps.
+    float scale, factor, keep_scale;
     // Partial column sums of dq (parts_q rows), dk and dv (parts_k rows), one row for each thread block that
     // owns the column; NULL: the sums are not wanted.
     float *sums_q, *sums_k, *sums_v;
@@ -5573,17 +5588,19 @@ struct attention_args {
     // Parts of dq: rows (heads, head_size) of the slots, one slot after another, see attention_backward_wide;
     // NULL: a block has all keys of a sequence.
     float *parts;
-    int64_t slot_begin[TT__CUDA_ATTENTION_SLOTS]; // the first row of each slot
+    int64_t slot_begin[TT__CUDA_ATTENTION_SLOTS]; // row of `parts` at which each slot begins
     int slots;
-    int pass;                               // number of the launch whose blocks write parts
-    int span_rows, span_cols;               // see attention_find_span
+    int pass;                               // number of the current launch of attention_backward_wide, from 0
+    int span_rows, span_cols;               // shape of the matrix of span numbers, see attention_find_span
     bool drop;
-    uint32_t either[4];                     // see tt__attention_either
+    uint32_t either[4];                     // masks for the threshold of dropout (tt__attention_either)
     uint32_t random;
-    unsigned char *bits;                    // see attention_bits; NULL: each kernel draws for itself
+    // Bits that tell which weights dropout keeps (attention_bits); NULL: each kernel draws for itself.
+    unsigned char *bits;
     bool sums_deltas;                       // whether the kernel of dq computes `delta`
-    int warps;                              // see attention_warps
-    // Tiles of a head, heads of a group, and rounds of items: see attention_item_of.
+    int warps;                              // warps of attention_backward; 0: two kernels make the gradients
+    // Numbers of tiles of a head, of heads of a group, and of items that a thread block takes: see
+    // attention_item_of.
     int item_tiles, item_group, item_rounds;
 };
 
@@ -5619,7 +5636,7 @@ struct attention_tile {
 };
 
 // Returns the tile of SIZE rows that has this number (see the beginning of the file); start[s] is the first
-// row or query of sequence s. If at < 0, no tile has the number.
+// row or query of sequence s. The result has at < 0 if no tile has the number.
 template <int SIZE>
 __device__ __forceinline__ attention_tile attention_find(const attention_args &p, const int32_t *start,
                                                          int number)
@@ -6404,7 +6421,8 @@ template <class T, int D> struct attention_columns {
     __device__ __forceinline__ void add(int n, uint32_t pair) // pair: two numbers of tile n of 8 columns
     {
         float x[8];
-        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0}); // widens the packed numbers as stored
+        // Widens the two numbers as they were rounded for storing.
+        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0});
         sum[2 * n] += x[0];
         sum[2 * n + 1] += x[1];
     }
@@ -6552,7 +6570,7 @@ template <int MT> struct attention_queries {
     int head, mine, pair; // pair: first of the thread's two columns in each 8 columns of scores
     int first, count;     // number of the tile's first query; number of queries of the tile
     int begin, end, all;  // no query sees keys outside [begin, end); all queries of the warp see keys < `all`
-    int row[MT][2];       // see attention_rows_of
+    int row[MT][2];       // the batch's row of each of the thread's queries (attention_rows_of)
 };
 
 // The blocks that a thread block works on in block-sparse attention: blocks from ... to, of queries or of
@@ -6631,8 +6649,8 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
 }
 
 // Finishes the products of the warp's queries and keys key ... key + KEYS - 1: subtracts ALiBi's bias, and
-// sets the products of keys that a query does not see to -INFINITY. slope: the slope of ALiBi in units of the
-// products.
+// sets the products of keys that a query does not see to -INFINITY. slope: the slope of ALiBi divided by the
+// scale, which the products do not have yet.
 template <int MT, int KEYS, attention_kind KIND>
 __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], const attention_args &p,
                                                const attention_queries<MT> &b, int key, float slope)
@@ -6711,7 +6729,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = fabsf(p.scale) * TT__LOG2E;
-    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // in units of the products
+    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // for products before scaling
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
@@ -6732,7 +6750,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
             __syncthreads();
         }
         if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
-        // The warp has no queries, or none of its queries sees any of the tile's keys.
+        // Skips the tile if the warp has no queries, or if none of its queries sees any of the tile's keys.
         if (mine >= count || attention_after<MT, KIND>(p, t.at + mine, key)) continue;
         int often = 1; // how many times the warp's queries see the keys
         if (BLOCKS && sparse.n)
@@ -6777,7 +6795,8 @@ namespace {
 // (OVERLAPS).
 template <int D> struct attention_wide_sizes {
     enum { GROUPS = 2, QUERIES = 64 * GROUPS, KEYS = D, BLOCKS = D > 64 ? 1 : 2, STAGES = D > 64 ? 2 : 4,
-           OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 }; // registers a thread
+           // GIVEN: number of registers that each thread has at the launch.
+           OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 };
 };
 
 // An item of work: a tile of up to QUERIES queries of one head. It has `count` queries, beginning with number
@@ -6818,10 +6837,10 @@ __device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
             tt__wgmma_add<T>(to + 8 * part, w[k / 16], my + (part * KEYS + k) * 128 / 16);
 }
 
-// Returns item number `round` of a thread block. Items are ordered by groups of heads; the L2 cache holds the
-// keys and values of a group. Within a group, the last tiles of queries come first, because they take longest
-// in causal attention. In each second round, blocks take items in reverse order, so that a block with long
-// items also gets short ones. If count < 0, there is no such item.
+// Returns item number `round` of a thread block, or an item with count < 0 if the block has no such item.
+// Items are ordered by groups of heads; the L2 cache holds the keys and values of a group. Within a group,
+// the last tiles of queries come first, because they take longest in causal attention. In each second round,
+// blocks take items in reverse order, so that a block with long items also gets short ones.
 template <int QUERIES>
 __device__ __forceinline__ attention_item attention_item_of(const attention_args &p, int round)
 {
@@ -6903,7 +6922,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     const attention_args &p;
     attention_wide_tiles<T, D, DROPS> &tile;
     const attention_wide_barriers &barriers;
-    attention_item *items, (*found)[32]; // found: the next items of each warp
+    attention_item *items, (*found)[32]; // found[warp]: the next 32 items, which the warp's lanes have found
     uint32_t k0, k1;                     // halves of attention_key
     // The tile whose draw is still to be done: its item in found[warp] (-1: none) and its first key.
     int last, last_key;
@@ -6970,7 +6989,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
 
     __device__ __forceinline__ void run()
     {
-        for (int from = 0; from < p.item_rounds; from += 32) { // each lane finds one of 32 items
+        for (int from = 0; from < p.item_rounds; from += 32) { // each lane finds one of the next 32 items
             const int round = from + (int)threadIdx.x % 32;
             attention_item mine = {0, 0, 0, 0, -1, 0};
             if (round < p.item_rounds) mine = attention_item_of<QUERIES>(p, round);
@@ -7184,7 +7203,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             arrive(&barriers.v_used[used % STAGES]);
             used++;
         }
-        for (; key < item_end; key += KEYS) { // tiles that only other groups see
+        for (; key < item_end; key += KEYS) { // tiles of keys that only the queries of other warpgroups see
             const int stage = used % STAGES, parity = used / STAGES & 1;
             tt__phases_wait(&barriers.k_there[stage], parity);
             arrive(&barriers.k_used[stage]);
@@ -7322,7 +7341,7 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
     enum { WARPS = 4, QUERIES = 16 * MT * WARPS, PITCH = D + 8 };
     TT__SHARED(uint64_t, random, ); // in shared memory, or Philox's round keys would stay in registers
     TT__SHARED(float, part, [WARPS][D]);
-    TT__SHARED(unsigned char *, kept_at, [WARPS]); // attention_bits of the warp's first query and key 0
+    TT__SHARED(unsigned char *, kept_at, [WARPS]); // place of the bits of the warp's first query and key 0
     TT__DYN_SHARED(T, qs);
     T *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH;
     T *vs = ks + 2 * KEYS * PITCH;
@@ -7424,7 +7443,7 @@ __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const at
                                                      const attention_tile &t, int64_t begin, int from,
                                                      int head)
 {
-    enum { PARTS = QUERIES / 8 }; // number of 16-byte parts in the bits of 16 keys
+    enum { PARTS = QUERIES / 8 }; // number of 16-byte parts of the bits of QUERIES queries and 16 keys
     const int i = tt__opaque((int)threadIdx.x), key = tt__opaque(t.at) + i / PARTS * 16;
     if (i >= KEYS / 16 * PARTS) return;
     const bool there = key < t.length && (!p.causal || key / QUERIES <= from / QUERIES);
@@ -7538,7 +7557,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
     enum { WARPS = 4, KEYS = 64 * MT, PITCH = D + 8, BITS = KEYS * QUERIES / 8 };
-    TT__SHARED(int64_t, sums_begin, ); // in shared memory, as bits_begin and random, to save registers
+    TT__SHARED(int64_t, sums_begin, ); // in shared memory to save registers, as the next two variables
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
     TT__SHARED(attention_sparse, sparse, ); // `sparse` and `tile` serve kernels without registers for them
@@ -7546,8 +7565,8 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                       // rows of the batch
-    unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // two stages of attention_fetch_bits
+    int *rows = (int *)(deltas + 2 * QUERIES); // (2, QUERIES): each query's row of the batch
+    unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // dropout's bits for two stages
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads), pair = threadIdx.x % 4 * 2;
     const attention_tile found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
@@ -7585,7 +7604,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         int next = from, next_head = head;
         attention_advance<QUERIES, BLOCKS>(next, next_head, p, sparse, begin, end);
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
-        // The warp has no keys, or no query of the tile sees any of the warp's keys.
+        // Skips the tile if the warp has no keys, or if no query of the tile sees any of the warp's keys.
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
         const int often = !BLOCKS || !sparse.n ? 1
             : attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
@@ -7829,7 +7848,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         if (from >= of.queries) { from = 0; head++; }
     }
     tt__cp_async_wait<0>(); // waits for k and v, if the loop did not run
-    __syncthreads();        // dq may have the memory of dk, and dk is added to it after this barrier
+    __syncthreads();        // completes dq: if dk has the memory of dq, dk is added to dq below
     if (p.sums_q) // writes the last head's sums or, without queries, the zeros of all heads
         for (int h = of.queries > 0 ? of.heads_end - 1 : of.key_head * p.group;
              h < (of.key_head + 1) * p.group; h++)
@@ -7884,9 +7903,10 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
         }
 }
 
-// Returns the span of keys that block `n` of a head has; if at < 0, the block has none. The first spans of
-// causal sequences are seen by most queries. They come first, so that the blocks that begin last have least
-// work. The numbers of spans fill a matrix of span_cols columns by rows; blocks take them column by column.
+// Returns the span of keys that block `n` of a head has; its `at` is negative if the block has none. The
+// first spans of causal sequences are seen by most queries. They come first, so that the blocks that begin
+// last have least work. The numbers of spans fill a matrix of span_cols columns by rows; blocks take them
+// column by column.
 __device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int n)
 {
     const bool within = n < p.span_rows * p.span_cols;
@@ -7905,7 +7925,7 @@ __device__ __forceinline__ attention_tile attention_find_span(const attention_ar
 template <class T> struct attention_span_queries {
     const T *q, *dout;
     const float *lse, *delta;
-    const int *row; // the queries' rows of the batch
+    const int *row; // each query's row of the batch
     int from, head;
 };
 
@@ -7947,7 +7967,8 @@ __device__ __forceinline__ void attention_span_dq(const attention_args &p, const
     const uint32_t a = tt__wgmma_matrix(slopes), b = tt__wgmma_matrix(ks);
     float dq[8][4];
     tt__wgmma_fence();
-    tt__wgmma_across<T>(dq, a, b, false); // outside the loop, or cleared sums would take registers before it
+    // The first product overwrites dq. In the loop it would need a cleared dq, which takes registers.
+    tt__wgmma_across<T>(dq, a, b, false);
     for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
     tt__wgmma_commit();
     tt__wgmma_wait<0>();
@@ -8028,7 +8049,8 @@ __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv
     tt__wgmma_fence();
     attention_wide_add<T>(*(float (*)[1][8][4])dk, dw, b.q);
     tt__wgmma_commit();
-    // Part n, of 16 bytes, of a row of `slopes` is stored in place n ^ row % 8.
+    // Part n, of 16 bytes, of a row of `slopes` is stored in place n ^ row % 8, as the layout of
+    // tt__wgmma_matrix demands.
     char *to = (char *)slopes + (row + group) * 128 + pair * 2;
     TT__UNROLL for (int n = 0; n < 8; n++)
         TT__UNROLL for (int h = 0; h < 2; h++)
@@ -8051,7 +8073,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     T *ks = attention_room(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
     T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), in the layout of tt__wgmma_matrix
     float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                        // rows of the batch
+    int *rows = (int *)(deltas + 2 * QUERIES); // (2, QUERIES): each query's row of the batch
     const int key_heads = p.heads / p.group;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
     const int64_t sums_begin = attention_sums_begin(p, key_heads, key_head);
@@ -8280,8 +8302,8 @@ bool attention_fast(const attention_args *p)
         attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
 }
 
-// Returns the number of thread blocks for tiles of `size` rows: all numbers that tiles may have, see
-// cuda_shared.cuh. Some numbers have no tile.
+// Returns the number of thread blocks for tiles of `size` rows: one for each number that a tile may have (see
+// cuda_shared.cuh). Blocks whose number has no tile do nothing.
 int attention_tiles(const attention_args *p, int64_t rows, int size) { return (int)(rows / size + p->seqs); }
 
 // Launches a kernel with a thread block for each tile of `size` rows, each of `heads` heads, and each of
@@ -8455,7 +8477,7 @@ template <class T, int D> cudaError_t attention_of_size(tt__device *d, attention
 
 template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
 {
-    if (p->block) // heads have at most 64 columns here: attention_fast refuses larger ones
+    if (p->block) // attention_fast has refused heads of more than 64 columns
         return p->dout.data ? attention_backward_on<T, 64, BY_BLOCKS>(d, p)
                             : attention_forward_on<T, 64, BY_BLOCKS>(d, p);
 #define TT__ATTENTION_SIZE(D) if (p->head_size <= D) return attention_of_size<T, D>(d, p)
@@ -8511,9 +8533,9 @@ template <class T, int PARTS> cudaError_t attention_deltas_by(tt__device *d, con
     return TT__LAUNCH((attention_delta<T, PARTS>), blocks, 256, 0, d->stream, *p);
 }
 
-// Launches a kernel for the sums of dout * out of each row and head. Heads of more than 64 columns in 16 bits
-// get the slow kernel for any operands. They rarely come here, because the kernel of dq makes their sums if
-// dq is wanted.
+// Launches a kernel for the sums of dout * out of each row and head. attention_delta_any serves operands of
+// any kind, and is slow. 16-bit heads of more than 64 columns use it, but seldom: if dq is wanted, the kernel
+// of dq makes their sums.
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)
 {
     const tt_dtype dtype = p->out.dtype;
@@ -8590,7 +8612,7 @@ cudaError_t run_attention_backward(const tt__launch *l)
             add_sums_to_finish(&all, partial[k], parts, l->out[k].cols, &l->out[3 + k], l->add[3 + k]);
     }
     if (e == cudaSuccess) e = run_all_finish_sums(d, &all);
-    for (int k = 0; k < 3 && e == cudaSuccess; k++) // run_column_sums reuses the workspace of `partial`
+    for (int k = 0; k < 3 && e == cudaSuccess; k++) // now, because run_column_sums overwrites `partial`
         if (l->out[3 + k].data && !partial[k])
             e = run_column_sums(l, &l->out[k], &l->out[3 + k], l->add[3 + k]);
     return e;
@@ -8940,7 +8962,7 @@ enum product_way {
 // A way of a product that is timed, and the algorithms that cuBLASLt offers for it or, if a tuned entry is
 // known, the algorithm of that entry.
 struct way_trial {
-    bool asked;     // cuBLASLt can make the product in this way
+    bool asked;     // whether the way suits the product, so that lt_try has run in it
     product_key key;
     tuned_product *known;
     cublasLtMatmulAlgo_t algo[LT_OFFERS];
@@ -8994,11 +9016,11 @@ cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outc
     return lt_refuses(s) ? CUBLAS_STATUS_SUCCESS : s;
 }
 
-// Returns whether a product that was not timed uses this epilogue. Measured on an H200 with GPT-2's sizes,
-// 16,384 rows of 3,072 and 768 columns: a product with the slope of GELU and column sums as its epilogue took
-// 439 us, but 108 us without, and a kernel of our own moves its bytes in 75 us. A product with sums of A's
-// rows took 154 us, but 112 us without (kernel: 25 us). With GELU it took 155 us, 114 us without (kernel:
-// 50 us), so only the epilogue of GELU is faster.
+// Returns whether a product that was not timed uses this epilogue. Times on an H200 with GPT-2's sizes,
+// 16,384 rows of 3,072 and 768 columns: of the product with the epilogue, of the product without, and (from
+// its memory traffic) of a kernel of our own for the epilogue's work. Slope of GELU and column sums: 439, 108
+// and 75 us. Sums of A's rows: 154, 112 and 25 us. GELU: 155, 114 and 50 us. Only the epilogue of GELU is
+// therefore faster.
 bool is_usual(cublasLtEpilogue_t kind)
 {
     return kind != CUBLASLT_EPILOGUE_DGELU && kind != CUBLASLT_EPILOGUE_DGELU_BGRAD &&
@@ -9037,7 +9059,7 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     }
     for (int k = 0; k < count && *outcome == LT_REFUSED; k++) {
         s = lt_make(l, p, of, &found[k].algo);
-        if (lt_refuses(s)) continue; // refused although the heuristic offered it
+        if (lt_refuses(s)) continue; // cuBLASLt refuses some algorithms that its heuristic offers
         if (s != CUBLAS_STATUS_SUCCESS) return s;
         choice->algo = found[k].algo;
         *outcome = LT_DONE;
@@ -9156,7 +9178,7 @@ cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
     p.pre = p.saved = p.residual = p.sums = no_operand;
     cudaError_t e = cudaSuccess;
     for (int64_t r = 0; r < rows && e == cudaSuccess; r += largest) {
-        product part = *g; // rows [r, r + some)
+        product part = *g; // the product of rows [r, r + some)
         const int64_t some = min(largest, rows - r);
         const tt__mat a = operand_a(g), b = operand_b(g), a_rows = rows_of(&a, r, some);
         const tt__mat b_rows = g->sums_rows ? rows_of(&b, r, some) : b;
@@ -9184,7 +9206,8 @@ struct matmul_form {
     tt__mat to;             // destination of the product plus its bias
     const tt__mat *addend, *aux;
     lt_epilogue plain;      // an epilogue that adds the bias, or does nothing
-    bool fits, gelu;        // fits: cuBLASLt can make the product; gelu: and apply GELU or its slope
+    // fits: cuBLASLt can make the product; gelu: cuBLASLt can also apply GELU or its slope.
+    bool fits, gelu;
     // passes: an activation follows the sum and the bias; later: `residual` is added by a kernel afterwards.
     bool passes, later;
 };
@@ -9331,8 +9354,8 @@ __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, 
 {
     tt__begin_kernel();
     for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (int64_t)gridDim.x * 256) {
-        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // a hash: Knuth, TAOCP 3, 6.4; then MurmurHash3's
-                                                       // final mix
+        // A hash of i and the seed: Knuth, TAOCP 3, 6.4, and then MurmurHash3's final mix.
+        uint32_t u = (uint32_t)i * 2654435761u ^ seed;
         u = (u ^ u >> 16) * 0x85ebca6bu;
         u = (u ^ u >> 13) * 0xc2b2ae35u;
         const float v = (float)(int32_t)(u ^ u >> 16) * 0x1p-31f;
@@ -9529,7 +9552,8 @@ cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool
         if (!trial.of[way].asked) continue;
         if (trial.of[way].known) trial.of[way].known->met = true;
         else unknown = true;
-        known = !unknown && trial.of[way].known->possible; // a program would make the product in this way
+        // If true, programs make the product in this way and need no entries for later ways.
+        known = !unknown && trial.of[way].known->possible;
     }
     trial.asks = false;
     if (e == cudaSuccess && unknown && times) e = time_product(l, g, untimed);
@@ -9563,7 +9587,8 @@ void forget_choices(tt__device *d)
 // ---- tuned entries as text: a title, a line about the device, a line for each tuned product, a last line
 
 void append(text_buffer *text, const char *format, ...) TT_PRINTF(2, 3);
-void append(text_buffer *text, const char *format, ...) // counts text that does not fit
+// Appends text as printf does; text->length also counts what does not fit.
+void append(text_buffer *text, const char *format, ...)
 {
     va_list args;
     const size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
@@ -9663,7 +9688,7 @@ const char *read_tuned(const char *line, tuned_product *x)
     return NULL;
 }
 
-// Reads the text of tuned entries, see tt__backend.learn.
+// Reads a text of tuned entries: does the work of tt__backend.learn.
 tt_status cuda_learn(tt__device *d, const char *text, int *line)
 {
     char device[512], now[1024];
@@ -9866,8 +9891,8 @@ namespace {
 
 // ==================================================================================================== fp8
 
-// A tensor x that is rounded to fp8. The scale is computed from the magnitude *known, in a row of the
-// history, or from x's largest magnitude if known is NULL or *known is 0.
+// A tensor x that is rounded to fp8. The scale is computed from *known, the largest magnitude in the history,
+// or, if known is NULL or *known is 0, from the largest magnitude of x.
 struct fp8_tensor {
     tt__mat x;
     unsigned char *q, *across; // the results, row by row and transposed; NULL: not wanted
@@ -9982,7 +10007,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
     for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const int64_t r0 = (int64_t)(tile / across) * ROWS + 4 * four, c0 = tile % across * COLS;
         const int64_t c = c0 + 8 * part;
-        const int left = (int)min((int64_t)4, x.rows - r0); // number of the four rows that exist
+        const int left = (int)min((int64_t)4, x.rows - r0); // how many of the four rows exist
         const char *from = (const char *)row_at(x, r0);
         unsigned char *to = t.q + r0 * t.q_ld + c;
         uint2 q[4]; // eight bytes of each of four rows
@@ -10016,7 +10041,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
                 float v[8] = {};
                 if (k < left && c < x.cols) load8(v, row_at(x, r0 + k), x.dtype, c, x.cols - c, t.wide);
                 peak = fp8_larger(peak, v);
-                // v - v turns an infinity into NaN.
+                // v - v is NaN for an infinity, which thus becomes NaN instead of the largest number.
                 TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]);
                 q[k] = fp8_of<E5M2>(v);
             }

@@ -66,7 +66,7 @@ extern "C" {
 #ifdef __cplusplus /* C has no other casts */
 #pragma GCC diagnostic ignored "-Wold-style-cast"
 #endif
-#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* each half leaves some helpers unused */
+#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* a part of the code leaves helpers unused */
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 

@@ -15,8 +15,8 @@ import glob
 import re
 import sys
 
-# Patterns of sentences without a subject, and of words of a dialect. Each pattern is searched in the text of
-# a comment, with its lines joined and its marks removed.
+# Patterns of sentences without a subject, and of phrases that comments must not use. Each pattern
+# is searched in the text of a comment, with its lines joined and its marks removed.
 PATTERNS = {name: re.compile(pattern) for name, pattern in (
     ("begins with What", r"^What\b(?! happens)"),
     ("begins with Of", r"^Of (?!course)"),

@@ -415,8 +415,10 @@ TEST(tasks_of_a_config)
         {"bert_labels", "\"multi_label_classification\"", "\"ranking\"", TT_TASK_CLASS,
          "problem_type is 'ranking'; only 'single_label_classification', 'multi_label_classification' and "
          "'regression' are supported"},
-        {"distilbert_scores", "\"regression\"", "null", TT_TASK_SCORES, NULL}, /* the model has 1 output */
-        {"albert_scores", "\"regression\"", "null", TT_TASK_CLASS, NULL},      /* the model has 3 outputs */
+        /* a model of 1 output gives scores */
+        {"distilbert_scores", "\"regression\"", "null", TT_TASK_SCORES, NULL},
+        /* a model of 3 outputs gives classes */
+        {"albert_scores", "\"regression\"", "null", TT_TASK_CLASS, NULL},
         {"bert_labels", "\"architectures\"", "\"others\"", TT_TASK_LABELS, NULL},
         {"bert_tags", "\"architectures\": [", "\"architectures\": [],\"others\": [", TT_TASK_CLASS, NULL},
     };
@@ -434,8 +436,8 @@ TEST(tasks_of_a_config)
     }
 }
 
-/* class_weights are the positive weights of labels. label_smoothing and class_weights of scores are
-   refused. */
+/* class_weights weight the positive targets of a task of several labels, like PyTorch's pos_weight.
+   label_smoothing is refused for several labels, and class_weights for scores. */
 TEST(weights_and_smoothing_of_tasks)
 {
     static const float weights[4] = {0.5f, 2, 3, 1.25f};
@@ -556,7 +558,7 @@ static double trained_on(tt_bert_kind kind, tt_task task, const char *file, cons
     return stats.loss;
 }
 
-/* From a file to a trained model: each task learns its few examples. */
+/* Each task learns the few examples of its file. */
 TEST(tasks_of_files)
 {
     static const struct { tt_task task; const char *file, *text; } rows[] = {
@@ -721,7 +723,7 @@ TEST(embedders_without_logits)
     tt_tape_free(t);
     tt_bert_config c = g.m.config;
     c.activation = "gelu";
-    c.classes = 3; /* ignored */
+    c.classes = 3; /* ignored: an embedder has no classifier */
     golden_close(&g);
     tt_context *ctx = test_open(&a);
     CHECK(tt_bert_new(ctx, &m, &c) == TT_OK && m.config.classes == 0 && !m.classifier_w);
@@ -735,7 +737,8 @@ TEST(embedders_without_logits)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Old and new files of sentence-transformers are read, some modules are refused. NULL: no such file. */
+/* Old and new files of sentence-transformers are read, some modules are refused. In a row, NULL says that the
+   folder lacks the file, or that no error is expected. */
 TEST(files_of_sentence_transformers)
 {
     static const char list[] = "[{\"type\": \"sentence_transformers.models.Transformer\", \"path\": \"\"}, "

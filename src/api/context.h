@@ -19,8 +19,8 @@ typedef enum tt_status {
     TT_ERR_BUDGET,      /* the plan does not fit memory_budget */
     TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed */
     TT_ERR_FORMAT,      /* a file's content violates its format */
-    TT_ERR_STATE,       /* a saved state with other tensors than the program or trainer has that loads the
-                           state */
+    TT_ERR_STATE,       /* a saved state whose tensors differ from those of the program or trainer that loads
+                           the state */
     TT_ERR_NUMERIC,     /* a loss or gradient that is not finite */
     TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build lacks */
     TT_ERR_DEVICE,      /* a device that is absent or has failed */
@@ -95,7 +95,7 @@ typedef struct tt_files {
     X("parallel.server") X("parallel.tensor") X("parallel.zero") X("precision") X("recompute") X("residual") \
     X("rows") X("tune") X("update") X("weight_decay")
 
-/* A name for a field of TT__OPTIONS in errors, such as {"clip_norm", "--clip"}. */
+/* The name by which errors call a field of TT__OPTIONS, such as {"clip_norm", "--clip"}. */
 typedef struct tt_option_name { const char *field, *name; } tt_option_name;
 
 /* How errors name options and numbers of bytes. A program with command-line options can make errors name its
@@ -141,8 +141,9 @@ tt_context *tt_open(const tt_context_options *options);
 /* Closes a context and frees its parameters. Free programs, tapes and trainers first. ctx may be NULL. */
 void tt_close(tt_context *ctx);
 
-/* Returns the last failure in one sentence, or "" if no call has failed. Until the caller asks, an op without
-   a parameter repeats the error of a tt_param_new, and a run without an input that of a tt_set. */
+/* Returns the last failure in one sentence, or "" if no call has failed. If tt_param_new or tt_set has
+   failed, an op that lacks its parameter or a run that lacks its input repeats that error, until the caller
+   calls tt_error. */
 const char *tt_error(const tt_context *ctx);
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
@@ -151,12 +152,12 @@ int tt_threads(const tt_context *ctx);
 int tt_process(const tt_context *ctx);
 int tt_processes(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* returns "avx512", "avx2", "neon" or "portable" */
-size_t tt_allocated_bytes(const tt_context *ctx);   /* allocated bytes, without the 64 that each block adds */
+size_t tt_allocated_bytes(const tt_context *ctx);   /* bytes of memory in use, without the 64 bytes that each
+                                                       allocation adds */
 double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads; measured once, in 30 ms */
 
-/* Writes lines of text about the devices of a kind ("cpu", "cuda"; NULL: the default of
-   tt_compile_options.device) on this machine, which devices programs use, and why. The text in `to` is always
-   terminated and cut at `capacity` bytes (0: nothing is written). The function opens the device. Returns
-   TT_OK if programs can run on these devices, else tt_error says why not. examples/tt_doctor.c prints the
-   text. */
+/* Writes lines of text: which devices of a kind this machine has, which of them programs use, and why. kind:
+   "cpu", "cuda", or NULL for the default of tt_compile_options.device. The text in `to` is always terminated
+   and cut at `capacity` bytes (0: nothing is written). The function opens the device. Returns TT_OK if
+   programs can run on these devices, else tt_error says why not. examples/tt_doctor.c prints the text. */
 tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);

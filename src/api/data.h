@@ -44,9 +44,9 @@ typedef struct tt_text {
     size_t negative_bytes;
 } tt_text;
 
-/* Makes a dataset of the caller's texts, at least one. class_names: (classes) UTF-8. The function copies
-   everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED there are no classes (NULL and 0),
-   every text has a pair, and either all texts or none have a negative. examples/datasets.h reads IMDb's
+/* Makes a dataset of the caller's texts, at least one. class_names: (classes) names in UTF-8. The function
+   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED there are no classes (NULL and
+   0), every text has a pair, and either all texts or none have a negative. examples/datasets.h reads IMDb's
    reviews with it. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
@@ -121,7 +121,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 typedef struct tt_image_source {
     int64_t count;
     const int *labels;               /* (count) class of each image, 0..classes - 1; copied */
-    const char *const *class_names;  /* (classes) UTF-8; copied */
+    const char *const *class_names;  /* (classes) names in UTF-8; copied */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the
        image cannot be decoded. A loader's threads call read and release, several at a time. */
@@ -149,7 +149,8 @@ const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes);
 /* Returns the negative of text i, followed by a NUL; NULL if it has none. bytes may be NULL. */
 const char *tt_dataset_negative(const tt_dataset *d, int64_t i, size_t *bytes);
-int tt_dataset_label(const tt_dataset *d, int64_t i); /* the number of the class; -1 for other tasks */
+int tt_dataset_label(const tt_dataset *d, int64_t i); /* returns the number of the text's or image's class; -1
+                                                         if the task is not TT_TASK_CLASS */
 /* Returns the (classes) values of TT_TASK_LABELS and TT_TASK_SCORES; NULL for other tasks. */
 const float *tt_dataset_values(const tt_dataset *d, int64_t i);
 /* Returns the (n) words of TT_TASK_TAGS; NULL for other tasks, and then sets *n to 0. */
@@ -163,9 +164,9 @@ void tt_sort_class_names(const char **names, int n);
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts);
 /* Computes weights (classes) with which all classes matter equally. The weight of a class or tag is that of
    "balanced" in scikit-learn: the number of all texts or tagged words / (classes * the number of the class's
-   texts or words); 0 if the class has none. The weight of a label applies to texts that have the label; a
-   text without the label weighs 1: the number of texts without / with the label; 1 if no text has the label.
-   The weights of scores are 1. */
+   texts or words); 0 if the class has none. The weight of a label is the number of texts without the label /
+   the number of texts with the label, or 1 if no text has the label; it weighs the texts with the label, and
+   all other texts weigh 1. The weights of scores are 1. */
 tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
 
 /* How a loader makes batches. A loader shuffles the dataset by (seed, epoch), sorts it by length within
@@ -243,23 +244,24 @@ typedef struct tt_array {
    reads may be missing. Pointers are valid until the next call on the loader or source that set the
    pointers. */
 typedef struct tt_batch {
-    int seqs;                 /* sequences, images or examples. A speed counts rows, or seqs if rows is 0 */
-    int rows;                 /* tokens of all sequences together; 0 if the sequences have no tokens, as
-                                 images */
+    int seqs;                 /* number of sequences, images or examples. Speeds, such as tokens per second,
+                                 count rows, or seqs if rows is 0 */
+    int rows;                 /* number of tokens of all sequences together; 0 if the sequences have no
+                                 tokens, as images */
     const int32_t *ids;       /* (rows) */
-    const int32_t *positions; /* (rows) 0, 1, ... within each sequence */
+    const int32_t *positions; /* (rows) positions of the tokens: 0, 1, ... within each sequence */
     const int32_t *types;     /* (rows) token types: 0, and in the second text of a pair 1 if the tokenizer's
                                  template says so */
     const int32_t *seq_start; /* (seqs + 1) */
-    const int32_t *labels;    /* (seqs) class of each sequence; of TT_TASK_EMBED see tt_loader_options; -1 for
-                                 other tasks */
+    const int32_t *labels;    /* (seqs) class of each sequence; with TT_TASK_EMBED see tt_loader_options; with
+                                 other tasks than TT_TASK_CLASS -1 */
     const float *label_values; /* (seqs, values) values of TT_TASK_LABELS and TT_TASK_SCORES */
     int values;               /* number of labels or scores */
     const int32_t *tags;      /* (rows) TT_TASK_TAGS: the tag of a word at its first token, else -100 */
-    const int64_t *index;     /* (seqs) index in the dataset */
+    const int64_t *index;     /* (seqs) number of each text or image in the dataset */
     const uint8_t *pixels;    /* (seqs, image_bytes) */
     int64_t image_bytes;      /* height * width * channels */
-    const tt_array *arrays;   /* (n_arrays) arrays for models of your own */
+    const tt_array *arrays;   /* (n_arrays) data for the inputs of a model of your own */
     int n_arrays;
     bool last_of_step;        /* the next micro-batch belongs to another step */
 } tt_batch;
@@ -285,7 +287,7 @@ typedef struct tt_source {
     uint64_t (*hash)(void *self);
     const char *const *class_names; /* (classes) names of the labels; a run cannot be resumed with other
                                        names */
-    int classes;                    /* 0: no classes */
+    int classes;                    /* number of class_names; 0: no classes */
     /* Tells the source which data ranks belong to this process. Called before `seek` if there are several
        processes. Micro-batches go to `data` ranks in order, starting over with each step (by_step) or with
        each epoch; this process has the ranks [first, end). `next` may then give NULL for the data of other
@@ -327,7 +329,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
 bool tt_loader_next(tt_loader *l, tt_batch *batch);
 tt_status tt_loader_status(const tt_loader *l); /* status of the last tt_loader_next */
 double tt_loader_waited(const tt_loader *l); /* total seconds that tt_loader_next waited for images */
-/* Returns the loader as a trainer's source, valid as long as the loader; NULL for NULL. */
+/* Returns the loader as a trainer's source, valid as long as the loader. Returns NULL if l is NULL. */
 const tt_source *tt_loader_source(tt_loader *l);
 
 /* ------------------------------------------------------------------------------------------ token streams */

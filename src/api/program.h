@@ -8,8 +8,8 @@
 
 /* Table of the optimizers: X(kind, name, op, decoupled, state, word, second state, its word). `op` computes
    the update. `decoupled`: weight decay bypasses the gradient. A state is a tensor that the op keeps for each
-   parameter (NULL: none). In a saved state, that tensor's name is the state's word, which is PyTorch's,
-   before the parameter's name. */
+   parameter; NULL: none. In a saved state the tensor is named by the word, which is PyTorch's, and the
+   parameter's name, such as "exp_avg.head.weight". */
 #define TT__OPTIMIZERS(X) \
     X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
     X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
@@ -154,10 +154,11 @@ typedef struct tt_costs {
     double rows_16, rows_f32;           /* bytes a second that norms, sums, losses and so on read and write */
     double update_16, update_f32;       /* bytes a second of the optimizer, for parameters in 16 bits and
                                            fp32 */
-    double update_host;                 /* bytes a second of the optimizer in the host's memory: update
-                                           "host" */
-    double memory;                      /* bytes a second that no op exceeds */
-    double to_host, from_host, between_ranks; /* bytes a second of links */
+    double update_host;                 /* bytes a second of the optimizer in the host's memory, with
+                                           update "host" */
+    double memory;                      /* bytes a second of the device's memory, which no op exceeds */
+    double to_host, from_host, between_ranks; /* bytes a second from the device to the host, from the host to
+                                                 the device, and between ranks */
     double launch, barrier;             /* seconds to start an op; seconds of a barrier before ranks move
                                            data */
 } tt_costs;
@@ -166,9 +167,9 @@ typedef struct tt_costs {
    host's memory; 3 us to start an op, 25 us for a barrier of the ranks. */
 tt_costs tt_costs_default(void);
 /* Measures the costs of a device, named as in tt_compile_options.device, in about a second: it trains a block
-   of a transformer on all ranks (one optimizer step with all gradients moves what zero 1 moves). On one rank,
-   costs that need several ranks keep the values of tt_costs_default. Other programs that use the device
-   meanwhile make the device seem slower. After an error *costs is unchanged. */
+   of a transformer on all ranks, with tt_parallel.zero 1. On one rank, costs that need several ranks keep the
+   values of tt_costs_default. Other programs that use the device meanwhile make the device seem slower. After
+   an error *costs is unchanged. */
 tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs);
 
 typedef struct tt_compile_options {
@@ -265,10 +266,10 @@ typedef struct tt_compile_options {
        step.
        "backward": each parameter is updated as soon as its gradient is final, and the gradient's memory is
        then free, for the same bits (as Lv et al., "Full parameter fine-tuning for large language models with
-       limited resources", 2023). "backward" saves the gradients' memory beyond the activations that the
-       backward has freed by then: most with small batches. "backward" excludes accumulate,
-       keep_gradients, before_update, clip_norm, loss scaling and parallel.server, which need all gradients
-       at once, and parallel.pipeline.
+       limited resources", 2023). "end" keeps all gradients, partly in the memory of activations that the
+       backward has freed; "backward" saves the other part, which is large with small batches. "backward"
+       excludes accumulate, keep_gradients, before_update, clip_norm, loss scaling and parallel.server, which
+       need all gradients at once, and parallel.pipeline.
        "host": at the end of the step the host's processor updates parameters in the host's memory (Ren et
        al., "ZeRO-Offload", 2021), where the optimizer's state stays. Groups of gradients and parameters are
        copied to the host, and parameters back, while other groups are updated, at most two groups ahead.
@@ -282,9 +283,9 @@ typedef struct tt_compile_options {
        TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena later. tt_error then says
        what each option would save, the smallest possible size and its options, and what "bf16-true" would
        need; for a pipeline, tt_error speaks of the stage that needs most. Only options that say "budget"
-       (recompute, offload, parallel.zero) change to fit; tt_plan has their new values. With any options, if
-       the plan then fits, copies run less far ahead, and updates move less data together (at most 32 MiB),
-       down to one parameter at a time. */
+       (recompute, offload, parallel.zero) change to fit; tt_plan has their new values. Whatever the options,
+       copies run less far ahead, and updates move less data together (at most 32 MiB, at least one
+       parameter), if only then the plan fits. */
     size_t memory_budget;
     /* Set it to the costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default().
        The seconds of tt_plan, the overlap of copies with computation, and choices by "budget" follow from the
@@ -339,13 +340,15 @@ const char *tt_category_name(tt_category c);
 
 typedef struct tt_plan {
     const char *device;                /* kind of device: "cpu", "cuda" */
-    int ranks, data, tensor, pipeline; /* all ranks, and the ranks along each axis (tt_parallel) */
+    int ranks, data, tensor, pipeline; /* number of all ranks, and numbers of ranks along each axis
+                                          (tt_parallel) */
     int64_t params, split_params;      /* numbers in the program's parameters, and in the parameters that are
                                           sharded over the tensor ranks */
     size_t bytes;                      /* the arena: exactly this much is allocated. If an earlier program's
                                           arena holds parameters, only that program's plan counts them.
                                           `bytes` and the fields below describe rank 0, which has most */
-    size_t min_bytes;                /* bytes of the rank that has min: fewer if rank 0 is a server */
+    size_t min_bytes;                /* smallest arena of any rank, in bytes: less than `bytes` if rank 0 is a
+                                        parameter server */
     /* Bytes that a rank loads from other ranks' memory in a step of one full micro-batch on each data rank
        (the largest of all ranks), and the smallest number of bytes with which any method could do the same.
        For a sum over n ranks that number is 2 * (n - 1) / n times the tensor's bytes; half of that if each
@@ -357,7 +360,8 @@ typedef struct tt_plan {
        on each data rank, and the smallest number of bytes with which any method could do the same. 0 with one
        process. */
     size_t sent_bytes, min_sent_bytes;
-    size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
+    size_t persistent_bytes;           /* bytes of the parameters, the optimizer state, kept gradients and the
+                                          resident workspace */
     /* Bytes of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps
        there, where programs that share an arena share the parameters. If the device has its own memory, also
        each input twice, in transit, and a buffer of 64 KiB that the programs of an arena share; with several
@@ -377,25 +381,28 @@ typedef struct tt_plan {
        processor does (update "host") while the device waits. Without `costs` the seconds describe no
        particular GPU. */
     double compute_seconds, exposed_seconds, host_seconds;
-    double micro_compute_seconds, micro_exposed_seconds; /* seconds that each further micro-batch adds */
+    double micro_compute_seconds, micro_exposed_seconds; /* seconds that each further micro-batch adds to
+                                                            compute_seconds and exposed_seconds */
     size_t lower_bound_bytes;          /* largest number of bytes live at one instruction: no placement needs
                                           less */
-    size_t at_peak[TT_MEM_CATEGORIES]; /* bytes live at the peak instruction, by category */
+    size_t at_peak[TT_MEM_CATEGORIES]; /* bytes of each category that are live at the peak instruction */
     int peak_instruction;              /* number of the peak instruction */
     char peak_name[96];                /* the peak instruction, such as "attention_backward layer.3" */
     int instructions, values;
-    double flops;                      /* FLOPs of matrix products and attention in one run at full
-                                          capacity */
-    double extra_flops;                /* the recomputed part of `flops` */
+    double flops;                      /* FLOPs of matrix products and attention in a run with the full
+                                          capacity of rows */
+    double extra_flops;                /* FLOPs, counted in `flops`, of what the backward recomputes */
     /* The options that the program follows, after the choices of options that say "budget". */
-    const char *recompute;             /* as the option, but never "budget" */
-    int recomputed;                    /* values that a micro-batch recomputes */
+    const char *recompute;             /* the option recompute, with the choice that "budget" led to */
+    int recomputed;                    /* number of values that the backward of a micro-batch recomputes */
     size_t recomputed_bytes;           /* bytes of the recomputed values */
-    const char *offload;               /* as the option, but never "budget"; "none" if nothing is offloaded */
-    int offload_blocks;                /* with "activations": number of blocks, the first ones, whose
-                                          activations are offloaded */
+    const char *offload;               /* the option offload, with the choice that "budget" led to; "none" if
+                                          nothing is offloaded */
+    int offload_blocks;                /* number of blocks, counted from the first, whose activations are
+                                          offloaded */
     int zero;                          /* tt_parallel.zero */
-    int ahead;                         /* most blocks by which copies and collectives precede their use */
+    int ahead;                         /* max number of blocks by which copies and collectives run ahead of
+                                          the computation */
 } tt_plan;
 /* Returns the plan; nothing need be allocated. For a pipeline this plan and all reports describe the stage
    that needs most bytes, for one micro-batch; but `params`, `flops` and `extra_flops` count all stages. */
@@ -431,8 +438,8 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
    turns this check off. */
 tt_status tt_allocate(tt_program *p);
 /* Copies `rows` rows to input v; `rows` is then the number of rows of v's axis in the next run. Set every
-   input right before every run, after tt_update: other values may use its place. A run refuses an input that
-   was overwritten. For programs with one data rank. */
+   input right before every run, after tt_update: other values may use an input's place. A run refuses an
+   input that was overwritten. For programs with one data rank. */
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows);
 /* Copies `rows` rows to input v of one data rank, 0 to tt_parallel.data - 1. A run is one micro-batch on each
    of the first data ranks; in the last run of a step the last ranks may have no micro-batch: then set no

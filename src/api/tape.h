@@ -17,7 +17,8 @@ void tt_tape_free(tt_tape *t);
 tt_status tt_tape_status(const tt_tape *t);
 void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* names v in plans and
                                                                                   errors */
-int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* rows at capacity; 0 if the tape lacks v */
+int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* number of rows, of an axis its capacity; 0 if v is
+                                                         not on the tape */
 /* Returns the rows of v in the form that an op takes: their axis, or a fixed number; 0 if the tape has no
    such value. tt_input(t, "score", TT_F32, tt_value_axis(t, logits), 1) has as many rows as `logits`. */
 int64_t tt_value_axis(const tt_tape *t, tt_value v);
@@ -34,7 +35,8 @@ tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, in
 /* Records an input i32 (seqs + 1, 1): the first row of each sequence, then the number of rows. The numbers
    rise strictly. */
 tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs);
-tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand; 1-D (n) becomes (1, n) */
+tt_value tt_param_value(tt_tape *t, tt_param *p); /* returns a parameter as an operand of ops; shape (n)
+                                                     becomes (1, n) */
 void tt_output(tt_tape *t, tt_value v); /* keeps v until the end of a run, for tt_get */
 void tt_block_end(tt_tape *t, tt_value v); /* marks v as the end of a block, which
                                               tt_compile_options.recompute saves */
@@ -172,8 +174,9 @@ typedef struct tt_attention_options {
        is proportional to the pairs of blocks that attend */
     int block;
     int dense;            /* Set it to attend densely in sequences of up to this number of rows; default 0 */
-    int listed, list_rows; /* Set them to the number of blocks in a list, and of blocks, from a sequence's
-                              first on, that have a list; default 0 */
+    int listed, list_rows; /* Set them to give blocks of queries lists. listed: number of blocks in a list;
+                              list_rows: number of blocks, from a sequence's first on, that have a list;
+                              default 0 */
     /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
        block beyond the sequence's end is skipped. A block that is listed several times, or that is attended
        anyway, counts each time. */
@@ -227,8 +230,8 @@ tt_patch_options tt_patch_options_default(int height, int width, int channels, i
    -> (rows, channels * patch * patch), in the order channel, y, x of a convolution's weight. */
 tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start,
                     const tt_patch_options *o);
-tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a view of `width` columns of x,
-                                                                           from column `from` on */
+tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* returns a view of `width` columns
+                                                                           of x, from column `from` on */
 /* Records a view of x as (rows, width), with as many elements. An axis of rows keeps the width of x. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {

@@ -57,8 +57,10 @@ tt_status tt_trainer_wait(tt_trainer *t, tt_stats *stats);
    caller chooses whether steps become larger or have fewer micro-batches; other micro-batches give other
    bits. */
 int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int max);
-const tt_program *tt_trainer_program(const tt_trainer *t); /* program that trains, or else that evaluates */
-int64_t tt_trainer_steps(const tt_trainer *t);             /* tt_program_steps of the trainer's program */
+const tt_program *tt_trainer_program(const tt_trainer *t); /* returns the program that trains; if there is
+                                                              none, the program that evaluates */
+int64_t tt_trainer_steps(const tt_trainer *t);             /* number of optimizer steps done
+                                                              (tt_program_steps) */
 /* Returns the steps of the last state that was saved or loaded, from which a resumed run continues; -1: no
    state. */
 int64_t tt_trainer_saved_steps(const tt_trainer *t);
@@ -125,7 +127,8 @@ tt_status tt_trainer_use_ema(tt_trainer *t, bool use);
 /* Progress of a run, stored with the state so that the caller can resume. */
 typedef struct tt_progress {
     int64_t epoch, step;          /* the epoch and the step to train next */
-    double loss_sum, targets, correct; /* sums over the epoch so far */
+    double loss_sum, targets, correct; /* sums of losses, targets and right predictions over the epoch so
+                                          far */
     double best, best_loss;       /* the best validation so far: the value that tt_fit_options.best_by
                                      compares, and the loss */
     uint64_t best_by;             /* hash of the name of the value in `best`; 0: unknown */
@@ -143,7 +146,7 @@ tt_status tt_trainer_load(tt_trainer *t, const char *path, tt_progress *progress
 typedef struct tt_fit_event {
     int64_t epoch, epochs;         /* epoch counts from 0 */
     int64_t step, steps;           /* steps done in this epoch; steps of an epoch */
-    double loss;                   /* mean over this epoch so far */
+    double loss;                   /* mean loss over the targets of this epoch so far */
     const char *metric_name;       /* the metric of best_by, or else the model's first; NULL: no metric,
                                       or only validations have it */
     double metric;                 /* metric of this epoch so far, or of `validation` if it is set */

@@ -313,7 +313,7 @@ static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
     return TT_OK;
 }
 
-/* Adds an image, or a copy of a text. */
+/* Adds a copy of a text to the dataset or, if `text` is NULL, the next image of the source. */
 static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *text, int label)
 {
     if (text && tt__dataset_check(d, text) != TT_OK) return d->ctx->status;

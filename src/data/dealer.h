@@ -17,7 +17,8 @@ tt_loader_options tt_loader_options_default(void)
 /* Values for argument b of tt__stream_key, which gives the random key of a loader's shuffle; argument a is
    the epoch. The shuffle of a window's steps has b = TT__SHUFFLE_STEPS + number of the window. */
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a for tt_dataset_split; b is the number of examples */
+/* Value for argument a of tt__stream_key in tt_dataset_split; argument b is the number of examples. */
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1)
 #define TT__LOADER_THREADS 64              /* max threads of a loader */
 
 /* ---- the dealer chooses the examples of a step, which are texts, images or windows of tokens, and the
@@ -110,7 +111,7 @@ typedef struct tt__loader_thread {
     tt__resampler resampler;
 } tt__loader_thread;
 
-typedef struct tt__ring_slot {     /* a micro-batch of images */
+typedef struct tt__ring_slot {     /* one micro-batch of images in the loader's ring */
     uint8_t *pixels;
     int done;                      /* number of images that are ready or have failed */
     int failed;                    /* place of the first image that failed; max_seqs: none failed */
@@ -163,8 +164,8 @@ struct tt_loader {
     tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives" */
 
     /* ---- fields for images. Threads make the images of micro-batches `base` to `base + slots - 1`, while
-       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, a slot's fields except
-       the pixels, and the dealer's order, which changes only while no thread is busy. */
+       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, the fields of `ring`
+       except the pixels, and the dealer's order, which changes only while no thread is busy. */
     tt_image_options image;
     size_t image_bytes;            /* bytes of an image after resizing and cropping */
     pthread_cond_t work, ready;
@@ -173,7 +174,7 @@ struct tt_loader {
     tt__loader_thread threads[TT__LOADER_THREADS];
     int started;                   /* number of threads that run */
     int slots;                     /* number of micro-batches that `ring` holds */
-    tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
+    tt__ring_slot *ring;           /* ring[m % slots] holds micro-batch m of the epoch */
     /* deal_data: number of data ranks; 0: unknown. This process needs the images of the data ranks
        [deal_first, deal_end). */
     int deal_data, deal_first, deal_end;
@@ -185,7 +186,7 @@ struct tt_loader {
     double waited;                 /* seconds for which the trainer has waited for images */
 };
 
-#define TT__TEXTS_AT_ONCE 64 /* number of texts that one task tokenizes */
+#define TT__TEXTS_AT_ONCE 64 /* number of texts that one task of the thread pool tokenizes */
 
 /* Returns whether a token that comes from the bytes `span` belongs to a word: the bytes overlap, or the token
    is white space directly before the word, such as a mark of SentencePiece that is a token of its own. */
@@ -231,7 +232,7 @@ static tt_encoding tt__loader_encoding(const tt_loader *l, int64_t number)
     return o;
 }
 
-/* Tokenizes the sequences of one task: TT__TEXTS_AT_ONCE consecutive sequences. */
+/* A task of a thread pool (tt__run_tasks): tokenizes TT__TEXTS_AT_ONCE consecutive sequences. */
 static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;
@@ -249,7 +250,7 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
         const tt__encoded made = tt__encode_texts(l->k, &o, true);
         const int n = (int)made.n;
         const size_t bytes = (size_t)tt__max(n, 0) * (l->wide ? 4 : 2), typed = l->typed ? (size_t)n : 0;
-        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* before the ids */
+        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* bytes of the n tags */
         pthread_mutex_lock(&l->mutex);
         char *all = n < 0 ? NULL : (char *)tt__chunks_take(l->ctx, &l->chunks, tags + bytes + typed);
         l->failed |= !all;
@@ -332,7 +333,7 @@ static bool tt__loader_tokenize(tt_loader *l)
     const int64_t max = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
     tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
-    /* Most texts have two or more tokens. */
+    /* Few texts have less than two tokens, so more than room / 2 texts would hardly ever fit. */
     l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, tt__max(1, room / (2 * l->parts)));
     for (int64_t i = 0; i < tt__min(l->deal.max_seqs, max); i++)
         micro += tt__example_tokens(l->tokens, l->parts, l->deal.order[i]);

@@ -141,7 +141,7 @@ static tt_status tt__table_classes(tt_dataset *d, tt__table *t)
     const char *twice, *last = "";
     const tt__strings names = {t->n_names ? &t->names->name : &last, sizeof *t->names};
     uint32_t *order = tt__sort_strings(d->ctx, names, t->n_names, &twice);
-    for (int i = 0; i < t->n_names && order; i++) { /* numbers in byte order; a word without a tag has none */
+    for (int i = 0; i < t->n_names && order; i++) { /* numbers classes in byte order; "" gets the number -1 */
         tt__label_name *at = &t->names[order[i]];
         d->n_classes += strcmp(last, at->name) != 0;
         at->number = d->n_classes - 1;

@@ -76,7 +76,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
-static bool tt__loader_allocate(tt_loader *l) /* memory of a loader of texts */
+static bool tt__loader_allocate(tt_loader *l) /* allocates the memory of a loader of texts */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
@@ -102,7 +102,7 @@ static bool tt__loader_allocate(tt_loader *l) /* memory of a loader of texts */
            (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
-static bool tt__image_allocate(tt_loader *l) /* memory of a loader of images */
+static bool tt__image_allocate(tt_loader *l) /* allocates the memory of a loader of images */
 {
     const tt_image_options *o = &l->image;
     size_t bytes;
@@ -110,8 +110,8 @@ static bool tt__image_allocate(tt_loader *l) /* memory of a loader of images */
     if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
                         "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
-    /* One slot is for the micro-batch that the trainer reads, one per data rank for the next round. The other
-       slots have two images for each thread. */
+    /* The ring has room for the micro-batch that the trainer reads, for one micro-batch per data rank (the
+       next round), and for two images of each thread. */
     l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
@@ -317,7 +317,7 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
 }
 
 /* Sets for which data ranks, first to end - 1 of `data`, this process needs images. Threads make no images
-   for other ranks. by_step: see tt_loader.deal_by_step. */
+   for other ranks. by_step: a micro-batch goes to a rank by its number in the step, not in the epoch. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -347,7 +347,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     const int64_t cursor = l->cursor;
     const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
     if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->deal.used; /* so that no thread begins an image */
+    l->cursor = l->deal.used; /* the end of the epoch, so that no thread begins another image */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
     if (epoch != l->deal.epoch) l->window_at = -1;
     tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);

@@ -63,7 +63,7 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, tt_value targets, cons
 }
 
 /* Records the loss of a task from the logits, (seqs, n) or, of TT_TASK_TAGS, (rows, n). Declares the input of
-   the targets, "label_values" or "tags", except the "labels" of TT_TASK_CLASS. */
+   the targets, "label_values" or "tags". For TT_TASK_CLASS the caller has declared the input "labels". */
 static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const tt_inputs *in,
                               const tt_train_options *o)
 {

@@ -6,7 +6,8 @@
 #include "../cpu/rows.h"
 #include "cpu_rows.h"
 
-/* ---- column sums: the workspace holds a partial sum for each TT__SUM_ROWS rows; these are added in order */
+/* ---- column sums: the workspace holds a partial sum for each TT__SUM_ROWS rows; the partial sums are added
+   in order */
 
 TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t cols)
 {

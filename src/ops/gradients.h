@@ -47,7 +47,7 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
     if (!i) return;
     i->out[0] = v;
     i->attr.scale = x;
-    if (b->t->values[v].persistent) i->add_later = 1; /* v is set to x once, not in each micro-batch */
+    if (b->t->values[v].persistent) i->add_later = 1; /* only the first micro-batch sets v to x */
 }
 
 /* Creates the gradient of v with its own storage; v must not be a view. Returns 0 when out of memory. */

@@ -47,7 +47,7 @@ typedef struct tt__rules {
        the op cannot be computed from such operands. A result is partial only if its sum over the ranks equals
        the result of whole operands. NULL: all operands and results are whole. */
     bool (*layout)(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out);
-    tt__gradient backward; /* empty: the op has no backward */
+    tt__gradient backward; /* all fields NULL: the op has no backward */
     /* Return the bytes of scratch for the max numbers of rows: on a CPU with `threads` threads (NULL:
        tt__widen_bytes), and on CUDA (NULL: 0). */
     size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
@@ -124,7 +124,7 @@ static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
     *to = i;
     int at = t->n_code - 1;
     for (int k = 0; k < tt__ops[i.op].outputs; k++) {
-        if (!shape[k].rows) continue; /* an optional output that i lacks */
+        if (!shape[k].rows) continue; /* i lacks this optional output */
         int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(&i),
                                    at, k);
         if (!id) return tt__handle(t, 0);

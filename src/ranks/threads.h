@@ -52,7 +52,8 @@ static tt__rank_group *tt__rank_group_new(tt_context *ctx, int ranks, double tim
     w->ctx = ctx;
     w->ranks = ranks;
     w->timeout = timeout;
-    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* spinning would take CPUs from ranks */
+    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* with fewer CPUs than ranks, spinning would take
+                                                              CPUs from other ranks */
     pthread_mutex_init(&w->mutex, NULL);
     pthread_cond_init(&w->wake, NULL);
     return w;

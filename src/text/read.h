@@ -244,7 +244,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
                                "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
     const tt__step_name *name = &tt__patterns[known].name;
     const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    const bool whole = name->kind == TT__STEP_REGEX; /* each character is in a match */
+    const bool whole = name->kind == TT__STEP_REGEX; /* every character of a text is in some match */
     if (whole ? !isolated && !(removed && invert) : !isolated || invert)
         return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");

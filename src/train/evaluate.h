@@ -95,7 +95,7 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
     ctx->error[0] = 0;
     tt_status status = b ? s->next(s->self, b, more) : s->seek(s->self, epoch, step);
     status = tt__returned(ctx, status, "the source", epoch, step);
-    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have gone on */
+    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may wait for this process */
     if (!b || !*more || step < s->steps) return status;
     return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, but tt_source.steps is "
                     "%lld: count the steps of an epoch", (long long)epoch + 1, (long long)step + 1,
@@ -255,8 +255,7 @@ static void tt__collected_show(tt__collected *c)
 }
 
 /* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the items that were read.
-   Collects predictions
-   in *c. stop and c may be NULL. */
+   Collects predictions in *c. stop and c may be NULL. */
 static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, const volatile int *stop,
                               tt_stats *stats, double *items, tt__collected *c)
 {

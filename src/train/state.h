@@ -59,7 +59,7 @@ static tt_status tt__state_products(const tt__state *s)
     if (status != TT_OK) return status;
     if (text && can && !foreign) {
         p->arena->learnt = true;
-        p->arena->tuned = false; /* the next run then applies the state's ways */
+        p->arena->tuned = false; /* the next run then computes products as the state says */
         tt__forget_recordings(p);
         return TT_OK;
     }
@@ -443,7 +443,8 @@ tt_status tt_program_load(tt_program *p, const char *path)
 
 typedef struct tt__state_progress { /* the I64 tensor "tinytrain.progress"; fields have 8 bytes */
     tt_progress progress;
-    int64_t schedule, warmup_steps, total_steps, decay_steps; /* schedule: a tt_schedule_kind; -1: lr_at */
+    int64_t schedule, warmup_steps, total_steps, decay_steps; /* schedule: a tt_schedule_kind; -1: the
+                                                                 caller's function lr_at */
     double lr, min_lr;
 } tt__state_progress;
 

@@ -41,8 +41,9 @@ struct tt_trainer {
     int64_t *rows;    /* for each input: its number of rows in the current batch; 0: not set yet */
     bool *needed;     /* for each value: the output depends on it. Predictions set other inputs to 0 */
     int32_t *positions, *seq_start; /* for max_seqs sequences of max_length rows, if model.same_length */
-    float *class_weights; /* (2, classes): the options' weights; ones, for evaluation. NULL: no weights */
-    void *zeros; /* zeros for predictions: bytes of the largest input that only the loss reads */
+    float *class_weights; /* (2, classes). Row 0: the options' weights; row 1: ones, for evaluation. NULL: no
+                             weights */
+    void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -273,8 +274,8 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
 }
 
 /* Returns the list of the entries of a program's state. The first *count entries are the trained parameters
-   and then the optimizer's states, whose names begin with PyTorch's words. The next *frozen entries are
-   frozen parameters. Returns NULL after an error. The caller frees the list. */
+   and then the optimizer's states, whose names begin as in PyTorch (such as "exp_avg"). The next *frozen
+   entries are frozen parameters. Returns NULL after an error. The caller frees the list. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
@@ -368,7 +369,7 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
-    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: settings to compare */
+    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the settings that all processes must share */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
     else
         snprintf(lines, sizeof lines,
@@ -538,7 +539,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
                             input->name);
         int64_t as_others = 0; /* number of rows of inputs with the same axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
-            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* not tt_seq_start */
+            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* leaves out the starts
+                                                                                         of sequences */
                 as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
         status = tt_set_rank(p, rank, input->value, r->zeros, r->rows[k]);

@@ -95,7 +95,8 @@ TEST(spans_of_tokens)
         if (!CHECK(strcmp(found, rows[k].spans) == 0)) printf("%s: %s\n", rows[k].kind, found);
         CHECK(encode(t, text, sizeof text - 1, true, plain, 64) == rows[k].n &&
               memcmp(ids, plain, sizeof *ids * (size_t)rows[k].n) == 0);
-        /* Spans of the second text of a pair are in that text; arrays that are not wanted are not needed. */
+        /* The spans of a pair's second text are places in that text. Arrays that the caller does not want may
+           be NULL. */
         const int64_t one = (e.special = false, tt_tokenizer_encode(t, &e));
         e.pair = text, e.pair_bytes = e.bytes, e.ids = NULL, e.spans = pair;
         CHECK(tt_tokenizer_encode(t, &e) == (one <= 32 ? 2 * one : 0));
@@ -502,7 +503,7 @@ TEST(datasets_of_tasks)
         CHECK(!tt_dataset_texts(ctx, TT_TASK_LABELS, texts, 4, names, 3));
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "value 1 of text 2 is ");
     }
-    CHECK(!tt_dataset_texts(ctx, TT_TASK_SCORES, texts, 4, names, 3)); /* NaN */
+    CHECK(!tt_dataset_texts(ctx, TT_TASK_SCORES, texts, 4, names, 3)); /* a value is NaN */
     texts[2].values = NULL;
     CHECK(!tt_dataset_texts(ctx, TT_TASK_SCORES, texts, 4, names, 3));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the values of text 2 are NULL; expected 3");

@@ -24,7 +24,7 @@ typedef uint64_t TT__K(vw) __attribute__((vector_size(4 * TT__LANES)));
 TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 {
 #if TT__LANES == 16
-    /* _mm512_mul_epu32, masked with all ones because g++ 12 warns about the plain form */
+    /* This is _mm512_mul_epu32, masked with all ones because g++ 12 warns about the plain form. */
     return (tt__vw)_mm512_maskz_mul_epu32((__mmask8)-1, (__m512i)a, (__m512i)b);
 #elif TT__LANES == 8
     return (tt__vw)_mm256_mul_epu32((__m256i)a, (__m256i)b);
@@ -215,14 +215,16 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
 /* ---- products ---- */
 
 /* A microkernel, and the number of rows and columns of its blocks. The microkernel multiplies `whole`
-   elements along k at a time, a power of 2. A float's place holds one element or, if `pairs` is 1, two. */
+   elements along k at a time, a power of 2. The place of a float holds one fp32 element or, if `pairs` is 1,
+   two bf16 elements. */
 typedef struct TT__K(attention_kernel) {
     TT__K(micro_fn) run;
     int64_t rows, cols, whole;
     int pairs;
 } TT__K(attention_kernel);
 
-/* Returns the microkernel for bf16 products computed as `by` says; `by` 0: for fp32 products. */
+/* Returns the microkernel for attention's products: by dot products or by tiles of bf16, or, if `by` is
+   TT__BF16_CONVERT, of fp32 numbers. */
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
     TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,
@@ -253,7 +255,7 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     tt__product block = *p;
     block.k = ((to + kernel->whole - 1) & -kernel->whole) >> kernel->pairs;
     block.k -= first;
-    /* In tiles, the rows of A run along k. */
+    /* The A of tile kernels is contiguous along k; that of other microkernels has the stride a_col. */
     block.a += i * p->a_row + (kernel->whole > 2 ? first : first * p->a_col);
     block.b += first * p->b_row + j;
     block.c += i * p->c_row + j;

@@ -56,7 +56,8 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 #endif
 }
 
-#define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* larger than any key: the products skip no key */
+#define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* a diagonal beyond all keys: every query sees every
+                                                        key */
 
 /* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond the
    block. If no query sees any key, the result has keys <= skip. key, query: the first key and the first
@@ -194,7 +195,8 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     key_begin &= ~(int64_t)15;
     int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES);
     int64_t key_block = tt__attention_block(key_end - key_begin, TT__ATTENTION_KEYS);
-    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* in bf16, the products are scaled instead */
+    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* with bf16, the scores are scaled after the
+                                                                 product */
     for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
         int64_t n = tt__min(query_block, queries - i);
         TT__K(attention_pack)(&a->q, a->query_at, t.x.first + first + i, n, column, d, q_scale, b->q, stride);
@@ -273,7 +275,7 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool 
     TT__K(attention_columns)(a, b, b->dout, n, 1.0f, b->doutt);
     TT__K(attention_scores)(&s, query_scale, half ? b->k_pairs : b->k, b->qt, b->weights);
     TT__K(attention_scores)(&s, keep_scale, half ? b->v_pairs : b->v, b->doutt, b->dscores);
-    float lses[TT__ATTENTION_QUERIES], deltas[TT__ATTENTION_QUERIES]; /* 0 after the last query */
+    float lses[TT__ATTENTION_QUERIES], deltas[TT__ATTENTION_QUERIES]; /* zeros after the last of n queries */
     for (int64_t i = 0; i < tt__attention_padded(n); i++) {
         lses[i] = i < n ? b->lse[query - span + i] : 0;
         deltas[i] = i < n ? b->delta[query - span + i] : 0;
@@ -312,7 +314,8 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
 {
     const tt__attention_args *a = t->a;
     const int64_t d = a->head_size, stride = tt__attention_stride(d), row = to->row + key;
-    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* bf16 products do not scale dout */
+    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* with bf16, dout was packed without
+                                                                    keep_scale, so dv gets the factor */
     const float *dk = t->b.dk + from * stride, *dv = t->b.dv + from * stride;
     TT__K(attention_unpack)(&to->dk, NULL, row, count, to->column, d, a->scale, dk, stride,
                             add || to->add_dk);
@@ -368,14 +371,16 @@ TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K
     for (int64_t key = 0; key < key_end && !x->blocks; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
         const bool seen_now = key < seen_end && key + keys > seen_from;
-        if (a->window && span && !seen_now) continue; /* earlier spans wrote the gradients of these keys */
+        if (a->window && span && !seen_now) continue; /* earlier spans of queries have written the gradients
+                                                         of these keys */
         if (seen_now) TT__K(attention_take_keys)(t, x->begin + key, keys, true);
         memset(b->dk, 0, (size_t)(keys * stride) * sizeof(float));
         memset(b->dv, 0, (size_t)(keys * stride) * sizeof(float));
         for (int64_t query = span; seen_now && query < span + n; query += query_block)
             TT__K(attention_backward_tile)(t, !a->window && key == 0, key, keys, span, query,
                                            tt__min(query_block, span + n - query));
-        /* Earlier spans have written gradients of the first `old` keys, to which gradients are added here. */
+        /* Earlier spans of queries have written gradients of the first `old` keys; the new gradients are
+           added to those. */
         const int64_t seen = x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys,
                       old = span ? seen : 0;
         for (int64_t from = 0, end = old; from < keys; from = end, end = keys)

@@ -22,12 +22,12 @@ typedef struct tt__attention_args {
     bool causal; float scale; float dropout; uint64_t dropout_key;
     int64_t window;               /* rows that a row sees backwards and, unless causal, ahead; 0: no window */
     float alibi; int alibi_heads; /* alibi_heads: number of heads of all ranks; 0: no ALiBi              */
-    bool alibi_rounded;           /* see tt_attention_options                                            */
+    bool alibi_rounded;           /* rounds as transformers' Falcon does (tt_attention_options) */
     const tt__attr *attr;         /* options of block-sparse attention                                   */
-    const uint16_t *lists;        /* lists of blocks, as in tt__launch                                   */
+    const uint16_t *lists;        /* lists of blocks that queries see (tt__launch.lists) */
     tt__mat q, k, v, out;
     float *lse;
-    tt__mat dout, dq, dk, dv;    /* only in the backward                                                  */
+    tt__mat dout, dq, dk, dv;    /* gradients; only in the backward */
     bool add_dq, add_dk, add_dv; /* only in the backward: whether to add to the gradient or write it      */
     tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to bf16 */
     void *workspace;             /* tt__attention_workspace bytes                                         */
@@ -115,7 +115,7 @@ static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, i
 static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attention_sequence *x, int64_t query,
                                   int64_t n, int64_t *from)
 {
-    int64_t low = query, high = query + n - 1; /* rows of the sequence */
+    int64_t low = query, high = query + n - 1; /* first and last query's row in the sequence */
     *from = 0;
     if (!a->window) return x->diagonal ? query + n : x->length;
     for (int64_t i = 0; a->query_row && i < n; i++) {

@@ -14,8 +14,9 @@ typedef struct TT__K(attention_call) {
     const tt__attention_args *a;
     int64_t longest;
     float query_scale;  /* scale * log2 e                       */
-    float keep_scale;   /* 1 / (1 - p)                          */
-    uint32_t either[4]; /* see tt__attention_either             */
+    float keep_scale;   /* 1 / (1 - p), p: rate of dropout */
+    uint32_t either[4]; /* masks for comparing random bits with the threshold of dropout
+                           (tt__attention_either) */
     uint64_t keys[2 * TT__DRAW_ROUNDS];
 } TT__K(attention_call);
 
@@ -34,7 +35,7 @@ typedef struct TT__K(attention_lanes) {
     tt__vi first, last;   /* the first and the last key of the block that each lane sees */
     int64_t skip;         /* no lane sees keys before this key                         */
     int64_t from, seen;   /* no lane sees keys outside [from, seen); from: a multiple of 8 */
-    int64_t whole, full;  /* all lanes see [whole, full) */
+    int64_t whole, full;  /* all lanes see the keys in [whole, full) */
     tt__vu row;           /* each lane's row of the batch                              */
     int64_t first_key;    /* the block's first key, counted in the sequence            */
     int32_t head;

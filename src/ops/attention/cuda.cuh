@@ -104,8 +104,8 @@ bool attention_fast(const attention_args *p)
         attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
 }
 
-// Returns the number of thread blocks for tiles of `size` rows: all numbers that tiles may have, see
-// cuda_shared.cuh. Some numbers have no tile.
+// Returns the number of thread blocks for tiles of `size` rows: one for each number that a tile may have (see
+// cuda_shared.cuh). Blocks whose number has no tile do nothing.
 int attention_tiles(const attention_args *p, int64_t rows, int size) { return (int)(rows / size + p->seqs); }
 
 // Launches a kernel with a thread block for each tile of `size` rows, each of `heads` heads, and each of
@@ -279,7 +279,7 @@ template <class T, int D> cudaError_t attention_of_size(tt__device *d, attention
 
 template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
 {
-    if (p->block) // heads have at most 64 columns here: attention_fast refuses larger ones
+    if (p->block) // attention_fast has refused heads of more than 64 columns
         return p->dout.data ? attention_backward_on<T, 64, BY_BLOCKS>(d, p)
                             : attention_forward_on<T, 64, BY_BLOCKS>(d, p);
 #define TT__ATTENTION_SIZE(D) if (p->head_size <= D) return attention_of_size<T, D>(d, p)
@@ -335,9 +335,9 @@ template <class T, int PARTS> cudaError_t attention_deltas_by(tt__device *d, con
     return TT__LAUNCH((attention_delta<T, PARTS>), blocks, 256, 0, d->stream, *p);
 }
 
-// Launches a kernel for the sums of dout * out of each row and head. Heads of more than 64 columns in 16 bits
-// get the slow kernel for any operands. They rarely come here, because the kernel of dq makes their sums if
-// dq is wanted.
+// Launches a kernel for the sums of dout * out of each row and head. attention_delta_any serves operands of
+// any kind, and is slow. 16-bit heads of more than 64 columns use it, but seldom: if dq is wanted, the kernel
+// of dq makes their sums.
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)
 {
     const tt_dtype dtype = p->out.dtype;
@@ -414,7 +414,7 @@ cudaError_t run_attention_backward(const tt__launch *l)
             add_sums_to_finish(&all, partial[k], parts, l->out[k].cols, &l->out[3 + k], l->add[3 + k]);
     }
     if (e == cudaSuccess) e = run_all_finish_sums(d, &all);
-    for (int k = 0; k < 3 && e == cudaSuccess; k++) // run_column_sums reuses the workspace of `partial`
+    for (int k = 0; k < 3 && e == cudaSuccess; k++) // now, because run_column_sums overwrites `partial`
         if (l->out[3 + k].data && !partial[k])
             e = run_column_sums(l, &l->out[k], &l->out[3 + k], l->add[3 + k]);
     return e;

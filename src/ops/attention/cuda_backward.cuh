@@ -88,7 +88,7 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
     enum { WARPS = 4, QUERIES = 16 * MT * WARPS, PITCH = D + 8 };
     TT__SHARED(uint64_t, random, ); // in shared memory, or Philox's round keys would stay in registers
     TT__SHARED(float, part, [WARPS][D]);
-    TT__SHARED(unsigned char *, kept_at, [WARPS]); // attention_bits of the warp's first query and key 0
+    TT__SHARED(unsigned char *, kept_at, [WARPS]); // place of the bits of the warp's first query and key 0
     TT__DYN_SHARED(T, qs);
     T *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH;
     T *vs = ks + 2 * KEYS * PITCH;
@@ -190,7 +190,7 @@ __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const at
                                                      const attention_tile &t, int64_t begin, int from,
                                                      int head)
 {
-    enum { PARTS = QUERIES / 8 }; // number of 16-byte parts in the bits of 16 keys
+    enum { PARTS = QUERIES / 8 }; // number of 16-byte parts of the bits of QUERIES queries and 16 keys
     const int i = tt__opaque((int)threadIdx.x), key = tt__opaque(t.at) + i / PARTS * 16;
     if (i >= KEYS / 16 * PARTS) return;
     const bool there = key < t.length && (!p.causal || key / QUERIES <= from / QUERIES);
@@ -304,7 +304,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
     enum { WARPS = 4, KEYS = 64 * MT, PITCH = D + 8, BITS = KEYS * QUERIES / 8 };
-    TT__SHARED(int64_t, sums_begin, ); // in shared memory, as bits_begin and random, to save registers
+    TT__SHARED(int64_t, sums_begin, ); // in shared memory to save registers, as the next two variables
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
     TT__SHARED(attention_sparse, sparse, ); // `sparse` and `tile` serve kernels without registers for them
@@ -312,8 +312,8 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                       // rows of the batch
-    unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // two stages of attention_fetch_bits
+    int *rows = (int *)(deltas + 2 * QUERIES); // (2, QUERIES): each query's row of the batch
+    unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // dropout's bits for two stages
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads), pair = threadIdx.x % 4 * 2;
     const attention_tile found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
@@ -351,7 +351,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         int next = from, next_head = head;
         attention_advance<QUERIES, BLOCKS>(next, next_head, p, sparse, begin, end);
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
-        // The warp has no keys, or no query of the tile sees any of the warp's keys.
+        // Skips the tile if the warp has no keys, or if no query of the tile sees any of the warp's keys.
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
         const int often = !BLOCKS || !sparse.n ? 1
             : attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);

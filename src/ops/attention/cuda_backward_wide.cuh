@@ -179,7 +179,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         if (from >= of.queries) { from = 0; head++; }
     }
     tt__cp_async_wait<0>(); // waits for k and v, if the loop did not run
-    __syncthreads();        // dq may have the memory of dk, and dk is added to it after this barrier
+    __syncthreads();        // completes dq: if dk has the memory of dq, dk is added to dq below
     if (p.sums_q) // writes the last head's sums or, without queries, the zeros of all heads
         for (int h = of.queries > 0 ? of.heads_end - 1 : of.key_head * p.group;
              h < (of.key_head + 1) * p.group; h++)
@@ -234,9 +234,10 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
         }
 }
 
-// Returns the span of keys that block `n` of a head has; if at < 0, the block has none. The first spans of
-// causal sequences are seen by most queries. They come first, so that the blocks that begin last have least
-// work. The numbers of spans fill a matrix of span_cols columns by rows; blocks take them column by column.
+// Returns the span of keys that block `n` of a head has; its `at` is negative if the block has none. The
+// first spans of causal sequences are seen by most queries. They come first, so that the blocks that begin
+// last have least work. The numbers of spans fill a matrix of span_cols columns by rows; blocks take them
+// column by column.
 __device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int n)
 {
     const bool within = n < p.span_rows * p.span_cols;
@@ -255,7 +256,7 @@ __device__ __forceinline__ attention_tile attention_find_span(const attention_ar
 template <class T> struct attention_span_queries {
     const T *q, *dout;
     const float *lse, *delta;
-    const int *row; // the queries' rows of the batch
+    const int *row; // each query's row of the batch
     int from, head;
 };
 
@@ -297,7 +298,8 @@ __device__ __forceinline__ void attention_span_dq(const attention_args &p, const
     const uint32_t a = tt__wgmma_matrix(slopes), b = tt__wgmma_matrix(ks);
     float dq[8][4];
     tt__wgmma_fence();
-    tt__wgmma_across<T>(dq, a, b, false); // outside the loop, or cleared sums would take registers before it
+    // The first product overwrites dq. In the loop it would need a cleared dq, which takes registers.
+    tt__wgmma_across<T>(dq, a, b, false);
     for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
     tt__wgmma_commit();
     tt__wgmma_wait<0>();
@@ -378,7 +380,8 @@ __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv
     tt__wgmma_fence();
     attention_wide_add<T>(*(float (*)[1][8][4])dk, dw, b.q);
     tt__wgmma_commit();
-    // Part n, of 16 bytes, of a row of `slopes` is stored in place n ^ row % 8.
+    // Part n, of 16 bytes, of a row of `slopes` is stored in place n ^ row % 8, as the layout of
+    // tt__wgmma_matrix demands.
     char *to = (char *)slopes + (row + group) * 128 + pair * 2;
     TT__UNROLL for (int n = 0; n < 8; n++)
         TT__UNROLL for (int h = 0; h < 2; h++)
@@ -401,7 +404,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     T *ks = attention_room(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
     T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), in the layout of tt__wgmma_matrix
     float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                        // rows of the batch
+    int *rows = (int *)(deltas + 2 * QUERIES); // (2, QUERIES): each query's row of the batch
     const int key_heads = p.heads / p.group;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
     const int64_t sums_begin = attention_sums_begin(p, key_heads, key_head);

@@ -153,7 +153,8 @@ template <class T, int D> struct attention_columns {
     __device__ __forceinline__ void add(int n, uint32_t pair) // pair: two numbers of tile n of 8 columns
     {
         float x[8];
-        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0}); // widens the packed numbers as stored
+        // Widens the two numbers as they were rounded for storing.
+        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0});
         sum[2 * n] += x[0];
         sum[2 * n + 1] += x[1];
     }
@@ -301,7 +302,7 @@ template <int MT> struct attention_queries {
     int head, mine, pair; // pair: first of the thread's two columns in each 8 columns of scores
     int first, count;     // number of the tile's first query; number of queries of the tile
     int begin, end, all;  // no query sees keys outside [begin, end); all queries of the warp see keys < `all`
-    int row[MT][2];       // see attention_rows_of
+    int row[MT][2];       // the batch's row of each of the thread's queries (attention_rows_of)
 };
 
 // The blocks that a thread block works on in block-sparse attention: blocks from ... to, of queries or of
@@ -380,8 +381,8 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
 }
 
 // Finishes the products of the warp's queries and keys key ... key + KEYS - 1: subtracts ALiBi's bias, and
-// sets the products of keys that a query does not see to -INFINITY. slope: the slope of ALiBi in units of the
-// products.
+// sets the products of keys that a query does not see to -INFINITY. slope: the slope of ALiBi divided by the
+// scale, which the products do not have yet.
 template <int MT, int KEYS, attention_kind KIND>
 __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], const attention_args &p,
                                                const attention_queries<MT> &b, int key, float slope)
@@ -460,7 +461,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = fabsf(p.scale) * TT__LOG2E;
-    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // in units of the products
+    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // for products before scaling
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
@@ -481,7 +482,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
             __syncthreads();
         }
         if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
-        // The warp has no queries, or none of its queries sees any of the tile's keys.
+        // Skips the tile if the warp has no queries, or if none of its queries sees any of the tile's keys.
         if (mine >= count || attention_after<MT, KIND>(p, t.at + mine, key)) continue;
         int often = 1; // how many times the warp's queries see the keys
         if (BLOCKS && sparse.n)

@@ -18,7 +18,8 @@ namespace {
 // (OVERLAPS).
 template <int D> struct attention_wide_sizes {
     enum { GROUPS = 2, QUERIES = 64 * GROUPS, KEYS = D, BLOCKS = D > 64 ? 1 : 2, STAGES = D > 64 ? 2 : 4,
-           OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 }; // registers a thread
+           // GIVEN: number of registers that each thread has at the launch.
+           OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 };
 };
 
 // An item of work: a tile of up to QUERIES queries of one head. It has `count` queries, beginning with number
@@ -59,10 +60,10 @@ __device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
             tt__wgmma_add<T>(to + 8 * part, w[k / 16], my + (part * KEYS + k) * 128 / 16);
 }
 
-// Returns item number `round` of a thread block. Items are ordered by groups of heads; the L2 cache holds the
-// keys and values of a group. Within a group, the last tiles of queries come first, because they take longest
-// in causal attention. In each second round, blocks take items in reverse order, so that a block with long
-// items also gets short ones. If count < 0, there is no such item.
+// Returns item number `round` of a thread block, or an item with count < 0 if the block has no such item.
+// Items are ordered by groups of heads; the L2 cache holds the keys and values of a group. Within a group,
+// the last tiles of queries come first, because they take longest in causal attention. In each second round,
+// blocks take items in reverse order, so that a block with long items also gets short ones.
 template <int QUERIES>
 __device__ __forceinline__ attention_item attention_item_of(const attention_args &p, int round)
 {
@@ -144,7 +145,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     const attention_args &p;
     attention_wide_tiles<T, D, DROPS> &tile;
     const attention_wide_barriers &barriers;
-    attention_item *items, (*found)[32]; // found: the next items of each warp
+    attention_item *items, (*found)[32]; // found[warp]: the next 32 items, which the warp's lanes have found
     uint32_t k0, k1;                     // halves of attention_key
     // The tile whose draw is still to be done: its item in found[warp] (-1: none) and its first key.
     int last, last_key;
@@ -211,7 +212,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
 
     __device__ __forceinline__ void run()
     {
-        for (int from = 0; from < p.item_rounds; from += 32) { // each lane finds one of 32 items
+        for (int from = 0; from < p.item_rounds; from += 32) { // each lane finds one of the next 32 items
             const int round = from + (int)threadIdx.x % 32;
             attention_item mine = {0, 0, 0, 0, -1, 0};
             if (round < p.item_rounds) mine = attention_item_of<QUERIES>(p, round);
@@ -425,7 +426,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             arrive(&barriers.v_used[used % STAGES]);
             used++;
         }
-        for (; key < item_end; key += KEYS) { // tiles that only other groups see
+        for (; key < item_end; key += KEYS) { // tiles of keys that only the queries of other warpgroups see
             const int stage = used % STAGES, parity = used / STAGES & 1;
             tt__phases_wait(&barriers.k_there[stage], parity);
             arrive(&barriers.k_used[stage]);

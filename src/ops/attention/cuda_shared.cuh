@@ -30,16 +30,18 @@ struct attention_args {
     int seqs, heads, head_size;
     int group;      // heads of q that share a head of k and v
     int first_head; // number of the first head among all ranks' heads
-    int longest;    // max rows of a sequence
+    int longest;    // max number of rows of a sequence
     bool causal, add_dq, add_dk, add_dv;
     int window;                             // rows seen back and, unless causal, ahead; 0: no window
     int smallest, largest;                        // a row sees keys with smallest <= row - key <= largest
     int alibi_heads;                        // number of heads of all ranks; 0: no ALiBi
     float alibi;
-    bool alibi_rounded;                     // see tt_attention_options
-    int block, dense, listed, list_rows;    // see tt_attention_options; block 0: not block-sparse
-    const uint16_t *lists;                  // tt__launch.lists in the device's memory
-    float scale, factor, keep_scale;        // factors of scores, of scores for exp2, and of kept weights
+    bool alibi_rounded;                     // rounds as transformers' Falcon does (tt_attention_options)
+    // Options of block-sparse attention (tt_attention_options); block is 0 without it.
+    int block, dense, listed, list_rows;
+    const uint16_t *lists;                  // copy of tt__launch.lists in the device's memory
+    // Factors of scores, of scores for exp2, and of weights that dropout keeps.
+    float scale, factor, keep_scale;
     // Partial column sums of dq (parts_q rows), dk and dv (parts_k rows), one row for each thread block that
     // owns the column; NULL: the sums are not wanted.
     float *sums_q, *sums_k, *sums_v;
@@ -47,17 +49,19 @@ struct attention_args {
     // Parts of dq: rows (heads, head_size) of the slots, one slot after another, see attention_backward_wide;
     // NULL: a block has all keys of a sequence.
     float *parts;
-    int64_t slot_begin[TT__CUDA_ATTENTION_SLOTS]; // the first row of each slot
+    int64_t slot_begin[TT__CUDA_ATTENTION_SLOTS]; // row of `parts` at which each slot begins
     int slots;
-    int pass;                               // number of the launch whose blocks write parts
-    int span_rows, span_cols;               // see attention_find_span
+    int pass;                               // number of the current launch of attention_backward_wide, from 0
+    int span_rows, span_cols;               // shape of the matrix of span numbers, see attention_find_span
     bool drop;
-    uint32_t either[4];                     // see tt__attention_either
+    uint32_t either[4];                     // masks for the threshold of dropout (tt__attention_either)
     uint32_t random;
-    unsigned char *bits;                    // see attention_bits; NULL: each kernel draws for itself
+    // Bits that tell which weights dropout keeps (attention_bits); NULL: each kernel draws for itself.
+    unsigned char *bits;
     bool sums_deltas;                       // whether the kernel of dq computes `delta`
-    int warps;                              // see attention_warps
-    // Tiles of a head, heads of a group, and rounds of items: see attention_item_of.
+    int warps;                              // warps of attention_backward; 0: two kernels make the gradients
+    // Numbers of tiles of a head, of heads of a group, and of items that a thread block takes: see
+    // attention_item_of.
     int item_tiles, item_group, item_rounds;
 };
 
@@ -93,7 +97,7 @@ struct attention_tile {
 };
 
 // Returns the tile of SIZE rows that has this number (see the beginning of the file); start[s] is the first
-// row or query of sequence s. If at < 0, no tile has the number.
+// row or query of sequence s. The result has at < 0 if no tile has the number.
 template <int SIZE>
 __device__ __forceinline__ attention_tile attention_find(const attention_args &p, const int32_t *start,
                                                          int number)

@@ -196,7 +196,7 @@ static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t leng
 {
     const int64_t n = tt__attention_blocks(attr, length), i = n ? row / attr->block : 0;
     if (i > 0 && i < n - 1) {
-        int64_t keys = attr->block + length - (n - 1) * attr->block;           /* first and last blocks */
+        int64_t keys = attr->block + length - (n - 1) * attr->block; /* keys of first and last block */
         for (int64_t j = tt__max(1, i - 1); j < tt__min(n - 1, i + 2); j++) keys += attr->block;
         return (double)(keys + (i < attr->list_rows ? (int64_t)attr->listed * attr->block : 0));
     }

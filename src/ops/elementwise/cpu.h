@@ -64,8 +64,8 @@ TT__ROWS_FN(swiglu_backward_rows)
 {
     const int64_t n = l->in[0].cols;
     for (int64_t r = from; r < to; r++) {
-        const float *x[3]; /* dy, gate, up */
-        float *y[2];       /* dgate, dup; an absent result is computed into scratch */
+        const float *x[3]; /* rows of dy, gate and up */
+        float *y[2];       /* rows of dgate and dup; an absent result is computed into scratch */
         for (int k = 0; k < 3; k++) x[k] = TT__K(row_in)(&l->in[k], r, scratch, 2 + k);
         for (int k = 0; k < 2; k++) {
             float *row = TT__K(scratch_row)(scratch, n, k);
@@ -90,7 +90,8 @@ TT__FN tt_status TT__K(run_SWIGLU_BACKWARD)(const tt__launch *l)
    rounding to float is at most 2e-9. */
 TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
 {
-    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52, rounds numbers */
+    /* Adding and subtracting `nearest`, 1.5 * 2^52, rounds a number to the nearest integer. */
+    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0;
     const double turns = (angle / half_pi + nearest) - nearest, x = angle - turns * half_pi, y = x * x;
     const double s = x * (1 - y / 6 * (1 - y / 20 * (1 - y / 42 * (1 - y / 72 * (1 - y / 110)))));
     const double c = 1 - y / 2 * (1 - y / 12 * (1 - y / 30 * (1 - y / 56 * (1 - y / 90))));
@@ -108,7 +109,8 @@ TT__ROWS_FN(rotary_rows)
     const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs_of(o);
     const int32_t *position = (const int32_t *)l->in[1].data;
     const float *frequency = tt__workspace_at(l, 0), sign = i->attr.scale;
-    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* both are in one row of scratch */
+    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* the cosines c and the sines s share one
+                                                                     row of scratch */
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);

@@ -31,7 +31,8 @@ cudaError_t run_scale(const tt__launch *l)
 TT__RUN_BY(SCALE, run_scale)
 TT__RUN_BY(CAST, run_scale)
 
-// Computes y from a and b by PAIR::of. b is a matrix or, if ROW, a single row. Moves a, b and y once.
+// Computes y from a and b by PAIR::of. b is a matrix or, if ROW, a single row. Reads a and b and writes y
+// once.
 template <class PAIR, bool ROW> struct op_pair {
     static constexpr int KIND = PAIR::KIND;
     __device__ void begin() {}
@@ -62,7 +63,7 @@ TT__PAIRS(TT__PAIR, TT__ACT_OF)
 #undef TT__ACT_OF
 TT__RUN_BY(ADD_ROW, run_pair<pair_ADD, true>)
 
-// Computes y = a * b, where b has one row, one column, or one number. Moves a and y once.
+// Computes y = a * b, where b has one row, one column, or one number. Reads a and writes y once.
 struct op_mul_broadcast {
     static constexpr int KIND = RARE;
     tt__mat b;
@@ -87,7 +88,7 @@ cudaError_t run_mul_broadcast(const tt__launch *l)
 }
 TT__RUN_BY(MUL_BROADCAST, run_mul_broadcast)
 
-// Computes the sum of a * b over each row, and writes it to y or (add) adds it. A warp works on a row. Moves
+// Computes the sum of a * b over each row, and writes it to y or (add) adds it. A warp works on a row. Reads
 // a and b once.
 __global__ void __launch_bounds__(256) row_dots(tt__mat a, tt__mat b, tt__mat y, bool add, bool wide)
 {

@@ -72,7 +72,7 @@ static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__la
 
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
 {
-    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* if not, tt__record fails */
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* without a or b, tt__record fails */
     const bool row = both && !t->values[b.id].shape.axis &&
                      !tt__same_rows(&t->values[a.id].shape, &t->values[b.id].shape);
     return tt__record(t, tt__new_instr(row ? TT__OP_ADD_ROW : TT__OP_ADD), "vv", a, b);
@@ -83,7 +83,8 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
     const tt__tape_value *v = b->t->values;
     tt_dtype dtype = v[g].shape.dtype;
     int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
-    tt__grad_pass(b, g, f->in[1 - take], false); /* first, because in[take] may take over g */
+    tt__grad_pass(b, g, f->in[1 - take], false); /* must come first, because after the next call g may be the
+                                                    gradient of in[take] */
     tt__grad_pass(b, g, f->in[take], true);
 }
 
@@ -159,7 +160,7 @@ static bool tt__broadcasts(const tt__shape *a, const tt__shape *b)
 
 tt_value tt_mul(tt_tape *t, tt_value a, tt_value b)
 {
-    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b); /* if not, tt__record fails */
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b); /* without a or b, tt__record fails */
     const bool spread = both && tt__broadcasts(&t->values[a.id].shape, &t->values[b.id].shape);
     return tt__record(t, tt__new_instr(spread ? TT__OP_MUL_BROADCAST : TT__OP_MUL), "vv", a, b);
 }
@@ -287,7 +288,8 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
     *to = *o;
     to->heads = 0; /* attr.heads has the number of heads, which is less for a shard of x */
     if (!to->size && o->heads > 0) to->size = (int)tt__min(tt_value_width(t, x) / o->heads, INT_MAX);
-    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* options that are not read get fixed values */
+    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* options that the scaling does not read get fixed
+                                                          values */
     if (o->scaling < TT_ROTARY_LLAMA3) to->original = 1;
     if (o->scaling < TT_ROTARY_LLAMA3 || (o->low == 0 && o->high == 0)) {
         to->low = 1;
@@ -379,7 +381,7 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p)
 
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    /* With the random numbers of f, this DROPOUT drops the same elements. */
+    /* With the random numbers of f, this DROPOUT drops the same elements as f. */
     if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0");
     tt__grad_pass(b, g, f->in[1], true);
 }

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
                                                                   int32_t *to_rows)
 {
     tt__begin_kernel();
-    TT__SHARED(unsigned, place, [8][256]); // place of each warp's next id with a digit
+    TT__SHARED(unsigned, place, [8][256]); // where each warp puts its next id with a given digit
     TT__SHARED(unsigned, totals, [8]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
         tt__cp_async_16(all + k, ids + k);
     TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
         tt__cp_async_4(all + k, ids + k);
-    // Pads the ids to 8 * each with large ids, fewer than 256.
+    // Pads the ids to 8 * each with fewer than 256 large ids.
     if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1;
     tt__cp_async_commit();
     tt__cp_async_wait<0>();
@@ -153,7 +153,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
     const int32_t id = all[from + lane];
     unsigned count = 0;
     for (int at = warp * each; at < (warp + 1) * each; at += 32) {
-        const int32_t largest = id + (at < from); // equal ids at earlier places come first
+        // Ids below `largest` are counted: those below `id`, and at earlier places also those equal to `id`.
+        const int32_t largest = id + (at < from);
         TT__UNROLL for (int k = 0; k < 32; k += 4) {
             const int4 of = *(const int4 *)(all + at + k);
             // The sign of a difference costs less than a comparison; the numbers are not negative.
@@ -195,7 +196,8 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
 {
     tt__begin_kernel();
     TT__DYN_SHARED(uint4, coming);
-    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the previous row, of `largest` rows, of the next row
+    // Ids of the row before, of up to `largest` rows, and of the row after.
+    TT__SHARED(int32_t, id, [TT__SUMMED + 2]);
     TT__SHARED(int32_t, row, [TT__SUMMED]);
     const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;

@@ -11,7 +11,8 @@
 
 /* ---- microkernels ---- */
 
-typedef tt__vf TT__K(micro_sums)[12][4]; /* [rows][vectors], max size; the used part is in registers */
+typedef tt__vf TT__K(micro_sums)[12][4]; /* [rows][vectors] of the largest block; the part in use is in
+                                            registers */
 
 /* A microkernel computes a block of C. Its numbers of rows and vectors (nv) are constants, so that sums stay
    in registers. */
@@ -46,8 +47,8 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_sums) sum;
     const float *a = p->a, *b = p->b;
     TT__K(micro_begin)(rows, nv, sum);
-    /* Unrolled, because where two threads share a core, instructions other than multiply-adds limit the
-       speed. */
+    /* The loop is unrolled, because where two threads share a core, instructions other than multiply-adds
+       limit the speed. */
     TT__UNROLL_BY(4)
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
@@ -144,7 +145,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
         }
     }
 #else
-    TT__UNROLL_BY(4) /* for the reason given in micro */
+    TT__UNROLL_BY(4) /* so that less time goes to instructions other than multiply-adds */
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
         TT__EACH(v, nv) row[v] = TT__K(load)(b + v * TT__LANES);
@@ -178,7 +179,8 @@ TT__DOT_FN void TT__K(attention_dot_micro)(int64_t rows, int64_t cols, const tt_
 }
 #endif
 
-TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* see peak_loop */
+/* Does the work of peak_loop with dot products of bf16 instead of fp32 multiply-adds. */
+TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink)
 {
     tt__vf sum[12], x = TT__K(splat)(*sink), y = TT__K(splat)(1e-20f);
     TT__EACH(i, 12) sum[i] = TT__K(splat)((float)i);
@@ -256,7 +258,8 @@ TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__produ
     TT__TILES_FENCE;
 }
 
-TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* see peak_loop */
+/* Does the work of peak_loop with tiles of bf16 instead of fp32 multiply-adds. */
+TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink)
 {
     TT__K(tiles_begin)(32);
     for (int64_t round = 0; round < n; round++) {
@@ -266,7 +269,7 @@ TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* see peak_loop *
         _tile_dpbf16ps(3, 5, 7);
     }
     TT__K(tiles_end)();
-    (void)sink; /* not needed: the compiler drops no operation on tiles */
+    (void)sink; /* sink is not needed here: the compiler drops no operation on tiles */
     return (double)n * 4 * 2 * 16 * 16 * 32;
 }
 #else
@@ -331,7 +334,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
                 if (g->saved.data) TT__K(gemm_take)(saved + t * n, &g->saved, r + t, at, n);
                 else if (keeps) TT__K(gemm_keep)(&g->pre, r + t, at, x + t * n, n);
             }
-            if (g->saved.data) { /* `saved` is never combined with a bias */
+            if (g->saved.data) { /* a product with `saved` never has a bias */
                 TT__K(act_row)(g->act, x, x, saved, some * n);
             } else if (g->act != TT__ACT_NONE) {
                 if (kept != TT_F32) {

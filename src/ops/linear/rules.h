@@ -93,7 +93,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     int32_t dy = g;
     tt__instr product = *f;
     memset(&product.attr, 0, sizeof product.attr);
-    if (f->attr.act && (weights || x)) { /* first the backward of the activation */
+    if (f->attr.act && (weights || x)) { /* the gradient goes first through the backward of the activation */
         const char *reads = tt__act_by_result(f->attr.act) ? "gA" : "gB";
         tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "");
         const tt__tape_value *y = &t->values[f->out[0]];
@@ -329,7 +329,8 @@ static size_t tt__cuda_MATMUL(const tt_tape *t, const tt__instr *i)
 static const tt__rules tt__rules_MATMUL = {tt__shape_MATMUL, NULL, {tt__backward_MATMUL}, tt__product_bytes,
     tt__cuda_MATMUL};
 
-/* The shape rule of MATMUL_DB. The result has the rows of the forward's operand b, and a as many columns. */
+/* The shape rule of MATMUL_DB. The result is the gradient of the forward's operand b and has its rows;
+   operand 0 has as many columns. */
 static bool tt__shape_MATMUL_DB(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1), *to = &t->values[i->out[0]].shape;

@@ -87,7 +87,8 @@ cudaError_t run_loss_counts(const tt__launch *l, int blocks)
 struct row_result { float lse, loss; bool right; };
 
 // Merges the sums of a warp's lanes over their parts of a row. m: the largest logit; s: the sum of the
-// exponentials of logits - m; sx: the sum of the logits; right: see logit_sums.
+// exponentials of logits - m; sx: the sum of the logits; right: whether the target is the first of the
+// largest logits so far.
 __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &right)
 {
     const float top = warp_max(m);
@@ -208,8 +209,8 @@ __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *t
     store_partial<256>(sums, partial);
 }
 
-// Returns the weights of classes, operand k, or NULL if the operand has weights of rows. The weights are f32,
-// as are all inputs.
+// Returns the weights of classes, which are operand k and f32 as all inputs are, or NULL if the operand has
+// weights of rows.
 const float *class_weights_of(const tt__launch *l, int k)
 {
     return l->instr->attr.by_class ? (const float *)l->in[k].data : NULL;
@@ -462,7 +463,7 @@ TT__RUN_BY(MEAN_SQUARED_ERROR_BACKWARD, run_mean_squared_error_backward)
 
 // Computes the partial counts of the cross-entropy of sigmoids, for logits x, targets y and positive weights
 // p (NULL: all 1). A warp works on a row: an element's loss is p * y * log(1 + e^-x) + (1 - y) * log(1 +
-// e^x), the row's loss the mean. Moves x and y once.
+// e^x), the row's loss the mean. Reads x and y once.
 __global__ void __launch_bounds__(256) sigmoid_cross_entropy(tt__mat x, tt__mat y, tt__mat weights,
                                                              const float *p, bool wide, loss_sums *partial)
 {
@@ -508,8 +509,8 @@ cudaError_t run_sigmoid_cross_entropy(const tt__launch *l)
 }
 TT__RUN_BY(SIGMOID_CROSS_ENTROPY, run_sigmoid_cross_entropy)
 
-// Computes w / n * ((1 - y) * sigmoid(x) - p * y * sigmoid(-x)), and writes it to dx or (add) adds it. Moves
-// x, y and dx once.
+// Computes w / n * ((1 - y) * sigmoid(x) - p * y * sigmoid(-x)), and writes it to dx or (add) adds it. Reads
+// x and y and writes dx once.
 __global__ void __launch_bounds__(256)
     sigmoid_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat y, tt__mat weights, const float *p,
                                    const float *divisor, tt__mat dx, bool add, bool wide,
@@ -624,7 +625,7 @@ __global__ void __launch_bounds__(1024, 1)
         const int64_t next = r + gridDim.x;
         const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
         logit_sums sums;
-        const int32_t of_next = x ? targets[next] : ignore; // used after the sums, which hide the load
+        const int32_t of_next = x ? targets[next] : ignore; // the sums below hide the time of this load
         const float w = factor * row_weight(weights, r);
         sums.begin(own);
         const auto add = [&](int part) { // adds the thread's columns of a part
@@ -662,7 +663,8 @@ __global__ void __launch_bounds__(1024, 1)
                     ((uint2 *)to)[place] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
                                                       pack_as(dz.dtype, v[2], v[3]));
                 }
-                if (x) tt__cp_async_16(logits + c, x + c); // after the store, which has read the old logits
+                // comes after the store above, for which the old logits were read
+                if (x) tt__cp_async_16(logits + c, x + c);
             }
             tt__cp_async_commit();
         }

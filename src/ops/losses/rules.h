@@ -321,7 +321,8 @@ static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, 
 {
     const int op = TT__OP_MEAN_SQUARED_ERROR_BACKWARD;
     if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, op, "g012C", "0");
-    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, op, "g102C", "1"); /* swaps x and y */
+    /* The gradient of the target is that of x with x and target swapped. */
+    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, op, "g102C", "1");
 }
 
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ERROR, NULL,

@@ -15,7 +15,7 @@ namespace {
 // A thread of a row. Whole warps share a row, and each thread has 8 of its columns: 8 neighbours if `vector`;
 // otherwise the thread's columns are `of` apart, the number of the row's threads.
 struct row_thread {
-    int at, of; // the thread's number among the `of` threads of a row
+    int at, of; // number of the thread among the `of` threads that share a row
     bool vector;
     __device__ int64_t column(int j) const { return vector ? at * 8 + j : j * of + at; }
 };
@@ -335,13 +335,14 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
         store(0, dw);
         store(1, db);
         if (sums) store(2, ds);
-    } else { // sums over the teams; a thread's 8 columns are stored as two separate halves
+    } else { // adds up the sums of the teams; a thread's 8 columns are stored as two halves
         float4 *const own = memory + team * 2 * width + t.at;
         const auto leave = [&](int place, const float (&v)[8]) {
             own[place * 2 * width] = make_float4(v[0], v[1], v[2], v[3]);
             own[place * 2 * width + width] = make_float4(v[4], v[5], v[6], v[7]);
         };
-        const auto sum_up = [&](int kind, int place, int count) { // a team computes one kind of sums
+        // Each team adds up one kind of sums: dw, db or ds.
+        const auto sum_up = [&](int kind, int place, int count) {
             float all[8] = {0, 0, 0, 0, 0, 0, 0, 0};
             for (int k = place; k < place + count; k++) {
                 const float4 a = memory[k * 2 * width + t.at], b = memory[(k * 2 + 1) * width + t.at];
@@ -393,7 +394,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     tt__begin_kernel();
     typedef backward_block<NARROW, X> B;
     constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
-    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // two parts, which the turns use alternately
+    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // for alternate turns: `left` & TURN, a power of 2
     TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
@@ -438,7 +439,8 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     fetch_row(bits, w, 0, t);
     widen_row(scale, bits);
     if constexpr (DROP) drop.op.begin();
-    for (; left + team > 0; left -= B::TURN) { // the whole block leaves the loop; TURN is a power of 2
+    // left + team is equal in the whole block, so all threads leave the loop together.
+    for (; left + team > 0; left -= B::TURN) {
         float g[ROWS][8], n[ROWS][8], sum[2 * ROWS];
         row_bits<X> old[ROWS];
         row_stats of[ROWS];
@@ -553,7 +555,7 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
     if (wide) {
         e = TT__LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, blocks_for(x->cols, TT__ROW_THREADS)),
                        TT__ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
-        if (e == cudaSuccess && dx->data) // last, because dx may have the memory of dy
+        if (e == cudaSuccess && dx->data) // dx is computed last, because it may have the memory of dy
             e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x,
                            *w, *stats, *dx, l->add[0]);
     } else {

@@ -112,7 +112,7 @@ TT__FN tt_status TT__K(run_FOLD_SQUARES)(const tt__launch *l)
 TT__FN tt_status TT__K(run_ADD_COUNTS)(const tt__launch *l)
 {
     const float *counts = (const float *)l->in[0].data;
-    double *totals = (double *)l->out[0].data; /* a tt__totals */
+    double *totals = (double *)l->out[0].data; /* the three fields of a tt__totals */
     for (int k = 0; k < 3; k++) totals[k] = (l->add[0] ? totals[k] : 0) + counts[k];
     return TT_OK;
 }
@@ -290,7 +290,8 @@ TT__ROWS_FN(ema_rows)
 {
     const float *p = (const float *)l->in[0].data;
     float *average = (float *)l->out[0].data;
-    const float more = TT__RUN_OF(l)->step ? 1 - l->instr->attr.beta1 : 1; /* the first update copies p */
+    const float more = TT__RUN_OF(l)->step ? 1 - l->instr->attr.beta1 : 1; /* the first update copies p to the
+                                                                              average */
     (void)scratch;
     for (int64_t c = from; c < to; c += TT__LANES) {
         tt__vf A = TT__K(load_n)(average + c, to - c);

@@ -43,7 +43,7 @@ struct square_sum {
 
 struct square_sums {
     int count;
-    double *partial; // the sum of each thread block
+    double *partial; // partial[k]: sum of squares of thread block k
     square_sum of[TT__TENSORS];
 };
 
@@ -269,7 +269,7 @@ struct param_update { // the update of one parameter, or of a rank's shard of it
     int64_t n, begin;   // p has n elements, beginning with element 8 * begin of the whole parameter
     unsigned first;
     float weight_decay, lr_factor;
-    uint32_t random;    // the instruction's stream of random numbers
+    uint32_t random;    // number of the instruction's stream of random numbers
     uint8_t types[3];   // dtype of g; dtype of p; dtype of m and v
     bool wide;
 };
@@ -291,7 +291,7 @@ struct param_updates {
 #define TT__PEERS (CUDART_VERSION >= 12010 ? 2048 : 256)
 #endif
 
-struct member_sum { // a sum of members' elements, see ops/collectives/cuda.cuh
+struct member_sum { // the sum of the members' elements in a collective (ops/collectives/cuda.cuh)
     void *y;
     int64_t n;
     unsigned first;
@@ -365,7 +365,7 @@ cudaError_t run_squares(const tt__launch *l, int count)
         const unsigned tensors = (unsigned)s->count;
         cudaError_t e = cudaSuccess;
         if (op == TT__OP_SUM_SQUARES) e = TT__LAUNCH(sum_squares, blocks, 256, 0, d->stream, *s);
-        if (op == TT__OP_CHUNK_SQUARES && blocks) // 0 blocks: all of the rank's shards may be empty
+        if (op == TT__OP_CHUNK_SQUARES && blocks) // there are no blocks if all shards of the rank are empty
             e = TT__LAUNCH(chunk_squares, blocks, 256, 0, d->stream, *s);
         if (op == TT__OP_FOLD_SQUARES) e = TT__LAUNCH(fold_squares, tensors, 256, 0, d->stream, *s);
         if (e == cudaSuccess && op == TT__OP_SUM_SQUARES)
@@ -440,7 +440,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     int64_t i = from + 8 * threadIdx.x;
     if (P == ANY) {
         for (; i < to; i += 2048) update(i, to - i);
-    } else { // whole groups of 8 elements, then the last elements
+    } else { // updates whole groups of 8 elements, then the elements that are left
         for (; i + 8 <= to; i += 2048) update(i, 8);
         if (i < to) update(i, to - i);
     }
@@ -476,7 +476,8 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
 {
     if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
     param_updates *u = &l->device->arguments->updates;
-    for (int from = 0; from < count; from += u->count) { // a kernel launch has updates by one rule
+    // Each round launches a kernel for updates that follow one rule.
+    for (int from = 0; from < count; from += u->count) {
         const update_rule rule = rule_of(&l[from]);
         const float *clip = (const float *)l[from].in[1].data;
         unsigned blocks = 0;

@@ -78,7 +78,7 @@ struct patches_args {
     int64_t ld, seqs;
     const int32_t *position, *start;
     int width, patch;
-    float scale[4], shift[4]; // factor and addend of each channel
+    float scale[4], shift[4]; // factor and addend of the pixels of each channel
     tt__mat y;
     bool add, vector, words;
 };
@@ -321,7 +321,7 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     const unsigned *bits = resident_of(l)->words;
     float *partial = resident_of(l)->sums + used / sizeof(float);
     cudaError_t e = run_mark_rows(l, dy->rows);
-    if (e == cudaSuccess && l->out[1].data) { // first, because dx may have the memory of dy
+    if (e == cudaSuccess && l->out[1].data) { // sums dy first, because dx may have the memory of dy
         const int64_t all = (dy->rows + 31) / 32;
         const int64_t blocks = sum_blocks(d, 2, (all + 7) / 8, used, (size_t)dy->cols * 4);
         const int64_t words = (all + blocks - 1) / blocks;
