@@ -22118,6 +22118,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->options = *o;
     tt__note_error(ctx, &all, &status, tt__parse_precision(ctx, o->precision, o->residual, &s->precision));
     s->scales = o->train && s->precision.half == TT_F16;
+    s->dropout = o->train;
     if (s->scales) tt__note_error(ctx, &all, &status, tt__check_loss_scale(ctx, &o->loss_scale));
     tt__parse_words(ctx, o, s, &all, &status);
     tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload, &s->offload_fits));
@@ -24213,7 +24214,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     const tt__job job = {p, t, root, o->share ? o->share->arena : NULL, attempt, NULL};
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) tt__set_stage(&p->settings, stage);
-    p->settings.dropout = o->train || attempt->dropout;
+    p->settings.dropout |= attempt->dropout;
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
