@@ -1561,7 +1561,8 @@ typedef enum tt_task {
     TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
     TT_TASK_SCORES, /* one or more numbers for each text */
     TT_TASK_TAGS,   /* a tag for each word of a text */
-    TT_TASK_EMBED   /* no labels: the prediction is an embedding of each text. No dataset has this task */
+    TT_TASK_EMBED   /* no labels: a dataset has pairs of texts with similar meanings, and the prediction is an
+                       embedding of each text */
 } tt_task;
 
 /* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the
@@ -1582,11 +1583,14 @@ typedef struct tt_text {
     const float *values;  /* (classes) TT_TASK_LABELS: 0 or 1 for each label; TT_TASK_SCORES: the numbers */
     const tt_word *words; /* (n_words) TT_TASK_TAGS: words in the order of the text, which do not overlap */
     int n_words;
+    const char *negative; /* TT_TASK_EMBED: a text with another meaning, which resembles `text`; NULL: none */
+    size_t negative_bytes;
 } tt_text;
 
 /* Makes a dataset of the caller's texts, at least one. class_names: (classes) names in UTF-8. The function
-   copies everything. With TT_TASK_TAGS texts have no pairs. examples/datasets.h reads IMDb's reviews with
-   it. */
+   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED there are no classes (NULL and
+   0), every text has a pair, and either all texts or none have a negative. examples/datasets.h reads IMDb's
+   reviews with it. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
@@ -1599,6 +1603,9 @@ typedef struct tt_table_options {
     const char *pair_column;                /* Set it if the column of second texts has another name; default
                                                "text_pair". A file may lack this column. TT_TASK_TAGS ignores
                                                it */
+    const char *negative_column;            /* Set it if the column of negatives, which TT_TASK_EMBED reads,
+                                               has another name; default "negative". A file may lack this
+                                               column */
     char delimiter;                         /* Set it if another character separates the fields; default 0: a
                                                comma in a .csv file, else a tab */
     bool unquoted;                          /* Set it if double quotes in the file are ordinary characters;
@@ -1626,6 +1633,7 @@ tt_table_options tt_table_options_default(void);
      a list of numbers.
    - TT_TASK_TAGS: in JSON a list of strings or numbers, one for each string of the list in the text column.
      A space joins the words to a text.
+   - TT_TASK_EMBED: none. The pair's column is required instead.
    Lists of 0 and 1 and scores have the classes LABEL_0, LABEL_1 and so on, unless `classes` names them.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
    "valid", "val" and "dev" are synonyms. If split is one of these, "train" or "test", a row with any other
@@ -1683,6 +1691,8 @@ tt_task tt_dataset_task(const tt_dataset *d);
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 /* Returns the second text of pair i, followed by a NUL; NULL if example i is no pair. bytes may be NULL. */
 const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes);
+/* Returns the negative of text i, followed by a NUL; NULL if it has none. bytes may be NULL. */
+const char *tt_dataset_negative(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i); /* returns the number of the text's or image's class; -1
                                                          if the task is not TT_TASK_CLASS */
 /* Returns the (classes) values of TT_TASK_LABELS and TT_TASK_SCORES; NULL for other tasks. */
@@ -1712,7 +1722,12 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    With parallel.groups > 1 the loader instead deals out the sequences of a step so that the micro-batches
    have similar numbers of tokens, and each group has equally many micro-batches, as far as there are
    sequences: the micro-batches are the same for any number of ranks.
-   A pair of texts is one sequence, cut as tt_tokenizer_encode cuts pairs.
+   A pair of texts is one sequence, cut as tt_tokenizer_encode cuts pairs. With TT_TASK_EMBED each text is a
+   sequence of its own: `batch` then counts pairs or triplets, and max_seqs of the loader counts sequences. A
+   micro-batch of n pairs has n texts, then their n pairs, then perhaps n negatives. Its labels are 0 for a
+   text, 1 for a pair and 2 for a negative, and it has the arrays "anchors", i32 (n, 1), the sequences of the
+   texts; "candidates", i32 (n or 2 n, 1), the sequences of pairs and negatives; and "positives", i32 (n, 1),
+   the place of each text's pair among the candidates.
    tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
@@ -1796,7 +1811,8 @@ typedef struct tt_batch {
     const int32_t *types;     /* (rows) token types: 0, and in the second text of a pair 1 if the tokenizer's
                                  template says so */
     const int32_t *seq_start; /* (seqs + 1) */
-    const int32_t *labels;    /* (seqs) class of each sequence; -1 if the task is not TT_TASK_CLASS */
+    const int32_t *labels;    /* (seqs) class of each sequence; with TT_TASK_EMBED see tt_loader_options; with
+                                 other tasks than TT_TASK_CLASS -1 */
     const float *label_values; /* (seqs, values) values of TT_TASK_LABELS and TT_TASK_SCORES */
     int values;               /* number of labels or scores */
     const int32_t *tags;      /* (rows) TT_TASK_TAGS: the tag of a word at its first token, else -100 */
@@ -1960,14 +1976,17 @@ typedef struct tt_train_options tt_train_options;
 typedef struct tt_predictions {
     tt_context *ctx;         /* the context that gives memory to metrics */
     tt_task task;
-    int classes;             /* number of classes, labels, scores or tags */
+    int classes;             /* number of classes, labels, scores or tags; of TT_TASK_EMBED the columns of an
+                                embedding */
     int64_t rows, seqs;
     const int64_t *seq_start; /* (seqs + 1) the first row of each sequence */
     /* (rows) TT_TASK_CLASS and TT_TASK_TAGS: the class of a row, and the class with the largest logit, the
-       first of equal ones. A row whose label is not in 0..classes - 1 does not count. */
+       first of equal ones. A row whose label is not in 0..classes - 1 does not count. TT_TASK_EMBED: the
+       labels of tt_loader_options; `predicted` is NULL. */
     const int32_t *labels, *predicted;
     /* (rows, classes) TT_TASK_LABELS: 0 or 1 for each label, and logits, which predict the label if they are
-       above 0. TT_TASK_SCORES: the scores and the predicted scores. */
+       above 0. TT_TASK_SCORES: the scores and the predicted scores. TT_TASK_EMBED: NULL, and the
+       embeddings. */
     const float *values, *outputs;
     const char *const *class_names; /* (classes) the source's names; NULL: no names */
 } tt_predictions;
@@ -1998,6 +2017,10 @@ tt_metric tt_f1_entities(void);
    correlations. NaN if labels or predictions are constant. */
 tt_metric tt_pearson(void);
 tt_metric tt_spearman(void);
+/* "recall_at_1" and "recall_at_10" of TT_TASK_EMBED: the share of texts whose pair is the nearest, or among
+   the 10 nearest, of the pairs and negatives of the whole evaluation, by cosine. */
+tt_metric tt_recall_at_1(void);
+tt_metric tt_recall_at_10(void);
 /* Computes F1 of each class, label or tag, f1 (classes): 2 * right / (2 * right + wrong + missed). wrong
    counts the rows that are wrongly predicted as the class, missed the rows of the class that are not
    predicted as the class. If right, wrong and missed are all 0, F1 is NaN and does not count in f1_macro; of
@@ -2170,9 +2193,16 @@ tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
    "tags", with TT_TASK_LABELS the mean sigmoid cross-entropy and with TT_TASK_SCORES the mean squared error
    of all numbers in "label_values". Accuracy is the share of sequences or, with TT_TASK_TAGS, of tokens that
    are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
-   output are the embeddings; there is no loss, and the trainer needs compile.train = false. m must stay
-   valid. */
+   output are the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
+   right if its pair is the nearest candidate of its micro-batch. With compile.train = false there is no loss.
+   m must stay valid. */
 tt_model tt_bert_model(const tt_bert *m);
+/* Records the contrastive loss of a micro-batch of pairs or triplets (InfoNCE: van den Oord et al.,
+   "Representation learning with contrastive predictive coding", 2018): the cross-entropy of cosine(anchor,
+   candidate) / temperature over all candidates, of which the anchor's pair is the right one. The other
+   candidates are the negatives. embeddings: (seqs, width), one of each sequence. The function declares the
+   inputs "anchors", "candidates" and "positives" of tt_loader_options. Returns the mean, (1, 1). */
+tt_value tt_contrastive_loss(tt_tape *t, tt_value embeddings, const tt_train_options *o);
 
 /* ViT (Dosovitskiy et al. 2021). Parameters have the names of transformers' ViTForImageClassification. */
 typedef struct tt_vit_config {
@@ -2476,6 +2506,17 @@ struct tt_train_options {
        classes); in an evaluation they are ones. */
     float label_smoothing;
     const float *class_weights;
+    /* Set it lower if embeddings of similar texts should be farther apart, and higher if training is
+       unstable: the temperature of the contrastive loss (tt_contrastive_loss), above 0; default 0.05, as in
+       sentence-transformers. */
+    float temperature;
+    /* Set it if the contrastive loss should have the negatives of the whole step, and not of a micro-batch
+       alone: the number of sequences of the largest step (tt_loader_options.batch times the 2 or 3 texts of
+       an example); default 0. The gradients are those of one large micro-batch (Gao et al., "Scaling deep
+       contrastive learning batch size under memory limited setup", 2021), for one more forward of each
+       micro-batch and memory for the embeddings. The trainer sets compile.accumulate. Not with loss scaling,
+       pipelines and several processes. Validations have the negatives of a micro-batch. */
+    int step_seqs;
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
@@ -9017,10 +9058,10 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 
 /* ---------------------------------------------------------------------------------------------- inference */
 
-/* Removes dropout of rate 0. In programs that do not train, removes all dropout, and the block lists that are
-   for training only. A dropout becomes a copy (SCALE by 1). The copy is removed, too, unless its result is an
+/* Removes dropout of rate 0. Without `dropout`, removes all dropout, and the block lists that are for
+   training only. A dropout becomes a copy (SCALE by 1). The copy is removed, too, unless its result is an
    output, has views or is the root. */
-static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
+static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool dropout)
 {
     int n = tt__index(t);
     int32_t *instead = tt__new_map(t); /* for each value, the value to read instead if it was the result of a
@@ -9030,8 +9071,8 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
         tt__instr *i = &t->code[k];
         const tt__tape_value *y = &t->values[i->out[0]];
         tt__map_operands(i, instead);
-        if (!train) i->attr.dropout = 0;
-        if (!train && i->attr.lists_for_training) i->attr.lists = 0;
+        if (!dropout) i->attr.dropout = 0;
+        if (!dropout && i->attr.lists_for_training) i->attr.lists = 0;
         if (!tt__is(i, TT__RANDOM | TT__MOVES) || i->attr.dropout > 0) continue;
         i->op = TT__OP_SCALE;
         i->attr.scale = 1;
@@ -21442,6 +21483,7 @@ typedef struct tt__settings {
     tt__update_place update;
     tt__memory_kind memory;
     bool scales;            /* the program uses loss scaling */
+    bool dropout;           /* the program has dropout: it trains, or tt__attempt.dropout is set */
     tt_costs costs;
 } tt__settings;
 
@@ -21465,6 +21507,7 @@ typedef struct tt__choice {
 typedef struct tt__attempt {
     bool quiet;             /* a trial of a search for the largest size: no warnings, errors without advice */
     bool unbudgeted;        /* the caller of that search has no budget and will compile without one */
+    bool dropout;           /* a program that does not train keeps its dropout */
     bool no_arrivals;       /* reserve no memory for the inputs of the next run, as under a tight budget */
     size_t needs;           /* bytes of the smallest possible program with the options as they are */
     size_t advised;         /* bytes of the smallest program that an error's advice leads to; 0: the advice
@@ -21899,7 +21942,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     const int tensor = s->options.parallel.tensor;
     int losses = 0, totals = 0;
     TT__PASS(t, "record", TT_OK);
-    TT__PASS(t, "inference", tt__pass_inference(t, b->root, train));
+    TT__PASS(t, "inference", tt__pass_inference(t, b->root, s->dropout));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, false));
     TT__PASS(t, "rows", tt__pass_rows(t, b->root));
     if (t->stages > 1) TT__PASS(t, "ends of stages", tt__pass_ends(t));
@@ -22164,6 +22207,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->options = *o;
     tt__note_error(ctx, &all, &status, tt__parse_precision(ctx, o->precision, o->residual, &s->precision));
     s->scales = o->train && s->precision.half == TT_F16;
+    s->dropout = o->train;
     if (s->scales) tt__note_error(ctx, &all, &status, tt__check_loss_scale(ctx, &o->loss_scale));
     tt__parse_words(ctx, o, s, &all, &status);
     tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload, &s->offload_fits));
@@ -24259,6 +24303,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     const tt__job job = {p, t, root, o->share ? o->share->arena : NULL, attempt, NULL};
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) tt__set_stage(&p->settings, stage);
+    p->settings.dropout |= attempt->dropout;
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
@@ -24555,7 +24600,7 @@ static tt_program *tt__try_compile(tt_tape *t, tt_value root, const tt_compile_o
 
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
-    tt__attempt attempt = {false, false, false, 0, 0};
+    tt__attempt attempt = {false, false, false, false, 0, 0};
     return tt__try_compile(t, root, o, &attempt);
 }
 
@@ -24609,7 +24654,7 @@ static double tt__line_meets(double from, double from_bytes, double to, double t
 static int64_t tt__largest_size(tt_context *ctx, tt_compile_options *o, int64_t max, tt__try_size try_size,
                                 void *arg)
 {
-    tt__attempt attempt = {true, !o->memory_budget, false, 0, 0};
+    tt__attempt attempt = {true, !o->memory_budget, false, false, 0, 0};
     tt_status status = tt__budget_on(ctx, o->device, &o->memory_budget);
     const double budget = (double)o->memory_budget;
     int64_t fits = 0, fails = max + 1, next = 1;
@@ -27159,6 +27204,17 @@ static tt_status tt__end_round(tt_program *p)
 {
     p->round++;
     return p->round % tt__slots(p) ? TT_OK : tt__run_lap(p);
+}
+
+/* Runs the forward of a program that does not train, with the random numbers of a step's round. */
+static tt_status tt__run_round(tt_program *p, int64_t step, int64_t round)
+{
+    tt__begin_step(p);
+    p->run.step = step;
+    p->round = round;
+    const tt_status status = tt__micro(p, true);
+    p->round = 0;
+    return status;
 }
 
 tt_status tt_run(tt_program *p, tt_stats *stats)
@@ -34496,7 +34552,8 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 /* A text or an image with its labels. */
 typedef struct tt__example {
     const char *text, *pair;       /* pair: the second text of a pair; NULL: none */
-    size_t bytes, pair_bytes;      /* number of bytes of the texts */
+    const char *negative;          /* TT_TASK_EMBED: a third text; NULL: none */
+    size_t bytes, pair_bytes, negative_bytes; /* number of bytes of the texts */
     int64_t number;                /* number of the image in its source */
     int label;                     /* number of the class; 0 for other tasks than TT_TASK_CLASS */
     int n_words;                   /* number of words; while a table is read, number of labels */
@@ -34508,6 +34565,7 @@ struct tt_dataset {
     tt_context *ctx;
     tt_task task;
     bool pairs;              /* at least one text has a second text */
+    bool negatives;          /* at least one text has a third text */
     tt__example *examples;
     int count, capacity;
     const char **classes;
@@ -34545,6 +34603,13 @@ const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes)
     const tt__example *e = i >= 0 && i < d->count ? &d->examples[i] : NULL;
     if (bytes) *bytes = e && e->pair ? e->pair_bytes : 0;
     return e ? e->pair : NULL;
+}
+
+const char *tt_dataset_negative(const tt_dataset *d, int64_t i, size_t *bytes)
+{
+    const tt__example *e = i >= 0 && i < d->count ? &d->examples[i] : NULL;
+    if (bytes) *bytes = e && e->negative ? e->negative_bytes : 0;
+    return e ? e->negative : NULL;
 }
 
 int tt_dataset_label(const tt_dataset *d, int64_t i)
@@ -34699,10 +34764,11 @@ static tt_status tt__number_classes(tt_dataset *d, const char *const *names, int
    chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
-    int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)d->n_classes), spare = n;
+    const int classes = (int)tt__max(1, d->n_classes); /* TT_TASK_EMBED has none, and all labels are 0 */
+    int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)classes), spare = n;
     if (!quota) return TT_ERR_MEMORY;
     for (int i = 0; i < d->count; i++) quota[d->examples[i].label]++;
-    for (int c = 0; c < d->n_classes; c++) spare -= quota[c] = quota[c] * n / d->count;
+    for (int c = 0; c < classes; c++) spare -= quota[c] = quota[c] * n / d->count;
     tt__shuffle(order, (uint32_t)d->count, key);
     for (int k = 0, chosen = 0; k < d->count; k++) {
         int label = d->examples[order[k]].label;
@@ -34727,29 +34793,33 @@ static tt_dataset *tt__dataset_new(tt_context *ctx, tt_task task, const char *co
     return tt__dataset_end(d, tt__number_classes(d, class_names, classes));
 }
 
-/* Copies the text, the second text, the values and the words of an example into the dataset's memory. */
+/* Copies the texts, the values and the words of an example into the dataset's memory. */
 static tt_status tt__dataset_copy(tt_dataset *d, tt__example *e)
 {
     const size_t values = e->values ? sizeof *e->values * (size_t)d->n_classes : 0;
     const size_t words = sizeof *e->words * (size_t)e->n_words;
     char *text = e->text ? tt__chunks_text(d->ctx, &d->chunks, e->text, e->bytes) : NULL;
     char *pair = e->pair ? tt__chunks_text(d->ctx, &d->chunks, e->pair, e->pair_bytes) : NULL;
+    char *third = e->negative ? tt__chunks_text(d->ctx, &d->chunks, e->negative, e->negative_bytes) : NULL;
     void *copy = values ? tt__chunks_take(d->ctx, &d->chunks, values) : NULL;
     void *tags = words ? tt__chunks_take(d->ctx, &d->chunks, words) : NULL;
-    if ((e->text && !text) || (e->pair && !pair) || (values && !copy) || (words && !tags))
+    if ((e->text && !text) || (e->pair && !pair) || (e->negative && !third) || (values && !copy) ||
+        (words && !tags))
         return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %zu bytes of text %d",
-                        e->bytes + e->pair_bytes, d->count - 1);
+                        e->bytes + e->pair_bytes + e->negative_bytes, d->count - 1);
     if (values) memcpy(copy, e->values, values);
     if (words) memcpy(tags, e->words, words);
     e->text = text;
     e->pair = pair;
+    e->negative = third;
     e->values = (float *)copy;
     e->words = (tt_word *)tags;
     d->pairs |= pair != NULL;
+    d->negatives |= third != NULL;
     return TT_OK;
 }
 
-/* Checks the labels of the caller's text number d->count. */
+/* Checks the labels and the number of texts of the caller's text number d->count. */
 static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
 {
     const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
@@ -34768,6 +34838,10 @@ static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
                             "%s", c, d->count, x,
                             d->task == TT_TASK_SCORES ? "a finite number" : "a number from 0 to 1");
     }
+    if (d->task == TT_TASK_EMBED && (!text->pair || (d->count && d->negatives != (text->negative != NULL))))
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has no %s, but TT_TASK_EMBED "
+                        "needs a pair for every text, and a negative for all texts or for none", d->count,
+                        !text->pair ? "pair" : text->negative ? "negative before it" : "negative");
     if (d->task != TT_TASK_TAGS) return TT_OK;
     if (text->pair)
         return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has a second text, but "
@@ -34799,6 +34873,8 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *t
     e->bytes = text->bytes;
     e->pair = text->pair;
     e->pair_bytes = text->pair ? text->pair_bytes : 0;
+    e->negative = d->task == TT_TASK_EMBED ? text->negative : NULL;
+    e->negative_bytes = e->negative ? text->negative_bytes : 0;
     const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
     e->values = values ? (float *)(uintptr_t)text->values : NULL;
     e->words = (tt_word *)(uintptr_t)text->words;
@@ -34806,14 +34882,17 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *t
     return tt__dataset_copy(d, e);
 }
 
-static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_TAGS; }
+static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_EMBED; }
 
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes)
 {
-    if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names || !tt__is_task(task))
+    const bool no_classes = task == TT_TASK_EMBED && !classes;
+    if (count < 1 || count > INT_MAX || !texts || !tt__is_task(task) ||
+        !(no_classes || (task != TT_TASK_EMBED && classes > 0 && class_names)))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are %lld texts%s of %d classes%s, "
-                        "task %d; expected at least one text and one class, and one of tt_task",
+                        "task %d; expected at least one text, one of tt_task, and at least one class, or 0 "
+                        "for TT_TASK_EMBED",
                         (long long)count, texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)",
                         (int)task), (tt_dataset *)NULL;
     tt_dataset *d = tt__dataset_new(ctx, task, class_names, classes);
@@ -34851,7 +34930,8 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
 typedef struct tt__label_name { const char *name; int number; } tt__label_name;
 
 /* The columns that are read from a table. */
-enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMN_PAIR, TT__COLUMNS };
+enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMN_PAIR, TT__COLUMN_NEGATIVE,
+       TT__COLUMNS };
 
 /* A file of rows: a table, lines of JSON, or words with tags. */
 typedef struct tt__table {
@@ -34860,13 +34940,15 @@ typedef struct tt__table {
     char *text;
     size_t bytes, at;
     long long line, row_line; /* line numbers of `at` and of the row's start; a row may span lines */
-    const char *column[TT__COLUMNS]; /* names of columns */
+    const char *column[TT__COLUMNS]; /* names of the `columns` columns that the task reads */
+    int columns;
     char separator;
     char between;             /* character that separates the labels in a field */
     bool unquoted;            /* quotes are ordinary characters */
     bool splits;              /* the table has a split column */
     long long first_line;     /* line of the first row of JSON; 0: no row was read */
     tt_task task;
+    bool needs[TT__COLUMNS];  /* whether each column must be there */
     const uint32_t *order;    /* the caller's classes sorted by name; NULL: labels become the classes */
     tt__label_name *names;    /* labels of all rows, one row after another; example i has n_words of them */
     int n_names, cap_names;
@@ -35065,7 +35147,7 @@ static tt_status tt__table_set(tt_dataset *d, const tt__table *t)
 static tt_status tt__table_labels(tt_dataset *d, tt__table *t)
 {
     tt_status status = TT_OK;
-    if (!d->count) return TT_OK;
+    if (!d->count || t->task == TT_TASK_EMBED) return TT_OK;
     if (!t->order) status = t->width ? tt__table_unnamed(d, t->width) : tt__table_classes(d, t);
     return status == TT_OK ? tt__table_set(d, t) : status;
 }
@@ -35170,12 +35252,13 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
     if (!tt__table_row(t))
         return tt__fail(t->ctx, TT_ERR_FORMAT,
                         "'%s' is empty; expected a header with the columns %.100s and %.100s", t->path,
-                        t->column[TT__COLUMN_TEXT], t->column[TT__COLUMN_LABEL]);
+                        t->column[TT__COLUMN_TEXT],
+                        t->column[t->needs[TT__COLUMN_PAIR] ? TT__COLUMN_PAIR : TT__COLUMN_LABEL]);
     for (*columns = 0; !field.last; ++*columns) {
         tt_status status = tt__table_field(t, &field);
         if (status != TT_OK) return status;
         tt__print(&list, "%s'%.100s'", *columns ? ", " : "", field.text);
-        for (int i = 0; i < TT__COLUMNS; i++) {
+        for (int i = 0; i < t->columns; i++) {
             if (!tt__field_is(&field, t->column[i])) continue;
             if (column[i] >= 0)
                 return tt__row_fail(t, "two columns are named '%.200s': rename one of them", t->column[i]);
@@ -35185,8 +35268,8 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
             return tt__row_fail(t, "the line has 2^31 columns or more, which is too many");
     }
     const char other = *columns == 1 ? tt__table_other_separator(there, strlen(there)) : 0;
-    for (int i = 0; i < TT__COLUMNS; i++)
-        if (column[i] < 0 && i < TT__COLUMN_SPLIT)
+    for (int i = 0; i < t->columns; i++)
+        if (column[i] < 0 && t->needs[i])
             return tt__fail(t->ctx, TT_ERR_FORMAT, "'%.300s', line %lld: none of the header's %d columns, "
                             "separated by %s, is named '%.100s'; they are %.300s%s%s%s%s", t->path,
                             t->row_line, *columns, tt__table_separator(t->separator, separator), t->column[i],
@@ -35309,7 +35392,13 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split)
         e->pair = fields[TT__COLUMN_PAIR].text;
         e->pair_bytes = fields[TT__COLUMN_PAIR].bytes;
         d->pairs |= e->pair != NULL;
-        status = tt__table_field_labels(d, t, e, &fields[TT__COLUMN_LABEL]);
+        if (t->task != TT_TASK_EMBED) {
+            status = tt__table_field_labels(d, t, e, &fields[TT__COLUMN_LABEL]);
+            continue;
+        }
+        e->negative = fields[TT__COLUMN_NEGATIVE].text;
+        e->negative_bytes = fields[TT__COLUMN_NEGATIVE].bytes;
+        d->negatives |= e->negative != NULL;
     }
     return status;
 }
@@ -35460,7 +35549,7 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
     if (j->nodes[0].kind != TT__JSON_OBJECT)
         return tt__row_fail(t, "the line is %s; expected an object with the columns as members: write an "
                             "object on each line, as jq -c '.[]' does of a list", tt__json_kind_name(j, 0));
-    for (int i = 0; i < TT__COLUMNS; i++) {
+    for (int i = 0; i < t->columns; i++) {
         at[i] = tt__json_get(j, 0, t->column[i]);
         if (i >= TT__COLUMN_SPLIT && at[i] >= 0 && j->nodes[at[i]].kind == TT__JSON_NULL) at[i] = -1;
         if (i >= TT__COLUMN_SPLIT && at[i] >= 0 && j->nodes[at[i]].kind != TT__JSON_STRING)
@@ -35479,16 +35568,25 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
     if (!e) return t->ctx->status;
     if (t->task == TT_TASK_TAGS)
         return tt__row_words(d, t, j, line, at[TT__COLUMN_TEXT], at[TT__COLUMN_LABEL], e);
-    for (int i = 0; i < 2; i++) {
-        const int column = i ? TT__COLUMN_PAIR : TT__COLUMN_TEXT, node = at[column];
-        if (i && node < 0) continue;
+    const bool embed = t->task == TT_TASK_EMBED;
+    const int columns[] = {TT__COLUMN_TEXT, TT__COLUMN_PAIR, TT__COLUMN_NEGATIVE};
+    const char **const texts[] = {&e->text, &e->pair, &e->negative};
+    size_t *const bytes[] = {&e->bytes, &e->pair_bytes, &e->negative_bytes};
+    for (int i = 0; i < (embed ? 3 : 2); i++) {
+        const int node = at[columns[i]];
+        if (node < 0 && !t->needs[columns[i]]) continue;
         if (node < 0 || j->nodes[node].kind != TT__JSON_STRING)
-            return tt__row_wrong(t, j, node, column, "a string");
-        if (!tt__row_text(d, j, node, i ? &e->pair : &e->text, i ? &e->pair_bytes : &e->bytes))
+            return tt__row_wrong(t, j, node, columns[i], "a string");
+        if (!tt__row_text(d, j, node, texts[i], bytes[i]))
             return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the %d texts of '%s'", d->count,
                             t->path);
     }
     d->pairs |= e->pair != NULL;
+    if (embed && d->count > 1 && d->negatives != (e->negative != NULL))
+        return tt__row_fail(t, "the row has %s \"%.100s\", unlike the rows before: write it in all rows or "
+                            "in none", e->negative ? "a" : "no", t->column[TT__COLUMN_NEGATIVE]);
+    d->negatives |= e->negative != NULL;
+    if (embed) return TT_OK;
     return tt__row_labels(d, t, j, line, at[TT__COLUMN_LABEL], e);
 }
 
@@ -35581,7 +35679,7 @@ static tt_status tt__read_conll(tt_dataset *d, tt__table *t)
 
 tt_table_options tt_table_options_default(void)
 {
-    tt_table_options o = {NULL, NULL, "split", "text_pair", 0, false, TT_TASK_CLASS, ','};
+    tt_table_options o = {NULL, NULL, "split", "text_pair", "negative", 0, false, TT_TASK_CLASS, ','};
     return o;
 }
 
@@ -35611,15 +35709,20 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
     const bool tags = o->task == TT_TASK_TAGS;
     const char *names[TT__COLUMNS] = {o->text_column ? o->text_column : tags ? "tokens" : "text",
                                       o->label_column ? o->label_column : tags ? "tags" : "label",
-                                      o->split_column, o->pair_column};
+                                      o->split_column, o->pair_column, o->negative_column};
     bool good = true;
+    t->needs[TT__COLUMN_TEXT] = true;
+    t->needs[o->task == TT_TASK_EMBED ? TT__COLUMN_PAIR : TT__COLUMN_LABEL] = true;
+    t->columns = o->task == TT_TASK_EMBED ? TT__COLUMNS : TT__COLUMN_NEGATIVE;
     for (int i = 0; i < TT__COLUMNS; i++) t->column[i] = names[i] ? names[i] : "NULL";
-    for (int i = 0; i < TT__COLUMNS; i++)
+    for (int i = 0; i < t->columns; i++)
         for (int k = 0; k <= i; k++) good &= names[i] && (k == i || strcmp(t->column[i], t->column[k]) != 0);
     if (!good)
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: the columns of text, label, split and pair "
-                        "are '%.100s', '%.100s', '%.100s' and '%.100s'; expected four different names",
-                        t->column[0], t->column[1], t->column[2], t->column[3]);
+                        "are '%.100s', '%.100s', '%.100s' and '%.100s'%s%.100s; expected different names",
+                        t->column[0], t->column[1], t->column[2], t->column[3],
+                        t->columns == TT__COLUMNS ? ", that of negatives is " : "",
+                        t->columns == TT__COLUMNS ? t->column[TT__COLUMN_NEGATIVE] : "");
     if (o->delimiter && (strchr("\"\n\r", o->delimiter) || (unsigned char)o->delimiter >= 0x80))
         return tt__fail(t->ctx, TT_ERR_ARGUMENT,
                         "table options: the delimiter is the byte %d; expected an ASCII character that is "
@@ -35629,7 +35732,7 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
                         "expected an ASCII character, such as a comma", (unsigned char)o->label_delimiter);
     if (!tt__is_task(o->task))
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: task is %d; expected one of tt_task, %d to "
-                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_TAGS);
+                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_EMBED);
     return TT_OK;
 }
 
@@ -35682,6 +35785,9 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     t.path = path;
     t.task = o.task;
     t.line = 1;
+    if (o.task == TT_TASK_EMBED && n_classes)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given, but TT_TASK_EMBED has no classes: "
+                        "give NULL and 0", path, n_classes), (tt_dataset *)NULL;
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given%s; give at least one, or NULL and "
                         "0 to take the classes from the file", path, n_classes, classes ? "" : " as NULL"),
@@ -35792,8 +35898,9 @@ static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, in
     return TT_OK;
 }
 
-/* The tokens of a text or a pair. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens;
-   types: NULL if all are 0; tags: for TT_TASK_TAGS, as in tt_batch. */
+/* The tokens of a sequence: of a text or a pair, or, with TT_TASK_EMBED, of each text of a pair or triplet.
+   ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens; types: NULL if all are 0; tags:
+   for TT_TASK_TAGS, as in tt_batch. */
 typedef struct tt__tokens {
     const void *ids;
     const uint8_t *types;
@@ -35835,7 +35942,8 @@ struct tt_loader {
     bool wide;                     /* ids need more than 16 bits */
     bool typed;                    /* token types may differ from 0 */
     bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
-    tt__tokens *tokens;            /* the tokens of each of `count` texts */
+    int parts;                     /* sequences of an example: with TT_TASK_EMBED 2 or 3, else 1 */
+    tt__tokens *tokens;            /* (count, parts) the tokens of each example */
     tt__chunk *chunks;             /* memory of the ids */
     int32_t *scratch;              /* max_length ids and types for each thread, while texts are tokenized */
     tt_span *spans;                /* TT_TASK_TAGS: max_length spans for each thread */
@@ -35855,6 +35963,8 @@ struct tt_loader {
     int32_t *ids, *positions, *types, *seq_start;
     int32_t *tags;                 /* tags of the micro-batch, for TT_TASK_TAGS */
     float *label_values;           /* values of the micro-batch, for TT_TASK_LABELS and TT_TASK_SCORES */
+    int32_t *roles;                /* TT_TASK_EMBED: 0, 1, 2, ..., which all three arrays share */
+    tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives" */
 
     /* ---- fields for images. Threads make the images of micro-batches `base` to `base + slots - 1`, while
        the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, the fields of `ring`
@@ -35909,18 +36019,37 @@ static void tt__loader_tags(const tt__example *e, const tt_span *spans, int firs
     }
 }
 
-/* A task of a thread pool (tt__run_tasks): tokenizes TT__TEXTS_AT_ONCE consecutive texts. */
+/* Returns how sequence `number` of a loader is encoded, without memory for the result. */
+static tt_encoding tt__loader_encoding(const tt_loader *l, int64_t number)
+{
+    const tt__example *e = &l->d->examples[number / l->parts];
+    tt_encoding o = {e->text, e->bytes, e->pair, e->pair_bytes, true, l->o.max_length, l->o.max_length, NULL,
+                     NULL, NULL};
+    if (l->parts == 1) return o;
+    const char *const text[] = {e->text, e->pair, e->negative};
+    const size_t bytes[] = {e->bytes, e->pair_bytes, e->negative_bytes};
+    o.text = text[number % l->parts];
+    o.bytes = bytes[number % l->parts];
+    o.pair = NULL;
+    o.pair_bytes = 0;
+    return o;
+}
+
+/* A task of a thread pool (tt__run_tasks): tokenizes TT__TEXTS_AT_ONCE consecutive sequences. */
 static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;
     int32_t *from = l->scratch + (size_t)thread * 2 * (size_t)l->o.max_length;
     int32_t *types = from + l->o.max_length;
     tt_span *spans = l->spans ? l->spans + (size_t)thread * (size_t)l->o.max_length : NULL;
-    int64_t first = task * TT__TEXTS_AT_ONCE, end = tt__min(l->d->count, first + TT__TEXTS_AT_ONCE);
+    const int64_t count = (int64_t)l->d->count * l->parts;
+    int64_t first = task * TT__TEXTS_AT_ONCE, end = tt__min(count, first + TT__TEXTS_AT_ONCE);
     for (int64_t text = first; text < end; text++) {
-        const tt__example *e = &l->d->examples[text];
-        const tt_encoding o = {e->text, e->bytes, e->pair, e->pair_bytes, true, l->o.max_length,
-                               l->o.max_length, from, types, spans};
+        const tt__example *e = &l->d->examples[text / l->parts];
+        tt_encoding o = tt__loader_encoding(l, text);
+        o.ids = from;
+        o.types = types;
+        o.spans = spans;
         const tt__encoded made = tt__encode_texts(l->k, &o, true);
         const int n = (int)made.n;
         const size_t bytes = (size_t)tt__max(n, 0) * (l->wide ? 4 : 2), typed = l->typed ? (size_t)n : 0;
@@ -35947,9 +36076,21 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     }
 }
 
-/* A list of texts, by whose indices (places) tt__place_longer sorts. The text at a place has the number
+/* Returns the number of tokens of an example, in all its `parts` sequences. */
+static int tt__example_tokens(const tt__tokens *tokens, int parts, uint32_t example)
+{
+    int64_t n = 0;
+    for (int part = 0; part < parts; part++) n += tokens[(int64_t)example * parts + part].count;
+    return (int)tt__min(n, INT32_MAX);
+}
+
+/* A list of examples, by whose indices (places) tt__place_longer sorts. The example at a place has the number
    texts[place] or, if `texts` is NULL, the number `place`. */
-typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
+typedef struct tt__step_texts {
+    const tt__tokens *tokens;
+    int parts;
+    const uint32_t *texts;
+} tt__step_texts;
 
 /* Returns whether place a comes before place b in the order from the longest text to the shortest. Texts of
    equal length keep their shuffled order: many texts are cut to one length, and in the order of a table,
@@ -35957,8 +36098,8 @@ typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts;
 static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__step_texts *s = (const tt__step_texts *)arg;
-    const int x = s->tokens[s->texts ? s->texts[a] : a].count;
-    const int y = s->tokens[s->texts ? s->texts[b] : b].count;
+    const int x = tt__example_tokens(s->tokens, s->parts, s->texts ? s->texts[a] : a);
+    const int y = tt__example_tokens(s->tokens, s->parts, s->texts ? s->texts[b] : b);
     return x != y ? x > y : a < b;
 }
 
@@ -35966,16 +36107,18 @@ static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 static bool tt__loader_tokenize(tt_loader *l)
 {
     tt_context *ctx = l->ctx;
-    size_t count = (size_t)l->d->count, scratch, spans;
+    size_t count = (size_t)l->d->count, all_tokens, scratch, spans;
     if (!tt__mul_size((size_t)l->o.max_length, (size_t)ctx->cpu.pool->threads * 2 * sizeof *l->scratch,
                      &scratch))
         scratch = SIZE_MAX;
     if (!tt__mul_size(scratch, sizeof *l->spans / (2 * sizeof *l->scratch), &spans)) spans = SIZE_MAX;
-    if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) ||
+    if (!tt__mul_size(count, (size_t)l->parts * sizeof *l->tokens, &all_tokens)) all_tokens = SIZE_MAX;
+    if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, all_tokens)) ||
         !(l->scratch = (int32_t *)tt__alloc(ctx, scratch)) ||
         (l->d->task == TT_TASK_TAGS && !(l->spans = (tt_span *)tt__alloc(ctx, spans))))
         return false;
-    tt__run_tasks(ctx->cpu.pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
+    const int64_t sequences = (int64_t)l->d->count * l->parts;
+    tt__run_tasks(ctx->cpu.pool, tt__ceil_div(sequences, TT__TEXTS_AT_ONCE), tt__loader_task, l);
     tt__free(ctx, l->scratch);
     tt__free(ctx, l->spans);
     l->scratch = NULL;
@@ -35985,17 +36128,18 @@ static bool tt__loader_tokenize(tt_loader *l)
             false;
     if (l->empty >= 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: text %lld has no tokens: leave it out of the dataset",
-                        (long long)l->empty), false;
+                        (long long)l->empty / l->parts), false;
 
     /* A micro-batch has at most as many tokens as the max_seqs longest texts have together. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
-    const tt__step_texts all = {l->tokens, NULL};
+    const tt__step_texts all = {l->tokens, l->parts, NULL};
     const int64_t max = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
     tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
     /* Few texts have less than two tokens, so more than room / 2 texts would hardly ever fit. */
-    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2);
-    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, max); i++) micro += l->tokens[l->deal.order[i]].count;
+    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, tt__max(1, room / (2 * l->parts)));
+    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, max); i++)
+        micro += tt__example_tokens(l->tokens, l->parts, l->deal.order[i]);
     l->max_tokens = (int)tt__min(room, micro);
     l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, max) > l->deal.data;
     return true;
@@ -36022,7 +36166,7 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
 {
     int micro = 0, seqs = 0, tokens = 0;
     for (int i = 0; i < n; i++) {
-        const int more = l->tokens[texts[i]].count;
+        const int more = tt__example_tokens(l->tokens, l->parts, texts[i]);
         const bool full = seqs == l->deal.max_seqs || more > l->max_tokens - tokens;
         if (full) l->ends[micro++] = i, seqs = tokens = 0;
         l->dealt[i] = texts[i];
@@ -36045,8 +36189,9 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
         int to = -1;
         for (int k = 0; k < micros; k++)
             if (l->ends[k] < l->deal.max_seqs && (to < 0 || l->filled[k] < l->filled[to])) to = k;
-        l->filled[to] += l->tokens[texts[place]].count;
-        if (l->filled[to] > l->max_tokens) return false;
+        const int more = tt__example_tokens(l->tokens, l->parts, texts[place]);
+        if (more > l->max_tokens - l->filled[to]) return false;
+        l->filled[to] += more;
         l->ends[to]++;
         l->micro_of[place] = to;
     }
@@ -36056,7 +36201,7 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
 /* Divides a step of n texts into micro-batches. The texts of a micro-batch keep their order. */
 static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 {
-    const tt__step_texts step = {l->tokens, texts};
+    const tt__step_texts step = {l->tokens, l->parts, texts};
     int micros = tt__deal_micros(&l->deal, n), from = 0;
     if (l->deal.groups == 1) {
         tt__loader_fill(l, texts, n);
@@ -36310,8 +36455,15 @@ void tt_loader_free(tt_loader *l)
     tt__chunks_free(ctx, &l->chunks);
     void *const owned[] = {l->ring, l->deal.order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
                            l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
-                           l->seq_start, l->labels, l->label_values, l->tags, l->spans, l->index, l};
+                           l->seq_start, l->labels, l->label_values, l->tags, l->roles, l->spans, l->index,
+                           l};
     tt__free_all(ctx, owned, TT__COUNT(owned));
+}
+
+/* Returns the number of sequences of each example. */
+static int tt__dataset_parts(const tt_dataset *d)
+{
+    return d->task != TT_TASK_EMBED ? 1 : d->negatives ? 3 : 2;
 }
 
 static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
@@ -36320,6 +36472,8 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     char text[1024] = "";
     tt__text_buffer all = {text, sizeof text, 0};
     const bool deals = tt__deal_check(&all, o->batch, o->accumulate, &o->parallel), texts = !d->images;
+    const bool pairs = d->pairs && d->task != TT_TASK_EMBED;
+    const int parts = tt__dataset_parts(d);
     const int64_t max = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
     if (!d->count) tt__print(&all, "; the dataset is empty: give it at least one example");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
@@ -36329,17 +36483,18 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
                   "lower or drop_last = false", d->count, texts ? "texts" : "images", o->batch);
     if (texts && o->max_length < 2)
         tt__print(&all, "; max_length is %d, but must be at least 2, for [CLS] and [SEP]", o->max_length);
-    else if (texts && o->max_tokens != 0 && o->max_tokens < o->max_length)
+    else if (texts && o->max_tokens != 0 && o->max_tokens / parts < o->max_length)
         tt__print(&all,
-                  "; max_tokens is %d, but must be 0 or at least max_length, %d, so that every text fits",
-                  o->max_tokens, o->max_length);
-    else if (texts && max > INT32_MAX / o->max_length && !o->max_tokens)
+                  "; max_tokens is %d, but must be 0 or at least %smax_length, %d, so that every %s fits",
+                  o->max_tokens, parts == 1 ? "" : parts == 2 ? "2 * " : "3 * ", o->max_length,
+                  parts == 1 ? "text" : parts == 2 ? "pair" : "triplet");
+    else if (texts && max > INT32_MAX / o->max_length / parts && !o->max_tokens)
         tt__print(&all, "; batch %d of max_length %d has more than 2^31 tokens: set max_tokens", o->batch,
                   o->max_length);
-    if (texts && d->pairs && !k->finish.pairs)
+    if (texts && pairs && !k->finish.pairs)
         tt__print(&all, "; the dataset has pairs of texts, but the tokenizer's post_processor does not say "
                   "how to join the texts: add a \"pair\" with $A and then $B to its TemplateProcessing");
-    else if (texts && d->pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
+    else if (texts && pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
         tt__print(&all, "; max_length is %d, but must be at least %d for pairs of texts, with the tokens "
                   "around the texts", o->max_length, tt__ids_around(k, true));
     if (texts && o->window < 0)
@@ -36351,12 +36506,14 @@ static bool tt__loader_allocate(tt_loader *l) /* allocates the memory of a loade
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
-    size_t seqs = (size_t)l->deal.max_seqs, rows = (size_t)l->max_tokens;
+    size_t seqs = (size_t)l->deal.max_seqs * (size_t)l->parts, rows = (size_t)l->max_tokens;
     size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
     size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch), values = 0;
     const bool valued = l->d->task == TT_TASK_LABELS || l->d->task == TT_TASK_SCORES;
     if (!tt__mul_size(seqs * sizeof *l->label_values, (size_t)l->d->n_classes, &values)) values = SIZE_MAX;
     if (l->d->task == TT_TASK_TAGS && !(l->tags = (int32_t *)tt__alloc(ctx, rows * 4))) return false;
+    if (l->parts > 1 && !(l->roles = (int32_t *)tt__alloc(ctx, seqs * 4))) return false;
+    for (size_t k = 0; k < seqs && l->roles; k++) l->roles[k] = (int32_t)k;
     if (valued && !(l->label_values = (float *)tt__alloc(ctx, values))) return false;
     return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
            (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
@@ -36417,11 +36574,12 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     bool ok = tt__deal_begin(ctx, &l->deal, d->count, o.batch, o.accumulate, &o.parallel);
     if (o.drop_last) l->deal.used = (l->deal.steps = d->count / o.batch) * o.batch;
     l->wide = k && k->size > 65536;
-    l->typed = k && tt__has_types(k, d->pairs);
+    l->parts = tt__dataset_parts(d);
+    l->typed = k && tt__has_types(k, d->pairs && l->parts == 1);
     l->sort = k && o.shuffle && o.window > 1;
     l->window_steps = l->sort ? tt__min(o.window, l->deal.steps) : 1;
     l->window_at = l->empty = -1;
-    size_t seqs = (size_t)l->deal.max_seqs;
+    size_t seqs = (size_t)l->deal.max_seqs * (size_t)l->parts;
     ok = ok && (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
         (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) &&
         (image ? tt__image_allocate(l) : tt__loader_allocate(l)) && tt_loader_seek(l, 0, 0) == TT_OK;
@@ -36522,7 +36680,7 @@ tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_im
 }
 
 int64_t tt_loader_steps(const tt_loader *l) { return l->deal.steps; }
-int tt_loader_max_seqs(const tt_loader *l) { return l->deal.max_seqs; }
+int tt_loader_max_seqs(const tt_loader *l) { return l->deal.max_seqs * l->parts; }
 int tt_loader_max_tokens(const tt_loader *l) { return l->max_tokens; }
 bool tt_loader_accumulates(const tt_loader *l) { return l->deal.accumulates; }
 int tt_loader_longest(const tt_loader *l) { return l->longest; }
@@ -36549,12 +36707,13 @@ static uint64_t tt__loader_source_hash(void *self)
     uint64_t hash = TT__HASH_BEGIN;
     for (int i = 0; i < l->d->count; i++) {
         hash = tt__hash_on(hash, &l->d->examples[i].label, sizeof l->d->examples[i].label);
-        if (!l->tokens) continue; /* images have no tokens */
-        int count = l->tokens[i].count;
-        hash = tt__hash_on(hash, &count, sizeof count);
-        hash = tt__hash_on(hash, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
-        if (l->typed) hash = tt__hash_on(hash, l->tokens[i].types, (size_t)count);
-        if (l->tags) hash = tt__hash_on(hash, l->tokens[i].tags, sizeof(int32_t) * (size_t)count);
+        for (int part = 0; part < l->parts && l->tokens; part++) { /* images have no tokens */
+            const tt__tokens *x = &l->tokens[(int64_t)i * l->parts + part];
+            hash = tt__hash_on(hash, &x->count, sizeof x->count);
+            hash = tt__hash_on(hash, x->ids, (size_t)x->count * (l->wide ? 4 : 2));
+            if (l->typed) hash = tt__hash_on(hash, x->types, (size_t)x->count);
+            if (l->tags) hash = tt__hash_on(hash, x->tags, sizeof(int32_t) * (size_t)x->count);
+        }
         if (l->label_values)
             hash = tt__hash_on(hash, l->d->examples[i].values, sizeof(float) * (size_t)l->d->n_classes);
     }
@@ -36601,7 +36760,7 @@ static void tt__loader_source_deal(void *self, int data, int first, int end, boo
 const tt_source *tt_loader_source(tt_loader *l)
 {
     if (!l) return NULL;
-    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, l->deal.max_seqs,
+    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, tt_loader_max_seqs(l),
                    l->max_tokens, l->deal.accumulates, tt__loader_source_hash, l->d->classes,
                    l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe};
     l->source = s;
@@ -36639,7 +36798,7 @@ static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
     int64_t n = tt__min(l->window_steps * l->o.batch, l->deal.used - first);
-    const tt__step_texts shuffled = {l->tokens, l->deal.order + first};
+    const tt__step_texts shuffled = {l->tokens, l->parts, l->deal.order + first};
     for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->deal.order[first + i];
     if (l->sort) {
         uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->deal.epoch,
@@ -36652,6 +36811,18 @@ static void tt__loader_window(tt_loader *l, int64_t window)
         l->step_order[0] = 0;
     }
     l->window_at = window;
+}
+
+/* Sets the arrays of a micro-batch of pairs or triplets. */
+static void tt__loader_roles(tt_loader *l, int examples, tt_batch *batch)
+{
+    if (l->parts == 1) return;
+    const tt_array arrays[] = {{"anchors", l->roles, examples},
+                               {"candidates", l->roles + examples, (int64_t)examples * (l->parts - 1)},
+                               {"positives", l->roles, examples}};
+    memcpy(l->arrays, arrays, sizeof arrays);
+    batch->arrays = l->arrays;
+    batch->n_arrays = TT__COUNT(arrays);
 }
 
 bool tt_loader_next(tt_loader *l, tt_batch *batch)
@@ -36667,11 +36838,12 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     int in_step = (int)tt__min(l->o.batch, l->deal.used - from), rows = 0, seqs = 0;
     const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
     if (!l->micro) tt__loader_cut_step(l, texts, in_step);
-    for (const int end = l->ends[l->micro++]; l->in_step < end; seqs++, l->in_step++) {
-        const uint32_t text = l->dealt[l->in_step];
-        const tt__tokens *tokens = &l->tokens[text];
+    const int first = l->in_step, end = l->ends[l->micro++], examples = end - first;
+    for (; seqs < examples * l->parts; seqs++) {
+        const uint32_t text = l->dealt[first + seqs % examples];
+        const tt__tokens *tokens = &l->tokens[(int64_t)text * l->parts + seqs / examples];
         l->seq_start[seqs] = rows;
-        l->labels[seqs] = tt_dataset_label(l->d, text);
+        l->labels[seqs] = l->parts > 1 ? seqs / examples : tt_dataset_label(l->d, text);
         l->index[seqs] = text;
         if (l->label_values)
             memcpy(l->label_values + (size_t)seqs * (size_t)l->d->n_classes, l->d->examples[text].values,
@@ -36683,6 +36855,8 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
             if (l->tags) l->tags[rows] = tokens->tags[i];
         }
     }
+    l->in_step = end;
+    tt__loader_roles(l, examples, batch);
     l->seq_start[seqs] = rows;
     batch->rows = rows;
     batch->ids = l->ids;
@@ -38779,6 +38953,26 @@ static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const t
     return loss;
 }
 
+tt_value tt_contrastive_loss(tt_tape *t, tt_value embeddings, const tt_train_options *o)
+{
+    const int64_t pairs = tt_axis(t, "pairs", tt__max(1, o->max_seqs / 2));
+    const int64_t others = tt_axis(t, "candidates", o->max_seqs);
+    tt_value anchors = tt_input(t, "anchors", TT_I32, pairs, 1);
+    tt_value candidates = tt_input(t, "candidates", TT_I32, others, 1);
+    tt_value positives = tt_input(t, "positives", TT_I32, pairs, 1);
+    tt_matmul_options product = tt_matmul_options_default();
+    if (o->label_smoothing > 0)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "label_smoothing is %g, but embeddings have no classes to smooth: "
+                      "set label_smoothing to 0", o->label_smoothing);
+    product.scale = 1 / o->temperature;
+    tt_value unit = tt_normalize(t, embeddings, 1e-12f);
+    tt_value scores = tt_matmul(t, tt_gather_rows(t, unit, anchors), tt_gather_rows(t, unit, candidates),
+                                &product);
+    tt_value loss = tt_cross_entropy(t, scores, positives, NULL);
+    tt_name(t, loss, "loss");
+    return loss;
+}
+
 /* ==== src/models/bert_layout.h */
 /* --------------------------------------------------------------------------------------------------- BERT */
 
@@ -39453,10 +39647,8 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
     const tt_bert *m = (const tt_bert *)self;
     tt_inputs in = tt_text_inputs(t, o);
     if (m->config.task == TT_TASK_EMBED) {
-        if (o->compile.train)
-            tt__tape_fail(t, TT_ERR_ARGUMENT, "the model's task is TT_TASK_EMBED, which has no loss: set "
-                          "compile.train = false, or record a loss of your own from tt_bert_embed");
-        return *output = tt_bert_embed(m, t, &in);
+        *output = tt_bert_embed(m, t, &in);
+        return o->compile.train ? tt_contrastive_loss(t, *output, o) : *output;
     }
     *output = tt_bert_logits(m, t, &in);
     return tt__task_loss(t, m->config.task, *output, &in, o);
@@ -39476,7 +39668,7 @@ static void tt__bert_metrics(const tt_bert *m, tt_metric to[TT_METRICS])
         to[0] = entities ? tt_f1_entities() : tt_accuracy();
         to[1] = entities ? tt_accuracy() : tt_f1_macro();
         break;
-    case TT_TASK_EMBED: break;
+    case TT_TASK_EMBED: to[0] = tt_accuracy(), to[1] = tt_recall_at_1(), to[2] = tt_recall_at_10(); break;
     }
 }
 
@@ -41960,6 +42152,215 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
     return status;
 }
 
+/* ==== src/train/grad_cache.h */
+/* ------------------------------------------------------------------------------------------ gradient caching
+   Trains embeddings with the negatives of a whole step, which has several micro-batches (Gao et al., "Scaling
+   deep contrastive learning batch size under memory limited setup", 2021). First the program `embed` computes
+   the embeddings of all micro-batches, with dropout. Then the program `loss` computes the contrastive loss of
+   all embeddings, which are its parameter, and their gradients. Then the training program repeats each
+   micro-batch's forward with the same dropout, and its backward begins with these gradients. All programs
+   share one arena. */
+
+/* Names of the inputs of the training program, (seqs, width): the embeddings with opposite signs; and the
+   numbers from which the backward's gradient follows (tt__surrogate_loss). */
+#define TT__CACHED_MINUS "embeddings.minus"
+#define TT__CACHED_TARGET "embeddings.target"
+
+typedef struct tt__grad_cache {
+    tt_context *ctx;
+    tt_program *embed, *loss;
+    tt_param *rows;               /* (max_seqs, width): the embeddings of a step */
+    tt_value anchors, candidates, positives; /* inputs of `loss` */
+    int64_t width;
+    int max_seqs, max_micros;     /* max sequences and micro-batches of a step */
+    int micros, seqs;             /* micro-batches and their sequences that wait for the end of the step */
+    int n_anchors, n_candidates;
+    tt_batch *batch;              /* (max_micros) copies of the micro-batches; `memory` has their data */
+    void **memory;
+    float *embeddings, *gradient; /* (max_seqs, width) */
+    int32_t *anchor, *candidate, *positive; /* (max_seqs) the rows of `loss`'s inputs */
+} tt__grad_cache;
+
+/* Records the loss of the training program. minus: the embeddings with opposite signs, so that their sum with
+   the embeddings is 0. The mean squared error of 0 and `target` has the gradient -2 * target / elements, so
+   target = -gradient * elements / 2, where `elements` counts all numbers of a step's embeddings. */
+static tt_value tt__surrogate_loss(tt_tape *t, tt_value embeddings)
+{
+    const int64_t rows = tt_value_axis(t, embeddings), width = tt_value_width(t, embeddings);
+    const tt_value none = {0, 0};
+    tt_value minus = tt_input(t, TT__CACHED_MINUS, TT_F32, rows, width);
+    tt_value target = tt_input(t, TT__CACHED_TARGET, TT_F32, rows, width);
+    return tt_mean_squared_error(t, tt_add(t, embeddings, minus), target, none);
+}
+
+static void tt__grad_cache_forget(tt__grad_cache *g) /* drops the micro-batches that wait */
+{
+    for (int k = 0; k < g->micros; k++) tt__free(g->ctx, g->memory[k]);
+    g->micros = g->seqs = g->n_anchors = g->n_candidates = 0;
+}
+
+static void tt__grad_cache_free(tt__grad_cache *g)
+{
+    if (!g) return;
+    tt_program_free(g->loss);
+    tt_program_free(g->embed);
+    tt__grad_cache_forget(g);
+    void *const owned[] = {g->batch, g->memory, g->embeddings, g->gradient, g->anchor, g->candidate,
+                           g->positive, g};
+    tt__free_all(g->ctx, owned, TT__COUNT(owned));
+}
+
+/* Returns the parameter that holds the embeddings of a step: one for all trainers of a context with equal
+   sizes. */
+static tt_param *tt__grad_cache_rows(tt_context *ctx, int64_t rows, int64_t width)
+{
+    const int64_t shape[2] = {rows, width};
+    const tt_init zeros = {TT_INIT_ZEROS, 0};
+    char name[96];
+    snprintf(name, sizeof name, "tinytrain.embeddings.%lldx%lld", (long long)rows, (long long)width);
+    for (int k = 0; k < ctx->n_params; k++)
+        if (strcmp(ctx->params[k]->name, name) == 0) return ctx->params[k];
+    return tt_param_new(ctx, name, 2, shape, zeros);
+}
+
+/* Compiles the program that computes the loss of a step's embeddings and their gradients. */
+static tt_status tt__grad_cache_loss(tt__grad_cache *g, const tt_train_options *o, const tt_program *train,
+                                     tt__attempt *attempt)
+{
+    tt_train_options of_step = *o;
+    tt_compile_options c = o->compile;
+    tt_input_info inputs[8];
+    of_step.max_seqs = g->max_seqs;
+    if (!(g->rows = tt__grad_cache_rows(g->ctx, g->max_seqs, g->width))) return g->ctx->status;
+    tt_tape *t = tt_tape_new(g->ctx);
+    if (!t) return TT_ERR_MEMORY;
+    const tt_value loss = tt_contrastive_loss(t, tt_param_value(t, g->rows), &of_step);
+    c.optimizer = tt_compile_options_default().optimizer;
+    c.optimizer.kind = TT_SGD;
+    c.accumulate = true;
+    c.keep_gradients = false;
+    c.before_update = NULL;
+    c.recompute = c.offload = c.update = NULL;
+    c.share = (tt_program *)(uintptr_t)train;
+    g->loss = tt__try_compile(t, loss, &c, attempt);
+    const int n = g->loss ? tt_program_inputs(g->loss, inputs, TT__COUNT(inputs)) : 0;
+    for (int k = 0; k < n; k++) {
+        if (strcmp(inputs[k].name, "anchors") == 0) g->anchors = inputs[k].value;
+        if (strcmp(inputs[k].name, "candidates") == 0) g->candidates = inputs[k].value;
+        if (strcmp(inputs[k].name, "positives") == 0) g->positives = inputs[k].value;
+    }
+    tt_tape_free(t);
+    return g->loss ? TT_OK : g->ctx->status;
+}
+
+/* Compiles the programs beside the training program `train`, which tape t was compiled into. embeddings: the
+   model's output on the tape. */
+static tt_status tt__grad_cache_new(tt_context *ctx, tt_tape *t, tt_value embeddings,
+                                    const tt_train_options *o, const tt_program *train, tt__attempt *attempt,
+                                    tt__grad_cache **made)
+{
+    tt_compile_options c = o->compile;
+    tt__attempt with_dropout = *attempt;
+    tt__grad_cache *g = *made = (tt__grad_cache *)tt__calloc(ctx, sizeof *g);
+    if (!g) return TT_ERR_MEMORY;
+    g->ctx = ctx;
+    g->width = tt_value_width(t, embeddings);
+    g->max_seqs = g->max_micros = o->step_seqs;
+    c.train = false;
+    c.share = (tt_program *)(uintptr_t)train;
+    with_dropout.dropout = true;
+    g->embed = tt__try_compile(t, embeddings, &c, &with_dropout);
+    tt_status status = g->embed ? tt__grad_cache_loss(g, o, train, attempt) : ctx->status;
+    const size_t seqs = (size_t)g->max_seqs, numbers = seqs * (size_t)g->width * sizeof(float);
+    if (status != TT_OK) return status;
+    g->batch = (tt_batch *)tt__calloc(ctx, seqs * sizeof *g->batch);
+    g->memory = (void **)tt__calloc(ctx, seqs * sizeof *g->memory);
+    g->embeddings = (float *)tt__alloc(ctx, numbers);
+    g->gradient = (float *)tt__alloc(ctx, numbers);
+    g->anchor = (int32_t *)tt__alloc(ctx, seqs * sizeof *g->anchor);
+    g->candidate = (int32_t *)tt__alloc(ctx, seqs * sizeof *g->candidate);
+    g->positive = (int32_t *)tt__alloc(ctx, seqs * sizeof *g->positive);
+    return g->batch && g->memory && g->embeddings && g->gradient && g->anchor && g->candidate && g->positive
+               ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* Returns the array of a batch with a name, or NULL. */
+static const tt_array *tt__array_of(const tt_batch *b, const char *name)
+{
+    for (int k = 0; k < b->n_arrays; k++) if (strcmp(b->arrays[k].input, name) == 0) return &b->arrays[k];
+    return NULL;
+}
+
+/* Copies the rows of the step's loss from an array of the next micro-batch, and adds `first` to each. */
+static tt_status tt__grad_cache_index(tt__grad_cache *g, const tt_batch *b, const char *name, int first,
+                                      int32_t *to, int *n)
+{
+    const tt_array *a = tt__array_of(b, name);
+    if (!a || !a->data || a->rows < 1 || a->rows > g->max_seqs - *n)
+        return tt__fail(g->ctx, TT_ERR_ARGUMENT, "step_seqs: the batch has %lld rows of \"%s\"; expected 1 "
+                        "to %d: give batches of pairs or triplets, and set step_seqs to the sequences of the "
+                        "largest step", a ? (long long)a->rows : 0, name, g->max_seqs - *n);
+    for (int64_t k = 0; k < a->rows; k++) to[*n + k] = ((const int32_t *)a->data)[k] + first;
+    *n += (int)a->rows;
+    return TT_OK;
+}
+
+/* Copies a micro-batch, so that it can wait for the end of its step. */
+static tt_status tt__grad_cache_add(tt__grad_cache *g, const tt_batch *b)
+{
+    const size_t rows = sizeof(int32_t) * (size_t)b->rows, seqs = sizeof(int32_t) * (size_t)b->seqs;
+    if (b->seqs > g->max_seqs - g->seqs)
+        return tt__fail(g->ctx, TT_ERR_SHAPE, "the step has more than step_seqs = %d sequences: set "
+                        "step_seqs to the sequences of the largest step", g->max_seqs);
+    tt_batch *to = &g->batch[g->micros];
+    const struct { const void *from; const int32_t **to; size_t bytes; } fields[] = {
+        {b->ids, &to->ids, rows}, {b->positions, &to->positions, rows}, {b->types, &to->types, rows},
+        {b->seq_start, &to->seq_start, seqs + sizeof(int32_t)}};
+    size_t bytes = 0;
+    memset(to, 0, sizeof *to);
+    to->seqs = b->seqs;
+    to->rows = b->rows;
+    for (int k = 0; k < TT__COUNT(fields); k++) bytes += fields[k].from ? fields[k].bytes : 0;
+    char *memory = (char *)tt__alloc(g->ctx, bytes);
+    if (!memory) return TT_ERR_MEMORY;
+    g->memory[g->micros++] = memory;
+    for (int k = 0; k < TT__COUNT(fields); k++) {
+        if (!fields[k].from) continue;
+        memcpy(memory, fields[k].from, fields[k].bytes);
+        *fields[k].to = (const int32_t *)(const void *)memory;
+        memory += fields[k].bytes;
+    }
+    int n_positives = g->n_anchors;
+    const int candidates = g->n_candidates;
+    tt_status status = tt__grad_cache_index(g, b, "positives", candidates, g->positive, &n_positives);
+    if (status == TT_OK) status = tt__grad_cache_index(g, b, "anchors", g->seqs, g->anchor, &g->n_anchors);
+    if (status == TT_OK)
+        status = tt__grad_cache_index(g, b, "candidates", g->seqs, g->candidate, &g->n_candidates);
+    if (status == TT_OK && n_positives != g->n_anchors)
+        status = tt__fail(g->ctx, TT_ERR_ARGUMENT, "step_seqs: the batch has %d positives for %d anchors: "
+                          "give one for each", n_positives, g->n_anchors);
+    g->seqs += b->seqs;
+    return status;
+}
+
+/* Computes the loss of the step's embeddings, and the targets from which the backward's gradients follow.
+   Afterwards `embeddings` has opposite signs, and `gradient` has the targets. stats: of the step's loss. */
+static tt_status tt__grad_cache_differentiate(tt__grad_cache *g, tt_stats *stats)
+{
+    const size_t used = (size_t)g->seqs * (size_t)g->width, all = (size_t)g->max_seqs * (size_t)g->width;
+    memset(g->embeddings + used, 0, sizeof *g->embeddings * (all - used));
+    tt_status status = tt_param_set(g->rows, g->embeddings);
+    if (status == TT_OK) status = tt_set_rank(g->loss, 0, g->anchors, g->anchor, g->n_anchors);
+    if (status == TT_OK) status = tt_set_rank(g->loss, 0, g->candidates, g->candidate, g->n_candidates);
+    if (status == TT_OK) status = tt_set_rank(g->loss, 0, g->positives, g->positive, g->n_anchors);
+    if (status == TT_OK) status = tt_micro_step(g->loss, stats);
+    if (status == TT_OK) status = tt_get_gradient(g->loss, g->rows, g->gradient);
+    const double factor = -0.5 * (double)used;
+    for (size_t k = 0; k < used; k++) g->gradient[k] = (float)(g->gradient[k] * factor);
+    for (size_t k = 0; k < used; k++) g->embeddings[k] = -g->embeddings[k];
+    return status;
+}
+
 /* ==== src/train/trainer.h */
 /* ===========================================================================================================
    TRAIN                                                                                            src/train/
@@ -41977,6 +42378,7 @@ struct tt_trainer {
     tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller passes stats */
     bool uses_ema;    /* the parameters hold their moving averages, and the averages hold the parameters */
     bool step_failed; /* a micro-batch failed: the later micro-batches of its step are refused */
+    tt__grad_cache *cache; /* NULL: options.step_seqs is 0 */
     int64_t saved_steps; /* number of steps of the last state; -1: no state */
     tt_value output;
     int64_t output_width;
@@ -42011,6 +42413,7 @@ tt_train_options tt_train_options_default(void)
     o.compile.optimizer.clip_norm = 1;
     o.schedule.kind = TT_LINEAR;
     o.schedule.lr = 5e-5f;
+    o.temperature = 0.05f;
     return o;
 }
 
@@ -42071,7 +42474,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!model->record) tt__print(&all, "; the model has no function `record`: set it");
     for (int k = 0; k < TT_METRICS && model->metrics[k].name; k++) {
         const tt_metric *x = &model->metrics[k];
-        const bool found = x->of || (x->of_predictions && model->classes);
+        const bool predicts = model->classes || model->task == TT_TASK_EMBED;
+        const bool found = x->of || (x->of_predictions && predicts);
         bool named = tt__is_column(x->name) && strcmp(x->name, "loss") != 0;
         for (int j = 0; j < k; j++) named = named && strcmp(x->name, model->metrics[j].name) != 0;
         if (!found || !named)
@@ -42084,6 +42488,14 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
                   model->unit);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing is %g, but must be in [0, 1)", o->label_smoothing);
+    if (!(o->temperature > 0 && isfinite(o->temperature)))
+        tt__print(&all, "; temperature is %g, but must be a finite number above 0", o->temperature);
+    if (o->step_seqs < 0 || (o->step_seqs && (model->task != TT_TASK_EMBED || !o->compile.train)))
+        tt__print(&all, "; step_seqs is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
+                  o->step_seqs);
+    if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net))
+        tt__print(&all, "; step_seqs is set, but %s: leave step_seqs 0",
+                  ctx->net ? "there are several processes" : "the program is a pipeline");
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
@@ -42099,6 +42511,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (o->compile.share)
         tt__print(&all, "; compile.share is set, but a trainer needs an arena of its own: leave it NULL");
     if (tt__parse_settings(ctx, &o->compile, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    else if (o->step_seqs && settings.scales)
+        tt__print(&all, "; step_seqs is set, but the precision needs loss scaling: use bf16-mixed");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
@@ -42127,13 +42541,19 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
     tt_compile_options o = r->options.compile;
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
-    if (o.train && !(r->train = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
+    const tt_value root = r->options.step_seqs ? tt__surrogate_loss(t, r->output) : loss;
+    if (o.train && !(r->train = tt__try_compile(t, root, &o, attempt))) return r->ctx->status;
     if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
     if (!(r->eval = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
     r->data = r->eval->arena->data;
+    if (r->options.step_seqs) {
+        const tt_status status = tt__grad_cache_new(r->ctx, t, r->output, &r->options, r->train, attempt,
+                                                    &r->cache);
+        if (status != TT_OK) return status;
+    }
     if (r->model.classes && r->output_width != r->model.classes)
         return tt__fail(r->ctx, TT_ERR_SHAPE,
                         "the model has %d classes, but its output has a width of %lld: make them equal",
@@ -42278,6 +42698,7 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
 {
     tt_train_options o = options ? *options : tt_train_options_default();
     if (!o.compile.precision) o.compile.precision = "32-true";
+    if (o.step_seqs > 0) o.compile.accumulate = true;
     if (tt__check_train_options(ctx, model, &o) != TT_OK) return NULL;
     tt_trainer *r = (tt_trainer *)tt__calloc(ctx, sizeof *r);
     if (!r) return NULL;
@@ -42319,13 +42740,14 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
 
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
 {
-    tt__attempt attempt = {false, false, false, 0, 0};
+    tt__attempt attempt = {false, false, false, false, 0, 0};
     return tt__try_trainer(ctx, model, options, &attempt);
 }
 
 void tt_trainer_free(tt_trainer *r)
 {
     if (!r) return;
+    tt__grad_cache_free(r->cache);
     tt_program_free(r->eval);
     tt_program_free(r->train);
     tt__free(r->ctx, r->class_weights);
@@ -42457,7 +42879,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     }
     for (int k = 0; k < r->n_inputs && status == TT_OK; k++) {
         const tt_input_info *input = &r->inputs[k];
-        if (r->rows[k] || !input->read) continue;
+        if (r->rows[k] || !tt__reads_input(p, input->value.id)) continue;
         if (!predicting || r->needed[input->value.id])
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL), which the model reads",
                             input->name);
@@ -42483,7 +42905,7 @@ static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_
 
 static bool tt__trainer_within_step(const tt_trainer *r)
 {
-    return r->staged > 0 || tt__within_step(r->train);
+    return r->staged > 0 || tt__within_step(r->train) || (r->cache && r->cache->micros > 0);
 }
 
 /* Discards the micro-batches of the current step, also those that wait for their round to run. */
@@ -42491,6 +42913,7 @@ static void tt__trainer_discard_step(tt_trainer *r)
 {
     tt__discard_step(r->train);
     tt__forget_inputs(r->train);
+    if (r->cache) tt__grad_cache_forget(r->cache);
     r->staged = 0;
     memset(&r->so_far, 0, sizeof r->so_far);
 }
@@ -42517,6 +42940,84 @@ static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *sta
     return status;
 }
 
+/* Sets the inputs of the next data rank, and runs the round if it is complete or the last of its step. */
+static tt_status tt__uncached_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
+{
+    tt_status status = tt__set_batch(r, r->train, r->staged, b, false);
+    if (status != TT_OK) return status;
+    r->staged++;
+    if (r->staged == r->data || b->last_of_step) return tt__train_round(r, b->last_of_step, stats);
+    if (stats) *stats = r->so_far;
+    return TT_OK;
+}
+
+/* Computes the embeddings of the step's micro-batches, with the dropout of the training program. */
+static tt_status tt__cached_embeddings(tt_trainer *r)
+{
+    tt__grad_cache *g = r->cache;
+    float *to = g->embeddings;
+    tt_status status = TT_OK;
+    for (int first = 0; first < g->micros && status == TT_OK; first += r->data) {
+        const int ranks = (int)tt__min(r->data, g->micros - first);
+        for (int k = 0; k < ranks && status == TT_OK; k++)
+            status = tt__set_batch(r, g->embed, k, &g->batch[first + k], true);
+        if (status == TT_OK) status = tt__run_round(g->embed, tt_trainer_steps(r), first / r->data);
+        for (int k = 0; k < ranks && status == TT_OK; k++) {
+            const size_t numbers = (size_t)g->batch[first + k].seqs * (size_t)g->width;
+            status = tt_get_rank(g->embed, k, r->output, to, numbers);
+            to += numbers;
+        }
+    }
+    return status;
+}
+
+/* Runs forward and backward of the step's micro-batches, which begins with the cached gradients. */
+static tt_status tt__cached_backward(tt_trainer *r)
+{
+    tt__grad_cache *g = r->cache;
+    size_t at = 0;
+    int staged = 0;
+    tt_status status = TT_OK;
+    for (int k = 0; k < g->micros && status == TT_OK; k++) {
+        const tt_array arrays[2] = {{TT__CACHED_MINUS, g->embeddings + at, g->batch[k].seqs},
+                                    {TT__CACHED_TARGET, g->gradient + at, g->batch[k].seqs}};
+        tt_batch b = g->batch[k];
+        b.arrays = arrays;
+        b.n_arrays = TT__COUNT(arrays);
+        status = tt__set_batch(r, r->train, staged++, &b, false);
+        if (status == TT_OK && (staged == r->data || k + 1 == g->micros)) {
+            status = tt_micro_step(r->train, NULL);
+            staged = 0;
+        }
+        at += (size_t)b.seqs * (size_t)g->width;
+    }
+    return status;
+}
+
+/* Keeps a micro-batch; runs the step if it is the last. The statistics are those of the step's loss. */
+static tt_status tt__cached_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
+{
+    tt__grad_cache *g = r->cache;
+    tt_stats of_loss;
+    tt_status status = tt__check_batch(r, b);
+    if (status == TT_OK) status = tt__grad_cache_add(g, b);
+    if (stats) memset(stats, 0, sizeof *stats);
+    if (status != TT_OK || !b->last_of_step) return status;
+    status = tt__cached_embeddings(r);
+    if (status == TT_OK) status = tt__grad_cache_differentiate(g, &of_loss);
+    tt__discard_step(g->loss);
+    if (status == TT_ERR_NUMERIC) r->train->outcome = TT__NOT_FINITE;
+    if (status == TT_OK) status = tt__cached_backward(r);
+    if (status == TT_OK) status = tt_update(r->train, tt_trainer_lr(r), &r->train->done);
+    tt__grad_cache_forget(g);
+    if (status != TT_OK) return status;
+    r->train->done.loss = of_loss.loss;
+    r->train->done.targets = of_loss.targets;
+    r->train->done.correct = of_loss.correct;
+    if (stats) *stats = r->train->done;
+    return TT_OK;
+}
+
 tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool *updated)
 {
     tt_status status = tt__must_train(r);
@@ -42537,10 +43038,7 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     if (r->step_failed)
         status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: the rest of "
                           "the step is refused, and nothing is updated");
-    if (status == TT_OK) status = tt__set_batch(r, r->train, r->staged, b, false);
-    if (status == TT_OK) r->staged++;
-    if (status == TT_OK && (whole_round || last)) status = tt__train_round(r, last, stats);
-    else if (status == TT_OK && stats) *stats = r->so_far;
+    if (status == TT_OK) status = r->cache ? tt__cached_batch(r, b, stats) : tt__uncached_batch(r, b, stats);
     if (status != TT_OK) tt__trainer_discard_step(r);
     r->step_failed = status != TT_OK && !last;
     if (updated) *updated = status == TT_OK && last;
@@ -42759,6 +43257,84 @@ tt_metric tt_f1_entities(void) { return tt__prediction_metric("f1_entities", tt_
 tt_metric tt_pearson(void) { return tt__prediction_metric("pearson", tt__pearson_of); }
 tt_metric tt_spearman(void) { return tt__prediction_metric("spearman", tt__spearman_of); }
 
+/* ---------------------------------------------------------------------------------------------------- recall
+   The share of texts whose pair is among the nearest of all pairs and negatives. */
+
+/* unit: (rows, width) the embeddings divided by their lengths. anchors: (n) the rows of the texts.
+   candidates: (all) the rows of their n pairs, in the order of the texts, then of the negatives. hits: (n)
+   1 if a text's pair is among its `nearest` candidates. */
+typedef struct tt__recall {
+    float *unit;
+    int64_t *anchors, *candidates;
+    int64_t n, all, width, nearest;
+    char *hits;
+} tt__recall;
+
+/* Returns the inner product of two rows. */
+static float tt__inner(const float *x, const float *y, int64_t n)
+{
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}; /* sums that a compiler can compute together */
+    int64_t k = 0;
+    for (; k + 8 <= n; k += 8)
+        for (int j = 0; j < 8; j++) sum[j] += x[k + j] * y[k + j];
+    for (; k < n; k++) sum[0] += x[k] * y[k];
+    return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+}
+
+/* Sets hits[task]. Candidates that are as near as the pair share their mean rank, so that equal embeddings of
+   all texts are no hits. */
+static void tt__recall_task(void *arg, int64_t task, int thread)
+{
+    const tt__recall *r = (const tt__recall *)arg;
+    const float *x = r->unit + r->anchors[task] * r->width;
+    const float own = tt__inner(x, r->unit + r->candidates[task] * r->width, r->width);
+    int64_t nearer = 0, equal = 0;
+    (void)thread;
+    for (int64_t c = 0; c < r->all; c++) {
+        if (c == task) continue;
+        const float other = tt__inner(x, r->unit + r->candidates[c] * r->width, r->width);
+        nearer += other > own;
+        equal += other == own;
+    }
+    r->hits[task] = isfinite(own) && (double)nearer + 0.5 * (double)equal < (double)r->nearest;
+}
+
+/* Returns the recall among the `nearest` candidates. Returns NaN without pairs, and when out of memory. */
+static double tt__recall_of(const tt_predictions *p, int nearest)
+{
+    const size_t rows = (size_t)p->rows, width = (size_t)p->classes;
+    tt__recall r = {NULL, NULL, NULL, 0, 0, p->classes, nearest, NULL};
+    double hits = NAN;
+    if (p->task != TT_TASK_EMBED || !rows) return NAN;
+    r.unit = (float *)tt__alloc(p->ctx, sizeof *r.unit * rows * width);
+    r.anchors = (int64_t *)tt__alloc(p->ctx, sizeof *r.anchors * rows);
+    r.candidates = (int64_t *)tt__alloc(p->ctx, sizeof *r.candidates * rows);
+    r.hits = (char *)tt__alloc(p->ctx, rows);
+    if (r.unit && r.anchors && r.candidates && r.hits) {
+        for (int64_t k = 0; k < p->rows; k++) if (p->labels[k] == 0) r.anchors[r.n++] = k;
+        for (int role = 1; role < 3; role++)
+            for (int64_t k = 0; k < p->rows; k++) if (p->labels[k] == role) r.candidates[r.all++] = k;
+        for (size_t k = 0; k < rows; k++) {
+            const float *from = p->outputs + k * width;
+            const float length = sqrtf(tt__inner(from, from, r.width));
+            for (size_t c = 0; c < width; c++) r.unit[k * width + c] = from[c] / length;
+        }
+        if (r.n && r.all >= r.n) {
+            tt__run_tasks(p->ctx->cpu.pool, r.n, tt__recall_task, &r);
+            hits = 0;
+            for (int64_t k = 0; k < r.n; k++) hits += r.hits[k];
+        }
+    }
+    void *const owned[] = {r.unit, r.anchors, r.candidates, r.hits};
+    tt__free_all(p->ctx, owned, TT__COUNT(owned));
+    return hits / (double)r.n;
+}
+
+static double tt__recall_at_1_of(const tt_predictions *p) { return tt__recall_of(p, 1); }
+static double tt__recall_at_10_of(const tt_predictions *p) { return tt__recall_of(p, 10); }
+tt_metric tt_recall_at_1(void) { return tt__prediction_metric("recall_at_1", tt__recall_at_1_of); }
+tt_metric tt_recall_at_10(void) { return tt__prediction_metric("recall_at_10", tt__recall_at_10_of); }
+
 /* ==== src/train/evaluate.h */
 /* ------------------------------------------------------------------------------------------------ evaluation
    Evaluates a model, counts a confusion matrix, and predicts. All data ranks take part. */
@@ -42879,6 +43455,7 @@ typedef struct tt__collected {
 /* Makes room for more rows and sequences. Returns false if memory runs out. */
 static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
 {
+    const bool embeds = c->p.task == TT_TASK_EMBED;
     const bool numbers = c->p.task == TT_TASK_LABELS || c->p.task == TT_TASK_SCORES;
     const int64_t max = INT32_MAX / 4, r = c->p.rows + rows, s = c->p.seqs + seqs + 1;
     const size_t width = numbers ? (size_t)c->p.classes : 1;
@@ -42895,9 +43472,10 @@ static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
     }
     if (r <= c->cap_rows) return true;
     void **arrays[2] = {numbers ? (void **)&c->values : (void **)&c->labels,
-                        numbers ? (void **)&c->outputs : (void **)&c->predicted};
+                        numbers || embeds ? (void **)&c->outputs : (void **)&c->predicted};
     for (int k = 0; k < 2; k++) {
-        void *x = tt__realloc(c->p.ctx, *arrays[k], sizeof(float) * (size_t)(2 * r) * width);
+        const size_t columns = k && embeds ? (size_t)c->p.classes : width;
+        void *x = tt__realloc(c->p.ctx, *arrays[k], sizeof(float) * (size_t)(2 * r) * columns);
         if (!x) return false;
         *arrays[k] = x;
     }
@@ -42908,7 +43486,8 @@ static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
 /* Keeps for tt__collect_outputs the labels of a batch that will run on a data rank. */
 static tt_status tt__collect_labels(tt_trainer *r, tt__collected *c, int rank, const tt_batch *b)
 {
-    const bool tags = c->p.task == TT_TASK_TAGS, by_number = tags || c->p.task == TT_TASK_CLASS;
+    const bool tags = c->p.task == TT_TASK_TAGS;
+    const bool by_number = tags || c->p.task == TT_TASK_CLASS || c->p.task == TT_TASK_EMBED;
     const char *input = tags ? "tags" : by_number ? "labels" : "label_values";
     const void *labels = tags ? (const void *)b->tags : by_number ? (const void *)b->labels
                                                                   : (const void *)b->label_values;
@@ -42968,15 +43547,17 @@ void tt_predictions_free(tt_predictions *p)
 static tt__collected *tt__collect(tt_trainer *r, const tt_source *source)
 {
     const bool by_class = r->model.task == TT_TASK_CLASS || r->model.task == TT_TASK_TAGS;
-    if (!r->model.classes || r->model.task == TT_TASK_EMBED) {
-        tt__fail(r->ctx, TT_ERR_ARGUMENT, "predictions need a model with classes, labels, scores or tags");
+    const bool embeds = r->model.task == TT_TASK_EMBED;
+    if (!r->model.classes && !embeds) {
+        tt__fail(r->ctx, TT_ERR_ARGUMENT, "predictions need a model with classes, labels, scores or tags, or "
+                 "with embeddings");
         return NULL;
     }
     tt__collected *c = (tt__collected *)tt__calloc(r->ctx, sizeof *c);
     if (!c) return NULL;
     c->p.ctx = r->ctx;
     c->p.task = r->model.task;
-    c->p.classes = r->model.classes;
+    c->p.classes = embeds ? (int)r->output_width : r->model.classes;
     c->p.class_names = source && source->classes >= c->p.classes ? source->class_names : NULL;
     const int max = r->model.task == TT_TASK_TAGS ? r->options.max_tokens : r->options.max_seqs;
     if (by_class) {

@@ -190,7 +190,7 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
 
 /* Makes plans as small as the options allow: without room for the inputs of the next run, which tight budgets
    give up first. */
-static const tt__attempt least_needed = {false, false, true, 0, 0};
+static const tt__attempt least_needed = {false, false, false, true, 0, 0};
 
 static tt_trainer *least_trainer(tt_context *ctx, const tt_model *m, const tt_train_options *o)
 {

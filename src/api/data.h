@@ -18,7 +18,8 @@ typedef enum tt_task {
     TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
     TT_TASK_SCORES, /* one or more numbers for each text */
     TT_TASK_TAGS,   /* a tag for each word of a text */
-    TT_TASK_EMBED   /* no labels: the prediction is an embedding of each text. No dataset has this task */
+    TT_TASK_EMBED   /* no labels: a dataset has pairs of texts with similar meanings, and the prediction is an
+                       embedding of each text */
 } tt_task;
 
 /* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the
@@ -39,11 +40,14 @@ typedef struct tt_text {
     const float *values;  /* (classes) TT_TASK_LABELS: 0 or 1 for each label; TT_TASK_SCORES: the numbers */
     const tt_word *words; /* (n_words) TT_TASK_TAGS: words in the order of the text, which do not overlap */
     int n_words;
+    const char *negative; /* TT_TASK_EMBED: a text with another meaning, which resembles `text`; NULL: none */
+    size_t negative_bytes;
 } tt_text;
 
 /* Makes a dataset of the caller's texts, at least one. class_names: (classes) names in UTF-8. The function
-   copies everything. With TT_TASK_TAGS texts have no pairs. examples/datasets.h reads IMDb's reviews with
-   it. */
+   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED there are no classes (NULL and
+   0), every text has a pair, and either all texts or none have a negative. examples/datasets.h reads IMDb's
+   reviews with it. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
@@ -56,6 +60,9 @@ typedef struct tt_table_options {
     const char *pair_column;                /* Set it if the column of second texts has another name; default
                                                "text_pair". A file may lack this column. TT_TASK_TAGS ignores
                                                it */
+    const char *negative_column;            /* Set it if the column of negatives, which TT_TASK_EMBED reads,
+                                               has another name; default "negative". A file may lack this
+                                               column */
     char delimiter;                         /* Set it if another character separates the fields; default 0: a
                                                comma in a .csv file, else a tab */
     bool unquoted;                          /* Set it if double quotes in the file are ordinary characters;
@@ -83,6 +90,7 @@ tt_table_options tt_table_options_default(void);
      a list of numbers.
    - TT_TASK_TAGS: in JSON a list of strings or numbers, one for each string of the list in the text column.
      A space joins the words to a text.
+   - TT_TASK_EMBED: none. The pair's column is required instead.
    Lists of 0 and 1 and scores have the classes LABEL_0, LABEL_1 and so on, unless `classes` names them.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
    "valid", "val" and "dev" are synonyms. If split is one of these, "train" or "test", a row with any other
@@ -140,6 +148,8 @@ tt_task tt_dataset_task(const tt_dataset *d);
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 /* Returns the second text of pair i, followed by a NUL; NULL if example i is no pair. bytes may be NULL. */
 const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes);
+/* Returns the negative of text i, followed by a NUL; NULL if it has none. bytes may be NULL. */
+const char *tt_dataset_negative(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i); /* returns the number of the text's or image's class; -1
                                                          if the task is not TT_TASK_CLASS */
 /* Returns the (classes) values of TT_TASK_LABELS and TT_TASK_SCORES; NULL for other tasks. */
@@ -169,7 +179,12 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    With parallel.groups > 1 the loader instead deals out the sequences of a step so that the micro-batches
    have similar numbers of tokens, and each group has equally many micro-batches, as far as there are
    sequences: the micro-batches are the same for any number of ranks.
-   A pair of texts is one sequence, cut as tt_tokenizer_encode cuts pairs.
+   A pair of texts is one sequence, cut as tt_tokenizer_encode cuts pairs. With TT_TASK_EMBED each text is a
+   sequence of its own: `batch` then counts pairs or triplets, and max_seqs of the loader counts sequences. A
+   micro-batch of n pairs has n texts, then their n pairs, then perhaps n negatives. Its labels are 0 for a
+   text, 1 for a pair and 2 for a negative, and it has the arrays "anchors", i32 (n, 1), the sequences of the
+   texts; "candidates", i32 (n or 2 n, 1), the sequences of pairs and negatives; and "positives", i32 (n, 1),
+   the place of each text's pair among the candidates.
    tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
@@ -253,7 +268,8 @@ typedef struct tt_batch {
     const int32_t *types;     /* (rows) token types: 0, and in the second text of a pair 1 if the tokenizer's
                                  template says so */
     const int32_t *seq_start; /* (seqs + 1) */
-    const int32_t *labels;    /* (seqs) class of each sequence; -1 if the task is not TT_TASK_CLASS */
+    const int32_t *labels;    /* (seqs) class of each sequence; with TT_TASK_EMBED see tt_loader_options; with
+                                 other tasks than TT_TASK_CLASS -1 */
     const float *label_values; /* (seqs, values) values of TT_TASK_LABELS and TT_TASK_SCORES */
     int values;               /* number of labels or scores */
     const int32_t *tags;      /* (rows) TT_TASK_TAGS: the tag of a word at its first token, else -100 */

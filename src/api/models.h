@@ -15,14 +15,17 @@ typedef struct tt_train_options tt_train_options;
 typedef struct tt_predictions {
     tt_context *ctx;         /* the context that gives memory to metrics */
     tt_task task;
-    int classes;             /* number of classes, labels, scores or tags */
+    int classes;             /* number of classes, labels, scores or tags; of TT_TASK_EMBED the columns of an
+                                embedding */
     int64_t rows, seqs;
     const int64_t *seq_start; /* (seqs + 1) the first row of each sequence */
     /* (rows) TT_TASK_CLASS and TT_TASK_TAGS: the class of a row, and the class with the largest logit, the
-       first of equal ones. A row whose label is not in 0..classes - 1 does not count. */
+       first of equal ones. A row whose label is not in 0..classes - 1 does not count. TT_TASK_EMBED: the
+       labels of tt_loader_options; `predicted` is NULL. */
     const int32_t *labels, *predicted;
     /* (rows, classes) TT_TASK_LABELS: 0 or 1 for each label, and logits, which predict the label if they are
-       above 0. TT_TASK_SCORES: the scores and the predicted scores. */
+       above 0. TT_TASK_SCORES: the scores and the predicted scores. TT_TASK_EMBED: NULL, and the
+       embeddings. */
     const float *values, *outputs;
     const char *const *class_names; /* (classes) the source's names; NULL: no names */
 } tt_predictions;
@@ -53,6 +56,10 @@ tt_metric tt_f1_entities(void);
    correlations. NaN if labels or predictions are constant. */
 tt_metric tt_pearson(void);
 tt_metric tt_spearman(void);
+/* "recall_at_1" and "recall_at_10" of TT_TASK_EMBED: the share of texts whose pair is the nearest, or among
+   the 10 nearest, of the pairs and negatives of the whole evaluation, by cosine. */
+tt_metric tt_recall_at_1(void);
+tt_metric tt_recall_at_10(void);
 /* Computes F1 of each class, label or tag, f1 (classes): 2 * right / (2 * right + wrong + missed). wrong
    counts the rows that are wrongly predicted as the class, missed the rows of the class that are not
    predicted as the class. If right, wrong and missed are all 0, F1 is NaN and does not count in f1_macro; of
@@ -225,9 +232,16 @@ tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
    "tags", with TT_TASK_LABELS the mean sigmoid cross-entropy and with TT_TASK_SCORES the mean squared error
    of all numbers in "label_values". Accuracy is the share of sequences or, with TT_TASK_TAGS, of tokens that
    are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
-   output are the embeddings; there is no loss, and the trainer needs compile.train = false. m must stay
-   valid. */
+   output are the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
+   right if its pair is the nearest candidate of its micro-batch. With compile.train = false there is no loss.
+   m must stay valid. */
 tt_model tt_bert_model(const tt_bert *m);
+/* Records the contrastive loss of a micro-batch of pairs or triplets (InfoNCE: van den Oord et al.,
+   "Representation learning with contrastive predictive coding", 2018): the cross-entropy of cosine(anchor,
+   candidate) / temperature over all candidates, of which the anchor's pair is the right one. The other
+   candidates are the negatives. embeddings: (seqs, width), one of each sequence. The function declares the
+   inputs "anchors", "candidates" and "positives" of tt_loader_options. Returns the mean, (1, 1). */
+tt_value tt_contrastive_loss(tt_tape *t, tt_value embeddings, const tt_train_options *o);
 
 /* ViT (Dosovitskiy et al. 2021). Parameters have the names of transformers' ViTForImageClassification. */
 typedef struct tt_vit_config {

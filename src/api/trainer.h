@@ -26,6 +26,17 @@ struct tt_train_options {
        classes); in an evaluation they are ones. */
     float label_smoothing;
     const float *class_weights;
+    /* Set it lower if embeddings of similar texts should be farther apart, and higher if training is
+       unstable: the temperature of the contrastive loss (tt_contrastive_loss), above 0; default 0.05, as in
+       sentence-transformers. */
+    float temperature;
+    /* Set it if the contrastive loss should have the negatives of the whole step, and not of a micro-batch
+       alone: the number of sequences of the largest step (tt_loader_options.batch times the 2 or 3 texts of
+       an example); default 0. The gradients are those of one large micro-batch (Gao et al., "Scaling deep
+       contrastive learning batch size under memory limited setup", 2021), for one more forward of each
+       micro-batch and memory for the embeddings. The trainer sets compile.accumulate. Not with loss scaling,
+       pipelines and several processes. Validations have the negatives of a micro-batch. */
+    int step_seqs;
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;

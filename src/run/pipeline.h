@@ -148,6 +148,17 @@ static tt_status tt__end_round(tt_program *p)
     return p->round % tt__slots(p) ? TT_OK : tt__run_lap(p);
 }
 
+/* Runs the forward of a program that does not train, with the random numbers of a step's round. */
+static tt_status tt__run_round(tt_program *p, int64_t step, int64_t round)
+{
+    tt__begin_step(p);
+    p->run.step = step;
+    p->round = round;
+    const tt_status status = tt__micro(p, true);
+    p->round = 0;
+    return status;
+}
+
 tt_status tt_run(tt_program *p, tt_stats *stats)
 {
     if (p->settings.options.train)

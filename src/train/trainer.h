@@ -11,8 +11,10 @@
 #include "../compile/batch.h"
 #include "../run/ranks.h"
 #include "../run/inputs.h"
+#include "../run/pipeline.h"
 #include "../run/state.h"
 #include "../files/utf8.h"
+#include "grad_cache.h"
 
 /* ===========================================================================================================
    TRAIN                                                                                            src/train/
@@ -30,6 +32,7 @@ struct tt_trainer {
     tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller passes stats */
     bool uses_ema;    /* the parameters hold their moving averages, and the averages hold the parameters */
     bool step_failed; /* a micro-batch failed: the later micro-batches of its step are refused */
+    tt__grad_cache *cache; /* NULL: options.step_seqs is 0 */
     int64_t saved_steps; /* number of steps of the last state; -1: no state */
     tt_value output;
     int64_t output_width;
@@ -64,6 +67,7 @@ tt_train_options tt_train_options_default(void)
     o.compile.optimizer.clip_norm = 1;
     o.schedule.kind = TT_LINEAR;
     o.schedule.lr = 5e-5f;
+    o.temperature = 0.05f;
     return o;
 }
 
@@ -124,7 +128,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!model->record) tt__print(&all, "; the model has no function `record`: set it");
     for (int k = 0; k < TT_METRICS && model->metrics[k].name; k++) {
         const tt_metric *x = &model->metrics[k];
-        const bool found = x->of || (x->of_predictions && model->classes);
+        const bool predicts = model->classes || model->task == TT_TASK_EMBED;
+        const bool found = x->of || (x->of_predictions && predicts);
         bool named = tt__is_column(x->name) && strcmp(x->name, "loss") != 0;
         for (int j = 0; j < k; j++) named = named && strcmp(x->name, model->metrics[j].name) != 0;
         if (!found || !named)
@@ -137,6 +142,14 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
                   model->unit);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing is %g, but must be in [0, 1)", o->label_smoothing);
+    if (!(o->temperature > 0 && isfinite(o->temperature)))
+        tt__print(&all, "; temperature is %g, but must be a finite number above 0", o->temperature);
+    if (o->step_seqs < 0 || (o->step_seqs && (model->task != TT_TASK_EMBED || !o->compile.train)))
+        tt__print(&all, "; step_seqs is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
+                  o->step_seqs);
+    if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net))
+        tt__print(&all, "; step_seqs is set, but %s: leave step_seqs 0",
+                  ctx->net ? "there are several processes" : "the program is a pipeline");
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
@@ -152,6 +165,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (o->compile.share)
         tt__print(&all, "; compile.share is set, but a trainer needs an arena of its own: leave it NULL");
     if (tt__parse_settings(ctx, &o->compile, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    else if (o->step_seqs && settings.scales)
+        tt__print(&all, "; step_seqs is set, but the precision needs loss scaling: use bf16-mixed");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
@@ -180,13 +195,19 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
     tt_compile_options o = r->options.compile;
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
-    if (o.train && !(r->train = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
+    const tt_value root = r->options.step_seqs ? tt__surrogate_loss(t, r->output) : loss;
+    if (o.train && !(r->train = tt__try_compile(t, root, &o, attempt))) return r->ctx->status;
     if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
     if (!(r->eval = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
     r->data = r->eval->arena->data;
+    if (r->options.step_seqs) {
+        const tt_status status = tt__grad_cache_new(r->ctx, t, r->output, &r->options, r->train, attempt,
+                                                    &r->cache);
+        if (status != TT_OK) return status;
+    }
     if (r->model.classes && r->output_width != r->model.classes)
         return tt__fail(r->ctx, TT_ERR_SHAPE,
                         "the model has %d classes, but its output has a width of %lld: make them equal",
@@ -331,6 +352,7 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
 {
     tt_train_options o = options ? *options : tt_train_options_default();
     if (!o.compile.precision) o.compile.precision = "32-true";
+    if (o.step_seqs > 0) o.compile.accumulate = true;
     if (tt__check_train_options(ctx, model, &o) != TT_OK) return NULL;
     tt_trainer *r = (tt_trainer *)tt__calloc(ctx, sizeof *r);
     if (!r) return NULL;
@@ -372,13 +394,14 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
 
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
 {
-    tt__attempt attempt = {false, false, false, 0, 0};
+    tt__attempt attempt = {false, false, false, false, 0, 0};
     return tt__try_trainer(ctx, model, options, &attempt);
 }
 
 void tt_trainer_free(tt_trainer *r)
 {
     if (!r) return;
+    tt__grad_cache_free(r->cache);
     tt_program_free(r->eval);
     tt_program_free(r->train);
     tt__free(r->ctx, r->class_weights);
@@ -510,7 +533,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     }
     for (int k = 0; k < r->n_inputs && status == TT_OK; k++) {
         const tt_input_info *input = &r->inputs[k];
-        if (r->rows[k] || !input->read) continue;
+        if (r->rows[k] || !tt__reads_input(p, input->value.id)) continue;
         if (!predicting || r->needed[input->value.id])
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL), which the model reads",
                             input->name);
@@ -536,7 +559,7 @@ static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_
 
 static bool tt__trainer_within_step(const tt_trainer *r)
 {
-    return r->staged > 0 || tt__within_step(r->train);
+    return r->staged > 0 || tt__within_step(r->train) || (r->cache && r->cache->micros > 0);
 }
 
 /* Discards the micro-batches of the current step, also those that wait for their round to run. */
@@ -544,6 +567,7 @@ static void tt__trainer_discard_step(tt_trainer *r)
 {
     tt__discard_step(r->train);
     tt__forget_inputs(r->train);
+    if (r->cache) tt__grad_cache_forget(r->cache);
     r->staged = 0;
     memset(&r->so_far, 0, sizeof r->so_far);
 }
@@ -570,6 +594,84 @@ static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *sta
     return status;
 }
 
+/* Sets the inputs of the next data rank, and runs the round if it is complete or the last of its step. */
+static tt_status tt__uncached_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
+{
+    tt_status status = tt__set_batch(r, r->train, r->staged, b, false);
+    if (status != TT_OK) return status;
+    r->staged++;
+    if (r->staged == r->data || b->last_of_step) return tt__train_round(r, b->last_of_step, stats);
+    if (stats) *stats = r->so_far;
+    return TT_OK;
+}
+
+/* Computes the embeddings of the step's micro-batches, with the dropout of the training program. */
+static tt_status tt__cached_embeddings(tt_trainer *r)
+{
+    tt__grad_cache *g = r->cache;
+    float *to = g->embeddings;
+    tt_status status = TT_OK;
+    for (int first = 0; first < g->micros && status == TT_OK; first += r->data) {
+        const int ranks = (int)tt__min(r->data, g->micros - first);
+        for (int k = 0; k < ranks && status == TT_OK; k++)
+            status = tt__set_batch(r, g->embed, k, &g->batch[first + k], true);
+        if (status == TT_OK) status = tt__run_round(g->embed, tt_trainer_steps(r), first / r->data);
+        for (int k = 0; k < ranks && status == TT_OK; k++) {
+            const size_t numbers = (size_t)g->batch[first + k].seqs * (size_t)g->width;
+            status = tt_get_rank(g->embed, k, r->output, to, numbers);
+            to += numbers;
+        }
+    }
+    return status;
+}
+
+/* Runs forward and backward of the step's micro-batches, which begins with the cached gradients. */
+static tt_status tt__cached_backward(tt_trainer *r)
+{
+    tt__grad_cache *g = r->cache;
+    size_t at = 0;
+    int staged = 0;
+    tt_status status = TT_OK;
+    for (int k = 0; k < g->micros && status == TT_OK; k++) {
+        const tt_array arrays[2] = {{TT__CACHED_MINUS, g->embeddings + at, g->batch[k].seqs},
+                                    {TT__CACHED_TARGET, g->gradient + at, g->batch[k].seqs}};
+        tt_batch b = g->batch[k];
+        b.arrays = arrays;
+        b.n_arrays = TT__COUNT(arrays);
+        status = tt__set_batch(r, r->train, staged++, &b, false);
+        if (status == TT_OK && (staged == r->data || k + 1 == g->micros)) {
+            status = tt_micro_step(r->train, NULL);
+            staged = 0;
+        }
+        at += (size_t)b.seqs * (size_t)g->width;
+    }
+    return status;
+}
+
+/* Keeps a micro-batch; runs the step if it is the last. The statistics are those of the step's loss. */
+static tt_status tt__cached_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
+{
+    tt__grad_cache *g = r->cache;
+    tt_stats of_loss;
+    tt_status status = tt__check_batch(r, b);
+    if (status == TT_OK) status = tt__grad_cache_add(g, b);
+    if (stats) memset(stats, 0, sizeof *stats);
+    if (status != TT_OK || !b->last_of_step) return status;
+    status = tt__cached_embeddings(r);
+    if (status == TT_OK) status = tt__grad_cache_differentiate(g, &of_loss);
+    tt__discard_step(g->loss);
+    if (status == TT_ERR_NUMERIC) r->train->outcome = TT__NOT_FINITE;
+    if (status == TT_OK) status = tt__cached_backward(r);
+    if (status == TT_OK) status = tt_update(r->train, tt_trainer_lr(r), &r->train->done);
+    tt__grad_cache_forget(g);
+    if (status != TT_OK) return status;
+    r->train->done.loss = of_loss.loss;
+    r->train->done.targets = of_loss.targets;
+    r->train->done.correct = of_loss.correct;
+    if (stats) *stats = r->train->done;
+    return TT_OK;
+}
+
 tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool *updated)
 {
     tt_status status = tt__must_train(r);
@@ -590,10 +692,7 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     if (r->step_failed)
         status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: the rest of "
                           "the step is refused, and nothing is updated");
-    if (status == TT_OK) status = tt__set_batch(r, r->train, r->staged, b, false);
-    if (status == TT_OK) r->staged++;
-    if (status == TT_OK && (whole_round || last)) status = tt__train_round(r, last, stats);
-    else if (status == TT_OK && stats) *stats = r->so_far;
+    if (status == TT_OK) status = r->cache ? tt__cached_batch(r, b, stats) : tt__uncached_batch(r, b, stats);
     if (status != TT_OK) tt__trainer_discard_step(r);
     r->step_failed = status != TT_OK && !last;
     if (updated) *updated = status == TT_OK && last;

@@ -306,7 +306,7 @@ TEST(table_options)
     o = tt_table_options_default();
     o.label_column = "text";
     CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'text', 'split' and 'text_pair'; expected four different "
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'text', 'split' and 'text_pair'; expected different "
                 "names");
     o.label_column = NULL, o.split_column = NULL;
     CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));

@@ -338,8 +338,8 @@ static void take_options(const char *text, bool steps, char list[128], tt_compil
    contradict each other. */
 static size_t needs(const net *n, tt_compile_options c)
 {
-    tt__attempt attempt = {true, false, false, 0, 0}; /* the first field, `quiet`, keeps advice out of
-                                                         errors */
+    /* The first field, `quiet`, keeps advice out of errors. */
+    tt__attempt attempt = {true, false, false, false, 0, 0};
     size_t bytes = 0;
     c.memory_budget = 1;
     tt_program *p = tt__try_compile(n->t, n->loss, &c, &attempt);
