@@ -572,7 +572,7 @@ def tags_of_words(folder):
 def samples_are_those_of_the_script(folder):
     status, out, err = call(sys.executable, "examples/data/make_tasks.py", "--out", folder)
     expect(status == 0, out, err)
-    for name in "requests.tsv", "stays.tsv", "visits.conll":
+    for name in "requests.tsv", "stays.tsv", "visits.conll", "questions.tsv":
         expect(contents(folder, name) == contents("examples/data", name), name)
 
 
