@@ -13384,12 +13384,12 @@ static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count
 /* ==== src/ops/attention/cpu_shared.h */
 /* ---------------------------------------------------------------------- attention, shared by all variants */
 
-/* Arguments of attention, which is computed within each sequence and head. Shapes: k, v (rows,
-   heads / group * head_size); q, out (queries, heads * head_size); lse f32 (queries, heads). The queries are
-   all rows or the rows that query_row lists, in any order. Dropout draws 8 random bits for the weight of
-   query row i (of the batch), key j (of its sequence) and head h (of all ranks): number j % 16 of Philox
-   counter {i, j / 16, h, 0}, see tt__attention_either. The weight is kept if the number
-   is >= TT__ATTENTION_DROP(p). */
+/* Arguments of attention. Each head of each sequence is computed on its own. Shapes: k, v
+   (rows, heads / group * head_size); q, out (queries, heads * head_size); lse f32 (queries, heads). The
+   queries are all rows or, in any order, the rows that query_row lists. For each weight, dropout draws a
+   random number of 8 bits: number `j % 16` of the 16 numbers of Philox counter `{i, j / 16, h, 0}`, where i
+   is the query's row of the batch, j the key of the sequence, and h the head among the heads of all ranks;
+   see tt__attention_either. The weight is kept if the number is at least `TT__ATTENTION_DROP(dropout)`. */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
@@ -13407,12 +13407,12 @@ typedef struct tt__attention_args {
     float *lse;
     tt__mat dout, dq, dk, dv;    /* gradients; only in the backward */
     bool add_dq, add_dk, add_dv; /* only in the backward: whether to add to the gradient or write it      */
-    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to bf16 */
+    tt__bf16 bf16;               /* how products of bf16 are computed; fp32 operands are rounded to bf16 */
     void *workspace;             /* tt__attention_workspace bytes                                         */
 } tt__attention_args;
 
-/* Sorts n queries by sequence: sets query_start, query_row and query_at of `a`. index[j] is the row of the
-   batch of query j. `memory` has tt__attention_queries_bytes bytes. */
+/* Sorts n queries by sequence: sets query_start, query_row and query_at of `a`. `index[j]` is query j's row
+   of the batch. `memory` has tt__attention_queries_bytes bytes. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
 {
     int32_t *start = (int32_t *)memory, *row = start + a->seqs + 1, *at = row + n;
@@ -13462,8 +13462,9 @@ static int tt__attention_times(const tt__attention_args *a, const tt__attention_
     return times;
 }
 
-/* Returns how many of n queries of sequence x, beginning with query `query`, are in the first query's block,
-   at most as many as a tile holds. Sets *block to the number of the block. */
+/* Counts the queries of sequence x that directly follow query `query` in the same block, including query
+   `query`. The result is at most n, and at most the number of queries of a tile. Sets *block to the number
+   of the block. */
 static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__attention_sequence *x,
                                       int64_t query, int64_t n, int64_t *block)
 {
@@ -13476,9 +13477,10 @@ static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__att
     return count;
 }
 
-/* Takes the next keys of [*at, end), at most a tile of them, and moves *at past them. Returns the first key
-   of the tile and sets *keys to the tile's number of keys. The first key is *at rounded down to a multiple
-   of 16, as random numbers and tiles need; x->from is set to the old *at: the keys before it are not seen. */
+/* Takes the next tile of keys from `[*at, end)`. Sets *keys to the tile's number of keys and returns the
+   tile's first key. The first key is *at, rounded down to a multiple of 16, because random numbers and tiles
+   are in groups of 16 keys. Sets x->from to the old *at, as the keys before it are not seen, and *at to the
+   tile's end. */
 static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, int64_t end, int64_t *keys)
 {
     const int64_t first = *at & ~(int64_t)15;
@@ -13488,8 +13490,9 @@ static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, i
     return first;
 }
 
-/* Finds the keys that any of n queries of sequence x, beginning with query `query`, sees: returns the end of
-   these keys and sets *from to the first. Without a window, listed queries count as seeing all keys. */
+/* Finds the keys that are seen by any of n queries of sequence x, beginning with query `query`. Returns the
+   end of these keys and sets *from to the first of these keys. Without a window, listed queries count as
+   seeing all keys. */
 static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attention_sequence *x, int64_t query,
                                   int64_t n, int64_t *from)
 {
@@ -15529,8 +15532,9 @@ TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c
     out[3] = (tt__vu)((e3 & 0xffffffffu) | (o3 << 32));
 }
 
-/* Returns the order of counters in lanes that philox_numbers expects. With this order, transposing quads of
-   lanes puts the four words of a counter side by side, before the words of the next counter. */
+/* Returns, for each lane, the number of the counter that philox_numbers expects in that lane. With this
+   order, transposing quads of lanes puts the four words of a counter side by side, before the words of the
+   next counter. */
 TT__INLINE tt__vu TT__K(philox_groups)(void)
 {
     tt__vu groups;
@@ -15561,8 +15565,9 @@ typedef struct TT__K(attention_block) {
     const tt__attention_buffers *b;
 } TT__K(attention_block);
 
-/* Transposes n rows of m columns of `from` into `to`, which has m rows to_row floats apart, and multiplies by
-   scale if `scaled`. Writes whole vectors, with zeros for rows of `from` after the n rows. */
+/* Transposes the first n rows and m columns of `from` into `to`, and multiplies by `scale` if `scaled`. `to`
+   has m rows, which are `to_row` floats apart. Writes whole vectors, with zeros for rows of `from` after the
+   n rows. */
 TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const float *from, int64_t from_row,
                                            int64_t n, int64_t m, const bool scaled, float scale)
 {
@@ -15619,9 +15624,11 @@ TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const 
     }
 }
 
-/* Stores y (keys, d), the matrix whose rows attention_to_queries adds up, as pairs of rows. The tile kernels
-   need a left operand whose rows run along the summed dimension, the keys; the rows of `tile` do not. For the
-   tile kernels y is therefore transposed, as the left operand of out^T. */
+/* Stores y (keys, d), whose rows attention_to_queries adds up, as pairs of rows. attention_to_queries
+   multiplies the transpose of `tile` (keys, queries) by y. The tile kernels need a left operand that is
+   contiguous along the summed dimension, the keys; `tile` is contiguous along the queries. For the tile
+   kernels y is therefore transposed and becomes the left operand: the kernels multiply y^T by `tile`, which
+   gives out^T. */
 TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys,
                                          int64_t d, const float *y, int64_t stride)
 {
@@ -15643,8 +15650,8 @@ TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
     }
 }
 
-/* Computes attention_to_queries with the tile kernels. `twice`: also adds the product of the errors of
-   rounding `tile` to bf16. */
+/* Computes attention_to_queries with the tile kernels. If `twice`, then replaces `tile` by the errors of
+   rounding `tile` to bf16, and adds the product of these errors and y. */
 TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x, bool twice, float *tile,
                                                  float *out, int64_t out_stride, bool add)
 {
@@ -15682,17 +15689,17 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
 
 /* ---- products ---- */
 
-/* A microkernel, and the number of rows and columns of its blocks. The microkernel multiplies `whole`
-   elements along k at a time, a power of 2. The place of a float holds one fp32 element or, if `pairs` is 1,
-   two bf16 elements. */
+/* A microkernel, and the number of rows and columns of its blocks. Along k, the microkernel multiplies
+   `whole` elements at a time; `whole` is a power of 2. In an operand, the place of a float holds one fp32
+   element or, if `pairs` is 1, two bf16 elements. */
 typedef struct TT__K(attention_kernel) {
     TT__K(micro_fn) run;
     int64_t rows, cols, whole;
     int pairs;
 } TT__K(attention_kernel);
 
-/* Returns the microkernel for attention's products: by dot products or by tiles of bf16, or, if `by` is
-   TT__BF16_CONVERT, of fp32 numbers. */
+/* Returns the microkernel for attention's products. `by` chooses the kernel: one for dot products of bf16,
+   one for tiles of bf16 or, for TT__BF16_CONVERT, one for fp32 numbers. */
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
     TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,
@@ -15731,8 +15738,9 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     kernel->run(tt__min(kernel->rows, rows - i), tt__min(kernel->cols, cols - j), &block);
 }
 
-/* attention_scores, attention_to_keys and attention_to_queries skip parts of a tile that no query of a vector
-   of queries sees. With listed queries they skip nothing: the softmax sets weights of unseen keys to 0. */
+/* attention_scores, attention_to_keys and attention_to_queries skip the parts of a tile that none of a
+   vector's queries sees. If query_row lists the queries, nothing is skipped: the softmax sets the weights of
+   unseen keys to 0. */
 
 /* Multiplies x (keys, d) by yt (d, queries) into tile (keys, queries). In bf16, x has pairs of columns, yt
    has pairs of rows, and the product is multiplied by scale; fp32 operands are already scaled. */
@@ -15780,11 +15788,12 @@ TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const floa
             TT__K(attention_multiply)(&kernel, &p, i, rows, j, cols, tt__max(0, i - s->diagonal), s->queries);
 }
 
-/* Multiplies tile^T (queries, keys) by y (keys, d), and writes the product to out (queries, d) or, if `add`,
-   adds it. In bf16, y comes from attention_summed_bf16. All rows of a microkernel's block multiply the same
-   keys (in bf16, pairs of keys), with weights of 0 for keys that a query does not see. Therefore a NaN or
-   infinity in y also reaches the few queries before it in the block, with tiles the 32 queries before it, and
-   with listed queries all queries of the sequence. */
+/* Multiplies tile^T (queries, keys) by y (keys, d). Writes the product to out (queries, d) or, if `add`,
+   adds the product to `out`. In bf16, y comes from attention_summed_bf16. All rows of a microkernel's block
+   multiply the same keys (in bf16, pairs of keys), with weights of 0 for keys that a query does not see.
+   Therefore a NaN or infinity in a key's row of y also reaches queries that do not see the key: the few
+   earlier queries of the block, the 32 earlier queries with the tile kernels, and all queries of the
+   sequence if query_row lists the queries. */
 TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool twice, float *tile,
                                         const float *y, float *out, int64_t out_row, bool add)
 {
@@ -15848,9 +15857,9 @@ TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const f
     TT__K(store_as)(to, dtype, j, x + (add ? TT__K(load_as)(to, dtype, j, d - j) : TT__K(zero)()), d - j);
 }
 
-/* Copies n rows, multiplied by scale, of the head that starts at `column` of m to `to`, whose rows are stride
-   floats apart. The rows are row ... row + n - 1 or, if `at` is not NULL, at[row] ... at[row + n - 1]. Pads
-   each row with zeros to a whole vector. */
+/* Copies n rows of one head of m to `to`, multiplied by `scale`. The head begins at column `column` of m;
+   the rows of `to` are `stride` floats apart. The rows of m are `row` to `row + n - 1` or, if `at` is not
+   NULL, `at[row]` to `at[row + n - 1]`. Pads each row with zeros to a whole vector. */
 TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column,
                                   int64_t d, float scale, float *to, int64_t stride)
 {
@@ -15863,9 +15872,10 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
     }
 }
 
-/* Writes n rows of `from`, multiplied by scale, to rows of the head that starts at `column` of m or, if
-   `add`, adds them. The rows of m are row ... row + n - 1 or, if `at` is not NULL, at[row] ... at[row + n -
-   1]. Does nothing if m is absent, a gradient that nothing needs. */
+/* Multiplies n rows of `from` by `scale`, and writes the results to one head of m or, if `add`, adds them to
+   the head. The head begins at column `column` of m. The rows of m are `row` to `row + n - 1` or, if `at` is
+   not NULL, `at[row]` to `at[row + n - 1]`. m is absent if nothing needs the gradient; the function then
+   does nothing. */
 TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n,
                                     int64_t column, int64_t d, float scale, const float *from, int64_t stride,
                                     bool add)
@@ -15996,7 +16006,8 @@ TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t
 
 TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
 
-/* Returns a mask of the lanes where dropout keeps the weight for key i (0 to 7) of attention_draw. */
+/* Returns a mask of the lanes where dropout keeps the weight for one key. kept: the result of attention_draw
+   for 8 keys; i: the key's number among the 8 keys, from 0. */
 TT__INLINE tt__vi TT__K(attention_keep)(tt__vu kept, int i) { return (tt__vi)(kept << (7 - i)) >> 31; }
 
 /* Returns a mask of the lanes that see key r. */
@@ -16092,7 +16103,8 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
 }
 
 /* Turns scores (`weights`) into weights after dropout, and the gradients of these weights (`dscores`) into
-   gradients of the scores: weight before dropout * ((kept ? gradient : 0) - delta). */
+   gradients of the scores. A score's gradient is `p * (g - delta)`, where p is the weight before dropout,
+   and g is the weight's gradient if dropout keeps the weight, otherwise 0. */
 TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l,
                                                   int64_t keys, float *weights, float *dscores,
                                                   const float *lse, const float *delta)
@@ -16450,7 +16462,8 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
                             add || to->add_dv);
 }
 
-/* Does the work of attention_backward_span for a sequence with block-sparse attention. */
+/* Computes, for block-sparse attention, the gradients that come from n queries of a sequence, beginning with
+   query `span`; attention_backward_span does the same for dense sequences. */
 TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                              int64_t span, int64_t n)
 {
@@ -16983,10 +16996,10 @@ TT__FN tt_status TT__K(run_MATMUL_DB)(const tt__launch *l)
 /* ==== src/ops/attention/cpu.h */
 /* ------------------------------------------------------------------------------------ attention: launches */
 
-/* Returns the arguments of attention for a launch. q, starts and numbers are operand numbers: operands q,
-   q + 1 and q + 2 are the queries, keys and values; operand `starts` has the first row of each sequence.
-   Operand `numbers`, if present, lists the rows that are queries; the workspace then gets these rows in the
-   order of the sequences. */
+/* Returns the arguments of attention for a launch. The operands with the numbers `q`, `q + 1` and `q + 2`
+   are the queries, keys and values; operand number `starts` has the first row of each sequence. Operand
+   number `numbers`, if present, lists the rows of the batch that are queries. The workspace then gets the
+   listed rows in the order of the sequences. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
 {
     tt__attention_args a;

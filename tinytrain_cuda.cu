@@ -5579,14 +5579,16 @@ struct attention_args {
     // Options of block-sparse attention (tt_attention_options); block is 0 without it.
     int block, dense, listed, list_rows;
     const uint16_t *lists;                  // copy of tt__launch.lists in the device's memory
-    // Factors of scores, of scores for exp2, and of weights that dropout keeps.
+    // scale: factor of the scores; factor: the same for exp2, scale * log2 e; keep_scale: factor of the
+    // weights that dropout keeps.
     float scale, factor, keep_scale;
-    // Partial column sums of dq (parts_q rows), dk and dv (parts_k rows), one row for each thread block that
-    // owns the column; NULL: the sums are not wanted.
+    // Partial column sums of dq (parts_q rows), dk and dv (parts_k rows). Each row has the sums over one
+    // tile of rows, written by the thread blocks that own the tile. NULL: the sums are not wanted.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
-    // Parts of dq: rows (heads, head_size) of the slots, one slot after another, see attention_backward_wide;
-    // NULL: a block has all keys of a sequence.
+    // Parts of dq, for attention_sum_parts. Each slot is a matrix of parts with rows of the shape
+    // (heads, head_size), and the slots follow one another, see attention_backward_wide. NULL: each block
+    // has all keys of a sequence, so there are no parts.
     float *parts;
     int64_t slot_begin[TT__CUDA_ATTENTION_SLOTS]; // row of `parts` at which each slot begins
     int slots;
@@ -5599,8 +5601,8 @@ struct attention_args {
     unsigned char *bits;
     bool sums_deltas;                       // whether the kernel of dq computes `delta`
     int warps;                              // warps of attention_backward; 0: two kernels make the gradients
-    // Numbers of tiles of a head, of heads of a group, and of items that a thread block takes: see
-    // attention_item_of.
+    // item_tiles: number of tiles of a head; item_group: number of heads that are computed at a time;
+    // item_rounds: number of items that a thread block takes. See attention_item_of.
     int item_tiles, item_group, item_rounds;
 };
 
@@ -5613,8 +5615,8 @@ __device__ __forceinline__ uint64_t attention_key(const attention_args &p)
                                (uint64_t)run->micro << 32 | p.random) : 0;
 }
 
-// Returns 16 bits that tell which weights of a query dropout keeps, for keys 16 * group ... 16 * group + 15
-// of its sequence. row: the query's row of the batch. See tt__attention_either.
+// Returns 16 bits that tell which weights of a query dropout keeps, for the keys from `16 * group` to
+// `16 * group + 15` of the query's sequence. row: the query's row of the batch. See tt__attention_either.
 __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint64_t key, int row, int group,
                                                    int head)
 {
@@ -5642,7 +5644,7 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
                                                          int number)
 {
     const int lane = threadIdx.x % 32;
-    int s = 0, n = p.seqs; // the sequence is in s ... s + n - 1; each round tests 32
+    int s = 0, n = p.seqs; // the sequence is one of n, from s on; each pass tests 32 of the n
     while (n > 1) {
         int step = (n + 31) / 32, probe = s + lane * step;
         bool before = lane * step < n && start[probe] / SIZE + probe <= number;
@@ -5661,11 +5663,12 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
     return t;
 }
 
-// Returns the bits that tell which weights of 64 queries and 64 keys dropout keeps. queries, keys: the
-// numbers of the two tiles in a sequence. The kernel of dq writes these bits for the kernel of dk and dv.
-// They are (4, 64, 16) bits: the bit of query i and key j, see attention_keep, has number (j / 16 * 64 + i) *
-// 16 + j % 16. Pairs of tiles are stored as a matrix or, in causal attention, where no pair above the
-// diagonal exists, as a triangle. See tt__cuda_attention_bits. begin: the sequence's attention_bits_begin.
+// Returns the place of the bits that tell which weights of a tile of 64 queries and a tile of 64 keys
+// dropout keeps. queries, keys: the numbers of the two tiles in a sequence; begin: the sequence's
+// attention_bits_begin. The kernel of dq writes the bits for the kernel of dk and dv. The bits have the
+// shape (4, 64, 16): the bit of query i and key j, see attention_keep, has number
+// `(j / 16 * 64 + i) * 16 + j % 16`. The pairs of tiles are stored as a matrix. In causal attention no pair
+// above the diagonal exists, so the pairs are stored as a triangle. See tt__cuda_attention_bits.
 __device__ __forceinline__ unsigned char *attention_bits(const attention_args &p, int64_t begin, int queries,
                                                          int keys, int head)
 {
@@ -5862,9 +5865,10 @@ __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
 namespace {
 
 // ---- attention in f32 arithmetic, for any dtypes, strides and head sizes. A block of 256 threads works on
-// tiles of 64 queries and 64 keys. Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x +
-// 16 b, for a and b in 0 to 3, and the outputs of rows y + 16 a and columns 4 x ... 4 x + 3. A block makes 64
-// columns of a head; several blocks make a larger head, and each of them computes the scores.
+// tiles of 64 queries and 64 keys. Thread (x, y) of 16 x 16 has the scores of rows `y + 16 * a` and columns
+// `x + 16 * b`, for a and b in 0 to 3, and the outputs of rows `y + 16 * a` and columns `4 * x` to
+// `4 * x + 3`. A block makes 64 columns of a head; several blocks make a larger head, and each of them
+// computes the scores.
 
 struct attention_rows { // `count` rows of the matrix m
     const tt__mat *m;
@@ -5872,8 +5876,9 @@ struct attention_rows { // `count` rows of the matrix m
     int first, count;
 };
 
-// Copies COLUMNS columns of the rows x, beginning with `column`, into `to` (64, PITCH). x has only `columns`
-// columns from `column` on. Columns that x lacks, and rows after the last row of x, become zeros.
+// Copies COLUMNS columns of the rows x, beginning with column `column`, into `to` (64, PITCH). columns:
+// number of columns that x has from column `column` on. Columns that x lacks, and rows after the last row of
+// x, become zeros.
 template <int COLUMNS, int PITCH>
 __device__ __forceinline__ void attention_stage(float *to, const attention_rows &x, int64_t column,
                                                 int columns)
@@ -5980,9 +5985,9 @@ __device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_a
                                                    p.first_head + head);
 }
 
-// Sets times, (64 queries, 64 blocks), to how many times each of a tile's `count` queries sees each block
-// that has any of the 64 keys from `key` on; block 0 is the block of `key`. Returns false if no query sees
-// any of these blocks. All threads of the block must call the function.
+// Counts how often each of a tile's `count` queries sees each block of keys that has any of the 64 keys from
+// `key` on. Writes the counts to times (64 queries, 64 blocks), where block 0 is the block of `key`. Returns
+// false if no query sees any of these blocks. All threads of the thread block must call the function.
 __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const attention_args &p,
                                                     const attention_tile &t, int first, int count, int key,
                                                     int blocks, int head)
@@ -6157,8 +6162,9 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     }
 }
 
-// Transposes squares of 8 x 8 bits over 8 lanes: in each byte of x, bit i of lane k becomes bit k of lane i,
-// where i and k are values of `group`, bits 2 to 4 of a lane's number. Bits 0 and 1 of the 8 lanes are equal.
+// Transposes squares of 8 x 8 bits over 8 lanes whose numbers differ only in bits 2 to 4. `group`, from 0 to
+// 7, is the value of these bits. In each byte of x, bit i of the lane with group k becomes bit k of the lane
+// with group i.
 __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
 {
     TT__UNROLL for (int k = 1; k < 8; k *= 2) {
@@ -6171,9 +6177,10 @@ __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
     return x;
 }
 
-// Returns, as bits, which of a thread's weights dropout keeps, where rows are the warp's keys and columns are
-// QUERIES queries. The thread's element (m, n, h, e) has bit 8 * (2 * e + h) + m * QUERIES / 8 + n. rows: the
-// queries' rows of the batch; first: the warp's first key / 16.
+// Returns, as bits, which of a thread's weights dropout keeps. Rows of the weights are the warp's keys,
+// columns are QUERIES queries. The thread's element (m, n, h, e) has bit
+// `8 * (2 * e + h) + m * QUERIES / 8 + n`. rows: the queries' rows of the batch; first: the warp's first
+// key, divided by 16.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args &p, uint64_t random,
                                                            const int *rows, int first, int head,
@@ -6287,9 +6294,9 @@ template <class T> __device__ __forceinline__ uint32_t attention_pack(float low,
     return pack<T>(low, high);
 }
 
-// Copies, asynchronously, rows first ... first + count - 1 of a head or, if `at` is not NULL, rows at[first]
-// ... at[first + count - 1]. `to` is (ROWS, D + 8) or, if WIDE, (ROWS, D) in the layout of tt__wgmma_matrix.
-// Its other rows and columns become zeros.
+// Copies `count` rows of a head, asynchronously: the rows from `first` on or, if `at` is not NULL, the rows
+// that `at` lists from at[first] on. `to` is (ROWS, D + 8) or, if WIDE, (ROWS, D) in the layout of
+// tt__wgmma_matrix. The other rows and columns of `to` become zeros.
 template <class T, int D, int ROWS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
                                                 int count, int head, int head_size,
@@ -6412,8 +6419,8 @@ __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], con
 }
 
 // Column sums of the numbers that attention_store writes, as rounded to T. `sum` has the sums over the
-// thread's elements. write() sums these over the warp's rows, and writes the result to part[column] or (add)
-// adds it; lane: the thread's lane.
+// thread's elements. The function `write` adds up `sum` over the warp's rows, and writes the result to
+// part[column] or, if `add`, adds the result to part[column]. lane: the thread's lane.
 template <class T, int D> struct attention_columns {
     enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, rounded up to a multiple of 8
     float sum[N];
@@ -6448,9 +6455,10 @@ template <class T, int D> struct attention_columns {
     }
 };
 
-// Stores the thread's elements 2 h and 2 h + 1 of each tile of 8 columns, multiplied by scale, in row `row`
-// of head `head` of an output or, if `add`, adds them. The first tile begins at `column` of the head. If
-// `sums`, adds the stored numbers to `columns`, too; this works only for 16-bit results without `add`.
+// Stores the thread's elements `2 * h` and `2 * h + 1` of each tile of 8 columns, multiplied by `scale`, or
+// adds them if `add`. The destination is row `row` of head `head` of the output m; the first tile begins at
+// column `column` of the head. If `sums`, adds the stored numbers to `columns`, too; this works only for
+// 16-bit results without `add`.
 template <class T, int D>
 __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size,
                                                 const float (&from)[D / 8][4], int h, float scale, bool add,
@@ -6515,10 +6523,10 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
         }
 }
 
-// Draws which of the warp's weights for keys key ... key + KEYS - 1 dropout keeps; attention_kept reads the
-// result. The draw comes before the scores, which need the registers. The four threads of a row draw 16 bits
-// each: together for 64 keys of the row, or for 32 keys of the row and of row + 8. to: attention_bits
-// of the warp's first query and the first of these keys; NULL: the bits are not written.
+// Draws which of the warp's weights for keys `key` to `key + KEYS - 1` dropout keeps; attention_kept reads
+// the result. The draw comes before the scores, which need the registers. The four threads of a row draw 16
+// bits each: together for 64 keys of the row or, if KEYS is 32, for 32 keys of the row and of the row 8 rows
+// on. to: attention_bits of the warp's first query and of key `key`; NULL: the bits are not written.
 template <int MT, int KEYS>
 __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
                                                     uint64_t random, const int (&row)[MT][2], int key,
@@ -6573,8 +6581,8 @@ template <int MT> struct attention_queries {
     int row[MT][2];       // the batch's row of each of the thread's queries (attention_rows_of)
 };
 
-// The blocks that a thread block works on in block-sparse attention: blocks from ... to, of queries or of
-// keys, of a sequence of n blocks. n is 0 if the sequence is dense.
+// The blocks that a thread block works on in block-sparse attention: blocks `from` to `to`, inclusive, of a
+// sequence's queries or keys. n: number of blocks of the sequence; 0: the sequence is dense.
 struct attention_sparse { int n, from, to; };
 
 __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_args &p, int length, int at,
@@ -6584,9 +6592,9 @@ __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_
     return b;
 }
 
-// Returns the first key, from `at` on, in a block that any of b's blocks of queries sees; `end` or more
-// without such a key. If KEYS, b has blocks of keys: returns the first query in a block that sees any of b's
-// blocks. Tests 32 blocks at a time.
+// Returns the first key, from `at` on, whose block is seen by any of b's blocks of queries. If no key is
+// seen, returns `end` or a larger number. If KEYS, b has blocks of keys, and the result is the first query
+// whose block sees any of b's blocks. Tests 32 blocks at a time.
 template <bool KEYS>
 __device__ __forceinline__ int attention_seen_from(const attention_args &p, const attention_sparse &b,
                                                    int head, int at, int end)
@@ -6873,8 +6881,8 @@ __device__ __forceinline__ int attention_item_end(const attention_args &p, int l
         : p.window ? min(length, after + p.window - 1) : length;
 }
 
-// Does the work of attention_fetch for `to` (ROWS, D), stored as parts of 64 columns, with 128 threads that
-// have few registers.
+// Copies rows of a head as attention_fetch does, with 128 threads that have few registers. `to` (ROWS, D) is
+// stored as parts of 64 columns.
 template <class T, int D, int ROWS>
 __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const int32_t *at, int first,
                                                int count, int head, int head_size)
@@ -6893,8 +6901,9 @@ __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const in
     }
 }
 
-// Barriers of phases for the places in shared memory: two for queries, STAGES for keys and STAGES for values.
-// Passing the barrier ..._there means that the place is filled; passing ..._used means that it is free.
+// Barriers of phases for the places in shared memory: two places for queries, STAGES for keys and STAGES for
+// values. Threads pass a barrier with the name `..._there` when the place is filled, and a barrier with the
+// name `..._used` when the place is free.
 struct attention_wide_barriers {
     uint64_t *q_there; // queries and `items` are filled
     uint64_t *q_used, *k_there;
@@ -6924,7 +6933,8 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     const attention_wide_barriers &barriers;
     attention_item *items, (*found)[32]; // found[warp]: the next 32 items, which the warp's lanes have found
     uint32_t k0, k1;                     // halves of attention_key
-    // The tile whose draw is still to be done: its item in found[warp] (-1: none) and its first key.
+    // The tile of keys for which dropout is still to be drawn. last: the tile's item in found[warp]; -1:
+    // there is no tile to draw for. last_key: the tile's first key.
     int last, last_key;
     int fetched, taken; // fetched: tiles of keys copied so far; taken: items begun so far
 
@@ -7007,9 +7017,9 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     }
 };
 
-// The task of another warpgroup, number `group`: to compute products. team: the warpgroup's first query;
-// mine: the warp's first query; both are counted in the item. The lane is computed wherever it is used, to
-// save a register.
+// The task of each other warpgroup: to compute products. group: the number of the warpgroup; team: the
+// warpgroup's first query; mine: the warp's first query. Both queries are counted in the item. The lane is
+// computed wherever it is used, to save a register.
 template <class T, int D, bool DROPS> struct attention_wide_products {
     typedef attention_wide_sizes<D> S;
     enum { KEYS = S::KEYS, STAGES = S::STAGES };
@@ -7116,8 +7126,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         tt__phases_wait(&barriers.v_there[stage], used / STAGES & 1);
         TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                // A thread has two of each 8 keys. The highest bit of each byte is the bit of the first
-                // key (low) or of the second key (high).
+                // A thread has two of each 8 keys. In `low`, the highest bit of each byte is the bit of the
+                // first of the two keys; in `high`, the highest bit is that of the second.
                 const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
                 const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
                 TT__UNROLL for (int n = 0; n < 4; n++)
@@ -7282,8 +7292,8 @@ __device__ __forceinline__ float attention_delta_of(const attention_args &p, int
     return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
 }
 
-// Reads, for a thread's queries, the log-sum-exps of the scores (converted to base 2) and the sums of
-// dout * out. If p.sums_deltas, computes these sums and stores them instead.
+// Gets, for a thread's queries, the log-sum-exps of the scores (converted to base 2) and the sums of dout *
+// out. If p.sums_deltas, the sums of dout * out are computed and stored; otherwise they are read.
 template <class T, int MT>
 __device__ __forceinline__ void attention_row_sums(float (&lse)[MT][2], float (&delta)[MT][2],
                                                    const attention_args &p, const attention_queries<MT> &b)
@@ -7408,10 +7418,10 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
                             (int)threadIdx.x);
 }
 
-// Copies QUERIES queries, beginning with number `first`, into one of two stages; n is the number of queries
-// from `first` to the sequence's end. qs holds q, (2, QUERIES, PITCH) with one matrix for each stage, then
-// dout in the same form. lses holds log-sum-exps, (2, QUERIES), then deltas (2, QUERIES). rows, (2, QUERIES),
-// gets the queries' rows of the batch. Log-sum-exps and deltas after the last query become 0.
+// Copies QUERIES queries, beginning with query number `first`, into buffer `stage` (0 or 1). n: number of
+// queries from `first` to the sequence's end. qs holds first q and then dout, each as (2, QUERIES, PITCH):
+// one matrix for each stage. lses holds first log-sum-exps and then deltas, each as (2, QUERIES); after the
+// last query both become 0. rows, (2, QUERIES), gets the queries' rows of the batch.
 template <class T, int D, int QUERIES, int THREADS, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int *rows,
                                                         const attention_args &p, int first, int n, int head,
@@ -7434,10 +7444,10 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
     tt__cp_async_commit();
 }
 
-// Copies, asynchronously, attention_bits of the queries from `from` on and the keys from t.at on to `to`,
-// (KEYS / 16, QUERIES, 16) bits. Bits after the sequence's end become zeros. The bits of tiles of QUERIES x
-// QUERIES where no query sees a key become zeros, too, because the kernel of dq does not write them. begin:
-// the sequence's attention_bits_begin.
+// Copies bits of dropout (attention_bits), asynchronously, to `to`: the bits of the queries from `from` on
+// and the keys from t.at on, as (KEYS / 16, QUERIES, 16). Bits after the sequence's end become zeros. Where
+// no query of a tile of QUERIES x QUERIES sees a key, the kernel of dq writes no bits, and the copied bits
+// become zeros, too. begin: the sequence's attention_bits_begin.
 template <int KEYS, int QUERIES>
 __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const attention_args &p,
                                                      const attention_tile &t, int64_t begin, int from,
@@ -7557,10 +7567,10 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
     enum { WARPS = 4, KEYS = 64 * MT, PITCH = D + 8, BITS = KEYS * QUERIES / 8 };
-    TT__SHARED(int64_t, sums_begin, ); // in shared memory to save registers, as the next two variables
+    TT__SHARED(int64_t, sums_begin, ); // these three variables are in shared memory to save registers
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_sparse, sparse, ); // `sparse` and `tile` serve kernels without registers for them
+    TT__SHARED(attention_sparse, sparse, ); // `sparse` and `tile` are used by kernels that lack registers
     TT__SHARED(attention_tile, tile, );
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
@@ -7681,9 +7691,10 @@ namespace {
 
 // ----------------------------------------------------- the backward in one kernel, and by warpgroups (wgmma)
 
-// The work of a thread block of attention_backward: a sequence, with its rows of the batch (begin, count) and
-// its queries (first, queries), one head of keys, and the end of the heads of q that share this head.
-// `thread` is 0. The compiler does not know the 0, so it computes values again and saves registers.
+// The work of a thread block of attention_backward: a sequence, with its rows of the batch (begin, count)
+// and its queries (first, queries), one head of keys, and the end of the heads of q that share this head.
+// `thread` is 0, but the compiler does not know the 0. Expressions that contain `thread` are therefore
+// computed where they are used and take no registers before.
 struct attention_whole {
     int begin, count, first, queries, key_head, heads_end, thread;
     __device__ __forceinline__ void find(const attention_args &p)
@@ -7747,8 +7758,8 @@ template <int D, int DOWN> __device__ __forceinline__ void attention_clear_sums(
         for (int k = 0; k < DOWN; k++) part[k][c] = 0;
 }
 
-// Makes dq of the tile of queries that begins at `from`: multiplies the gradients of scores (`slopes`) by the
-// keys that these queries see. part_q: column sums of dq, which grow by the tile's.
+// Makes dq of the tile of queries that begins at `from`: multiplies the gradients of scores (`slopes`) by
+// the keys that these queries see. part_q: column sums of dq, to which the tile's column sums are added.
 template <class T, int D, int WARPS>
 __device__ __forceinline__ void attention_whole_dq(const attention_args &p, const attention_whole &of,
                                                    const T *slopes, const T *ks, float (*part_q)[D], int from,
@@ -7872,17 +7883,17 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
 }
 
 // The backward by warpgroups, in one kernel with five products. A block of two warpgroups owns 256 keys of a
-// sequence in tiles of 64 keys: one group has the even tiles, the other the odd tiles, with dk and dv in
+// sequence in tiles of 64 keys. One group has the even tiles, the other the odd tiles, with dk and dv in
 // registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
-// to shared memory. The groups take turns: one multiplies these gradients by the keys, while the other begins
-// the next tile. The product is the block's part of dq. It is the whole of dq where no sequence has more than
-// 256 keys (p.parts is NULL); otherwise the block writes it in f32 to a slot of p.parts. The first launch
-// runs the first p.slots blocks of each sequence, one for each slot. Each later launch runs the next p.slots
-// blocks, which add to the slots. Finally attention_sum_parts sums the slots.
+// to shared memory. The groups take turns: one multiplies these gradients by the keys, while the other
+// begins the next tile. The product is the block's part of dq. Where no sequence has more than 256 keys
+// (p.parts is NULL), this part is the whole of dq. Otherwise the block writes the part in f32 to a slot of
+// p.parts. The first launch runs the first p.slots blocks of each sequence, one for each slot. Each later
+// launch runs the next p.slots blocks, which add to the slots. Finally attention_sum_parts sums the slots.
 enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = TT__CUDA_ATTENTION_SLOTS };
 
-// Returns the row of p.parts that has, in a slot, the first query of a sequence that begins at query `first`.
-// In causal attention the rows before number 256 * slot of the sequence are not there.
+// Returns the row of p.parts where, in slot `slot`, a sequence begins. first: the number of the sequence's
+// first query. In causal attention, a slot lacks the first `256 * slot` rows of each sequence.
 __device__ __forceinline__ int64_t attention_slot_row(const attention_args &p, int first, int slot)
 {
     const int before = TT__SPAN * slot;
@@ -7903,10 +7914,10 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
         }
 }
 
-// Returns the span of keys that block `n` of a head has; its `at` is negative if the block has none. The
-// first spans of causal sequences are seen by most queries. They come first, so that the blocks that begin
-// last have least work. The numbers of spans fill a matrix of span_cols columns by rows; blocks take them
-// column by column.
+// Returns the span of keys that block `n` of a head has; its `at` is negative if the block has none. Most
+// queries of a causal sequence see the sequence's first span. First spans are therefore given out first, so
+// that the blocks that begin last have least work: the numbers of the spans fill the rows of a matrix with
+// span_cols columns, and blocks take the numbers column by column.
 __device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int n)
 {
     const bool within = n < p.span_rows * p.span_cols;
@@ -7955,7 +7966,8 @@ __device__ __forceinline__ void attention_span_put(const attention_args &p, cons
 }
 
 // Makes the block's part of dq for the tile of queries that begins at `from`. slopes: the gradients of
-// scores, (KEYS, QUERIES) in the layout of tt__wgmma_matrix. part_q: column sums of dq; the tile's are added.
+// scores, (KEYS, QUERIES) in the layout of tt__wgmma_matrix. part_q: column sums of dq, to which the tile's
+// column sums are added.
 template <class T>
 __device__ __forceinline__ void attention_span_dq(const attention_args &p, const attention_tile &t,
                                                   const T *slopes, const T *ks, float (*part_q)[64], int from,
@@ -8049,7 +8061,7 @@ __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv
     tt__wgmma_fence();
     attention_wide_add<T>(*(float (*)[1][8][4])dk, dw, b.q);
     tt__wgmma_commit();
-    // Part n, of 16 bytes, of a row of `slopes` is stored in place n ^ row % 8, as the layout of
+    // A row of `slopes` has 8 parts of 16 bytes. Part n is stored in place `n ^ row % 8`, as the layout of
     // tt__wgmma_matrix demands.
     char *to = (char *)slopes + (row + group) * 128 + pair * 2;
     TT__UNROLL for (int n = 0; n < 8; n++)
@@ -8302,8 +8314,9 @@ bool attention_fast(const attention_args *p)
         attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
 }
 
-// Returns the number of thread blocks for tiles of `size` rows: one for each number that a tile may have (see
-// cuda_shared.cuh). Blocks whose number has no tile do nothing.
+// Returns the number of thread blocks for tiles of `size` rows. Every tile's number is below this count,
+// whatever the lengths of the sequences (see the beginning of cuda_shared.cuh). Blocks whose number has no
+// tile do nothing.
 int attention_tiles(const attention_args *p, int64_t rows, int size) { return (int)(rows / size + p->seqs); }
 
 // Launches a kernel with a thread block for each tile of `size` rows, each of `heads` heads, and each of
@@ -8358,8 +8371,9 @@ size_t attention_backward_bytes(int head_size, int warps)
         + 6 * queries * sizeof(float);
 }
 
-// Returns whether attention_backward_wide makes all gradients. dq may have the memory of dk or dv only if one
-// block has all keys of a sequence and makes all three; several blocks complete dq only after dk is stored.
+// Returns whether attention_backward_wide makes dq, dk and dv. dq may have the memory of dk or dv only if
+// one block has all keys of a sequence and makes dq, dk and dv; several blocks complete dq only after dk is
+// stored.
 bool attention_spans(const tt__device *d, const attention_args *p)
 {
     const bool plain = !p->window && !p->alibi_heads && !p->block && !p->query_row;
@@ -8396,7 +8410,8 @@ template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__devic
         ? TT__LAUNCH((attention_backward<T, D, WARPS>), blocks, 32 * WARPS, shared, d->stream, *p) : e;
 }
 
-// Returns the bytes of shared memory of attention_dkdv for the bits of dropout, in two stages.
+// Returns the bytes of shared memory in which attention_dkdv has the bits of dropout for two tiles of
+// queries: one in use and one in flight.
 size_t attention_kept_bytes(const attention_args *p, int keys, int queries)
 {
     return p->bits ? 2 * (size_t)keys * (size_t)queries / 8 : 0;
@@ -8411,7 +8426,9 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
-    // If all sequences have the max length, every (spans + 1)-th span number begins a sequence.
+    // attention_find_span gives blocks the span numbers in the order of the columns of a matrix. If all
+    // sequences have the max length, every (spans + 1)-th number begins a sequence; column 0 then has the
+    // first span of each sequence.
     p->span_cols = p->causal && !whole && spans < p->parts_k ? spans + 1 : 1;
     p->span_rows = p->parts_k / p->span_cols;
     p->slots = tt__cuda_attention_slots(p->causal, p->longest);
@@ -8534,8 +8551,8 @@ template <class T, int PARTS> cudaError_t attention_deltas_by(tt__device *d, con
 }
 
 // Launches a kernel for the sums of dout * out of each row and head. attention_delta_any serves operands of
-// any kind, and is slow. 16-bit heads of more than 64 columns use it, but seldom: if dq is wanted, the kernel
-// of dq makes their sums.
+// any kind, and is slow. Heads of more than 64 columns in 16 bits seldom need attention_delta_any: if dq is
+// wanted, the kernel of dq makes the sums.
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)
 {
     const tt_dtype dtype = p->out.dtype;

@@ -323,7 +323,8 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
                             add || to->add_dv);
 }
 
-/* Does the work of attention_backward_span for a sequence with block-sparse attention. */
+/* Computes, for block-sparse attention, the gradients that come from n queries of a sequence, beginning with
+   query `span`; attention_backward_span does the same for dense sequences. */
 TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                              int64_t span, int64_t n)
 {
