@@ -5727,8 +5727,8 @@ static bool tt__layout_of_whole_rows(const tt_tape *t, const tt__instr *i, const
     return in[0] <= TT__ROWS && tt__layout_alike(t, i, in, out);
 }
 
-/* The layout rule of ops whose rows depend on other rows. Rows must not be split; otherwise the rule is
-   tt__layout_alike. */
+/* The layout rule of ops whose rows depend on other rows. Rows must not be split; apart from this, the rule
+   is that of elementwise ops. */
 static bool tt__layout_by_columns(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     return in[0] != TT__ROWS && tt__layout_alike(t, i, in, out);
@@ -5920,8 +5920,8 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 }
 
 /* Emits an instruction of `op` with f's attributes and random numbers. Each letter of `reads` stands for one
-   operand: g is the gradient g, 0 to 9 are f's operands, A to C are f's results, - is an absent operand. Each
-   digit of `into` stands for one result: digit k is the gradient of f's operand k. */
+   operand: `g` is the value g, `0` to `9` are f's operands, `A` to `C` are f's results, and `-` is an absent
+   operand. Each digit of `into` stands for one result: digit k is the gradient of f's operand k. */
 static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int op, const char *reads,
                               const char *into)
 {
@@ -6388,9 +6388,10 @@ static void tt__sum_columns_apart(tt_tape *t, int k, int o)
     else tt__drop(t, k);
 }
 
-/* Returns a bit for each output of i that is a part of v: one output that is v, or several side by side that
-   make up v. Returns 0 if there are none, or if i cannot sum their columns or already does. The backward of
-   attention sums only columns that its kernels write in 16 bits. */
+/* Returns a bit for each output of i that is a part of v: one output that is all of v, or several outputs
+   that lie side by side and make up v. Returns 0 if no outputs make up v, if i cannot compute the outputs'
+   column sums, or if i computes column sums of these outputs already. The backward of attention sums only
+   columns that its kernels write in 16 bits. */
 static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__tape_value *v)
 {
     const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
@@ -6519,8 +6520,8 @@ static size_t tt__cuda_MATMUL(const tt_tape *t, const tt__instr *i)
 static const tt__rules tt__rules_MATMUL = {tt__shape_MATMUL, NULL, {tt__backward_MATMUL}, tt__product_bytes,
     tt__cuda_MATMUL};
 
-/* The shape rule of MATMUL_DB. The result is the gradient of the forward's operand b and has its rows;
-   operand 0 has as many columns. */
+/* The shape rule of MATMUL_DB. The result is the gradient of the forward's operand b: it has as many rows as
+   b, which is the number of columns of operand 0. */
 static bool tt__shape_MATMUL_DB(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1), *to = &t->values[i->out[0]].shape;
@@ -6532,10 +6533,11 @@ static bool tt__shape_MATMUL_DB(tt_tape *t, const tt__instr *i, tt__shape *out)
 static const tt__rules tt__rules_MATMUL_DB = {tt__shape_MATMUL_DB, NULL, {NULL}, tt__product_bytes,
     tt__cuda_LINEAR_DW};
 
-/* Several products of one x, such as those that make queries, keys and values or their weights' gradients,
-   become one product. Their other operands must be side by side in memory: weights and their gradients row
-   below row; biases and their gradients, results and their gradients column beside column. Each operand and
-   result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and out[1]. */
+/* Several products of one x become one product, such as the products that make queries, keys and values, or
+   the gradients of their weights. The other operands and results of the products must be side by side in
+   memory. Weights and their gradients must be joined row below row; biases, results, and the gradients of
+   both, column beside column. Each operand and result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are
+   out[0] and out[1]. */
 
 enum { TT__ROLES = 5, TT__RESULT_ROLE = 3 };
 
@@ -6872,7 +6874,8 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
-/* Returns the instruction with out[0] v, if v has only one reader, so that the two can be merged; else -1. */
+/* Returns the number of the instruction that computes v as its out[0] and can be merged with the reader of
+   v. Returns -1 if v has several readers, or if v is not the out[0] of an instruction. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
@@ -7230,8 +7233,9 @@ static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 
 static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
 
-/* Returns whether a device has one kernel for both i and `next`, which reads the first result of i: for
-   dropout and a norm of its result, or for the backward of a norm and dropout of the resulting gradient. */
+/* Returns whether a device has one kernel for the two instructions i and `next`, where `next` reads the
+   first result of i. One such kernel computes dropout and a norm of the result. The other computes the
+   backward of a norm, and dropout of the gradient from this backward. */
 static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
 {
     if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;
@@ -13307,10 +13311,10 @@ struct tt__isa_table {
 /* ==== src/ops/linear/cpu_shared.h */
 /* ---- matrix product: shared by all instruction sets ---- */
 
-/* Arguments of a product C = act(A B + bias) + residual or, with `saved`, C = act'(saved) * (A B);
-   `accumulate` adds the old C. A(i, k) = a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col],
-   where one stride of A and one stride of B is 1. Sums are fp32, in an order that does not depend on the
-   number of threads. Matrices without data are absent. */
+/* Arguments of a product C = act(A B + bias) + residual or, with `saved`, C = act'(saved) * (A B). If
+   `accumulate`, the old C is added. A(i, k) is `a[i * a_row + k * a_col]`, and B(k, j) is
+   `b[k * b_row + j * b_col]`. One stride of A is 1, and one stride of B is 1. Sums are fp32, in an order
+   that does not depend on the number of threads. Matrices without data are absent. */
 typedef struct tt__gemm_args {
     int64_t m, n, k;
     tt__mat a, b, c;
@@ -13327,9 +13331,9 @@ typedef struct tt__gemm_args {
 } tt__gemm_args;
 
 /* The work of a microkernel: computes a block C = scale * (A B) + base, with the sums in registers. k counts
-   floats or, in bf16 products, pairs of bf16 in the place of a float. A(i, k) = a[i * a_row + k * a_col] or,
-   for AMX, a[i * a_row + k / 16 * a_col + k % 16]. The rows of B are b_row floats apart, the rows of C c_row
-   floats. `base` is NULL, C itself, or another block. */
+   floats or, in bf16 products, pairs of bf16 in the place of a float. A(i, k) is `a[i * a_row + k * a_col]`
+   or, for AMX, `a[i * a_row + k / 16 * a_col + k % 16]`. Rows of B begin b_row floats apart, and rows of C
+   begin c_row floats apart. `base` is NULL, C itself, or another block. */
 typedef struct tt__product {
     int64_t k;
     const float *a; int64_t a_row, a_col;
@@ -13680,7 +13684,7 @@ static void tt__all_gather_rows(const tt__launch *l, int64_t from, int64_t to, f
     }
 }
 
-/* Copies elements [from, to) of this member's shard of out[0] from in[0] of member 0. */
+/* Copies elements `[from, to)` of this member's shard: from in[0] of member 0 to this member's out[0]. */
 static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t first;
@@ -14387,8 +14391,9 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 
 /* ---- packing ---- */
 
-/* Within each four lanes, LOW and HIGH interleave the first (HIGH: the last) two lanes of a with those of b;
-   FIRST and LAST concatenate the first (LAST: the last) two lanes of a and those of b. */
+/* These macros work within each four lanes. LOW interleaves the first two lanes of a with the first two
+   lanes of b, and HIGH interleaves the last two lanes of a and b. FIRST concatenates the first two lanes of
+   a and b, and LAST concatenates the last two. */
 #if TT__LANES == 16 /* these instructions have masks of ones because g++ 12 warns about the plain forms */
 #define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
@@ -14453,9 +14458,9 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 #undef TT__QUARTERS
 #undef TT__HALVES
 
-/* An operand seen as lines of k elements. The lines are the rows of A or the columns of B; element (line, k)
-   is at line * line_step + k * k_step. Panels hold units: floats or, for dot products and tiles, pairs of
-   bf16. The functions below count k in units. */
+/* An operand seen as lines of k elements. The lines are the rows of A or the columns of B; element k of a
+   line is at `line * line_step + k * k_step`. Panels hold units: floats or, for dot products and tiles,
+   pairs of bf16. The functions below count k in units. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
     tt_dtype dtype, narrow; /* narrow: dtype to which f32 elements are rounded; TT_F32: not rounded */
@@ -14496,9 +14501,10 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     }
 }
 
-/* Packs `lines` lines, beginning with `line`, and of each line k units, beginning with k0, of an operand with
-   k_step 1. Writes panels [k][width] that begin `panel` floats apart; lines missing from the last panel
-   become 0. Where a vector is several panels wide, one transposition packs several times as many units. */
+/* Packs `lines` lines of an operand with k_step 1, beginning with number `line`. Of each line, packs k
+   units, beginning with unit k0. Writes panels [k][width] that begin `panel` floats apart; lines missing
+   from the last panel become 0. If a vector is several panels wide, one transposition packs several times
+   TT__LANES units. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width,
                                             const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
@@ -14713,9 +14719,10 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_end)(rows, nv, sum, 1.0f, p);
 }
 
-/* Computes a block of C from a panel of A and a panel of B. Multiplies as many thirds of the panel of A (or
-   halves of a panel of 4 or 8 rows) as hold `rows` rows. Multiplies all columns of the panel of B, or only
-   the first 16 of 48 if `cols` is at most 16. */
+/* Computes a block of C from a panel of A and a panel of B. Multiplies only the part of the panel of A that
+   has the block's `rows` rows: one, two or three thirds of the panel or, in a panel of 4 or 8 rows, one or
+   two halves. Multiplies all columns of the panel of B, or only the first 16 of 48 if `cols` is at most
+   16. */
 TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };
@@ -14821,7 +14828,7 @@ TT__DOT_FN void TT__K(attention_dot_micro)(int64_t rows, int64_t cols, const tt_
 }
 #endif
 
-/* Does the work of peak_loop with dot products of bf16 instead of fp32 multiply-adds. */
+/* Runs n rounds of dot products of bf16, as peak_loop runs rounds of fp32 multiply-adds. */
 TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink)
 {
     tt__vf sum[12], x = TT__K(splat)(*sink), y = TT__K(splat)(1e-20f);
@@ -14900,7 +14907,7 @@ TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__produ
     TT__TILES_FENCE;
 }
 
-/* Does the work of peak_loop with tiles of bf16 instead of fp32 multiply-adds. */
+/* Runs n rounds of products of tiles of bf16, as peak_loop runs rounds of fp32 multiply-adds. */
 TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink)
 {
     TT__K(tiles_begin)(32);
@@ -14919,8 +14926,8 @@ TT__INLINE void TT__K(tiles_begin)(int64_t rows) { (void)rows; }
 TT__INLINE void TT__K(tiles_end)(void) {}
 #endif
 
-/* gemm_take reads elements [col, col + n) of a row of m, gemm_add adds these elements to `sums`, and
-   gemm_keep writes them. `sums` has room for whole vectors. */
+/* gemm_take reads elements [col, col + n) of a row of m into `to`. gemm_add adds these elements to `sums`.
+   gemm_keep writes `sums` to these elements. `to` and `sums` have room for whole vectors. */
 TT__INLINE void TT__K(gemm_take)(float *to, const tt__mat *m, int64_t row, int64_t col, int64_t n)
 {
     TT__K(gemm_read)(to, m->data, m->dtype, TT_F32, row * m->ld + col, n);
@@ -14948,10 +14955,11 @@ TT__INLINE void TT__K(gemm_keep)(const tt__mat *m, int64_t row, int64_t col, con
     else TT__K(row_narrow)((uint16_t *)m->data + at, sums, m->dtype, n);
 }
 
-/* Computes the rows x cols numbers of C = act(sums + more + bias) + residual + old C that begin at (row,
-   col). With `saved`, multiplies by act'(saved) instead of applying act. Overwrites `sums`. Rows of `sums`
-   and `more` begin sums_row floats apart and are padded to whole vectors. Short contiguous rows, as in a
-   microkernel's tile, are rounded and go through act several at a time. */
+/* Finishes a block of `rows` rows and `cols` columns of C, which begins at row `row` and column `col`:
+   `C = act(sums + more + bias) + residual + old C`. With `saved`, multiplies by act'(saved) instead of
+   applying act. Overwrites `sums`. Rows of `sums` and `more` begin sums_row floats apart and are padded to whole
+   vectors. Short contiguous rows, as in a microkernel's tile, are rounded and go through act several at a
+   time. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols,
                                float *sums, float *more, int64_t sums_row)
 {
@@ -15265,8 +15273,8 @@ typedef struct TT__K(gemm_few) {
     int64_t a_row;
 } TT__K(gemm_few);
 
-/* Adds to sums[i * STRIP + j] the dot product of row i of A and column j of b, over k elements. Does this for
-   up to 4 rows and 2 columns at once, so that there are fewer loads than multiplications. */
+/* Adds the dot product of row i of A and column j of b, over k elements, to `sums[i * TT__GEMM_STRIP + j]`.
+   Works on up to 4 rows and 2 columns at once, so that there are fewer loads than multiplications. */
 TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row,
                                  const float *b, int64_t b_col, int64_t k, float *sums)
 {
@@ -16686,7 +16694,9 @@ TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
 TT__ROW_FN(row_ADD_ROW) { TT__K(axpby)(y, 1, x[0], 1, (const float *)more, n); }
 TT__RUN_ROWS(ADD_ROW, const float *row = TT__K(row_in)(&l->in[1], 0, scratch, 3);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(row_ADD_ROW), row))
-/* more: the row by which every row of a is multiplied, or NULL: the operand b has one column. */
+/* If `more` is not NULL, `more` is a row, and every row of a is multiplied by this row. If `more` is NULL,
+   the operand b has one column, and row r of a is multiplied by b's number for the row, or by b's only
+   number. */
 TT__ROW_FN(row_MUL_BROADCAST)
 {
     const float *row = (const float *)more;
@@ -16825,9 +16835,9 @@ TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
     return l->add[0] ? TT_OK : tt__for_rows(l, &l->out[0], 0, TT__K(fill_rows));
 }
 
-/* Computes row r of dropout: y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual
-   if it is present. Element c is decided by 16 random bits, number c % 8 of Philox counter {r, c / 8, 0, 0}.
-   more: the keys of Philox. */
+/* Computes row r of dropout: y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the
+   residual if it is present. Element c is decided by 16 random bits: number `c % 8` of Philox counter
+   `{r, c / 8, 0, 0}`. more: the keys of Philox. */
 TT__ROW_FN(dropout_row)
 {
     const tt__vu groups = TT__K(philox_groups)();
@@ -16866,8 +16876,8 @@ TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t col
     return tt__workspace_at(l, (size_t)k * tt__row_bytes(cols));
 }
 
-/* Sums `count` partial sums, beginning with number `first`, and writes the sum to `to` or (add) adds it to
-   `to`. `scratch` has two rows of to->cols floats. */
+/* Sums `count` partial sums, beginning with number `first`, and writes the sum to `to` or, if `add`, adds
+   the sum to `to`. `scratch` has two rows of to->cols floats. */
 TT__FN void TT__K(finish_column_sums)(const tt__launch *l, const tt__mat *to, bool add, int64_t first,
                                       int64_t count, float *scratch)
 {
@@ -17213,8 +17223,9 @@ TT__RUN_MAP(NORMALIZE_BACKWARD, 0, 2)
 /* ==== src/ops/embedding/cpu.h */
 /* ---------------------------------------------------------------------------------------------- embedding */
 
-/* Computes rows [from, to) of out[0]. Row r is row r of m or, if index is not NULL, row index[r] - first of
-   m; without such a row in m, row r is zeros. */
+/* Computes rows [from, to) of out[0]. If `index` is NULL, row r of the result is row r of m. Otherwise row r
+   of the result is the row of m with the number `index[r] - first`. If m has no row of that number, row r of
+   the result is zeros. */
 TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                  const tt__mat *m, const int32_t *index, int64_t first)
 {
@@ -17243,9 +17254,10 @@ TT__ROWS_FN(zero_rows)
     for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, bytes);
 }
 
-/* Sums the rows of dy that have equal ids. `order` has the numbers of the rows of dy, sorted by id and for
-   equal ids by row, without ids for which out[0] has no row. [from, to) counts entries of `order`. The task
-   in which an id begins adds all rows of this id, so that they are added in row order. */
+/* Sums the rows of dy that have equal ids. `order` lists the rows of dy by their numbers, sorted by id; rows
+   of equal ids keep their order. Rows whose id has no row in out[0] are left out. [from, to) counts entries
+   of `order`. The task in which an id begins adds all rows of the id, so that the rows are added in their
+   order. */
 TT__ROWS_FN(embedding_backward_rows)
 {
     const int32_t *ids = (const int32_t *)l->in[0].data, *order = (const int32_t *)l->workspace;
@@ -17423,9 +17435,10 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/custom/cpu.h */
 /* ------------------------------------------------------------------------------------- ops of the caller */
 
-/* Returns a matrix as an array for the caller's functions: the matrix itself or a copy in the workspace,
-   which begins at byte *used; *used then includes the copy. reads: the numbers are copied. adds: the
-   functions' result is added to the matrix. */
+/* Returns a matrix as an array for the caller's functions: the matrix itself, or a copy of the matrix in the
+   workspace. A copy begins at byte *used of the workspace, and its size is added to *used. If `reads`, the
+   numbers of the matrix are copied; otherwise the copy only has room for the functions' result. adds: the
+   result is added to the matrix. */
 TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__mat *m, bool reads, bool adds,
                                                 size_t *used)
 {
@@ -18168,8 +18181,8 @@ TT__INLINE tt__vf TT__K(two_leaves)(const tt__leaves *t, int k, int64_t c, int64
     return TT__K(reduce_two)(how, dtype, a, b);
 }
 
-/* Computes a vector of the sum over the tree of members: n elements, beginning with element c. count:
-   t->present if this is 2 or 4, otherwise 0. */
+/* Computes a vector of n sums over all members by the tree of sums (src/ranks/threads.h), beginning with
+   element c. count: t->present if t->present is 2 or 4, otherwise 0. */
 TT__INLINE tt__vf TT__K(tree)(const tt__leaves *t, int64_t c, int64_t n, const tt__reduce how,
                               const tt_dtype dtype, const int count)
 {

@@ -1861,8 +1861,8 @@ cudaError_t run_mul_broadcast(const tt__launch *l)
 }
 TT__RUN_BY(MUL_BROADCAST, run_mul_broadcast)
 
-// Computes the sum of a * b over each row, and writes it to y or (add) adds it. A warp works on a row. Reads
-// a and b once.
+// Computes the sum of a * b over each row, and writes the sum to y or, if `add`, adds the sum to y. A warp
+// works on a row. Reads a and b once.
 __global__ void __launch_bounds__(256) row_dots(tt__mat a, tt__mat b, tt__mat y, bool add, bool wide)
 {
     tt__begin_kernel();
@@ -1888,7 +1888,7 @@ cudaError_t run_row_dots(const tt__launch *l)
 }
 TT__RUN_BY(ROW_DOTS, run_row_dots)
 
-// Arguments of rotary positions. A thread rotates up to 8 pairs of columns of a head, and the same pairs of
+// Rotary positions. A thread works on 8 pairs of columns, or fewer at the end, and rotates these pairs in
 // TURN_HEADS heads. Reads x and writes y once.
 enum { TURN_HEADS = 8 };
 struct rotary_args {
@@ -1897,11 +1897,11 @@ struct rotary_args {
     bool add, vector;
     int heads, head_size, pairs, neighbours;
     float sign, magnitude;
-    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; number of tasks
+    int64_t groups, spans, all; // groups of pairs in a head, groups of heads in a row, tasks of all rows
     float frequency[TT__MAX_PAIRS];
 };
 
-// Writes v to n columns of row r of y, beginning with column c, or (a.add) adds v to them.
+// Writes v to n columns of row r of y, beginning with column c, or adds v to them if a.add.
 __device__ void put_group(const rotary_args &a, int64_t r, int64_t c, int n, float (&v)[8])
 {
     float old[8];
@@ -2140,10 +2140,10 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
 }
 TT__RUN_BY(SWIGLU_BACKWARD, run_swiglu_backward)
 
-// Computes y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual if it is present.
-// A group of 8 columns gets its 16-bit random numbers from Philox counter {r, c / 8, 0, 0}, where r and c
-// count the rows and columns of all ranks; if `number` is not NULL, number[r] replaces r. Reads x and
-// residual and writes y once; the random numbers take some 12 integer operations an element.
+// Computes y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual if it is
+// present. A group of 8 columns gets its 16-bit random numbers from Philox counter `{r, c / 8, 0, 0}`. Here
+// c counts the columns of all ranks; r is number[row] or, if `number` is NULL, counts the rows of all ranks.
+// Reads x and residual and writes y once; the random numbers take some 12 integer operations an element.
 struct op_dropout {
     static constexpr int KIND = HOT;
     const tt__step_settings *run;
@@ -2550,8 +2550,8 @@ enum { TT__SORT_STEP = 1024 }; // number of ids that a block sorts at a time
 // The kernels below run only once or twice in a step, so the device reads their code from its memory each
 // time. Short code therefore saves more time than unrolled loops.
 
-// Loads from[k], from[k + 32], from[k + 64] and from[k + 96], or 0 from `end` on, with all loads in flight
-// together.
+// Loads from[k], from[k + 32], from[k + 64] and from[k + 96], with all loads in flight together. Elements
+// from number `end` on are 0.
 __device__ __forceinline__ void load_ids(int32_t (&to)[4], const int32_t *from, int64_t k, int64_t end)
 {
     TT__UNROLL for (int u = 0; u < 4; u++) to[u] = k + u * 32 < end ? from[k + u * 32] : 0;
@@ -2600,7 +2600,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
             all += count[u];
         }
     }
-    unsigned sum = all; // becomes the number of ids with this digit or a lower digit of the same warp
+    unsigned sum = all; // becomes the number of ids with the digits of the warp's threads up to this thread
     for (int m = 1; m < 32; m *= 2) {
         const unsigned other = __shfl_up_sync(0xffffffffu, sum, m);
         if (lane >= m) sum += other;
@@ -2647,8 +2647,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
 }
 
 // Sorts up to TT__RANKED ids and their rows in one step: the place of an id is the number of ids that come
-// before it. A block counts these for 32 ids, and each of its 8 warps compares the 32 ids with an eighth of
-// all ids. The other blocks write zeros to `zero`.
+// before the id. A block finds the places of 32 ids; each of its 8 warps compares the 32 ids with an eighth
+// of all ids. The other blocks write zeros to `zero`.
 #ifndef TT__RANKED // tests make TT__RANKED smaller
 #define TT__RANKED 8192
 #endif
@@ -2683,7 +2683,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
     const int32_t id = all[from + lane];
     unsigned count = 0;
     for (int at = warp * each; at < (warp + 1) * each; at += 32) {
-        // Ids below `largest` are counted: those below `id`, and at earlier places also those equal to `id`.
+        // Counts ids below `id` and, if they come before the block's 32 ids, also ids equal to `id`.
         const int32_t largest = id + (at < from);
         TT__UNROLL for (int k = 0; k < 32; k += 4) {
             const int4 of = *(const int4 *)(all + at + k);
@@ -2714,12 +2714,12 @@ __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t 
     if (vectors == 2) tt__cp_async_16(to + 1, p + 1);
 }
 
-// Sums the rows of dy that have equal ids. A block sums a chunk of `chunk` rows in sorted order. The sum of
-// an id whose rows are all in the chunk goes to row id - first of `to`, if this row exists. Otherwise the sum
-// is partial: it goes to partial[block][0] if the chunk before also has rows of the id, and to
-// partial[block][1] if the id begins in this chunk and continues in the next. wide: dy and `to` have whole
-// groups of 8 columns at multiples of 16 bytes, and shared memory has room for the rows in flight. Reads dy
-// and writes the rows of `to` once.
+// Sums the rows of dy that have equal ids. A block sums a chunk of `chunk` rows in sorted order. If all rows
+// of an id are in the chunk, the sum goes to the row of `to` with the number `id - first`, if this row
+// exists. Otherwise the sum is partial. A partial sum goes to partial[block][0] if the chunk before also has
+// rows of the id, and to partial[block][1] if the id begins in this chunk and continues in the next. wide:
+// dy and `to` have whole groups of 8 columns at multiples of 16 bytes, and shared memory has room for the
+// rows in flight. Reads dy and writes the rows of `to` once.
 __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
                                                tt__mat to, int64_t first, bool add, bool wide, int64_t chunk,
                                                float *partial)
@@ -5408,7 +5408,9 @@ __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, un
 // A trial with two devices: kernels of d load bytes from the memory of `from`.
 struct peer_probe {
     tt__device *d, *from;
-    void *source, *target, *pinned; // TT__PROBE_BYTES each, of memory of `from`, of d, of the host (or NULL)
+    // Buffers of TT__PROBE_BYTES. source: in the memory of `from`; target: in d's memory; pinned: in the
+    // host's memory, or NULL.
+    void *source, *target, *pinned;
     unsigned *wrong;                // number of 16-byte vectors with wrong bytes; in d's memory
     enum { WORDS = TT__PROBE_BYTES / 16, BLOCKS = WORDS < 65536 ? 2 : 256 };
 };
@@ -7809,8 +7811,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     const int mine = 16 * MT * (int)(threadIdx.x / 32);
     const bool diagonal = p.causal && !p.query_row;
     if (threadIdx.x == 0) { random = attention_key(p); of.find(p); }
-    const auto write_sums = [&](int of_head) { // writes column sums of dq; each thread clears sums that it
-                                               // read
+    const auto write_sums = [&](int of_head) { // writes the column sums of dq, and clears them
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
                                 p.head_size, (int)threadIdx.x);
@@ -8786,10 +8787,10 @@ uint16_t alignment_of(const void *p)
     return (uintptr_t)p % 4 ? 2 : k;
 }
 
-// Returns the number of rows for which an algorithm is chosen: `rows` if `exact`, otherwise the next multiple
-// of 128 if there are more than 128 rows. The multiple has as many tiles, and batches of texts, whose lengths
-// always vary, then seldom need a new choice. The number must not depend on earlier products, because the
-// bits of a product may depend on its algorithm.
+// Returns the number of rows for which an algorithm is chosen: `rows` if `exact`, otherwise the next
+// multiple of 128 if there are more than 128 rows. Both numbers of rows make equally many tiles. The lengths
+// of texts always vary; with multiples of 128, their batches seldom need a new choice. The number must not
+// depend on earlier products, because the bits of a product may depend on its algorithm.
 int64_t rows_to_choose_for(int64_t rows, bool exact)
 {
     return exact || rows <= 128 ? rows : (rows + 127) / 128 * 128;
@@ -8855,8 +8856,9 @@ struct lt_description {
         if (g.unscale_a) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.unscale_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.unscale_a);
-            // Hopper sums fp8 products in 14 bits. Without fast accumulation, cuBLASLt adds these sums to f32
-            // sums at intervals. Gradients need this more than values (Transformer Engine does the same).
+            // Hopper sums fp8 products in 14 bits. Without fast accumulation, cuBLASLt adds these sums to
+            // f32 sums at intervals. Products of gradients, which are E5M2, need the f32 sums more than
+            // products of values; Transformer Engine makes the same choice.
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(g.a_type != TT__E5M2));
             // cuBLASLt accepts no other dtype of bias for fp8 operands.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
@@ -8938,8 +8940,8 @@ bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cu
 enum lt_outcome { LT_DONE, LT_REFUSED, LT_NOT_OFFERED };
 
 // The result of timing a kind of product, measured or read from a text. possible: the algorithm `algo` of
-// cuBLASLt is the fastest way; otherwise a way that is tried later is faster. met: a product in the device's
-// programs has this key when it has its max number of rows.
+// cuBLASLt is the fastest way; otherwise a way that is tried later is faster. met: the device's programs
+// have a product whose key, at the product's max number of rows, is this key.
 struct tuned_product { product_key key; cublasLtMatmulAlgo_t algo; bool possible, met; };
 
 tuned_product *tuned_of(tt__device *d, const product_key &key)
@@ -8976,8 +8978,8 @@ enum product_way {
     LT_WAYS
 };
 
-// A way of a product that is timed, and the algorithms that cuBLASLt offers for it or, if a tuned entry is
-// known, the algorithm of that entry.
+// The trial of one way to make a product. `algo` has the algorithms to be timed: all that cuBLASLt offers or,
+// if a tuned entry is known, only the algorithm of the entry.
 struct way_trial {
     bool asked;     // whether the way suits the product, so that lt_try has run in it
     product_key key;
@@ -9034,10 +9036,11 @@ cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outc
 }
 
 // Returns whether a product that was not timed uses this epilogue. Times on an H200 with GPT-2's sizes,
-// 16,384 rows of 3,072 and 768 columns: of the product with the epilogue, of the product without, and (from
-// its memory traffic) of a kernel of our own for the epilogue's work. Slope of GELU and column sums: 439, 108
-// and 75 us. Sums of A's rows: 154, 112 and 25 us. GELU: 155, 114 and 50 us. Only the epilogue of GELU is
-// therefore faster.
+// 16,384 rows of 3,072 and 768 columns: the slope of GELU and column sums take 439 us with the epilogue;
+// without, the product takes 108 us and a kernel of our own 75 us. Sums of A's rows take 154 us with the
+// epilogue; without, 112 us and 25 us. GELU takes 155 us with the epilogue; without, 114 us and 50 us. The
+// times of kernels of our own are computed from their memory traffic. Only the epilogue of GELU is therefore
+// faster.
 bool is_usual(cublasLtEpilogue_t kind)
 {
     return kind != CUBLASLT_EPILOGUE_DGELU && kind != CUBLASLT_EPILOGUE_DGELU_BGRAD &&
@@ -9117,8 +9120,9 @@ bool lt_gelu(const product *g, const tt__mat *aux)
     return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
 }
 
-// Makes a product with an epilogue that also computes sums, and writes or (add) adds these to `sums`.
-// cuBLASLt writes sums in the dtype of the result and cannot add, so sums to be added go through a buffer.
+// Makes a product with an epilogue that also computes sums, and writes the sums to `sums` or, if `add`, adds
+// them to `sums`. cuBLASLt writes sums in the dtype of the result and cannot add, so sums to be added go
+// through a buffer.
 cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, const tt__mat *addend,
                     lt_epilogue more, const tt__mat *sums, bool add, bool *done)
 {
@@ -9168,9 +9172,10 @@ __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
     if (r < g.m) finish_element(g, r, c, ((const float *)sum.data)[r * sum.ld + c]);
 }
 
-// Makes a product for which is_even is false, from padded copies of its operands at the end of the workspace
-// (tt__cuda_padded_bytes), at most TT__CUDA_LOSS_CHUNK rows of activations at a time. Sets *done to false
-// where the workspace has no room or cuBLASLt has no algorithm.
+// Makes a product whose operands cuBLASLt cannot read fast (is_even returns false), from padded copies of
+// the operands. The copies are at the end of the workspace (tt__cuda_padded_bytes) and have at most
+// TT__CUDA_LOSS_CHUNK rows of activations at a time. Sets *done to false where the workspace has no room or
+// cuBLASLt has no algorithm.
 cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
 {
     tt__device *d = l->device;
@@ -9920,8 +9925,8 @@ struct fp8_tensor {
     bool wide, e5m2;
 };
 
-// Returns the largest of the magnitudes `peak`, given as bits, of a block's 256 threads. As bits, a NaN is
-// larger than infinity.
+// Returns the largest `peak` of a block's 256 threads. Each `peak` is the bits of a magnitude; as bits, a
+// NaN is larger than infinity.
 __device__ __forceinline__ unsigned fp8_largest_of_block(unsigned peak)
 {
     TT__SHARED(unsigned, part, [8]);
@@ -9939,8 +9944,8 @@ __device__ __forceinline__ unsigned fp8_larger(unsigned peak, const float (&v)[8
     return peak;
 }
 
-// Returns the bits of the largest magnitude in a part of t.x. Each 256 groups of eight elements form a block;
-// the part consists of blocks number block, block + step, block + 2 * step, ...
+// Returns the bits of the largest magnitude in a part of t.x. In units of 256 groups of eight elements, the
+// part consists of the units `block`, `block + step`, `block + 2 * step` and so on.
 __device__ __forceinline__ unsigned fp8_largest_of(const fp8_tensor &t, int64_t block, int64_t step)
 {
     const int64_t groups = (t.x.cols + 7) / 8;

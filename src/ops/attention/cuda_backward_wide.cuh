@@ -130,8 +130,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     const int mine = 16 * MT * (int)(threadIdx.x / 32);
     const bool diagonal = p.causal && !p.query_row;
     if (threadIdx.x == 0) { random = attention_key(p); of.find(p); }
-    const auto write_sums = [&](int of_head) { // writes column sums of dq; each thread clears sums that it
-                                               // read
+    const auto write_sums = [&](int of_head) { // writes the column sums of dq, and clears them
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
                                 p.head_size, (int)threadIdx.x);
