@@ -2210,7 +2210,8 @@ namespace {
 
 // ------------------------------------------------------------------- rows: gather, scatter, pooling, patches
 
-// Computes y[r] = x[index[r] - first], or zeros where x has no such row. Reads the rows of x and writes y.
+// Computes y[r], row `index[r] - first` of x, or zeros where x has no such row. Reads the rows of x and
+// writes y.
 struct op_gather {
     static constexpr int KIND = HOT_CASTS;
     const int32_t *index;
@@ -2270,9 +2271,10 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
 }
 TT__RUN_BY(MEAN_POOL_BACKWARD, run_mean_pool_backward)
 
-// Arguments of patches, which sets y[r] to patch number position[r] - 1 of the image of row r, one channel
-// after another, or to zeros if position[r] is 0. A thread works on up to 8 pixels of a line of a patch, with
-// all C channels. words: groups of 8 pixels begin at multiples of 4 bytes. Reads pixels and writes y once.
+// Arguments of patches, which writes one patch to each row y[r], one channel after another. The patch has
+// number `position[r] - 1` in the image of row r; if position[r] is 0, y[r] becomes zeros. A thread works on
+// up to 8 pixels of a line of a patch, with all C channels. words: groups of 8 pixels begin at multiples of
+// 4 bytes. Reads pixels and writes y once.
 struct patches_args {
     const uint8_t *pixels;
     int64_t ld, seqs;
@@ -3114,8 +3116,9 @@ __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, i
     }
 }
 
-// Turns 8 logits, beginning with column c, into their gradients if classes have weights; sum: the sum of the
-// weights. The share of each class in a smoothed target is multiplied by the weight of this class.
+// Turns 8 logits, beginning with column c, into their gradients for a loss in which classes have weights.
+// The share of each class in a smoothed target is multiplied by the weight of this class. weights: the
+// weights of the classes; sum: the sum of these weights.
 __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8], int64_t c, int64_t n,
                                                                   int32_t target, float lse, float smoothing,
                                                                   const float *weights, float sum,
@@ -3129,8 +3132,8 @@ __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8],
     }
 }
 
-// Computes the gradients of logits x (rows, n), and writes them to dx or (add) adds them. Reads x and writes
-// dx once. A thread works on eight elements of a row at a time.
+// Computes the gradients of logits x (rows, n), and writes them to dx or, if `add`, adds them to dx. Reads x
+// and writes dx once. A thread works on eight elements of a row at a time.
 __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
                                                               const int32_t *targets, tt__mat weights,
                                                               const float *class_weights, tt__mat lse,
@@ -3229,7 +3232,8 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
 }
 TT__RUN_BY(SOFT_CROSS_ENTROPY, run_soft_cross_entropy)
 
-// Writes w * (softmax(x) * (sum of p) - p) to dx or (add) adds it. Reads x and p and writes dx once.
+// Computes w * (softmax(x) * (sum of p) - p), and writes it to dx or, if `add`, adds it to dx. Reads x and p
+// and writes dx once.
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
                                                                    tt__mat weights, tt__mat stats,
                                                                    const float *divisor, tt__mat dx, bool add,
@@ -3261,8 +3265,8 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
 }
 TT__RUN_BY(SOFT_CROSS_ENTROPY_BACKWARD, run_soft_cross_entropy_backward)
 
-// Computes the partial counts of the squared error of x and y (rows, n); the loss of a row with weight w is w
-// * the sum of (x - y)^2 / n. Reads x and y once.
+// Computes the partial counts of the squared error of x and y (rows, n). The loss of a row with weight w is
+// w times the mean of (x - y)^2 over the row. Reads x and y once.
 __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
                                                      loss_sums *partial)
 {
@@ -3296,7 +3300,8 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
 }
 TT__RUN_BY(MEAN_SQUARED_ERROR, run_mean_squared_error)
 
-// Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Reads x and y and writes dx once.
+// Computes 2 * w * (x - y) / n, and writes it to dx or, if `add`, adds it to dx. Reads x and y and writes dx
+// once.
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
                                                               tt__mat weights, const float *divisor,
                                                               tt__mat dx, bool add, bool wide,
@@ -3329,8 +3334,9 @@ cudaError_t run_mean_squared_error_backward(const tt__launch *l)
 TT__RUN_BY(MEAN_SQUARED_ERROR_BACKWARD, run_mean_squared_error_backward)
 
 // Computes the partial counts of the cross-entropy of sigmoids, for logits x, targets y and positive weights
-// p (NULL: all 1). A warp works on a row: an element's loss is p * y * log(1 + e^-x) + (1 - y) * log(1 +
-// e^x), the row's loss the mean. Reads x and y once.
+// p (NULL: all 1). A warp works on a row. The loss of an element is
+// `p * y * log(1 + e^-x) + (1 - y) * log(1 + e^x)`; the loss of a row is the mean over the row's elements.
+// Reads x and y once.
 __global__ void __launch_bounds__(256) sigmoid_cross_entropy(tt__mat x, tt__mat y, tt__mat weights,
                                                              const float *p, bool wide, loss_sums *partial)
 {
@@ -3376,8 +3382,8 @@ cudaError_t run_sigmoid_cross_entropy(const tt__launch *l)
 }
 TT__RUN_BY(SIGMOID_CROSS_ENTROPY, run_sigmoid_cross_entropy)
 
-// Computes w / n * ((1 - y) * sigmoid(x) - p * y * sigmoid(-x)), and writes it to dx or (add) adds it. Reads
-// x and y and writes dx once.
+// Computes w / n * ((1 - y) * sigmoid(x) - p * y * sigmoid(-x)), and writes it to dx or, if `add`, adds it
+// to dx. Reads x and y and writes dx once.
 __global__ void __launch_bounds__(256)
     sigmoid_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat y, tt__mat weights, const float *p,
                                    const float *divisor, tt__mat dx, bool add, bool wide,
@@ -3464,11 +3470,11 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
     }
 }
 
-// Does the work of linear_cross_entropy, with gradients, for rows that fit into shared memory. As many blocks
-// run as the device holds, and each works on one row after another. A thread copies its own columns, four of
-// every 4,096, to shared memory. Once the thread has written the gradients of a row, it fetches its columns
-// of the block's next row. It sums the first of a row's ROW_PARTS parts while the other parts are in flight.
-// Reads and writes n * (4 + bytes of an element of dz) bytes a row.
+// Computes what linear_cross_entropy computes with gradients, for rows that fit into shared memory. As many
+// blocks run as the device holds, and each works on one row after another. A thread copies its own columns,
+// four of every 4,096, to shared memory. Once the thread has written the gradients of a row, it fetches its
+// columns of the block's next row. A row has ROW_PARTS parts; a thread sums the first part while the other
+// parts are in flight. Reads and writes `n * (4 + bytes of an element of dz)` bytes a row.
 enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
@@ -3530,7 +3536,7 @@ __global__ void __launch_bounds__(1024, 1)
                     ((uint2 *)to)[place] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
                                                       pack_as(dz.dtype, v[2], v[3]));
                 }
-                // comes after the store above, for which the old logits were read
+                // must come after the store above, for which the logits in this place were read
                 if (x) tt__cp_async_16(logits + c, x + c);
             }
             tt__cp_async_commit();
@@ -3559,9 +3565,9 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
-// Returns the matrix to which the chunks of rows add their contributions to gradient m. The matrix is m
-// itself, unless m has 16 bits and there are several chunks (many). Then it is an f32 matrix at *at in the
-// workspace, rounded to m at the end.
+// Returns the matrix to which the chunks of rows add their contributions to gradient m: m itself or, if m
+// has 16 bits and there are several chunks (`many`), an f32 matrix at *at in the workspace. At the end the
+// f32 matrix is rounded to m.
 tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 {
     tt__mat sums = *m;
@@ -3580,7 +3586,9 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 // wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
 struct class_tail {
     int64_t first, count; // the first class, and the number of classes; 0: there is no tail
-    tt__mat w, b, dw, db; // w, dw: (rows, in); b, db: (1, rows); rows is count padded; dw and db are f32
+    // Shapes: w and dw (rows, in), b and db (1, rows), where rows is `count`, padded to a multiple of 8. dw
+    // and db are f32.
+    tt__mat w, b, dw, db;
 };
 
 // Copies x to the upper left of `to`, and fills the rest of `to` with zeros. A thread copies eight columns.
@@ -3766,8 +3774,9 @@ namespace {
 
 // ---- layernorm
 
-// A thread of a row. Whole warps share a row, and each thread has 8 of its columns: 8 neighbours if `vector`;
-// otherwise the thread's columns are `of` apart, the number of the row's threads.
+// A thread of a row. Whole warps share a row, and each thread has 8 of the row's columns. The columns are
+// neighbours if `vector`; otherwise they are `of` columns apart, where `of` is the number of threads that
+// share the row.
 struct row_thread {
     int at, of; // number of the thread among the `of` threads that share a row
     bool vector;
@@ -3870,9 +3879,9 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
     return {centred, centred ? at[0] : 0.0f, at[centred]};
 }
 
-// Dropout in a norm's kernel. In the forward, the kernel first computes dropout(from) + residual, stores it
-// in x and normalises it; there is no residual if its data is NULL. In the backward, the kernel stores
-// dropout(dx) in `to`, and its third sums are column sums of `to`.
+// Dropout in a norm's kernel. In the forward, the kernel first computes dropout(from) + residual, stores the
+// sum in x and normalises it; there is no residual if residual.data is NULL. In the backward, the kernel
+// stores dropout(dx) in `to`, and also computes the column sums of `to`, beside those for dw and db.
 struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
 
 // Sizes of a thread block. For NARROW rows, of up to 1,024 columns, a block has EACH teams of threads. In a
@@ -3888,7 +3897,8 @@ template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>;
 
 // Computes y = (x - mean) / std * w + b, and stores mean and 1 / std to stats. If not `centred`, the mean
 // counts as 0. A row stays in the registers of its threads and is read once. X: dtype of x and y, or ANY; W:
-// dtype of w and b. Unless X is ANY, the next rows are in flight meanwhile. DROP: with dropout, X not ANY.
+// dtype of w and b. Unless X is ANY, a thread loads its next rows while it computes. DROP: the kernel also
+// computes dropout; X must not be ANY then.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(forward_block<NARROW, X>::MAX, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
@@ -4117,8 +4127,9 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
     }
 }
 
-// Begins the gradient of a row, given dy in g and x in n. Sets n to (x - mean) / std and g to dy * w, and sum
-// to the thread's sums of g and of g * n. Adds dy * n to dw, and dy to db, which are sums over rows.
+// Computes, for one row, what the gradient needs of dy (in g) and x (in n). Sets n to (x - mean) / std, g to
+// dy * w, sum[0] to the thread's sum of g, and sum[1] to the thread's sum of g * n. dw and db are sums over
+// rows: adds dy * n to dw, and dy to db.
 __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], float *sum, float (&dw)[8],
                                                float (&db)[8], const float (&scale)[8], const row_stats &of)
 {
@@ -4134,12 +4145,13 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
     }
 }
 
-// Computes dx = (g - avg(g) - n * avg(g * n)) / std, where n = (x - mean) / std and g = dy * w. Sums dw = dy
-// * n and db = dy over the block's rows. Writes to partial, for each block, the sums of dw and db and, if
-// `sums`, the column sums of dx (if `add`, after the addition). dx.data may be NULL. X: dtype of dy, x and
-// dx; W: dtype of w. A row and the sums over rows stay in registers; with bf16, the rows of the next turn are
-// in flight meanwhile. Reads dy and x (if `add`, also dx) and writes dx once. DROP: with dropout, which needs
-// dx and an X that is not ANY; the rows of drop.to are dx.ld elements apart.
+// Computes `dx = (g - avg(g) - n * avg(g * n)) / std`, where `n = (x - mean) / std` and `g = dy * w`. Sums
+// `dw = dy * n` and `db = dy` over the block's rows. Writes to `partial`, for each block, the sums of dw and
+// db and, if `sums`, the column sums of dx (if `add`, after the addition). dx.data may be NULL. X: dtype of
+// dy, x and dx; W: dtype of w. A row and the sums over rows stay in registers; with bf16, the rows of the
+// next turn are in flight meanwhile. Reads dy and x (if `add`, also dx) and writes dx once. DROP: the kernel
+// also computes dropout; dx must not be NULL then, and X not ANY. The rows of drop.to are dx.ld elements
+// apart.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
@@ -4148,7 +4160,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     tt__begin_kernel();
     typedef backward_block<NARROW, X> B;
     constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
-    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // for alternate turns: `left` & TURN, a power of 2
+    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // used by turns: bit TURN (a power of 2) of `left`
     TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
@@ -4630,7 +4642,7 @@ cudaError_t run_mean_loss(const tt__launch *l)
 }
 TT__RUN_BY(MEAN_LOSS, run_mean_loss)
 
-// Writes the counts of a loss to totals, a tt__totals, or (add) adds them.
+// Writes the counts of a loss to totals, a tt__totals, or adds them if `add`.
 __global__ void add_counts(const float *counts, double *totals, bool add)
 {
     tt__begin_kernel();
@@ -4744,10 +4756,11 @@ __device__ __forceinline__ uint32_t round_up(float x, uint32_t random)
     return (uint32_t)min((int)__float_as_uint(x), 0x7fff0000) + random;
 }
 
-// Rounds elements [i, i + 8) of a vector to its dtype and writes them. Rounds element e of a 16-bit vector
-// stochastically, by number e % 8 of Philox counter {e / 8}. Steps smaller than half a unit in the last place
-// then survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015). e counts
-// from the first element of the whole tensor; the vector begins at element 8 * first of the tensor.
+// Rounds elements `[i, i + 8)` of a vector to its dtype and writes them. Element e of a 16-bit vector is
+// rounded stochastically, by number `e % 8` of Philox counter `{e / 8}`. Steps smaller than half a unit in
+// the last place then survive on average (Gupta et al., "Deep learning with limited numerical precision",
+// 2015). e counts from the first element of the whole tensor; the vector begins at element `8 * first` of
+// the tensor.
 __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
                                         const float (&x)[8], const philox_keys &keys, int64_t first)
 {
@@ -4808,7 +4821,7 @@ struct member_sum { // the sum of the members' elements in a collective (ops/col
     void *y;
     int64_t n;
     unsigned first;
-    int peers, present; // index of the sum's first operand in member_sums.peers; number of operands
+    int peers, present; // peers: index of the first operand in member_sums.peers; present: number of operands
     uint8_t type, how;
     bool add, wide;
 };
@@ -4893,10 +4906,10 @@ TT__RUN_BY(FOLD_SQUARES, run_squares)
 
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // number of elements that a block updates
 
-// Updates parameters. Reads and writes, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12
-// for SGD without; in 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all
-// parameters and their states; or ANY. With ANY, only three blocks fit a multiprocessor: a thread needs more
-// registers than the 64 that four blocks allow.
+// Updates parameters. For each f32 element, reads and writes 28 bytes for Adam, 20 bytes for SGD with
+// momentum, and 12 bytes for SGD without momentum; for a 16-bit element, half as many. G: dtype of all
+// gradients of the launch, or ANY; P: dtype of all parameters and their states, or ANY. If P is ANY, only
+// three blocks fit a multiprocessor: a thread needs more registers than the 64 that four blocks allow.
 template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__step_settings *run)

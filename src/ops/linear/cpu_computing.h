@@ -309,9 +309,9 @@ TT__INLINE void TT__K(gemm_keep)(const tt__mat *m, int64_t row, int64_t col, con
 
 /* Finishes a block of `rows` rows and `cols` columns of C, which begins at row `row` and column `col`:
    `C = act(sums + more + bias) + residual + old C`. With `saved`, multiplies by act'(saved) instead of
-   applying act. Overwrites `sums`. Rows of `sums` and `more` begin sums_row floats apart and are padded to whole
-   vectors. Short contiguous rows, as in a microkernel's tile, are rounded and go through act several at a
-   time. */
+   applying act. Overwrites `sums`. Rows of `sums` and `more` begin sums_row floats apart and are padded to
+   whole vectors. Short contiguous rows, as in a microkernel's tile, are rounded and go through act several at
+   a time. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols,
                                float *sums, float *more, int64_t sums_row)
 {
