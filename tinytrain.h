@@ -5468,7 +5468,8 @@ typedef struct tt__gradient {
     /* Emits the backward of f, a copy of the instruction; g: the gradient of f's out[0]. NULL if `reads` is
        set. */
     void (*emit)(tt__builder *b, const tt__instr *f, int32_t g);
-    /* Operands and results of a backward that is one instruction of `op` (see tt__emit_gradient), or NULL. */
+    /* The operands and results of a backward that is one instruction of `op` (see tt__emit_gradient). NULL
+       if `emit` is set, or if the op has no backward. */
     const char *reads, *into;
     int op;
 } tt__gradient;
@@ -5495,9 +5496,9 @@ typedef struct tt__rules {
     /* Checks the integers of operands in the host's memory before a run, because kernels do not check them.
        NULL: there is nothing to check. */
     tt_status (*check)(const tt__launch *l);
-    /* Merge instruction k, where possible, with another one, mostly with the instruction whose result k
-       reads. fuse runs before differentiation, fuse_later after. root: the value for which the program is
-       compiled. NULL: no merging. */
+    /* Merge instruction k, where possible, with another instruction, mostly with the instruction whose
+       result k reads. fuse runs before differentiation, fuse_later after. root: the value for which the
+       program is compiled. NULL: no merging. */
     void (*fuse)(tt_tape *t, int k, int32_t root);
     void (*fuse_later)(tt_tape *t, int k, int32_t root);
     /* Returns the number of floating-point operations in the op's matrix products. in: the operands of a run,
@@ -6231,7 +6232,7 @@ static bool tt__sums_rows_of(const tt__instr *i, int o)
     return i->op == TT__OP_LINEAR_DW || (i->op == TT__OP_LINEAR_DX && o == 1);
 }
 
-/* Returns k if result k of a product is the column sums of operand 0; 0 if no result is. */
+/* Returns k if result k of a product is the column sums of operand 0; 0 if the product has no such result. */
 static int tt__operand_sums(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW && i->out[1] ? 1 : 0; }
 
 /* Returns the dtype of a product's result: the dtype of operand 0, or f32 if operand 0 is fp8. */
@@ -7367,7 +7368,8 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
     i.attr.alibi = o->alibi;
     if (o->alibi != 0) i.attr.alibi_heads = o->heads;
     i.attr.alibi_rounded = o->alibi != 0 && o->alibi_rounded;
-    /* The number of k's heads must divide the number of q's; otherwise the shape rule reports an error. */
+    /* The number of k's heads must divide the number of q's heads; otherwise the shape rule reports an
+       error. */
     const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
     const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
     const bool divides = key_heads && key_heads <= o->heads && o->heads % key_heads == 0;
@@ -7462,7 +7464,8 @@ static double tt__attention_pairs(const tt__attr *attr, double length)
 }
 
 /* Returns the floating-point operations of attention: two products in the forward and four in the backward,
-   for each pair of a query and a key that it sees. Without data, all sequences count as equally long. */
+   for each pair of a query and a key that the query sees. If the operands have no data, all sequences count
+   as equally long. */
 static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
@@ -8007,8 +8010,8 @@ static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-/* The layout rule of a loss's backward. Where rows are sharded, the kernel does not read the counts, operand
-   5, so they may be partial. */
+/* The layout rule of a loss's backward. The counts are operand 5. If rows are sharded, the kernel does not
+   read the counts, so the counts may be partial. */
 static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                               tt__split *out)
 {
@@ -13431,7 +13434,8 @@ static void tt__attention_queries(tt__attention_args *a, const int32_t *index, i
     memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
     for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
     for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
-    /* Goes from the last query to the first. start[s + 1] moves from the end of sequence s to its start. */
+    /* Places the queries from the last to the first: start[s + 1] moves down from the end of sequence s to
+       its start. */
     for (int64_t j = n - 1; j >= 0; j--) {
         int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
         row[number] = index[j];
@@ -15746,7 +15750,7 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     tt__product block = *p;
     block.k = ((to + kernel->whole - 1) & -kernel->whole) >> kernel->pairs;
     block.k -= first;
-    /* The A of tile kernels is contiguous along k; that of other microkernels has the stride a_col. */
+    /* Tile kernels need an A that is contiguous along k; the A of other microkernels has the stride a_col. */
     block.a += i * p->a_row + (kernel->whole > 2 ? first : first * p->a_col);
     block.b += first * p->b_row + j;
     block.c += i * p->c_row + j;
@@ -15780,7 +15784,8 @@ TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale
         for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
 }
 
-/* Adds the product of tile (keys, queries) and y (queries, d; in bf16, pairs of rows) to dx (keys, d). */
+/* Adds the product of tile (keys, queries) and y (queries, d) to dx (keys, d). In bf16, y has pairs of
+   rows. */
 TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const float *tile, const float *y,
                                      float *dx)
 {
@@ -16214,9 +16219,9 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 #define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* a diagonal beyond all keys: every query sees every
                                                         key */
 
-/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond the
-   block. If no query sees any key, the result has keys <= skip. key, query: the first key and the first
-   query, counted in the sequence. */
+/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond
+   the block. If no query sees any key, the result has `keys <= skip`. key, query: the first key and the
+   first query, counted in the sequence. */
 TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attention_task) *t, int64_t key,
                                                             int64_t keys, int64_t query, int64_t n)
 {
@@ -16270,9 +16275,9 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
         for (int64_t j = 0; j < d && correction[i] != 1.0f; j += TT__LANES)
             TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
     }
-    /* The weights are not rounded here. With rounded weights, dout * out would differ from the backward's sum
-       of weights times their gradients, and the gradients of keys, in which terms cancel out, would have
-       errors half as large again. */
+    /* The weights are not rounded here. With rounded weights, dout * out would differ from the backward's
+       sum of weights times their gradients. The gradients of keys, in which terms cancel out, would then
+       have errors 1.5 times as large. */
     if (s.by == TT__BF16_DOT) s.by = TT__BF16_CONVERT;
     TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, !first);
 }
@@ -16409,8 +16414,9 @@ TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64
     }
 }
 
-/* Adds to dq, dk and dv in the buffers the contributions of a block of queries and a block of keys. span: the
-   first query whose lse, delta and dq are in the buffers. first: dq has no sums yet and is written. */
+/* Computes the contributions of a block of queries and a block of keys to dq, dk and dv, and adds them to
+   the sums in the buffers. span: the first query whose lse, delta and dq are in the buffers. first: dq has
+   no sums yet and is written. */
 TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                            int64_t keys, int64_t span, int64_t query, int64_t n)
 {

@@ -2378,8 +2378,8 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
     }
 }
 
-// Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence, and each of its
-// warps every eighth row. Reads x once.
+// Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence; each warp of the
+// block sums every eighth row. Reads x once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
                                                              bool add, bool vector)
 {
@@ -6371,7 +6371,7 @@ __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const 
             to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
-// Clears the sums of a warp, 16 M rows and 8 N columns.
+// Clears the sums of a warp: `16 * M` rows and `8 * N` columns.
 template <int M, int N> __device__ __forceinline__ void attention_clear(float (&x)[M][N][4])
 {
     TT__UNROLL for (int m = 0; m < M; m++)
@@ -6525,8 +6525,8 @@ __device__ __forceinline__ int64_t attention_sums_begin(const attention_args &p,
 }
 
 // Sets row[m][h] to a query's row of the batch, in the kernels of the forward and dq. The query is number
-// mine + 16 m + 8 h + lane / 4 of the tile; `mine` is the warp's first query. Queries from `count` on get the
-// last query's row.
+// `mine + 16 * m + 8 * h + lane / 4` of the tile; `mine` is the warp's first query. Queries from `count` on
+// get the last query's row.
 template <int MT>
 __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first,
                                                   int count, int mine)
@@ -6564,8 +6564,8 @@ __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS /
     }
 }
 
-// Returns whether dropout keeps the weight of row 16 * m + 8 * h + lane / 4 and key
-// 8 * n + lane % 4 * 2 + e of the warp's part of the tile.
+// Returns whether dropout keeps the weight of row `16 * m + 8 * h + lane / 4` and key
+// `8 * n + lane % 4 * 2 + e` of the warp's part of the tile.
 template <int MT, int KEYS>
 __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS / 64], int m, int h, int n,
                                                int e)
@@ -7477,8 +7477,8 @@ __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const at
     tt__cp_async_16(to + i * 16, bits, there ? 16 : 0);
 }
 
-// Stores the thread's elements of row `row` of dk (k is 0) or dv (k is 1): elements 2 h and 2 h + 1 of each
-// tile of 8 columns.
+// Stores the thread's elements of row `row` of dk (k is 0) or dv (k is 1): elements `2 * h` and `2 * h + 1`
+// of each tile of 8 columns.
 template <class T, int D>
 __device__ __forceinline__ void attention_store_key(const attention_args &p, int k, int row, int head,
                                                     const float (&from)[D / 8][4], int h, int lane,
@@ -7500,8 +7500,8 @@ __device__ __forceinline__ void attention_write_key_sums(const attention_args &p
     attention_write_sums<D>(p.sums_v, at, part + WARPS, parts, p.head_size, thread);
 }
 
-// Writes the thread block's column sums of dk and dv, if sums are wanted. A barrier comes first, so that all
-// warps have stored their sums and `at`, which may be in shared memory, is set.
+// Writes the thread block's column sums of dk and dv, if sums are wanted. A barrier comes first. After the
+// barrier, all warps have stored their sums, and `at`, which may be in shared memory, is set.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_finish_key_sums(const attention_args &p, const int64_t &at,
                                                           const float (*part)[D], int parts, int thread)
@@ -8333,8 +8333,8 @@ bool attention_fast(const attention_args *p)
 // tile do nothing.
 int attention_tiles(const attention_args *p, int64_t rows, int size) { return (int)(rows / size + p->seqs); }
 
-// Launches a kernel with a thread block for each tile of `size` rows, each of `heads` heads, and each of
-// `parts` parts of a head.
+// Launches a kernel with one thread block for each combination of a tile of `size` rows, one of `heads`
+// heads, and one of `parts` parts of a head.
 template <class K>
 cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size,
                              int heads, int parts, unsigned threads, size_t shared)
@@ -8367,8 +8367,8 @@ cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
     return TT__LAUNCH(kernel, (unsigned)blocks, 128 * (S::GROUPS + 1), shared, d->stream, args);
 }
 
-// Launches the forward by mma.sync. A warp has 16 MT queries, and tiles have KEYS keys; MT and KEYS are the
-// largest for which the sums fit into 255 registers a thread without spills.
+// Launches the forward by mma.sync. A warp has `16 * MT` queries, and a tile has KEYS keys; MT and KEYS are
+// the largest for which the sums fit into 255 registers a thread without spills.
 template <class T, int D, attention_kind KIND>
 cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
@@ -8521,9 +8521,9 @@ template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
     return cudaErrorInvalidValue;
 }
 
-// Runs attention on tensor cores. Random numbers need a head's number among the heads of all ranks. The
-// operands' addresses are moved back by the heads of lower ranks. Kernels then index operands with the same
-// number and need no register for a second number.
+// Runs attention on tensor cores. Random numbers need a head's number among the heads of all ranks. Kernels
+// index the operands with this number, too, and so need no register for a second number. The operands'
+// addresses are therefore moved back by the heads of lower ranks.
 cudaError_t attention_on_cores(tt__device *d, attention_args *p)
 {
     tt__mat *mats[] = {&p->q, &p->out, &p->dout, &p->dq, &p->k, &p->v, &p->dk, &p->dv};

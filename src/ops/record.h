@@ -28,7 +28,8 @@ typedef struct tt__gradient {
     /* Emits the backward of f, a copy of the instruction; g: the gradient of f's out[0]. NULL if `reads` is
        set. */
     void (*emit)(tt__builder *b, const tt__instr *f, int32_t g);
-    /* Operands and results of a backward that is one instruction of `op` (see tt__emit_gradient), or NULL. */
+    /* The operands and results of a backward that is one instruction of `op` (see tt__emit_gradient). NULL
+       if `emit` is set, or if the op has no backward. */
     const char *reads, *into;
     int op;
 } tt__gradient;
@@ -55,9 +56,9 @@ typedef struct tt__rules {
     /* Checks the integers of operands in the host's memory before a run, because kernels do not check them.
        NULL: there is nothing to check. */
     tt_status (*check)(const tt__launch *l);
-    /* Merge instruction k, where possible, with another one, mostly with the instruction whose result k
-       reads. fuse runs before differentiation, fuse_later after. root: the value for which the program is
-       compiled. NULL: no merging. */
+    /* Merge instruction k, where possible, with another instruction, mostly with the instruction whose
+       result k reads. fuse runs before differentiation, fuse_later after. root: the value for which the
+       program is compiled. NULL: no merging. */
     void (*fuse)(tt_tape *t, int k, int32_t root);
     void (*fuse_later)(tt_tape *t, int k, int32_t root);
     /* Returns the number of floating-point operations in the op's matrix products. in: the operands of a run,

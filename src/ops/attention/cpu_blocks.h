@@ -259,7 +259,7 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     tt__product block = *p;
     block.k = ((to + kernel->whole - 1) & -kernel->whole) >> kernel->pairs;
     block.k -= first;
-    /* The A of tile kernels is contiguous along k; that of other microkernels has the stride a_col. */
+    /* Tile kernels need an A that is contiguous along k; the A of other microkernels has the stride a_col. */
     block.a += i * p->a_row + (kernel->whole > 2 ? first : first * p->a_col);
     block.b += first * p->b_row + j;
     block.c += i * p->c_row + j;
@@ -293,7 +293,8 @@ TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale
         for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
 }
 
-/* Adds the product of tile (keys, queries) and y (queries, d; in bf16, pairs of rows) to dx (keys, d). */
+/* Adds the product of tile (keys, queries) and y (queries, d) to dx (keys, d). In bf16, y has pairs of
+   rows. */
 TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const float *tile, const float *y,
                                      float *dx)
 {

@@ -41,7 +41,8 @@ static void tt__attention_queries(tt__attention_args *a, const int32_t *index, i
     memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
     for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
     for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
-    /* Goes from the last query to the first. start[s + 1] moves from the end of sequence s to its start. */
+    /* Places the queries from the last to the first: start[s + 1] moves down from the end of sequence s to
+       its start. */
     for (int64_t j = n - 1; j >= 0; j--) {
         int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
         row[number] = index[j];

@@ -109,8 +109,8 @@ bool attention_fast(const attention_args *p)
 // tile do nothing.
 int attention_tiles(const attention_args *p, int64_t rows, int size) { return (int)(rows / size + p->seqs); }
 
-// Launches a kernel with a thread block for each tile of `size` rows, each of `heads` heads, and each of
-// `parts` parts of a head.
+// Launches a kernel with one thread block for each combination of a tile of `size` rows, one of `heads`
+// heads, and one of `parts` parts of a head.
 template <class K>
 cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size,
                              int heads, int parts, unsigned threads, size_t shared)
@@ -143,8 +143,8 @@ cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
     return TT__LAUNCH(kernel, (unsigned)blocks, 128 * (S::GROUPS + 1), shared, d->stream, args);
 }
 
-// Launches the forward by mma.sync. A warp has 16 MT queries, and tiles have KEYS keys; MT and KEYS are the
-// largest for which the sums fit into 255 registers a thread without spills.
+// Launches the forward by mma.sync. A warp has `16 * MT` queries, and a tile has KEYS keys; MT and KEYS are
+// the largest for which the sums fit into 255 registers a thread without spills.
 template <class T, int D, attention_kind KIND>
 cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
@@ -297,9 +297,9 @@ template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
     return cudaErrorInvalidValue;
 }
 
-// Runs attention on tensor cores. Random numbers need a head's number among the heads of all ranks. The
-// operands' addresses are moved back by the heads of lower ranks. Kernels then index operands with the same
-// number and need no register for a second number.
+// Runs attention on tensor cores. Random numbers need a head's number among the heads of all ranks. Kernels
+// index the operands with this number, too, and so need no register for a second number. The operands'
+// addresses are therefore moved back by the heads of lower ranks.
 cudaError_t attention_on_cores(tt__device *d, attention_args *p)
 {
     tt__mat *mats[] = {&p->q, &p->out, &p->dout, &p->dq, &p->k, &p->v, &p->dk, &p->dv};

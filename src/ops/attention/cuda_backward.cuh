@@ -199,8 +199,8 @@ __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const at
     tt__cp_async_16(to + i * 16, bits, there ? 16 : 0);
 }
 
-// Stores the thread's elements of row `row` of dk (k is 0) or dv (k is 1): elements 2 h and 2 h + 1 of each
-// tile of 8 columns.
+// Stores the thread's elements of row `row` of dk (k is 0) or dv (k is 1): elements `2 * h` and `2 * h + 1`
+// of each tile of 8 columns.
 template <class T, int D>
 __device__ __forceinline__ void attention_store_key(const attention_args &p, int k, int row, int head,
                                                     const float (&from)[D / 8][4], int h, int lane,
@@ -222,8 +222,8 @@ __device__ __forceinline__ void attention_write_key_sums(const attention_args &p
     attention_write_sums<D>(p.sums_v, at, part + WARPS, parts, p.head_size, thread);
 }
 
-// Writes the thread block's column sums of dk and dv, if sums are wanted. A barrier comes first, so that all
-// warps have stored their sums and `at`, which may be in shared memory, is set.
+// Writes the thread block's column sums of dk and dv, if sums are wanted. A barrier comes first. After the
+// barrier, all warps have stored their sums, and `at`, which may be in shared memory, is set.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_finish_key_sums(const attention_args &p, const int64_t &at,
                                                           const float (*part)[D], int parts, int thread)

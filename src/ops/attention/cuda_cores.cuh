@@ -81,7 +81,7 @@ __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const 
             to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
-// Clears the sums of a warp, 16 M rows and 8 N columns.
+// Clears the sums of a warp: `16 * M` rows and `8 * N` columns.
 template <int M, int N> __device__ __forceinline__ void attention_clear(float (&x)[M][N][4])
 {
     TT__UNROLL for (int m = 0; m < M; m++)
@@ -235,8 +235,8 @@ __device__ __forceinline__ int64_t attention_sums_begin(const attention_args &p,
 }
 
 // Sets row[m][h] to a query's row of the batch, in the kernels of the forward and dq. The query is number
-// mine + 16 m + 8 h + lane / 4 of the tile; `mine` is the warp's first query. Queries from `count` on get the
-// last query's row.
+// `mine + 16 * m + 8 * h + lane / 4` of the tile; `mine` is the warp's first query. Queries from `count` on
+// get the last query's row.
 template <int MT>
 __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first,
                                                   int count, int mine)
@@ -274,8 +274,8 @@ __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS /
     }
 }
 
-// Returns whether dropout keeps the weight of row 16 * m + 8 * h + lane / 4 and key
-// 8 * n + lane % 4 * 2 + e of the warp's part of the tile.
+// Returns whether dropout keeps the weight of row `16 * m + 8 * h + lane / 4` and key
+// `8 * n + lane % 4 * 2 + e` of the warp's part of the tile.
 template <int MT, int KEYS>
 __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS / 64], int m, int h, int n,
                                                int e)

@@ -37,7 +37,7 @@ static bool tt__sums_rows_of(const tt__instr *i, int o)
     return i->op == TT__OP_LINEAR_DW || (i->op == TT__OP_LINEAR_DX && o == 1);
 }
 
-/* Returns k if result k of a product is the column sums of operand 0; 0 if no result is. */
+/* Returns k if result k of a product is the column sums of operand 0; 0 if the product has no such result. */
 static int tt__operand_sums(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW && i->out[1] ? 1 : 0; }
 
 /* Returns the dtype of a product's result: the dtype of operand 0, or f32 if operand 0 is fp8. */

@@ -186,8 +186,8 @@ static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-/* The layout rule of a loss's backward. Where rows are sharded, the kernel does not read the counts, operand
-   5, so they may be partial. */
+/* The layout rule of a loss's backward. The counts are operand 5. If rows are sharded, the kernel does not
+   read the counts, so the counts may be partial. */
 static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                               tt__split *out)
 {

@@ -178,8 +178,8 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
     }
 }
 
-// Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence, and each of its
-// warps every eighth row. Reads x once.
+// Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence; each warp of the
+// block sums every eighth row. Reads x once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
                                                              bool add, bool vector)
 {
