@@ -363,8 +363,9 @@ typedef struct tt_files {
 /* Table of the options that errors name: fields of tt_compile_options and of loaders' options, and "rows",
    the rows of a micro-batch. */
 #define TT__OPTIONS(X) \
-    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("layer_decay") X("matmul") \
-    X("memory") X("memory_budget") X("offload") X("parallel.data") X("parallel.groups") X("parallel.micros") \
+    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("features_once") \
+    X("layer_decay") X("matmul") X("memory") X("memory_budget") X("offload") X("parallel.data") \
+    X("parallel.groups") X("parallel.micros") \
     X("parallel.pipeline") X("parallel.reduce_micros") X("parallel.schedule") X("parallel.sequence") \
     X("parallel.server") X("parallel.tensor") X("parallel.zero") X("precision") X("recompute") X("residual") \
     X("rows") X("tune") X("update") X("weight_decay")
@@ -2437,6 +2438,13 @@ struct tt_train_options {
        micro-batch and memory for the embeddings. The trainer sets compile.accumulate. Not with loss scaling,
        pipelines and several processes. Validations have the negatives of a micro-batch. */
     int step_seqs;
+    /* Set it to compute the part of the model that depends on frozen parameters alone (tt_param_freeze) once
+       for each example, without dropout; default false. tt_fit computes its results, the features, before the
+       first step, keeps them in the host's memory (tt_trainer_feature_bytes), and then trains and validates
+       the rest of the model from them. Each epoch must have the examples of epoch 0, unchanged, and batches
+       must have an index (tt_batch.index). Predictions, tt_evaluate and files are as without the option.
+       tt_train_batch is refused, and so are several processes. */
+    bool features_once;
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
@@ -2470,6 +2478,9 @@ int64_t tt_trainer_saved_steps(const tt_trainer *t);
 /* Returns the bytes of the tensors in a state of this trainer, and in *parameters (may be NULL) the bytes of
    the trained parameters among them. Returns 0 if the trainer does not train, or when out of memory. */
 size_t tt_trainer_state_bytes(const tt_trainer *t, size_t *parameters);
+/* Returns the bytes of the host's memory that tt_fit needs for the features of a source's examples
+   (features_once). Reads epoch 0 of the source. Returns 0 without the option, or after an error. */
+size_t tt_trainer_feature_bytes(tt_trainer *t, const tt_source *source);
 /* Returns the learning rate of the next step: the schedule at tt_trainer_steps, which a skipped step does not
    advance. */
 float tt_trainer_lr(const tt_trainer *t);
@@ -2580,6 +2591,9 @@ typedef struct tt_fit_options {
     int64_t validate_steps;        /* Set it to a number of steps after which the run validates and saves, in
                                       addition to the end of each epoch; steps of all epochs count; without
                                       validation the run only saves; default 0 */
+    int64_t keep_states;           /* Set it to also keep the states of the last validations, this many, as
+                                      state-STEP.safetensors with the number of the step; a run resumes from
+                                      such a state that is copied to state.safetensors. Default 0: none */
     int64_t patience;              /* Set it to end the run after a number of validations in a row that are no
                                       better than the best one; needs validation; default 0: never */
     const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
@@ -12106,6 +12120,137 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         if (same && !needed[x->base]) i->out[1] = 0;
     }
     tt__free(t->ctx, needed);
+    return tt__settle(t, t->n_code);
+}
+
+/* ==== src/passes/features.h */
+/* ------------------------------------------------------------------------------------------------- features
+   The frozen part of a recorded tape consists of the instructions that depend on inputs and frozen parameters
+   alone. Its results that the rest of the tape reads are the features. A program can read features as inputs,
+   in place of computing the frozen part. */
+
+/* Facts about a tape that tt__find_features needs. Flags of storages are at the number of the base. */
+typedef struct tt__frozen_part {
+    bool *trained;   /* of a storage: depends on a trained parameter */
+    bool *fed;       /* of a storage: depends on an input */
+    bool *needed;    /* of a storage: an instruction reads it, directly or not, before a frozen parameter */
+    bool *made;      /* of a storage: an instruction of the frozen part writes it */
+    bool *feature;   /* of a storage: it is a feature */
+    bool *within;    /* of an instruction: it belongs to the frozen part */
+} tt__frozen_part;
+
+static bool tt__any_of(const tt_tape *t, const tt__instr *i, const bool *flags)
+{
+    for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j] && flags[t->values[i->in[j]].base]) return true;
+    return false;
+}
+
+static void tt__flag_outputs(const tt_tape *t, const tt__instr *i, bool *flags)
+{
+    for (int j = 0; j < TT__MAX_OUT; j++) if (i->out[j]) flags[t->values[i->out[j]].base] = true;
+}
+
+/* Returns whether each operand of instruction i is an input, a parameter, or made by the frozen part, and at
+   least one operand is made by the frozen part. */
+static bool tt__only_of_part(const tt_tape *t, const tt__instr *i, const bool *made)
+{
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        const int32_t base = t->values[i->in[j]].base;
+        if (base && t->values[base].storage == TT__TRANSIENT && !made[base]) return false;
+    }
+    return tt__any_of(t, i, made);
+}
+
+/* Notes the frozen part of the tape. An instruction belongs to the frozen part if it does not depend on a
+   trained parameter, and if it reads a frozen parameter or comes before an instruction that reads one. So do
+   the instructions after the last frozen parameter, such as the choice of the first row of each sequence, up
+   to the first dropout, which stays with the trained part. */
+static void tt__note_frozen_part(const tt_tape *t, tt__frozen_part *p)
+{
+    for (int32_t v = 1; v < t->n_values; v++) {
+        const tt__tape_value *x = &t->values[v];
+        if (x->base != v) continue;
+        p->trained[v] = x->storage == TT__PARAMETER && !t->ctx->params[x->param]->frozen;
+        p->fed[v] = x->storage == TT__INPUT;
+    }
+    for (int k = 0; k < t->n_code; k++) {
+        if (tt__any_of(t, &t->code[k], p->trained)) tt__flag_outputs(t, &t->code[k], p->trained);
+        if (tt__any_of(t, &t->code[k], p->fed)) tt__flag_outputs(t, &t->code[k], p->fed);
+    }
+    for (int k = t->n_code - 1; k >= 0; k--) {
+        const tt__instr *i = &t->code[k];
+        bool within = false;
+        for (int j = 0; j < TT__MAX_IN; j++)
+            within = within || (i->in[j] && t->values[t->values[i->in[j]].base].storage == TT__PARAMETER);
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            within = within || (i->out[j] && p->needed[t->values[i->out[j]].base]);
+        if (!within || tt__any_of(t, i, p->trained)) continue;
+        p->within[k] = true;
+        for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j]) p->needed[t->values[i->in[j]].base] = true;
+    }
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool random = tt__is(i, TT__RANDOM) && i->attr.dropout > 0;
+        const bool trained = random || tt__is(i, TT__LOSS) || tt__any_of(t, i, p->trained);
+        if (!p->within[k] && !trained) p->within[k] = tt__only_of_part(t, i, p->made);
+        if (p->within[k]) tt__flag_outputs(t, i, p->made);
+    }
+}
+
+/* Lists the features of a tape in *features, which the caller frees. output: a value that is a feature if the
+   frozen part makes it. Fails if the frozen part has no features, or a feature without a row for each row of
+   an input. Values that depend on no input are no features. */
+static tt_status tt__find_features(tt_tape *t, tt_value output, int32_t **features, int *count)
+{
+    tt__frozen_part p;
+    const size_t values = (size_t)t->n_values, all = 5 * values + (size_t)t->n_code;
+    char what[256];
+    bool *flags = (bool *)tt__calloc(t->ctx, all);
+    int32_t *list = (int32_t *)tt__alloc(t->ctx, sizeof *list * values);
+    *count = 0;
+    *features = list;
+    if (!flags || !list) {
+        tt__free(t->ctx, flags);
+        return TT_ERR_MEMORY;
+    }
+    p.trained = flags;
+    p.fed = flags + values;
+    p.needed = flags + 2 * values;
+    p.made = flags + 3 * values;
+    p.feature = flags + 4 * values;
+    p.within = flags + 5 * values;
+    tt__note_frozen_part(t, &p);
+    p.feature[t->values[output.id].base] = true;
+    for (int k = 0; k < t->n_code; k++)
+        for (int j = 0; j < TT__MAX_IN && !p.within[k]; j++)
+            p.feature[t->values[t->code[k].in[j]].base] = true;
+    tt_status status = TT_OK;
+    for (int32_t v = 1; v < t->n_values && status == TT_OK; v++) {
+        const tt__tape_value *x = &t->values[v];
+        if (x->base != v || !p.feature[v] || !p.made[v] || !p.fed[v]) continue;
+        list[(*count)++] = v;
+        if (!x->shape.axis || x->shape.extra || x->shape.dtype != TT_F32)
+            status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{features_once}: %s depends on frozen parameters "
+                              "alone, but has no row for each example or token: unfreeze the parameters "
+                              "before it", tt__describe(t, v, what, sizeof what));
+    }
+    if (status == TT_OK && !*count)
+        status = tt__fail(t->ctx, TT_ERR_ARGUMENT, "{features_once} is set, but the model computes nothing "
+                          "from inputs and frozen parameters alone: freeze the first layers, for example "
+                          "the encoder (tt_param_freeze)");
+    tt__free(t->ctx, flags);
+    return status;
+}
+
+/* Makes features inputs of the tape. The pass "prune" then removes the frozen part. */
+static tt_status tt__read_features(tt_tape *t, const int32_t *features, int count)
+{
+    for (int n = 0; n < count; n++)
+        for (int k = 0; k < t->n_code; k++)
+            if (t->code[k].op >= 0 && tt__writes(t, &t->code[k], features[n])) t->code[k] = tt__new_instr(-1);
+    for (int32_t v = 1; v < t->n_values; v++)
+        for (int n = 0; n < count; n++)
+            if (t->values[v].base == features[n]) t->values[v].storage = TT__INPUT;
     return tt__settle(t, t->n_code);
 }
 
@@ -25267,9 +25412,29 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
+/* Fails if each of some processes needs more memory than this machine has available for all of them;
+   otherwise the system might kill a process later. Does not check memory of a caller's allocator. what: what
+   needs the memory; advice: what the message advises. */
+static tt_status tt__machine_has(tt_context *ctx, double bytes, int processes, const char *what,
+                                 const char *advice)
+{
+#if defined(__linux__)
+    if (ctx->options.allocator.allocate != tt__default_allocate || bytes < 1 << 20) return TT_OK;
+    const char *check = getenv("TINYTRAIN_MEMORY_CHECK");
+    const tt__room room = tt__memory_room("");
+    if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
+    return tt__fail(ctx, TT_ERR_MEMORY, "%s needs %.1f MB of this machine's memory%s, but only %.1f MB are "
+                    "available (%s %.1f MB): %s (TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the "
+                    "same)", what, 1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
+                    1e-6 * room.bytes, room.of, 1e-6 * room.limit, advice);
+#else
+    (void)ctx, (void)bytes, (void)processes, (void)what, (void)advice;
+    return TT_OK;
+#endif
+}
+
 /* Fails if the program needs more memory than this machine has available, together with the other processes
-   on the machine; otherwise the system might kill a process later. Does not check memory of a caller's
-   allocator. */
+   on the machine. */
 static tt_status tt__memory_suffices(const tt_program *p)
 {
 #if defined(__linux__)
@@ -25284,17 +25449,10 @@ static tt_status tt__memory_suffices(const tt_program *p)
                      (double)tt__staging_bytes(q);
         }
     }
-    if (ctx->options.allocator.allocate != tt__default_allocate || bytes < 1 << 20) return TT_OK;
     for (int k = 0; k < tt_processes(ctx); k++)
         processes += k != tt_process(ctx) && strcmp(ctx->net->host[k], ctx->net->host[tt_process(ctx)]) == 0;
-    const char *check = getenv("TINYTRAIN_MEMORY_CHECK");
-    const tt__room room = tt__memory_room("");
-    if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, but only %.1f "
-                    "MB are available (%s %.1f MB): use smaller micro-batches, {recompute}, or {precision "
-                    "bf16-true} (TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the same)",
-                    1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
-                    1e-6 * room.bytes, room.of, 1e-6 * room.limit);
+    return tt__machine_has(ctx, bytes, processes, "the plan", "use smaller micro-batches, {recompute}, or "
+                           "{precision bf16-true}");
 #else
     (void)p;
     return TT_OK;
@@ -42312,18 +42470,226 @@ static tt_status tt__grad_cache_differentiate(tt__grad_cache *g, tt_stats *stats
     return status;
 }
 
-/* ==== src/train/trainer.h */
+/* ==== src/train/features.h */
 /* ===========================================================================================================
    TRAIN                                                                                            src/train/
    Learning-rate schedules, training steps, evaluation, prediction, the state of a run in one file, and
    tt_fit. This code uses all sections above.
    ======================================================================================================== */
 
+/* ------------------------------------------------------------------------------------------------- features
+   The features (src/passes/features.h) of each example of a source, computed once and kept in the host's
+   memory. */
+
+/* The features of a source's examples. The features of an example are stored one after another: of each
+   feature one row or, if by_token, a row for each token of the example. */
+typedef struct tt__feature_set {
+    int64_t examples;   /* 1 + the largest index of an example */
+    int64_t room;       /* number of examples that `place` and `tokens` have room for */
+    size_t *place;      /* for each example, the place in `data` of its features; SIZE_MAX: there is none */
+    int32_t *tokens;    /* for each example, its number of tokens */
+    float *data;        /* `size` floats */
+    size_t size;
+} tt__feature_set;
+
+typedef struct tt__features {
+    tt_context *ctx;
+    int count;
+    tt_value *value;    /* (count) the features, which are outputs of one program and inputs of others */
+    int64_t *width;     /* (count) columns of each feature */
+    bool *by_token;     /* (count) the feature has a row for each token, not for each example */
+    float *rows;        /* a feature of a micro-batch */
+    size_t capacity;    /* floats that `rows` has room for */
+    tt__feature_set set[2]; /* of the sources to train on and to validate on */
+    const tt__feature_set *now; /* the set that micro-batches are taken from; NULL: none */
+} tt__features;
+
+static void tt__feature_set_free(tt_context *ctx, tt__feature_set *s)
+{
+    tt__free(ctx, s->place);
+    tt__free(ctx, s->tokens);
+    tt__free(ctx, s->data);
+    memset(s, 0, sizeof *s);
+}
+
+static void tt__features_free(tt__features *f)
+{
+    if (!f) return;
+    for (int k = 0; k < 2; k++) tt__feature_set_free(f->ctx, &f->set[k]);
+    tt__free(f->ctx, f->value);
+    tt__free(f->ctx, f->width);
+    tt__free(f->ctx, f->by_token);
+    tt__free(f->ctx, f->rows);
+    tt__free(f->ctx, f);
+}
+
+/* Returns the axis of the input `name` of a tape; 0: no such input. */
+static int32_t tt__axis_of_input(const tt_tape *t, const char *name)
+{
+    for (int32_t v = 1; v < t->n_values; v++)
+        if (t->values[v].storage == TT__INPUT && strcmp(t->values[v].name, name) == 0)
+            return t->values[v].shape.axis;
+    return 0;
+}
+
+/* Finds the features of a recorded tape. Sets *head to a copy of the tape that reads the features as inputs;
+   the caller frees the copy. Returns NULL on error. */
+static tt__features *tt__features_new(tt_tape *t, tt_value output, tt_tape **head)
+{
+    tt_context *ctx = t->ctx;
+    int32_t *list = NULL;
+    int count = 0;
+    tt__features *f = (tt__features *)tt__calloc(ctx, sizeof *f);
+    tt_status status = f ? tt__find_features(t, output, &list, &count) : TT_ERR_MEMORY;
+    const int32_t axis = tt__axis_of_input(t, "positions");
+    *head = status == TT_OK ? tt__copy_tape(t) : NULL;
+    if (status == TT_OK) status = *head ? tt__read_features(*head, list, count) : TT_ERR_MEMORY;
+    if (f) {
+        f->ctx = ctx;
+        f->count = count;
+        f->value = (tt_value *)tt__calloc(ctx, sizeof *f->value * ((size_t)count + 1));
+        f->width = (int64_t *)tt__calloc(ctx, sizeof *f->width * ((size_t)count + 1));
+        f->by_token = (bool *)tt__calloc(ctx, sizeof *f->by_token * ((size_t)count + 1));
+    }
+    if (status == TT_OK && !(f->value && f->width && f->by_token)) status = TT_ERR_MEMORY;
+    for (int k = 0; k < count && status == TT_OK; k++) {
+        const tt__shape *x = &t->values[list[k]].shape;
+        const size_t most = (size_t)x->rows * (size_t)x->cols;
+        f->value[k] = tt__handle(t, list[k]);
+        f->width[k] = x->cols;
+        f->by_token[k] = axis && x->axis == axis;
+        if (most > f->capacity) f->capacity = most;
+    }
+    if (status == TT_OK && !(f->rows = (float *)tt__alloc(ctx, sizeof *f->rows * f->capacity)))
+        status = TT_ERR_MEMORY;
+    tt__free(ctx, list);
+    if (status == TT_OK) return f;
+    tt_tape_free(*head);
+    *head = NULL;
+    tt__features_free(f);
+    return NULL;
+}
+
+/* Returns the number of tokens of sequence s of a batch. same: the number that each sequence has; 0: the
+   number is that of seq_start. */
+static int32_t tt__tokens_in(const tt_batch *b, int s, int same)
+{
+    return same ? same : b->seq_start ? b->seq_start[s + 1] - b->seq_start[s] : 1;
+}
+
+/* Returns the number of rows that feature k of an example has. */
+static int64_t tt__feature_rows(const tt__features *f, int k, int64_t tokens)
+{
+    return f->by_token[k] ? tokens : 1;
+}
+
+/* Fails unless a batch has the index of each example. */
+static tt_status tt__has_index(tt_context *ctx, const tt_batch *b)
+{
+    if (!b->index)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "{features_once} needs the index of each example in the "
+                        "dataset, but a batch has none: set tt_batch.index, or clear {features_once}");
+    for (int s = 0; s < b->seqs; s++)
+        if (b->index[s] < 0 || b->index[s] >= INT32_MAX)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "{features_once}: example %d of a batch has index %lld, "
+                            "but indices must be 0 to 2^31 - 2", s, (long long)b->index[s]);
+    return TT_OK;
+}
+
+/* Gives the examples of a batch their places in a set. same: see tt__tokens_in. */
+static tt_status tt__feature_places(const tt__features *f, tt__feature_set *to, const tt_batch *b, int same)
+{
+    tt_status status = tt__has_index(f->ctx, b);
+    for (int s = 0; s < b->seqs && status == TT_OK; s++) {
+        const int64_t at = b->index[s], tokens = tt__tokens_in(b, s, same);
+        if (at >= to->room) {
+            const int64_t room = 2 * at + 1024;
+            void *place = tt__realloc(f->ctx, to->place, sizeof *to->place * (size_t)room);
+            if (place) to->place = (size_t *)place;
+            void *n = place ? tt__realloc(f->ctx, to->tokens, sizeof *to->tokens * (size_t)room) : NULL;
+            if (!n) return TT_ERR_MEMORY;
+            to->tokens = (int32_t *)n;
+            to->room = room;
+        }
+        while (to->examples <= at) to->place[to->examples++] = SIZE_MAX;
+        if (to->place[at] != SIZE_MAX) continue;
+        to->place[at] = to->size;
+        to->tokens[at] = (int32_t)tokens;
+        for (int k = 0; k < f->count; k++)
+            to->size += (size_t)(tt__feature_rows(f, k, tokens) * f->width[k]);
+    }
+    return status;
+}
+
+/* Returns where set->data has feature k of the example with index `at`. NULL: the set lacks the example, or
+   the example has another number of tokens. */
+static float *tt__feature_at(const tt__features *f, const tt__feature_set *set, int k, int64_t at,
+                             int64_t tokens)
+{
+    if (at >= set->examples || set->place[at] == SIZE_MAX || set->tokens[at] != tokens) return NULL;
+    size_t place = set->place[at];
+    for (int j = 0; j < k; j++) place += (size_t)(tt__feature_rows(f, j, tokens) * f->width[j]);
+    return set->data + place;
+}
+
+/* Copies features of a micro-batch that a data rank of program p has computed into a set. */
+static tt_status tt__features_get(const tt__features *f, tt_program *p, int rank, const tt__feature_set *to,
+                                  const int64_t *index, const int32_t *tokens, int seqs)
+{
+    tt_status status = TT_OK;
+    for (int k = 0; k < f->count && status == TT_OK; k++) {
+        const float *from = f->rows;
+        status = tt_get_rank(p, rank, f->value[k], f->rows, f->capacity);
+        for (int s = 0; s < seqs && status == TT_OK; s++) {
+            const size_t n = (size_t)(tt__feature_rows(f, k, tokens[s]) * f->width[k]);
+            memcpy(tt__feature_at(f, to, k, index[s], tokens[s]), from, sizeof *from * n);
+            from += n;
+        }
+    }
+    return status;
+}
+
+/* Sets the features of a batch on a data rank of a program that reads the features. same: see
+   tt__tokens_in. */
+static tt_status tt__features_set(const tt__features *f, tt_program *p, int rank, const tt_batch *b, int same)
+{
+    tt_status status = tt__has_index(f->ctx, b);
+    for (int k = 0; k < f->count && status == TT_OK; k++) {
+        float *to = f->rows;
+        int64_t rows = 0;
+        for (int s = 0; s < b->seqs && status == TT_OK; s++) {
+            const int64_t tokens = tt__tokens_in(b, s, same), n = tt__feature_rows(f, k, tokens);
+            const float *from = tt__feature_at(f, f->now, k, b->index[s], tokens);
+            if (!from)
+                return tt__fail(f->ctx, TT_ERR_ARGUMENT, "{features_once}: the example with index %lld was "
+                                "not in epoch 0 of its source, or has changed: each epoch must have the "
+                                "examples of epoch 0 (without drop_last)", (long long)b->index[s]);
+            rows += n;
+            if ((size_t)(rows * f->width[k]) > f->capacity)
+                return tt__fail(f->ctx, TT_ERR_SHAPE, "the batch has %d sequences, which are more than the "
+                                "trainer has room for: raise max_seqs or max_tokens", b->seqs);
+            memcpy(to, from, sizeof *to * (size_t)(n * f->width[k]));
+            to += n * f->width[k];
+        }
+        status = tt_set_rank(p, rank, f->value[k], f->rows, rows);
+    }
+    return status;
+}
+
+/* ==== src/train/trainer.h */
+/* -------------------------------------------------------------------------------------------------- trainer
+   Learning-rate schedules, and the training steps of a trainer. */
+
 struct tt_trainer {
     tt_context *ctx;
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
+    /* With features_once, else NULL: `train` and `head` read features, and `head` evaluates; `eval` computes
+       the features and all that follows. */
+    tt__features *features;
+    tt_program *head;
+    bool by_features; /* evaluations use `head` */
     int data;         /* number of data ranks, over which micro-batches are distributed */
     int staged;       /* number of data ranks, from 0 on, that have a micro-batch for the next round */
     tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller passes stats */
@@ -42444,9 +42810,10 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (o->step_seqs < 0 || (o->step_seqs && (model->task != TT_TASK_EMBED || !o->compile.train)))
         tt__print(&all, "; step_seqs is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
                   o->step_seqs);
-    if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net))
+    if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net || o->features_once))
         tt__print(&all, "; step_seqs is set, but %s: leave step_seqs 0",
-                  ctx->net ? "there are several processes" : "the program is a pipeline");
+                  ctx->net ? "there are several processes" : o->features_once ?
+                  "so is features_once" : "the program is a pipeline");
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
@@ -42459,6 +42826,9 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all,
                   model->classes ? "; the weights of all classes are 0: give at least one class a weight" :
                   "; class_weights are set, but the model has no classes");
+    if (o->features_once && ctx->net)
+        tt__print(&all, "; {features_once} is for one process, but this run has %d: clear it, or train with "
+                  "several ranks of one process", tt_processes(ctx));
     if (o->compile.share)
         tt__print(&all, "; compile.share is set, but a trainer needs an arena of its own: leave it NULL");
     if (tt__parse_settings(ctx, &o->compile, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
@@ -42470,7 +42840,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
 /* Sets r->inputs, and r->needed from tape t, from which the programs were compiled. */
 static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
-    const tt_program *p = r->train ? r->train : r->eval;
+    const tt_program *p = r->train && !r->features ? r->train : r->eval;
     const size_t n = (size_t)(r->n_inputs = tt_program_inputs(p, NULL, 0)) + 1;
     size_t max = 0;
     r->inputs = (tt_input_info *)tt__alloc(r->ctx, sizeof *r->inputs * n);
@@ -42487,24 +42857,45 @@ static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
     return r->zeros ? TT_OK : TT_ERR_MEMORY;
 }
 
-static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *attempt)
+/* Compiles a program that evaluates: without label smoothing, and with the model's output. */
+static tt_program *tt__compile_eval(tt_trainer *r, tt_tape *t, tt_value loss, tt__attempt *attempt)
 {
     tt_compile_options o = r->options.compile;
-    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
-    r->output_width = tt_value_width(t, r->output);
-    const tt_value root = r->options.step_seqs ? tt__surrogate_loss(t, r->output) : loss;
-    if (o.train && !(r->train = tt__try_compile(t, root, &o, attempt))) return r->ctx->status;
-    if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
+    if (r->output.id) tt_output(t, r->output); /* training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
-    if (!(r->eval = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
+    return tt__try_compile(t, loss, &o, attempt);
+}
+
+/* Compiles the trainer's programs from a recorded tape. head: a copy of the tape that reads features; NULL:
+   without features_once. */
+static tt_status tt__trainer_programs(tt_trainer *r, tt_tape *t, tt_tape *head, tt_value loss,
+                                      tt__attempt *attempt)
+{
+    const tt_compile_options *o = &r->options.compile;
+    const tt_value root = r->options.step_seqs ? tt__surrogate_loss(t, r->output) : loss;
+    if (o->train && !(r->train = tt__try_compile(head ? head : t, root, o, attempt))) return r->ctx->status;
+    for (int k = 0; head && k < r->features->count; k++) tt_output(t, r->features->value[k]);
+    if (!(r->eval = tt__compile_eval(r, t, loss, attempt))) return r->ctx->status;
+    if (head && !(r->head = tt__compile_eval(r, head, loss, attempt))) return r->ctx->status;
+    return TT_OK;
+}
+
+static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *attempt)
+{
+    const bool once = r->options.compile.train && r->options.features_once;
+    tt_tape *head = NULL;
+    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
+    r->output_width = tt_value_width(t, r->output);
+    if (once && t->status == TT_OK && !(r->features = tt__features_new(t, r->output, &head)))
+        return r->ctx->status;
+    tt_status status = tt__trainer_programs(r, t, head, loss, attempt);
+    tt_tape_free(head);
+    if (status == TT_OK && r->options.step_seqs)
+        status = tt__grad_cache_new(r->ctx, t, r->output, &r->options, r->train, attempt, &r->cache);
+    if (status != TT_OK) return status;
     r->data = r->eval->arena->data;
-    if (r->options.step_seqs) {
-        const tt_status status = tt__grad_cache_new(r->ctx, t, r->output, &r->options, r->train, attempt,
-                                                    &r->cache);
-        if (status != TT_OK) return status;
-    }
     if (r->model.classes && r->output_width != r->model.classes)
         return tt__fail(r->ctx, TT_ERR_SHAPE,
                         "the model has %d classes, but its output has a width of %lld: make them equal",
@@ -42699,8 +43090,10 @@ void tt_trainer_free(tt_trainer *r)
 {
     if (!r) return;
     tt__grad_cache_free(r->cache);
+    tt_program_free(r->head);
     tt_program_free(r->eval);
     tt_program_free(r->train);
+    tt__features_free(r->features);
     tt__free(r->ctx, r->class_weights);
     tt__free(r->ctx, r->positions);
     tt__free(r->ctx, r->seq_start);
@@ -42849,7 +43242,10 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     tt_status status = tt__check_batch(r, b);
+    const bool reads = r->features && p != r->eval; /* the program reads features */
+    const int same = r->model.same_length ? r->model.max_length : 0;
     if (status == TT_OK) status = tt__set_arrays(r, p, rank, b, predicting);
+    if (status == TT_OK && reads) status = tt__features_set(r->features, p, rank, b, same);
     if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other numbers of rows */
     return status;
 }
@@ -42974,6 +43370,9 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     tt_status status = tt__must_train(r);
     if (updated) *updated = false;
     if (status != TT_OK) return status;
+    if (r->features && !r->features->now)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "{features_once} is for tt_fit, which computes the features "
+                        "of all examples before the first step: call tt_fit, or clear {features_once}");
     const bool last = b->last_of_step, whole_round = r->staged + 1 == r->data;
     if (!r->options.compile.accumulate && !last && whole_round) {
         r->step_failed = r->staged > 0;
@@ -43288,17 +43687,22 @@ tt_metric tt_recall_at_10(void) { return tt__prediction_metric("recall_at_10", t
 
 /* ==== src/train/evaluate.h */
 /* ------------------------------------------------------------------------------------------------ evaluation
-   Evaluates a model, counts a confusion matrix, and predicts. All data ranks take part. */
+   Evaluates a model, counts a confusion matrix, predicts, and computes the features of a source's examples.
+   All data ranks take part. */
+
+/* Returns the program that evaluates. */
+static tt_program *tt__evaluator(const tt_trainer *r) { return r->by_features ? r->head : r->eval; }
 
 /* Runs the batches of the first `batches` data ranks. Adds their results to *stats in the order of the
    batches, so that the sums do not depend on the number of ranks. */
 static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
 {
     tt_stats s;
-    tt_status status = tt_run(r->eval, NULL);
+    tt_program *p = tt__evaluator(r);
+    tt_status status = tt_run(p, NULL);
     if (status != TT_OK) return status;
     for (int rank = 0; rank < batches; rank++) {
-        tt__rank_stats(r->eval, rank, &s);
+        tt__rank_stats(p, rank, &s);
         const double targets = stats->targets + s.targets;
         if (targets > 0) stats->loss = (stats->loss * stats->targets + s.loss * s.targets) / targets;
         stats->targets = targets;
@@ -43378,12 +43782,14 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
                     (long long)s->steps);
 }
 
-/* Tells a source which data ranks belong to this process and need batches. */
+/* Tells a source which data ranks belong to this process and need batches. With features no data rank needs
+   data. by_step: the source is for training. */
 static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 {
     const tt_program *p = r->eval;
-    int first = 0, end = r->data;
-    if (!s->deal || !r->ctx->net) return;
+    const bool none = r->features && (by_step || r->by_features);
+    int first = 0, end = none ? 0 : r->data;
+    if (!s->deal || !(r->ctx->net || r->features)) return;
     while (first < end && !tt__has_data_rank(p, first)) first++;
     while (end > first && !tt__has_data_rank(p, end - 1)) end--;
     s->deal(s->self, r->data, first, end, by_step);
@@ -43474,7 +43880,7 @@ static tt_status tt__collect_outputs(tt_trainer *r, tt__collected *c, int batche
     for (int rank = 0; rank < batches && status == TT_OK; rank++) {
         const int rows = c->rows[rank];
         float *to = c->predicted ? c->logits : c->outputs + (size_t)c->done * classes;
-        status = tt_get_rank(r->eval, rank, r->output, to, (size_t)rows * classes);
+        status = tt_get_rank(tt__evaluator(r), rank, r->output, to, (size_t)rows * classes);
         for (int s = 0; s < rows && c->predicted && status == TT_OK; s++) {
             const float *x = c->logits + (size_t)s * classes;
             int32_t best = 0;
@@ -43547,7 +43953,7 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
         if (status == TT_OK && more) {
             if (c) status = tt__collect_labels(r, c, set, &b);
-            if (status == TT_OK) status = tt__set_batch(r, r->eval, set++, &b, false);
+            if (status == TT_OK) status = tt__set_batch(r, tt__evaluator(r), set++, &b, false);
             *items += tt__items(&b);
             step += b.last_of_step;
         }
@@ -43556,7 +43962,7 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
         if (c && status == TT_OK) status = tt__collect_outputs(r, c, set);
         set = 0;
     }
-    if (set) tt__forget_inputs(r->eval); /* the round was stopped or failed */
+    if (set) tt__forget_inputs(tt__evaluator(r)); /* the round was stopped or failed */
     if (status != TT_OK || (stop && *stop) || stats->targets > 0) return status;
     return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts (all are "
                     "ignored or have weight 0): check the labels");
@@ -43590,6 +43996,96 @@ tt_predictions *tt_predictions_new(tt_trainer *r, const tt_source *source, tt_st
     }
     if (c) tt_predictions_free(&c->p);
     return NULL;
+}
+
+/* Gives the examples in epoch 0 of a source their places in a set of features. */
+static tt_status tt__place_features(tt_trainer *r, tt__feature_set *set, const tt_source *source)
+{
+    const int same = r->model.same_length ? r->model.max_length : 0;
+    tt_batch b;
+    bool more = true;
+    int64_t step = 0;
+    tt_status status = tt__source_fits(r, source, "whose features are computed once");
+    if (status == TT_OK && source->deal) source->deal(source->self, r->data, 0, 0, false);
+    if (status == TT_OK) status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
+    while (status == TT_OK && more) {
+        status = tt__from_source(r->ctx, source, 0, step, &b, &more);
+        if (status != TT_OK || !more) break;
+        status = tt__feature_places(r->features, set, &b, same);
+        step += b.last_of_step;
+    }
+    if (source && source->deal) source->deal(source->self, r->data, 0, r->data, false);
+    return status;
+}
+
+size_t tt_trainer_feature_bytes(tt_trainer *r, const tt_source *source)
+{
+    tt__feature_set set;
+    memset(&set, 0, sizeof set);
+    if (!r->features || tt__place_features(r, &set, source) != TT_OK) set.size = 0;
+    const size_t bytes = sizeof *set.data * set.size;
+    tt__feature_set_free(r->ctx, &set);
+    return bytes;
+}
+
+/* Computes the features of the examples that have places in a set. index, tokens: (data ranks, max_seqs), for
+   the examples of the micro-batches that run. */
+static tt_status tt__fill_features(tt_trainer *r, const tt__feature_set *set, const tt_source *source,
+                                   const volatile int *stop, int64_t *index, int32_t *tokens)
+{
+    const int max = r->options.max_seqs, same = r->model.same_length ? r->model.max_length : 0;
+    tt_batch b;
+    bool more = true;
+    int64_t step = 0;
+    int ranks = 0, seqs[TT__RANKS]; /* data ranks that have a micro-batch, and their examples */
+    tt_status status = tt__none_staged(r);
+    if (status == TT_OK) status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
+    while (status == TT_OK && more && !(stop && *stop)) {
+        status = tt__from_source(r->ctx, source, 0, step, &b, &more);
+        if (status == TT_OK && more) {
+            status = tt__has_index(r->ctx, &b);
+            if (status == TT_OK) status = tt__set_batch(r, r->eval, ranks, &b, true);
+            for (int s = 0; s < b.seqs && s < max && status == TT_OK; s++) {
+                index[ranks * max + s] = b.index[s];
+                tokens[ranks * max + s] = tt__tokens_in(&b, s, same);
+            }
+            seqs[ranks++] = (int)tt__min(b.seqs, max);
+            step += b.last_of_step;
+        }
+        if (status != TT_OK || !ranks || (more && ranks < r->data)) continue;
+        status = tt_run(r->eval, NULL);
+        for (int k = 0; k < ranks && status == TT_OK; k++)
+            status = tt__features_get(r->features, r->eval, k, set, index + k * max, tokens + k * max,
+                                      seqs[k]);
+        ranks = 0;
+    }
+    if (ranks) tt__forget_inputs(r->eval); /* the round was stopped or failed */
+    return status;
+}
+
+/* Computes the features of all examples of a source; ends early if *stop is not 0. */
+static tt_status tt__compute_features(tt_trainer *r, tt__feature_set *set, const tt_source *source,
+                                      const volatile int *stop)
+{
+    tt_context *ctx = r->ctx;
+    const double began = tt__seconds();
+    const size_t most = (size_t)r->data * (size_t)r->options.max_seqs;
+    tt_status status = tt__place_features(r, set, source);
+    if (status != TT_OK) return status;
+    const double bytes = (double)sizeof *set->data * (double)set->size;
+    status = tt__machine_has(ctx, bytes, 1, "{features_once}", "clear it, or train on fewer examples");
+    if (status != TT_OK) return status;
+    set->data = (float *)tt__alloc(ctx, sizeof *set->data * (set->size + 1));
+    int64_t *index = (int64_t *)tt__alloc(ctx, sizeof *index * most);
+    int32_t *tokens = (int32_t *)tt__alloc(ctx, sizeof *tokens * most);
+    status = set->data && index && tokens ? TT_OK : TT_ERR_MEMORY;
+    if (status == TT_OK) status = tt__fill_features(r, set, source, stop, index, tokens);
+    tt__free(ctx, index);
+    tt__free(ctx, tokens);
+    if (status == TT_OK && !(stop && *stop))
+        tt__log(ctx, TT_LOG_INFO, "features", "computed the features of %lld examples in %.1f s; they take "
+                "%.1f MB", (long long)set->examples, tt__seconds() - began, 1e-6 * bytes);
+    return status;
 }
 
 double tt_metric_value(const tt_metric *m, const tt_stats *s, const tt_predictions *p)
@@ -44300,6 +44796,7 @@ typedef struct tt__fit_run {
                                     picture show */
     tt_metric metric;            /* metric number `by`; without a name: none */
     double values[TT_METRICS];   /* the metrics of the last validation */
+    const tt__feature_set *judged; /* features of the validation source */
     const char *unit;            /* name of the items that the model counts */
     bool best_by_metric;         /* whether the metric, not the loss, tells the best validation */
     tt_fit_options o;
@@ -44840,6 +45337,58 @@ static tt_status tt__fit_save(tt__fit_run *f)
     return status;
 }
 
+/* Returns the step that is in the name of a kept state, state-STEP.safetensors; -1: it is another file. */
+static int64_t tt__kept_step(const char *name)
+{
+    static const char before[] = "state-", after[] = ".safetensors";
+    const size_t length = strlen(name), around = sizeof before - 1 + sizeof after - 1;
+    const size_t digits = length > around ? length - around : 0;
+    if (!digits || digits > 18 || memcmp(name, before, sizeof before - 1) != 0) return -1;
+    if (strspn(name + sizeof before - 1, "0123456789") != digits) return -1;
+    if (strcmp(name + sizeof before - 1 + digits, after) != 0) return -1;
+    return strtoll(name + sizeof before - 1, NULL, 10);
+}
+
+/* The states of a folder up to a step: their number, and the oldest. */
+typedef struct tt__kept_states { int64_t step, count, oldest; } tt__kept_states;
+
+static bool tt__count_kept(void *arg, const char *name)
+{
+    tt__kept_states *k = (tt__kept_states *)arg;
+    const int64_t step = tt__kept_step(name);
+    if (step < 0 || step > k->step) return true; /* later states are those of an abandoned run */
+    if (!k->count++ || step < k->oldest) k->oldest = step;
+    return true;
+}
+
+static tt_status tt__kept_path(const tt__fit_run *f, int64_t step, char path[TT__PATH])
+{
+    char name[48];
+    snprintf(name, sizeof name, "state-%lld.safetensors", (long long)step);
+    return tt__path_join(f->r->ctx, path, f->o.folder, name);
+}
+
+/* Keeps the state after a validation under the number of its step, and removes the oldest kept states, so
+   that o.keep_states remain. Keeps no state whose loss has diverged. */
+static tt_status tt__fit_keep_state(tt__fit_run *f)
+{
+    tt_context *ctx = f->r->ctx;
+    const tt_files *files = &ctx->options.files;
+    tt__kept_states k = {tt_trainer_steps(f->r), 0, 0};
+    char path[TT__PATH];
+    if (!f->o.keep_states || !f->o.folder || f->has_diverged || !f->state_is_sound) return TT_OK;
+    tt_status status = tt__kept_path(f, k.step, path);
+    if (status == TT_OK) status = tt_trainer_save(f->r, path, &f->p);
+    while (status == TT_OK && tt_process(ctx) == 0) {
+        k.count = 0;
+        files->list(files->user, f->o.folder, tt__count_kept, &k);
+        if (k.count <= f->o.keep_states) break;
+        status = tt__kept_path(f, k.oldest, path);
+        if (status != TT_OK || !files->remove(files->user, path)) break;
+    }
+    return status;
+}
+
 /* Ends a run whose steps give no finite results any more because the weights have diverged. Keeps the state
    from before the divergence, and adds to the error message what may help. */
 static void tt__fit_give_up(tt__fit_run *f)
@@ -44998,6 +45547,42 @@ static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
     return lower ? value < f->p.best : value > f->p.best;
 }
 
+/* Computes the features of both sources, with features_once. */
+static tt_status tt__fit_features(tt__fit_run *f)
+{
+    tt__features *x = f->r->features;
+    tt_status status = TT_OK;
+    if (!x) return TT_OK;
+    f->judged = f->validation && f->validation->self != f->train->self ? &x->set[1] : &x->set[0];
+    status = tt__compute_features(f->r, &x->set[0], f->train, f->o.stop);
+    if (status == TT_OK && f->validation && f->judged == &x->set[1])
+        status = tt__compute_features(f->r, &x->set[1], f->validation, f->o.stop);
+    if (status == TT_OK) x->now = &x->set[0];
+    return status;
+}
+
+/* Frees the features. Sources then give data again. */
+static void tt__fit_forget_features(tt__fit_run *f)
+{
+    tt__features *x = f->r->features;
+    if (!x) return;
+    x->now = NULL;
+    for (int k = 0; k < 2; k++) {
+        const tt_source *s = k ? f->validation : f->train;
+        if (s && s->deal) s->deal(s->self, f->r->data, 0, f->r->data, !k);
+        tt__feature_set_free(x->ctx, &x->set[k]);
+    }
+}
+
+/* Makes evaluations read the features of the validation source, if there are features, or ends that. */
+static void tt__fit_judge(tt__fit_run *f, bool begin)
+{
+    tt__features *x = f->r->features;
+    if (!x) return;
+    f->r->by_features = begin;
+    x->now = begin ? f->judged : &x->set[0];
+}
+
 /* Evaluates the validation source, with the moving averages if there are any, and computes the metrics. */
 static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_stats *s, double *items)
 {
@@ -45008,7 +45593,9 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     if (any && !(c = tt__collect(f->r, f->validation))) return tt_error_code(f->r->ctx);
     tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
     const bool averages = tt__has_ema(f->r) && status == TT_OK;
+    tt__fit_judge(f, true);
     if (status == TT_OK) status = tt__evaluate_source(f->r, f->validation, stop, s, items, c);
+    tt__fit_judge(f, false);
     if (c) tt__collected_show(c);
     for (int k = 0; k < f->n_metrics && status == TT_OK && !(stop && *stop); k++) {
         f->r->ctx->error[0] = 0;
@@ -45080,6 +45667,7 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
         f->p.loss_sum = f->p.targets = f->p.correct = 0;
     }
     status = tt__fit_save(f);
+    if (status == TT_OK) status = tt__fit_keep_state(f);
     f->started += tt__seconds() - began;
     return status;
 }
@@ -45297,12 +45885,13 @@ static tt_status tt__fit_disk(const tt__fit_run *f)
     size_t parameters;
     const double state = (double)tt_trainer_state_bytes(f->r, &parameters), model = (double)parameters;
     if (state <= 0) return ctx->status;
-    const double needs = (f->has_state ? 1 : 2) * state, all = needs + (f->o.keep ? model : 0);
+    const double kept = (double)f->o.keep_states; /* states beside the newest */
+    const double needs = (f->has_state ? 1 : 2) * state + kept * state, all = needs + (f->o.keep ? model : 0);
     if (space >= 0 && space < needs)
         return tt__fail(ctx, TT_ERR_FILE, "'%s': the run needs %.1f MB there for its states (two of %.1f MB "
-                        "while one replaces the other), but the disk has room for %.1f MB: free some, or "
+                        "while one replaces the other%s), but the disk has room for %.1f MB: free some, or "
                         "name a folder on another disk", f->o.folder, 1e-6 * needs, 1e-6 * state,
-                        1e-6 * space);
+                        kept > 0 ? ", and those of keep_states" : "", 1e-6 * space);
     if (space >= 0 && space < all)
         tt__log(ctx, TT_LOG_WARNING, "fit", "'%s': two states of %.1f MB and a model of %.1f MB or more may "
                 "not fit on the disk, which has room for %.1f MB", f->o.folder, 1e-6 * state, 1e-6 * model,
@@ -45362,10 +45951,10 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (f->o.epochs < 1 || f->o.epochs > TT__MAX_STEPS / f->steps)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld, but must be 1 to %lld",
                         (long long)f->o.epochs, (long long)(TT__MAX_STEPS / f->steps));
-    if (f->o.validate_steps < 0 || f->o.patience < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "tt_fit: validate_steps is %lld and patience is %lld, but both must be at "
-                        "least 0", (long long)f->o.validate_steps, (long long)f->o.patience);
+    if (f->o.validate_steps < 0 || f->o.patience < 0 || f->o.keep_states < 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: validate_steps is %lld, patience is %lld and "
+                        "keep_states is %lld, but all must be at least 0", (long long)f->o.validate_steps,
+                        (long long)f->o.patience, (long long)f->o.keep_states);
     if (f->o.patience && !f->validation)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience is %lld, but `validation` is NULL: patience "
                         "counts validations", (long long)f->o.patience);
@@ -45422,6 +46011,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     bool save = false;
     tt_status status = tt__must_train(r);
     if (status == TT_OK) status = tt__fit_begin(f);
+    if (status == TT_OK && !tt__fit_is_over(f)) status = tt__fit_features(f);
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     char lines[TT__NOTE] = {0};
     tt__text_buffer text = {lines, sizeof lines, 0};
@@ -45455,6 +46045,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* keeps the first error */
     }
     if (finished) *finished = done;
+    tt__fit_forget_features(f);
     tt__fit_unlock(f);
     tt__free(ctx, f->csv);
     tt__free(ctx, f->point);

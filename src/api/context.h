@@ -89,8 +89,9 @@ typedef struct tt_files {
 /* Table of the options that errors name: fields of tt_compile_options and of loaders' options, and "rows",
    the rows of a micro-batch. */
 #define TT__OPTIONS(X) \
-    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("layer_decay") X("matmul") \
-    X("memory") X("memory_budget") X("offload") X("parallel.data") X("parallel.groups") X("parallel.micros") \
+    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("features_once") \
+    X("layer_decay") X("matmul") X("memory") X("memory_budget") X("offload") X("parallel.data") \
+    X("parallel.groups") X("parallel.micros") \
     X("parallel.pipeline") X("parallel.reduce_micros") X("parallel.schedule") X("parallel.sequence") \
     X("parallel.server") X("parallel.tensor") X("parallel.zero") X("precision") X("recompute") X("residual") \
     X("rows") X("tune") X("update") X("weight_decay")

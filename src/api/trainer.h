@@ -34,6 +34,13 @@ struct tt_train_options {
        micro-batch and memory for the embeddings. The trainer sets compile.accumulate. Not with loss scaling,
        pipelines and several processes. Validations have the negatives of a micro-batch. */
     int step_seqs;
+    /* Set it to compute the part of the model that depends on frozen parameters alone (tt_param_freeze) once
+       for each example, without dropout; default false. tt_fit computes its results, the features, before the
+       first step, keeps them in the host's memory (tt_trainer_feature_bytes), and then trains and validates
+       the rest of the model from them. Each epoch must have the examples of epoch 0, unchanged, and batches
+       must have an index (tt_batch.index). Predictions, tt_evaluate and files are as without the option.
+       tt_train_batch is refused, and so are several processes. */
+    bool features_once;
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
@@ -67,6 +74,9 @@ int64_t tt_trainer_saved_steps(const tt_trainer *t);
 /* Returns the bytes of the tensors in a state of this trainer, and in *parameters (may be NULL) the bytes of
    the trained parameters among them. Returns 0 if the trainer does not train, or when out of memory. */
 size_t tt_trainer_state_bytes(const tt_trainer *t, size_t *parameters);
+/* Returns the bytes of the host's memory that tt_fit needs for the features of a source's examples
+   (features_once). Reads epoch 0 of the source. Returns 0 without the option, or after an error. */
+size_t tt_trainer_feature_bytes(tt_trainer *t, const tt_source *source);
 /* Returns the learning rate of the next step: the schedule at tt_trainer_steps, which a skipped step does not
    advance. */
 float tt_trainer_lr(const tt_trainer *t);
@@ -177,6 +187,9 @@ typedef struct tt_fit_options {
     int64_t validate_steps;        /* Set it to a number of steps after which the run validates and saves, in
                                       addition to the end of each epoch; steps of all epochs count; without
                                       validation the run only saves; default 0 */
+    int64_t keep_states;           /* Set it to also keep the states of the last validations, this many, as
+                                      state-STEP.safetensors with the number of the step; a run resumes from
+                                      such a state that is copied to state.safetensors. Default 0: none */
     int64_t patience;              /* Set it to end the run after a number of validations in a row that are no
                                       better than the best one; needs validation; default 0: never */
     const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
