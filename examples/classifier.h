@@ -104,7 +104,8 @@ static inline tt_dataset *hold_out(tt_context *ctx, const cli_training *run, tt_
 {
     const bool apart = held && tt_dataset_count(held);
     const tt_task task = tt_dataset_task(*d);
-    const int classes = task == TT_TASK_LABELS || task == TT_TASK_SCORES ? 1 : 2; /* the min number */
+    /* min number of classes, labels or scores */
+    const int classes = task == TT_TASK_LABELS || task == TT_TASK_SCORES ? 1 : 2;
     if (tt_dataset_count(*d) < 2 || tt_dataset_classes(*d) < classes)
         die("'%s' has %lld %s of %d classes to train on, but at least 2 of at least %d are needed", run->data,
             (long long)tt_dataset_count(*d), what, tt_dataset_classes(*d), classes);
@@ -286,7 +287,8 @@ static inline int train_classifier(tt_context *ctx, const classifier *x, const t
     tt_loader *l[2];
     int longest = 0;
     weigh_classes(run, d);
-    if (run->largest) run->batch = run->accumulate * run->parallel.groups; /* until `longest` is known */
+    /* the smallest batch, until the loaders know the longest text */
+    if (run->largest) run->batch = run->accumulate * run->parallel.groups;
     for (bool again = run->largest;; again = false) {
         for (int k = 0; k < 2; k++) {
             l[k] = x->loader(ctx, x->self, k ? held : d, k == 0);

@@ -624,7 +624,7 @@ def features_of_a_frozen_encoder(folder):
 def samples_are_those_of_the_script(folder):
     status, out, err = call(sys.executable, "examples/data/make_tasks.py", "--out", folder)
     expect(status == 0, out, err)
-    for name in "requests.tsv", "stays.tsv", "visits.conll":
+    for name in "requests.tsv", "stays.tsv", "visits.conll", "questions.tsv":
         expect(contents(folder, name) == contents("examples/data", name), name)
 
 
@@ -1096,8 +1096,8 @@ def answers(model, loads):
         expect(said("the ") == whole[:whole.index(chr(ends[name != "config.json"]), 4) + 1] + "\n",
                name, repr(whole), repr(said("the ")))
     os.remove(os.path.join(model, "generation_config.json"))
-    # Bytes that form no character are printed as U+FFFD, and the text before them is not repeated. the last
-    # two begin like U+FFFD, which is printed
+    # Bytes that form no character are printed as U+FFFD, and the text before them is not repeated. The last
+    # two prompts end in a character that begins like U+FFFD.
     for prompt in "caf\u00e9", "\uff71", "x \uffe5":
         for seed in range(4):
             out = said(prompt, "--temperature=9", f"--seed={seed}")

@@ -16,6 +16,7 @@
 #include "trainer/metrics.h"
 #include "trainer/steered.h"
 #include "trainer/own.h"
+#include "trainer/embed.h"
 #include "trainer/predictions.h"
 #include "trainer/by_hand.h"
 #include "trainer/ranks.h"
@@ -56,6 +57,9 @@ static const test_case tests[] = {
     TEST_CASE(a_folder_that_breaks_off_is_not_listed), TEST_CASE(fit_says_from_where_a_resumed_run_goes_on),
     TEST_CASE(fit_validates_within_epochs), TEST_CASE(fit_keeps_states),
     TEST_CASE(fit_validates_on_its_own_source),
+    TEST_CASE(contrastive_loss_by_loops), TEST_CASE(step_negatives_resume), TEST_CASE(step_negatives_refuse),
+    TEST_CASE(step_negatives_out_of_memory),
+    TEST_CASE(step_negatives_have_the_gradients_of_one_micro_batch),
     TEST_CASE(fit_ends_early), TEST_CASE(fit_validates_moving_averages),
     TEST_CASE(fit_writes_metrics), TEST_CASE(fit_refuses_metrics_with_other_columns),
     TEST_CASE(fit_goes_on_with_metrics_that_lack_columns),

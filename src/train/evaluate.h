@@ -102,7 +102,7 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
     ctx->error[0] = 0;
     tt_status status = b ? s->next(s->self, b, more) : s->seek(s->self, epoch, step);
     status = tt__returned(ctx, status, "the source", epoch, step);
-    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have gone on */
+    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may wait for this process */
     if (!b || !*more || step < s->steps) return status;
     return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, but tt_source.steps is "
                     "%lld: count the steps of an epoch", (long long)epoch + 1, (long long)step + 1,
@@ -139,6 +139,7 @@ typedef struct tt__collected {
 /* Makes room for more rows and sequences. Returns false if memory runs out. */
 static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
 {
+    const bool embeds = c->p.task == TT_TASK_EMBED;
     const bool numbers = c->p.task == TT_TASK_LABELS || c->p.task == TT_TASK_SCORES;
     const int64_t max = INT32_MAX / 4, r = c->p.rows + rows, s = c->p.seqs + seqs + 1;
     const size_t width = numbers ? (size_t)c->p.classes : 1;
@@ -155,9 +156,10 @@ static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
     }
     if (r <= c->cap_rows) return true;
     void **arrays[2] = {numbers ? (void **)&c->values : (void **)&c->labels,
-                        numbers ? (void **)&c->outputs : (void **)&c->predicted};
+                        numbers || embeds ? (void **)&c->outputs : (void **)&c->predicted};
     for (int k = 0; k < 2; k++) {
-        void *x = tt__realloc(c->p.ctx, *arrays[k], sizeof(float) * (size_t)(2 * r) * width);
+        const size_t columns = k && embeds ? (size_t)c->p.classes : width;
+        void *x = tt__realloc(c->p.ctx, *arrays[k], sizeof(float) * (size_t)(2 * r) * columns);
         if (!x) return false;
         *arrays[k] = x;
     }
@@ -168,7 +170,8 @@ static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
 /* Keeps for tt__collect_outputs the labels of a batch that will run on a data rank. */
 static tt_status tt__collect_labels(tt_trainer *r, tt__collected *c, int rank, const tt_batch *b)
 {
-    const bool tags = c->p.task == TT_TASK_TAGS, by_number = tags || c->p.task == TT_TASK_CLASS;
+    const bool tags = c->p.task == TT_TASK_TAGS;
+    const bool by_number = tags || c->p.task == TT_TASK_CLASS || c->p.task == TT_TASK_EMBED;
     const char *input = tags ? "tags" : by_number ? "labels" : "label_values";
     const void *labels = tags ? (const void *)b->tags : by_number ? (const void *)b->labels
                                                                   : (const void *)b->label_values;
@@ -228,15 +231,17 @@ void tt_predictions_free(tt_predictions *p)
 static tt__collected *tt__collect(tt_trainer *r, const tt_source *source)
 {
     const bool by_class = r->model.task == TT_TASK_CLASS || r->model.task == TT_TASK_TAGS;
-    if (!r->model.classes || r->model.task == TT_TASK_EMBED) {
-        tt__fail(r->ctx, TT_ERR_ARGUMENT, "predictions need a model with classes, labels, scores or tags");
+    const bool embeds = r->model.task == TT_TASK_EMBED;
+    if (!r->model.classes && !embeds) {
+        tt__fail(r->ctx, TT_ERR_ARGUMENT, "predictions need a model with classes, labels, scores or tags, or "
+                 "with embeddings");
         return NULL;
     }
     tt__collected *c = (tt__collected *)tt__calloc(r->ctx, sizeof *c);
     if (!c) return NULL;
     c->p.ctx = r->ctx;
     c->p.task = r->model.task;
-    c->p.classes = r->model.classes;
+    c->p.classes = embeds ? (int)r->output_width : r->model.classes;
     c->p.class_names = source && source->classes >= c->p.classes ? source->class_names : NULL;
     const int max = r->model.task == TT_TASK_TAGS ? r->options.max_tokens : r->options.max_seqs;
     if (by_class) {
@@ -259,8 +264,7 @@ static void tt__collected_show(tt__collected *c)
 }
 
 /* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the items that were read.
-   Collects predictions
-   in *c. stop and c may be NULL. */
+   Collects predictions in *c. stop and c may be NULL. */
 static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, const volatile int *stop,
                               tt_stats *stats, double *items, tt__collected *c)
 {

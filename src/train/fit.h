@@ -76,7 +76,8 @@ static tt_status tt__fit_save(tt__fit_run *f)
                     (long long)tt_trainer_steps(f->r),
                     beside ? "its state is saved in '" : "a lower learning rate may help",
                     beside ? f->diverged : "",
-                    beside ? "', beside the earlier state; to resume from that one, remove this file" : "");
+                    beside ? "', from which a resumed run continues; remove this file to continue from the "
+                             "earlier state.safetensors" : "");
         f->reported_diverged = !sound;
         if (status == TT_OK && !beside) {
             if (f->has_diverged) files->remove(files->user, f->diverged);
@@ -354,7 +355,7 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     for (int k = 0; k < f->n_metrics && status == TT_OK && !(stop && *stop); k++) {
         f->r->ctx->error[0] = 0;
         f->values[k] = tt_metric_value(&m[k], s, c ? &c->p : NULL);
-        const bool failed = isnan(f->values[k]) && f->r->ctx->error[0]; /* out of memory */
+        const bool failed = isnan(f->values[k]) && f->r->ctx->error[0]; /* the metric ran out of memory */
         if (failed) status = tt_error_code(f->r->ctx);
     }
     tt_predictions_free(c ? &c->p : NULL);
@@ -460,11 +461,12 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* whole steps */
+    /* A run that is stopped first ends the current step. */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) {
         if (!tt__trainer_within_step(f->r) && tt__fit_is_due(f)) {
             status = tt__fit_pause(f);
             if (status != TT_OK || tt__fit_is_over(f)) break;
-            continue; /* the validation may have been stopped */
+            continue; /* tests again whether the run was stopped, perhaps within the validation */
         }
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
@@ -496,7 +498,7 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
         f->began = tt__seconds(); /* the time of a step excludes saving */
     }
     if (status == TT_OK) status = tt__fit_last_step(f);
-    else if (f->last.any) { /* returns the first error */
+    else if (f->last.any) { /* ends the last step, but returns the first error */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt__fit_last_step(f);
@@ -565,7 +567,7 @@ static bool tt__fit_is_stale(const tt__fit_run *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Returns the name with this hash, of the loss or a metric. */
+/* Returns the name that has this hash, "loss" or the name of a metric; "metric" if none has it. */
 static const char *tt__fit_name_of(const tt__fit_run *f, uint64_t hash)
 {
     for (int k = 0; k < f->n_metrics; k++)
