@@ -212,8 +212,8 @@ static inline void weigh_classes(cli_training *run, const tt_dataset *d)
         char *end = NULL;
         const double weight = name ? strtod(item + name + 1, &end) : -1;
         if (!end || end == item + name + 1 || end != item + length || !(weight >= 0 && weight <= 1e9))
-            die("--class-weights must be none, balanced or a list such as NAME=2,NAME=0.5, not '%.*s'", length,
-                item);
+            die("--class-weights must be none, balanced or a list such as NAME=2,NAME=0.5, not '%.*s'",
+                length, item);
         int c = 0;
         while (c < classes && (strncmp(tt_dataset_class_name(d, c), item, (size_t)name) != 0 ||
                                tt_dataset_class_name(d, c)[name])) c++;

@@ -436,8 +436,8 @@ TEST(tasks_of_a_config)
     }
 }
 
-/* class_weights are the positive weights of labels, and the weights of tags. label_smoothing and class_weights
-   of scores are refused. */
+/* class_weights are the positive weights of labels, and the weights of tags. label_smoothing and
+   class_weights of scores are refused. */
 TEST(weights_and_smoothing_of_tasks)
 {
     static const float weights[4] = {0.5f, 2, 3, 1.25f};

@@ -76,7 +76,8 @@ static tt_status tt__fit_save(tt__fit_run *f)
                     (long long)tt_trainer_steps(f->r),
                     beside ? "its state is saved in '" : "a lower learning rate may help",
                     beside ? f->diverged : "",
-                    beside ? "', beside the earlier state; to resume from that one, remove this file" : "");
+                    beside ? "', from which a resumed run continues; remove this file to continue from the "
+                             "earlier state.safetensors" : "");
         f->reported_diverged = !sound;
         if (status == TT_OK && !beside) {
             if (f->has_diverged) files->remove(files->user, f->diverged);

@@ -151,7 +151,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all, "; {step_seqs} is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
                   o->step_seqs);
     if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net || o->features_once))
-        tt__print(&all, "; {step_seqs} excludes %s", ctx->net ? "several processes" : o->features_once ? "{features_once}" : "pipelines");
+        tt__print(&all, "; {step_seqs} excludes %s", ctx->net ? "several processes" :
+                  o->features_once ? "{features_once}" : "pipelines");
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
