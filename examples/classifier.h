@@ -262,13 +262,15 @@ static inline void test_classifier(tt_context *ctx, const classifier *x, const t
     tt_stats s;
     tt_predictions *p = (tt_predictions *)made(ctx, tt_predictions_new(t, tt_loader_source(l), &s));
     printf("best epoch: ");
+    const char *between = "";
     for (int k = 0; k < TT_METRICS && x->model.metrics[k].name; k++) {
-        const bool of_loss = x->model.metrics[k].of && !s.targets; /* embeddings have no loss here */
-        if (!of_loss)
-            printf("%s %.4f, ", x->model.metrics[k].name, tt_metric_value(&x->model.metrics[k], &s, p));
+        const tt_metric *m = &x->model.metrics[k];
+        if (m->of && !s.targets) continue; /* embeddings have no loss here */
+        printf("%s%s %.4f", between, m->name, tt_metric_value(m, &s, p));
+        between = ", ";
     }
-    if (s.targets) printf("loss %.4f ", s.loss);
-    printf("on %lld test %s\n", (long long)tt_dataset_count(d), x->what);
+    if (s.targets) printf(", loss %.4f", s.loss);
+    printf(" on %lld test %s\n", (long long)tt_dataset_count(d), x->what);
     if (x->model.task == TT_TASK_CLASS) {
         int64_t *counts = (int64_t *)made(NULL, calloc((size_t)n, sizeof *counts));
         int largest = 0;
