@@ -13,8 +13,8 @@ typedef struct cli_table {
 #define TABLE_DEFAULT {NULL, NULL, NULL, NULL, NULL, ",", "double", false}
 #define TABLE_FLAGS(table, run) \
     {"--task", "TASK", CLI_CHOICE, &(table).task, .help = "what a text has: a class, any number of labels, " \
-     "scores, tags of its words, or a second text of similar meaning; --predict takes the task from --out (as " \
-     "--model says, else class):", .choices = TASKS}, \
+     "scores, tags of its words, or a second text of similar meaning; --predict takes the task from --out " \
+     "(as --model says, else class):", .choices = TASKS}, \
     {"--temperature", "X", CLI_NUMBER, &(run).temperature, \
      .help = "--task embed: the cosines of embeddings are divided by X (0.05)", .max = 1e9}, \
     {"--negatives", "OF", CLI_CHOICE, &(run).negatives, \
