@@ -51,7 +51,7 @@ typedef struct tt__architecture {
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
     size_t bytes, config_bytes, layer_bytes;                  /* bytes of the structs */
-    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
+    size_t config_at, names_at, new_head_at, layers_at;       /* offsets in the model; 0: none */
     size_t hidden, layers, heads, classes, activation, range; /* offsets in the config; 0: no field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
     void (*check)(tt__text_buffer *all, const void *config); /* appends other mistakes to `all`; or NULL */
@@ -69,7 +69,7 @@ typedef struct tt__architecture {
 
 /* Initialises the fields `bytes` to `range` of an architecture with the structs X, X_config and X_layer. */
 #define TT__STRUCTS(X) \
-    sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), offsetof(X, activation), \
+    sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), \
     offsetof(X, class_names), offsetof(X, new_head), offsetof(X, layer), \
     offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
     offsetof(X##_config, classes), \
