@@ -36,9 +36,13 @@ static const char *const task_names[] = {"class", "labels", "scores", "tags"};
     {"--best-by", "WHAT", CLI_CHOICE, &(run).best_by, \
      .help = "the validation figure by which the best model is chosen and saved (the model's first metric)", \
      .choices = best_by_}, \
-    {"--class-weights", "W", CLI_CHOICE, &(run).class_weights, \
-     .help = "balanced: all classes have equal weight in training, however few examples a class has", \
-     .choices = "none balanced"}, \
+    {"--class-weights", "W", CLI_TEXT, &(run).class_weights, \
+     .help = "weights in training of classes or tags, or of the labels that an example has. balanced: rare " \
+     "classes weigh more; NAME=WEIGHT,NAME=WEIGHT: these weights, and 1 for other classes", .min = 1, \
+     .max = 1e6}, \
+    {"--features-once", "", CLI_SWITCH, &(run).features_once, \
+     .help = "with --freeze: compute what depends on frozen parameters alone once for each example, before " \
+     "the first step, and train the rest for the cost of the rest"}, \
     CLI_TRAINING_FLAGS(run)
 
 /* Sets run->batch for --batch max: the micro-batches become as large as memory and the number of examples
@@ -100,7 +104,8 @@ static inline tt_dataset *hold_out(tt_context *ctx, const cli_training *run, tt_
 {
     const bool apart = held && tt_dataset_count(held);
     const tt_task task = tt_dataset_task(*d);
-    const int classes = task == TT_TASK_LABELS || task == TT_TASK_SCORES ? 1 : 2; /* the min number */
+    /* min number of classes, labels or scores */
+    const int classes = task == TT_TASK_LABELS || task == TT_TASK_SCORES ? 1 : 2;
     if (tt_dataset_count(*d) < 2 || tt_dataset_classes(*d) < classes)
         die("'%s' has %lld %s of %d classes to train on, but at least 2 of at least %d are needed", run->data,
             (long long)tt_dataset_count(*d), what, tt_dataset_classes(*d), classes);
@@ -189,9 +194,33 @@ static inline void show_classes(const tt_dataset *d, const char *what)
 static inline void weigh_classes(cli_training *run, const tt_dataset *d)
 {
     const int classes = tt_dataset_classes(d);
-    if (strcmp(run->class_weights, "balanced") != 0) return;
+    if (strcmp(run->class_weights, "none") == 0) return;
+    if (tt_dataset_task(d) == TT_TASK_SCORES)
+        die("--class-weights is for classes, but --task scores has none");
     run->weights = (float *)made(NULL, calloc((size_t)classes, sizeof *run->weights));
-    if (tt_dataset_weights(d, run->weights) != TT_OK) die("out of memory for the weights of classes");
+    if (strcmp(run->class_weights, "balanced") == 0) {
+        if (tt_dataset_weights(d, run->weights) != TT_OK) die("out of memory for the weights of classes");
+        return;
+    }
+    for (int c = 0; c < classes; c++) run->weights[c] = 1;
+    for (const char *item = run->class_weights, *next; *item; item = next) {
+        const int length = (int)strcspn(item, ",");
+        next = item + length + (item[length] == ',');
+        int name = length; /* the name ends before the last '=' */
+        while (name > 0 && item[--name] != '=') {}
+        char *end = NULL;
+        const double weight = name ? strtod(item + name + 1, &end) : -1;
+        if (!end || end == item + name + 1 || end != item + length || !(weight >= 0 && weight <= 1e9))
+            die("--class-weights must be none, balanced or a list such as NAME=2,NAME=0.5, not '%.*s'",
+                length, item);
+        int c = 0;
+        while (c < classes && (strncmp(tt_dataset_class_name(d, c), item, (size_t)name) != 0 ||
+                               tt_dataset_class_name(d, c)[name])) c++;
+        if (c == classes)
+            die("--class-weights: the data have no class '%.*s'; the first is '%s'", name, item,
+                tt_dataset_class_name(d, 0));
+        run->weights[c] = (float)weight;
+    }
 }
 
 typedef struct cli_f1 { double f1; const char *name; } cli_f1;
@@ -265,7 +294,8 @@ static inline int train_classifier(tt_context *ctx, const classifier *x, const t
     tt_loader *l[2];
     int longest = 0;
     weigh_classes(run, d);
-    if (run->largest) run->batch = run->accumulate * run->parallel.groups; /* until `longest` is known */
+    /* the smallest batch, until the loaders know the longest text */
+    if (run->largest) run->batch = run->accumulate * run->parallel.groups;
     for (bool again = run->largest;; again = false) {
         for (int k = 0; k < 2; k++) {
             l[k] = x->loader(ctx, x->self, k ? held : d, k == 0);

@@ -103,7 +103,8 @@ static inline void show_tags(tt_context *ctx, const classifier *x, tt_trainer *t
     memset(&one, 0, sizeof one);
     one.text = text;
     one.bytes = strlen(text);
-    /* The tag of word w is w % n, which tells the words whose first tokens are in the batch. */
+    /* Gives word w the tag w % n. The loader gives the word's first token this tag, which thus finds the word
+       below. */
     tt_word *words = (tt_word *)made(NULL, calloc(one.bytes + 1, sizeof *words));
     for (const char *at = text + strspn(text, " "); *at; at += strspn(at, " "), count++) {
         words[count].begin = (size_t)(at - text);
@@ -124,7 +125,7 @@ static inline void show_tags(tt_context *ctx, const classifier *x, tt_trainer *t
         const float *of = p + (size_t)row * (size_t)n;
         int best = 0;
         if (b.tags[row] < 0) continue; /* not the first token of a word */
-        while (shown < count && words[shown].tag != b.tags[row]) shown++; /* a word without tokens */
+        while (shown < count && words[shown].tag != b.tags[row]) shown++; /* skips words without tokens */
         for (int c = 1; c < n; c++) if (of[c] > of[best]) best = c;
         printf("%s%.*s/%s", any ? " " : "", (int)(words[shown].end - words[shown].begin),
                text + words[shown].begin, x->names[best]);

@@ -485,6 +485,21 @@ def losses_of_classifiers(folder):
               trained("smooth", "--label-smoothing=0.1"),
               trained("both", "--class-weights=balanced", "--label-smoothing=0.1")]
     expect(len(set(models)) == 4, "the options change nothing")
+    for same in "up=1,down=1", "up=1":
+        expect(trained("same" + same, "--class-weights=" + same) == models[0], "weights of 1 change something")
+    expect(trained("own", "--class-weights=down=3,up=0.5") not in models, "weights of one's own change nothing")
+    for weights, why in (("down", "not 'down'"), ("down=-1", "not 'down=-1'"), ("up=1,=2", "not '=2'"),
+                         ("dawn=2", "the data have no class 'dawn'; the first is 'down'")):
+        refused(TEXT, "--data", table, "--class-weights=" + weights, "--out", path("no"), saying=why)
+    refused(TEXT, "--task=scores", "--class-weights=balanced", "--out", path("no"),
+            saying="--class-weights is for classes, but --task scores has none")
+    for task, weights in ("labels", "damage=3"), ("tags", "B-PERSON=3"), ("tags", "balanced"):
+        for w in "none", weights:
+            status, out, err = call(TEXT, "--task=" + task, "--epochs=1", "--class-weights=" + w, "--out",
+                                    path(task + weights + w))
+            expect(status == 0, out, err)
+        expect(contents(path(task + weights + "none"), "model.safetensors") !=
+               contents(path(task + weights + weights), "model.safetensors"), "weights change nothing of", task)
     ranks = trained("ranks", "--class-weights=balanced", "--label-smoothing=0.1", "--device=cpu*2")
     expect(ranks == models[3], "two ranks train something else")
     trained("images", "--class-weights=balanced", "--label-smoothing=0.1", "--best-by=loss", program=IMAGES,
@@ -569,10 +584,34 @@ def tags_of_words(folder):
 
 
 @check
+def features_of_a_frozen_encoder(folder):
+    """Checks that --features-once gives the head of a frozen encoder, which is resumed and predicts."""
+    run, options = os.path.join(folder, "run"), ["--freeze=encoder", "--dropout=0", "--epochs=3", "--lr=1e-2"]
+    results = []
+    for k, features in enumerate(([], ["--features-once"])):
+        status, out, err = call(TEXT, *options, *features, "--out", run + str(k))
+        expect(status == 0 and "\nfrozen: the encoder (36 parameters)\n" in "\n" + out, out, err)
+        expect((k == 1) == ("--features-once computes 0.5 MB of features" in out), out)
+        results.append(metrics_of_test(out))
+    for name, value in results[0].items():
+        expect(abs(value - results[1][name]) <= (0.001 if name == "loss" else 0.01), results)
+    status, out, err = call(TEXT, *options, "--features-once", "--epochs=4", "--out", run + "1", "--resume")
+    expect(status == 0 and "epoch 4/4" in out and "epoch 3/4" not in out, out, err)
+    status, out, err = call(TEXT, "--out", run + "1", "--predict", "a good film")
+    expect(status == 0 and re.fullmatch("(pos|neg)\t[01][.][0-9]{4}\ta good film\n", out), out, err)
+    refused(TEXT, "--features-once", "--out", run + "2", saying="--features-once is set, but the model computes "
+            "nothing from inputs and frozen parameters alone: freeze the first layers")
+    refused(IMAGES, "--features-once", "--augment", "--out", run + "2",
+            saying="--augment changes images, so leave out --features-once")
+    refused(GPT, "--freeze=encoder", "--out", run + "2",
+            saying="--freeze encoder is for models with a classifier, but this model has none")
+
+
+@check
 def samples_are_those_of_the_script(folder):
     status, out, err = call(sys.executable, "examples/data/make_tasks.py", "--out", folder)
     expect(status == 0, out, err)
-    for name in "requests.tsv", "stays.tsv", "visits.conll":
+    for name in "requests.tsv", "stays.tsv", "visits.conll", "questions.tsv":
         expect(contents(folder, name) == contents("examples/data", name), name)
 
 
@@ -1044,8 +1083,8 @@ def answers(model, loads):
         expect(said("the ") == whole[:whole.index(chr(ends[name != "config.json"]), 4) + 1] + "\n",
                name, repr(whole), repr(said("the ")))
     os.remove(os.path.join(model, "generation_config.json"))
-    # Bytes that form no character are printed as U+FFFD, and the text before them is not repeated. the last
-    # two begin like U+FFFD, which is printed
+    # Bytes that form no character are printed as U+FFFD, and the text before them is not repeated. The last
+    # two prompts end in a character that begins like U+FFFD.
     for prompt in "caf\u00e9", "\uff71", "x \uffe5":
         for seed in range(4):
             out = said(prompt, "--temperature=9", f"--seed={seed}")

@@ -233,7 +233,8 @@ static pulled pull(tt_context *ctx, int64_t n, tt_init_kind kind)
     return x;
 }
 
-/* Layers are found in the names of models. A factor of 1 changes no bit and no hash of the program. */
+/* The number of a layer is found in the names that each model gives its parameters. A factor of 1 changes no
+   bit and no hash of the program. */
 TEST(layers_of_names)
 {
     static const struct { const char *name; int layer; } rows[] = {
@@ -326,7 +327,8 @@ TEST(stochastic_rounding_moves_bf16_weights)
             on_grid &= values[run][k] == tt__from_bf16(tt__to_bf16(values[run][k]));
         }
         CHECK(on_grid);
-        CHECK_NEAR(sum / N - 1, TINY_STEPS * 0x1p-11, TINY_STEPS * 0x1p-11 * 0.1); /* half a unit is 2^-8 */
+        /* Rounding to nearest would lose each step, 2^-11: half a unit in the last place of bf16 is 2^-8. */
+        CHECK_NEAR(sum / N - 1, TINY_STEPS * 0x1p-11, TINY_STEPS * 0x1p-11 * 0.1);
         tt_program_free(program);
         tt_tape_free(x.t);
         TEST_CLOSE(ctx, &a);
@@ -560,7 +562,7 @@ TEST(loss_scale_falls_and_grows)
             CHECK(stats.loss > 10 && isfinite(stats.loss));
         }
         CHECK(skipped == 8 && done == 7);
-        /* Good steps before an overflow no longer count. */
+        /* An overflow restarts the count of good steps that doubles the scale. */
         CHECK(chain_step(&c, 100, &stats) == TT_OK && stats.loss_scale == 512 && stats.skipped == 9);
         for (int step = 0; step < 3; step++)
             CHECK(chain_step(&c, 40, &stats) == TT_OK && stats.loss_scale == (step < 2 ? 512 : 1024));
@@ -1058,7 +1060,7 @@ TEST(schedules)
         }
         CHECK(tt_schedule_lr(&s, 10) == 2e-3f && (k == 0 || tt_schedule_lr(&s, 110) == 1e-4f));
     }
-    s.kind = TT_LINEAR; /* no warm-up; then a warm-up that never ends */
+    s.kind = TT_LINEAR; /* first without a warm-up, then with a warm-up that never ends */
     s.min_lr = 0;
     s.warmup_steps = 0;
     s.total_steps = 4;

@@ -657,7 +657,8 @@ TEST(unreadable_files_are_not_absent)
             if (status == TT_OK) tt_vit_free(&m);
             TEST_CLOSE(ctx, &a);
         }
-        /* Opening config.json, preprocessor_config.json and, for 'o', the checkpoint fails. */
+        /* The load failed once for config.json, once for preprocessor_config.json and, with 'o', once for the
+           checkpoint. */
         CHECK(failures >= 2);
     }
 }
@@ -680,7 +681,8 @@ TEST(learns_and_predicts)
     for (int k = 0; k < IMAGES; k++)
         CHECK(p[3 * k + labels[k]] > 0.7f && p[3 * k] + p[3 * k + 1] + p[3 * k + 2] > 0.999f);
     float one[3];
-    for (int k = 0; k < IMAGES; k++) { /* an image alone gives what it gave among the others */
+    for (int k = 0; k < IMAGES; k++) { /* an image alone gets the probabilities that it got among the
+                                          others */
         b = batch_of(pixels, labels, k, 1, true);
         CHECK(tt_predict(r, &b, one) == TT_OK);
         for (int c = 0; c < 3; c++) CHECK_NEAR(one[c], p[3 * k + c], 1e-5);

@@ -169,6 +169,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     const tt__job job = {p, t, root, o->share ? o->share->arena : NULL, attempt, NULL};
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) tt__set_stage(&p->settings, stage);
+    p->settings.dropout |= attempt->dropout;
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
@@ -465,6 +466,6 @@ static tt_program *tt__try_compile(tt_tape *t, tt_value root, const tt_compile_o
 
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
-    tt__attempt attempt = {false, false, false, 0, 0};
+    tt__attempt attempt = {false, false, false, false, 0, 0};
     return tt__try_compile(t, root, o, &attempt);
 }

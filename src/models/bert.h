@@ -140,10 +140,8 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
     const tt_bert *m = (const tt_bert *)self;
     tt_inputs in = tt_text_inputs(t, o);
     if (m->config.task == TT_TASK_EMBED) {
-        if (o->compile.train)
-            tt__tape_fail(t, TT_ERR_ARGUMENT, "the model's task is TT_TASK_EMBED, which has no loss: set "
-                          "compile.train = false, or record a loss of your own from tt_bert_embed");
-        return *output = tt_bert_embed(m, t, &in);
+        *output = tt_bert_embed(m, t, &in);
+        return o->compile.train ? tt_contrastive_loss(t, *output, o) : *output;
     }
     *output = tt_bert_logits(m, t, &in);
     return tt__task_loss(t, m->config.task, *output, &in, o);
@@ -163,7 +161,7 @@ static void tt__bert_metrics(const tt_bert *m, tt_metric to[TT_METRICS])
         to[0] = entities ? tt_f1_entities() : tt_accuracy();
         to[1] = entities ? tt_accuracy() : tt_f1_macro();
         break;
-    case TT_TASK_EMBED: break;
+    case TT_TASK_EMBED: to[0] = tt_accuracy(), to[1] = tt_recall_at_1(), to[2] = tt_recall_at_10(); break;
     }
 }
 

@@ -63,9 +63,9 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     S('B') = c->attention_bias ? S('H') : 0;
     S('M') = c->mlp_bias ? c->intermediate_size : 0;
     S('N') = c->mlp_bias ? S('H') : 0;
-    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* norms ln_attn and ln_mlp */
-    S('F') = S('E') ? 0 : S('H');                      /* norm input_layernorm */
-    S('O') = c->parallel ? 0 : S('H');                 /* norm post_attention_layernorm */
+    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* size of the norms ln_attn and ln_mlp */
+    S('F') = S('E') ? 0 : S('H');                      /* size of the norm input_layernorm */
+    S('O') = c->parallel ? 0 : S('H');                 /* size of the norm post_attention_layernorm */
 #undef S
 }
 
@@ -127,7 +127,7 @@ static const tt__tensor_row tt__falcon_tensors[] = {
     TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
 };
-static const tt__tensor_row tt__falcon_layer[] = { /* a model has at most one of a field's rows */
+static const tt__tensor_row tt__falcon_layer[] = { /* of the rows for one field, a model has at most one */
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
     TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "F"),
     TT__LM_LINEAR(qkv, "self_attention.query_key_value", "SH", "T", 'g', 'g'),

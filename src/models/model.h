@@ -41,7 +41,8 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memcpy(to + a->layers_at, &layers, sizeof layers);
     tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
-    for (int k = l.layers; k < n_layers && status == TT_OK; k++) /* layers that share parameters */
+    /* The layers from l.layers on share the parameters of the first layer. */
+    for (int k = l.layers; k < n_layers && status == TT_OK; k++)
         memcpy((char *)layers + (size_t)k * a->layer_bytes, layers, a->layer_bytes);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -69,7 +70,8 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
-    if (status == TT_OK && image_size) { /* after the check, because the tensors fit the file's own size */
+    /* The caller's size is set after the check of the tensors, which fit the size in the file's config. */
+    if (status == TT_OK && image_size) {
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
@@ -89,7 +91,7 @@ typedef struct tt__saved_model {
     const tt__architecture *a;
     const void *self, *config;
     tt_dtype dtype;
-    bool *last;   /* see tt__last_of_names */
+    bool *last;   /* for each class: it is the last class with its name */
 } tt__saved_model;
 
 static void tt__print_config(tt__text_buffer *json, const void *arg)
@@ -146,8 +148,10 @@ static void tt__list_names(tt__text_buffer *to, const char *const *names, int n)
     if (n > max) tt__print(to, " and %d others", n - max);
 }
 
-/* Does the work of tt_bert_name_classes and tt_vit_name_classes. names: the model's class names, (classes,
-   64). kept: the model's classifier comes from a checkpoint. */
+/* Gives a model and a dataset the same names and numbers of classes, for tt_bert_name_classes and
+   tt_vit_name_classes. If both have the same names, renumbers the dataset's classes as the model numbers
+   them; otherwise gives the model the dataset's names. names: the model's class names, (classes, 64). kept:
+   the model's classifier comes from a checkpoint. */
 static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[64], int classes, bool kept,
                                   tt_dataset *d)
 {

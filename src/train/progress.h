@@ -3,12 +3,14 @@
 #include "../ranks/processes.h"
 #include "../files/lists.h"
 #include "../files/json.h"
+#include "features.h"
 #include "trainer.h"
 
 /* ---------------------------------------------------------------------------------------------------- fit
    The data of a run of tt_fit, its progress line, and its file metrics.csv. */
 
-/* Indices of the values that a tt__fit_point has of a line of metrics.csv; NaN: not a finite float. */
+/* Indices of the values of a tt__fit_point, which come from a line of metrics.csv. NaN: the line has no
+   finite float there. */
 typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
 typedef struct tt__fit_point {
     int64_t step, epoch;
@@ -19,9 +21,11 @@ typedef struct tt__fit_point {
 typedef struct tt__fit_run {
     tt_trainer *r;
     const tt_source *train, *validation;
-    int n_metrics, by;           /* the model's metrics; the one that texts and the picture show */
+    int n_metrics, by;           /* number of the model's metrics; index of the metric that texts and the
+                                    picture show */
     tt_metric metric;            /* metric number `by`; without a name: none */
     double values[TT_METRICS];   /* the metrics of the last validation */
+    const tt__feature_set *judged; /* features of the validation source */
     const char *unit;            /* name of the items that the model counts */
     bool best_by_metric;         /* whether the metric, not the loss, tells the best validation */
     tt_fit_options o;
@@ -38,7 +42,8 @@ typedef struct tt__fit_run {
     bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
     void *lock;                  /* the open and locked file `lock_path`, while tt_fit runs */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* number of last steps in a row that were skipped; were not finite */
+    int in_row, not_finite;      /* number of steps skipped since the last step that updated; those of them
+                                    that were not finite and that no validation has judged yet */
     char why[TT__ERROR];         /* reason of the last skipped step */
     int64_t updated;             /* number of steps since tt_fit began that were not skipped */
     bool reported_skipped;           /* a skipped step was logged */
@@ -131,8 +136,8 @@ static tt_status tt__fit_agree(tt__fit_run *f, tt_status status, bool *save)
     return status;
 }
 
-/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. An empty
-   field of a metric, which the line has no value of, gives NaN. */
+/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. A field
+   may be empty, because the line has no value of that metric; the value then becomes NaN. */
 static bool tt__fit_read_line(const tt__fit_run *f, const char *line, size_t n, tt__fit_point *point)
 {
     enum { FIRST = 4 }; /* the column of the first metric */

@@ -382,7 +382,7 @@ TEST(failed_micro_batch_ends_the_step)
     after = all_params(m.ctx, &n);
     tt_program_free(p);
     model_close(&m);
-    model_open(&m, 1, 0); /* makes that step alone in a new context */
+    model_open(&m, 1, 0); /* takes the step after the failed step in a new context, for comparison */
     p = tt_compile(m.t, m.loss, &o);
     CHECK(p && model_set(&m, p, &b) && tt_micro_step(p, NULL) == TT_OK && tt_update(p, 0.01f, NULL) == TT_OK);
     free(before);
