@@ -102,7 +102,8 @@ def encoded(task, rows, tokenizer, names):
                 if word is not None and word != words[j - 1]:
                     labels[i, j] = names.index(row["tags"][word])
         return x, labels
-    x = tokenizer([r["text"] for r in rows], [r["text_pair"] for r in rows] if task == "pairs" else None, **how)
+    pairs = [r["text_pair"] for r in rows] if task == "pairs" else None
+    x = tokenizer([r["text"] for r in rows], pairs, **how)
     if task == "labels":
         return x, torch.tensor([[float(name in r["label"]) for name in names] for r in rows])
     if task == "scores":
@@ -115,7 +116,8 @@ def theirs(task, model, tokenizer, rows, names, steps):
     plain = [p for n, p in model.named_parameters() if n.endswith(".bias") or "LayerNorm" in n]
     decayed = [p for n, p in model.named_parameters() if not (n.endswith(".bias") or "LayerNorm" in n)]
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.01},
-                                   {"params": plain, "weight_decay": 0.0}], lr=LR, betas=(0.9, 0.999), eps=1e-8)
+                                   {"params": plain, "weight_decay": 0.0}],
+                                  lr=LR, betas=(0.9, 0.999), eps=1e-8)
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
     losses = []
     for s in range(steps):
@@ -165,8 +167,8 @@ def main():
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     bad = []
-    print("| task | first loss | mean of the last quarter, PyTorch | tinytrain | they differ by | a step's losses "
-          "differ by at most |\n| --- | --- | --- | --- | --- | --- |")
+    print("| task | first loss | mean of the last quarter, PyTorch | tinytrain | they differ by | "
+          "a step's losses differ by at most |\n| --- | --- | --- | --- | --- | --- |")
     for task in [a.only] if a.only else HEADS:
         with tempfile.TemporaryDirectory() as folder:
             x, y = compare(task, folder, a)
@@ -176,8 +178,8 @@ def main():
         end, our_end = (sum(z[last:]) / len(z[last:]) for z in (x, y))
         step = max(range(len(x)), key=lambda s: abs(y[s] / x[s] - 1))
         largest, mean = abs(y[step] / x[step] - 1), abs(our_end / end - 1)
-        print(f"| {task} | {x[0]:.6f} | {end:.6f} | {our_end:.6f} | {mean:.1e} | {largest:.1e}, step {step + 1} |",
-              flush=True)
+        print(f"| {task} | {x[0]:.6f} | {end:.6f} | {our_end:.6f} | {mean:.1e} | "
+              f"{largest:.1e}, step {step + 1} |", flush=True)
         if not max(largest, mean) <= a.tolerance:
             bad.append(task)
     if bad:

@@ -1,6 +1,7 @@
 #pragma once
 #include "../base/base.h"
 #include "../tape/tape.h"
+#include "../tape/record.h"
 #include "../files/lists.h"
 #include "../files/utf8.h"
 #include "../files/json.h"
@@ -123,7 +124,7 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, v
 }
 
 /* The activations that a config may name. */
-static const struct tt__activation {
+static const struct tt__activation_name {
     const char *name;
     tt_value (*record)(tt_tape *t, tt_value x);
 } tt__activations[] = {{"gelu", tt_gelu}, {"gelu_new", tt_gelu_tanh}, {"gelu_pytorch_tanh", tt_gelu_tanh},
@@ -131,7 +132,7 @@ static const struct tt__activation {
 #define TT__UNKNOWN_ACTIVATION "activation '%s' is unknown: use gelu, gelu_new, relu or silu"
 
 /* Returns the row of the activation `name`, or NULL if no activation has that name. */
-static const struct tt__activation *tt__activation_row(const char *name)
+static const struct tt__activation_name *tt__activation_row(const char *name)
 {
     for (int k = 0; k < TT__COUNT(tt__activations) && name; k++)
         if (strcmp(name, tt__activations[k].name) == 0) return &tt__activations[k];
@@ -141,7 +142,7 @@ static const struct tt__activation *tt__activation_row(const char *name)
 /* Returns the function that records the activation `name`. Fails the tape if no activation has that name. */
 static tt_value (*tt__activation_of(tt_tape *t, const char *name))(tt_tape *, tt_value)
 {
-    const struct tt__activation *row = tt__activation_row(name);
+    const struct tt__activation_name *row = tt__activation_row(name);
     if (!row) tt__tape_fail(t, TT_ERR_ARGUMENT, TT__UNKNOWN_ACTIVATION, name ? name : "(null)");
     return row ? row->record : tt_relu;
 }
