@@ -2132,8 +2132,7 @@ typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden
 typedef struct tt_bert {
     tt_context *ctx;
     tt_bert_config config;
-    /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
-    char activation[32], (*class_names)[64];
+    char (*class_names)[64];                /* (classes) class names of config.json's id2label, UTF-8 */
     tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab,
                                                hidden); ALBERT: embedding_size instead of hidden */
     tt_param *norm_w, *norm_b;
@@ -2243,8 +2242,7 @@ typedef struct tt_vit_layer { /* weights (out, in), biases (out), norms (hidden)
 typedef struct tt_vit {
     tt_context *ctx;
     tt_vit_config config;
-    /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
-    char activation[32], (*class_names)[64];
+    char (*class_names)[64];                /* (classes) class names of config.json's id2label, UTF-8 */
     bool torchvision;                       /* tt_vit_save writes torchvision's tensor names, as the loaded
                                                file had */
     tt_param *patch_w, *patch_b;            /* (hidden, channels, patch, patch), (hidden) */
@@ -2350,7 +2348,6 @@ typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* an adapter adds
 typedef struct tt_lm {
     tt_context *ctx;
     tt_lm_config config;
-    char activation[32];
     tt_param *word, *position; /* (vocab, hidden), (max_positions, hidden) */
     tt_lm_layer *layer;
     tt_param *norm_w, *norm_b;
@@ -37924,8 +37921,8 @@ typedef struct tt__architecture {
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
     size_t bytes, config_bytes, layer_bytes; /* bytes of the structs of a model, its config and a layer */
-    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets of fields in the model's
-                                                                          struct; 0: no such field */
+    size_t config_at, names_at, new_head_at, layers_at; /* offsets of fields in the model's struct; 0: no
+                                                           such field */
     size_t hidden, layers, heads, classes, activation, range; /* offsets of fields in the config's struct; 0:
                                                                  no such field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
@@ -37945,7 +37942,7 @@ typedef struct tt__architecture {
 
 /* Initialises the fields `bytes` to `range` of an architecture with the structs X, X_config and X_layer. */
 #define TT__STRUCTS(X) \
-    sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), offsetof(X, activation), \
+    sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), \
     offsetof(X, class_names), offsetof(X, new_head), offsetof(X, layer), \
     offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
     offsetof(X##_config, classes), \
@@ -38772,14 +38769,28 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, v
     return !a->classes ? TT_OK : tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
-/* Returns the function that records the activation `name`, or NULL if no activation has that name. */
-static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
+/* The activations that a config may name. */
+static const struct tt__activation_name {
+    const char *name;
+    tt_value (*record)(tt_tape *t, tt_value x);
+} tt__activations[] = {{"gelu", tt_gelu}, {"gelu_new", tt_gelu_tanh}, {"gelu_pytorch_tanh", tt_gelu_tanh},
+                       {"relu", tt_relu}, {"silu", tt_silu}, {"swish", tt_silu}};
+#define TT__UNKNOWN_ACTIVATION "activation '%s' is unknown: use gelu, gelu_new, relu or silu"
+
+/* Returns the row of the activation `name`, or NULL if no activation has that name. */
+static const struct tt__activation_name *tt__activation_row(const char *name)
 {
-    static const struct { const char *name; tt_value (*record)(tt_tape *, tt_value); } all[] = {
-        {"gelu", tt_gelu}, {"gelu_new", tt_gelu_tanh}, {"gelu_pytorch_tanh", tt_gelu_tanh},
-        {"relu", tt_relu}, {"silu", tt_silu}, {"swish", tt_silu}};
-    for (int k = 0; k < TT__COUNT(all); k++) if (name && strcmp(name, all[k].name) == 0) return all[k].record;
+    for (int k = 0; k < TT__COUNT(tt__activations) && name; k++)
+        if (strcmp(name, tt__activations[k].name) == 0) return &tt__activations[k];
     return NULL;
+}
+
+/* Returns the function that records the activation `name`. Fails the tape if no activation has that name. */
+static tt_value (*tt__activation_of(tt_tape *t, const char *name))(tt_tape *, tt_value)
+{
+    const struct tt__activation_name *row = tt__activation_row(name);
+    if (!row) tt__tape_fail(t, TT_ERR_ARGUMENT, TT__UNKNOWN_ACTIVATION, name ? name : "(null)");
+    return row ? row->record : tt_relu;
 }
 
 /* Checks a config, and fails with one message about all its mistakes. */
@@ -38814,9 +38825,8 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
         if (r->kind == 'f' && !(x >= 0 && isfinite(x)))
             tt__print(&all, "; %s is %g, but must be a finite number of at least 0", r->field, x);
     }
-    if (!tt__activation_of(activation))
-        tt__print(&all, "; activation '%s' is unknown: use gelu, gelu_new, relu or silu",
-                  activation ? activation : "(null)");
+    if (!tt__activation_row(activation))
+        tt__print(&all, "; " TT__UNKNOWN_ACTIVATION, activation ? activation : "(null)");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s config: %s", a->name, text + 2) : TT_OK;
 }
 
@@ -38838,7 +38848,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
 {
     const int params = ctx->n_params, classes = tt__outputs(a, config);
     const int n_layers = tt__int_field(config, a->layers);
-    const char *activation = (const char *)tt__pointer_at(config, a->activation);
+    const char *activation = tt__activation_row((const char *)tt__pointer_at(config, a->activation))->name;
     char *to = (char *)self;
     char(*names)[64] = classes ? (char(*)[64])tt__alloc(ctx, sizeof *names * (size_t)classes) : NULL;
     void *layers = tt__calloc(ctx, a->layer_bytes * (size_t)n_layers);
@@ -38847,9 +38857,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memset(self, 0, a->bytes);
     memcpy(to, &ctx, sizeof ctx);
     memcpy(to + a->config_at, config, a->config_bytes);
-    /* The struct may be copied elsewhere, so its config must not point to its copy of the name. */
-    memset(to + a->config_at + a->activation, 0, sizeof activation);
-    snprintf(to + a->activation_at, 32, "%s", activation);
+    memcpy(to + a->config_at + a->activation, &activation, sizeof activation); /* the caller's may vanish */
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
     if (a->classes) to[a->new_head_at] = true;
     memcpy(to + a->layers_at, &layers, sizeof layers);
@@ -38925,8 +38933,8 @@ static void tt__print_config(tt__text_buffer *json, const void *arg)
         else value = *((const bool *)s->config + r->offset) ? "true" : "false";
         tt__print(json, "  \"%s\": %s,\n", key, value);
     }
-    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key, (const char *)s->self + a->activation_at,
-              a->more);
+    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key,
+              (const char *)tt__pointer_at(s->config, a->activation), a->more);
     if (a->print) a->print(json, s->self, s->config);
     const int classes = tt__outputs(a, s->config);
     tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, classes ? "," : "\n}");
@@ -39844,7 +39852,7 @@ tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_va
         x = tt_layernorm(t, tt_add(t, o, x), l->attention_norm_w, l->attention_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d.attention_norm", k);
         tt_value h = tt_linear(t, x, l->up_w, l->up_b); /* (rows, intermediate) */
-        h = tt__activation_of(m->activation)(t, h);
+        h = tt__activation_of(t, c->activation)(t, h);
         tt_name(t, h, "layer.%d.intermediate", k);
         h = tt_linear(t, h, l->down_w, l->down_b);
         if (!(flags & TT__BERT_SHARED)) h = tt_dropout(t, h, c->dropout);
@@ -39877,7 +39885,7 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     if (m->head_w) {
         if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, c->classifier_dropout);
         h = tt_linear(t, h, m->head_w, m->head_b);
-        h = (k->head ? k->head : tt__activation_of(m->activation))(t, h);
+        h = (k->head ? k->head : tt__activation_of(t, c->activation))(t, h);
     }
     h = tt_linear(t, tt_dropout(t, h, dropout), m->classifier_w, m->classifier_b);
     tt_name(t, h, "logits");
@@ -40062,11 +40070,9 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 
 tt_status tt_bert_save(const tt_bert *m, const char *folder)
 {
-    tt_bert_config config = m->config;
-    config.activation = m->activation;
-    const tt__architecture *a = &tt__bert_of(&config)->a;
-    tt_status status = tt__model_save(m->ctx, a, m, &config, a->naming, 0, folder);
-    return status == TT_OK ? tt__embedder_save(m->ctx, folder, &config) : status;
+    const tt__architecture *a = &tt__bert_of(&m->config)->a;
+    tt_status status = tt__model_save(m->ctx, a, m, &m->config, a->naming, 0, folder);
+    return status == TT_OK ? tt__embedder_save(m->ctx, folder, &m->config) : status;
 }
 
 /* ==== src/models/vit.h */
@@ -40307,7 +40313,7 @@ tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
         tt_name(t, h, "layer.%d.norm_after", k);
         h = tt_linear(t, h, l->up_w, l->up_b); /* (rows, intermediate) */
         tt_name(t, h, "layer.%d.intermediate", k);
-        h = tt__activation_of(m->activation)(t, h);
+        h = tt__activation_of(t, c->activation)(t, h);
         tt_name(t, h, "layer.%d.activation", k);
         x = tt_add(t, tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout), x);
         tt_name(t, x, "layer.%d", k);
@@ -40586,14 +40592,14 @@ static void tt__vit_print_preprocessor(tt__text_buffer *json, const void *arg)
 
 tt_status tt_vit_save(const tt_vit *m, const char *folder)
 {
-    tt_vit_config config = m->config;
-    config.activation = m->activation;
     if (m->torchvision && !m->config.qkv_bias)
         return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "this model has no biases of q, k and v, but "
                         "torchvision's ViT needs them: set torchvision to false");
-    tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &config, m->torchvision, 0, folder);
+    tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &m->config, m->torchvision, 0,
+                                      folder);
     if (status != TT_OK) return status;
-    return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
+    return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor,
+                            &m->config);
 }
 
 /* ==== src/models/lm_layout.h */
@@ -40784,7 +40790,7 @@ typedef struct tt__lm_kind {
     type, 0, class_name, type, act, "", {before, NULL}, {in_layer "%d.", NULL}, \
     tt__##what##_tensors, tt__##what##_layer, tt__##what##_rows, TT__COUNT(tt__##what##_tensors), \
     TT__COUNT(tt__##what##_layer), TT__COUNT(tt__##what##_rows), sizeof(tt_lm), sizeof(tt_lm_config), \
-    sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, 0, offsetof(tt_lm, layer), \
+    sizeof(tt_lm_layer), offsetof(tt_lm, config), 0, 0, offsetof(tt_lm, layer), \
     offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, 0, \
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
     tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers, NULL}
@@ -41368,7 +41374,6 @@ tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
 tt_status tt_lm_save(const tt_lm *m, const char *folder)
 {
     tt_lm_config config = m->config;
-    config.activation = m->activation;
     char path[TT__PATH];
     const tt__architecture *a = tt__lm_complete(m->ctx, &config);
     tt_status status = a ? tt__model_save(m->ctx, a, m, &config, 0, m->shard_bytes, folder)
@@ -41866,7 +41871,7 @@ static tt_value tt__lm_hidden_states(const tt_lm *m, tt_tape *t, const tt_inputs
                                      const tt__lm_cache *cache)
 {
     const tt_lm_config *c = &m->config;
-    tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(m->activation);
+    tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(t, c->activation);
     tt_value x = tt_embedding(t, in->ids, m->word);
     if (m->position) x = tt_add(t, x, tt_embedding(t, in->positions, m->position));
     x = tt_dropout(t, x, c->embedding_dropout);
