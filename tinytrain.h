@@ -26,29 +26,32 @@
          tt_step(p, 1e-3f, &stats);
 
    COMPILE-TIME OPTIONS, macros to define in the file with the implementation
-     TINYTRAIN_FILENAME         The header's name if you renamed it, because the header includes itself.
-                                Default "tinytrain.h".
-     TINYTRAIN_ALLOW_FAST_MATH  Accepts -ffast-math, which breaks NaN checks and rounding and is otherwise
-                                refused.
+     TINYTRAIN_FILENAME         Define it as the header's name if you renamed the header, because the header
+                                includes itself. Default "tinytrain.h".
+     TINYTRAIN_ALLOW_FAST_MATH  Define it if your build must use -ffast-math, which breaks NaN checks and
+                                rounding and is otherwise refused.
      TINYTRAIN_NO_AVX512, TINYTRAIN_NO_AVX2
-                                Leave out an instruction set for faster debug builds; NO_AVX2 leaves out both.
-     TINYTRAIN_CBLAS            Multiplies fp32 matrices with a CBLAS, except matrices of few rows. The file
-                                includes <cblas.h>; link a CBLAS, for example with -lopenblas. The CBLAS
-                                chooses its number of threads (OPENBLAS_NUM_THREADS).
-     TINYTRAIN_CUDA             Runs programs on device "cuda". Compile tinytrain_cuda.cu with nvcc and link
-                                it, cublasLt and cudart.
-     TINYTRAIN_MPI              Trains with the processes that mpirun starts. Compile with mpicc, or with its
-                                flags, and an MPI 3 library. Without this macro tt_open refuses to run under
-                                mpirun, unless TINYTRAIN_ALONE=1 in the environment says that each process
-                                trains alone.
-     NDEBUG                     Turns off the verifier by default. The verifier checks the program after each
-                                pass.
+                                Define one for faster debug builds: it leaves out an instruction set. NO_AVX2
+                                leaves out both.
+     TINYTRAIN_CBLAS            Define it if a CBLAS of your CPU multiplies fp32 matrices faster; matrices of
+                                few rows stay with tinytrain. The file includes <cblas.h>; link a CBLAS, for
+                                example with -lopenblas. The CBLAS chooses its number of threads
+                                (OPENBLAS_NUM_THREADS).
+     TINYTRAIN_CUDA             Define it to run programs on device "cuda". Compile tinytrain_cuda.cu with
+                                nvcc and link it, cublasLt and cudart.
+     TINYTRAIN_MPI              Define it to train with the processes that mpirun starts. Compile with mpicc,
+                                or with its flags, and an MPI 3 library. Without this macro tt_open refuses to
+                                run under mpirun, unless TINYTRAIN_ALONE=1 in the environment says that each
+                                process trains alone.
+     NDEBUG                     Define it to turn off the verifier by default. The verifier checks the program
+                                after each pass.
      A file that is a backend, such as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (src/backend/).
      The header needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with
      optimisation (-O2). No -march flag is needed: the header chooses the instruction set, and how it
      multiplies bf16 matrices, at run time. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force a choice
      (tt_context_options).
-     With TINYTRAIN_CUDA_SYNC=1 in the environment, "cuda" waits after each op, and errors name the op.
+     Set TINYTRAIN_CUDA_SYNC=1 in the environment to find the op that fails on "cuda": the device then waits
+     after each op, and errors name the op.
      On a device of compute capability 9.0 (compile tinytrain_cuda.cu for sm_90a), attention in 16 bits uses
      special kernels (wgmma) for heads of 33 to 64 columns, and in the forward for heads of 97 to 128 columns.
      TINYTRAIN_WGMMA=0 in the environment turns these kernels off.
@@ -293,8 +296,8 @@ typedef enum tt_status {
     TT_ERR_BUDGET,      /* the plan does not fit memory_budget */
     TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed */
     TT_ERR_FORMAT,      /* a file's content violates its format */
-    TT_ERR_STATE,       /* a saved state with other tensors than the program or trainer has that loads the
-                           state */
+    TT_ERR_STATE,       /* a saved state whose tensors differ from those of the program or trainer that loads
+                           the state */
     TT_ERR_NUMERIC,     /* a loss or gradient that is not finite */
     TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build lacks */
     TT_ERR_DEVICE,      /* a device that is absent or has failed */
@@ -363,47 +366,58 @@ typedef struct tt_files {
 /* Table of the options that errors name: fields of tt_compile_options and of loaders' options, and "rows",
    the rows of a micro-batch. */
 #define TT__OPTIONS(X) \
-    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("layer_decay") X("matmul") \
-    X("memory") X("memory_budget") X("offload") X("parallel.data") X("parallel.groups") X("parallel.micros") \
+    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("features_once") \
+    X("layer_decay") X("matmul") X("memory") X("memory_budget") X("offload") X("parallel.data") \
+    X("parallel.groups") X("parallel.micros") \
     X("parallel.pipeline") X("parallel.reduce_micros") X("parallel.schedule") X("parallel.sequence") \
     X("parallel.server") X("parallel.tensor") X("parallel.zero") X("precision") X("recompute") X("residual") \
-    X("rows") X("tune") X("update") X("weight_decay")
+    X("rows") X("step_seqs") X("temperature") X("tune") X("update") X("weight_decay")
 
-/* A name for a field of TT__OPTIONS in errors, such as {"clip_norm", "--clip"}. */
+/* The name by which errors call a field of TT__OPTIONS, such as {"clip_norm", "--clip"}. */
 typedef struct tt_option_name { const char *field, *name; } tt_option_name;
 
 /* How errors name options and numbers of bytes. A program with command-line options can make errors name its
    own options. */
 typedef struct tt_wording {
-    const tt_option_name *names; /* array that ends with a NULL field. Errors print values without quotes
-                                    after these names. Default NULL: errors name the fields */
-    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes as text;
-                                                                           default: digits without a unit */
+    const tt_option_name *names; /* Set it if users set the fields by names of your program: an array that
+                                    ends with a NULL field. Errors print values without quotes after these
+                                    names. Default NULL: errors name the fields */
+    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* Set it to write numbers of bytes in
+                                                                           another unit, such as GB; default:
+                                                                           digits without a unit */
     void *user;
 } tt_wording;
 
 typedef struct tt_context_options {
-    int threads;            /* Set it to limit the threads that compute, the caller's thread included, 0..256;
-                               default 0: as many as the calling thread may use by its affinity mask and the
-                               CPU quotas of its control groups */
-    uint64_t seed;          /* Set it for other random numbers in initialisation, dropout, shuffling and
-                               stochastic rounding; default 1 */
-    bool verify;            /* Set it to turn on or off the verifier, which runs after each pass; default:
-                               true unless NDEBUG is defined */
-    const char *isa;        /* Set it to force an instruction set: "portable", "avx2", "avx512", "neon";
-                               default NULL: TINYTRAIN_ISA in the environment if it is set, else the best */
-    double timeout;         /* Set it to change how many seconds, above 0, a rank waits for another rank
-                               before all fail, and tt_open and tt_close for other processes; default 600 */
-    const char *bf16;       /* Set it to force how bf16 matrices are multiplied: "convert" (to fp32), "dot"
-                               (bf16 dot-product instructions) or "tiles" (Intel AMX); default NULL:
-                               TINYTRAIN_BF16 in the environment if it is set, else the fastest on this CPU
-                               model. With "dot" and "tiles", attention on x86 uses these instructions and its
-                               backward rounds attention weights and their gradients to bf16 */
-    tt_logger logger;       /* Set it to receive messages; default: warnings and errors go to stderr */
-    tt_allocator allocator; /* Set it to provide memory; default: posix_memalign, with huge pages advised for
-                               large blocks */
-    tt_files files;         /* Set it to replace file access; default: POSIX functions */
-    tt_wording wording;     /* Set it to change the words of messages; default: the fields' names */
+    int threads;            /* Set it if other programs on the machine need some of the processors: the number
+                               of threads that compute, the caller's thread included, 0..256; default 0: as
+                               many as the calling thread may use by its affinity mask and the CPU quotas of
+                               its control groups */
+    uint64_t seed;          /* Set it to repeat a training with other random numbers (initialisation, dropout,
+                               shuffling, stochastic rounding); default 1 */
+    bool verify;            /* Set it if you change the library itself: the verifier checks the program after
+                               each pass; default: true unless NDEBUG is defined */
+    const char *isa;        /* Set it to get the same bits on CPUs that have different instruction sets:
+                               "portable", "avx2", "avx512", "neon"; default NULL: TINYTRAIN_ISA in the
+                               environment if it is set, else the best */
+    double timeout;         /* Set it higher if a rank may keep the other ranks waiting for longer than ten
+                               minutes, and lower to notice a failure sooner: seconds, above 0, that a rank
+                               waits for another rank before all fail, and tt_open and tt_close for other
+                               processes; default 600 */
+    const char *bf16;       /* Set it to get the same bits of bf16 training on CPUs of different models:
+                               "convert" (to fp32), "dot" (bf16 dot-product instructions) or "tiles" (Intel
+                               AMX); default NULL: TINYTRAIN_BF16 in the environment if it is set, else the
+                               fastest on this CPU model. With "dot" and "tiles", attention on x86 uses these
+                               instructions and its backward rounds attention weights and their gradients to
+                               bf16 */
+    tt_logger logger;       /* Set it to show or store warnings and errors your own way; default: they go to
+                               stderr */
+    tt_allocator allocator; /* Set it if all memory must come from your own functions; default:
+                               posix_memalign, with huge pages advised for large blocks */
+    tt_files files;         /* Set it to read and write elsewhere than in the file system; default: POSIX
+                               functions */
+    tt_wording wording;     /* Set it if the users of your program know the options by other names than the
+                               fields'; default: the fields' names */
 } tt_context_options;
 
 tt_context_options tt_context_options_default(void);
@@ -415,8 +429,9 @@ tt_context *tt_open(const tt_context_options *options);
 /* Closes a context and frees its parameters. Free programs, tapes and trainers first. ctx may be NULL. */
 void tt_close(tt_context *ctx);
 
-/* Returns the last failure in one sentence, or "" if no call has failed. Until the caller asks, an op without
-   a parameter repeats the error of a tt_param_new, and a run without an input that of a tt_set. */
+/* Returns the last failure in one sentence, or "" if no call has failed. If tt_param_new or tt_set has
+   failed, an op that lacks its parameter or a run that lacks its input repeats that error, until the caller
+   calls tt_error. */
 const char *tt_error(const tt_context *ctx);
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
@@ -425,14 +440,14 @@ int tt_threads(const tt_context *ctx);
 int tt_process(const tt_context *ctx);
 int tt_processes(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* returns "avx512", "avx2", "neon" or "portable" */
-size_t tt_allocated_bytes(const tt_context *ctx);   /* allocated bytes, without the 64 that each block adds */
+size_t tt_allocated_bytes(const tt_context *ctx);   /* bytes of memory in use, without the 64 bytes that each
+                                                       allocation adds */
 double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads; measured once, in 30 ms */
 
-/* Writes lines of text about the devices of a kind ("cpu", "cuda"; NULL: the default of
-   tt_compile_options.device) on this machine, which devices programs use, and why. The text in `to` is always
-   terminated and cut at `capacity` bytes (0: nothing is written). The function opens the device. Returns
-   TT_OK if programs can run on these devices, else tt_error says why not. examples/tt_doctor.c prints the
-   text. */
+/* Writes lines of text: which devices of a kind this machine has, which of them programs use, and why. kind:
+   "cpu", "cuda", or NULL for the default of tt_compile_options.device. The text in `to` is always terminated
+   and cut at `capacity` bytes (0: nothing is written). The function opens the device. Returns TT_OK if
+   programs can run on these devices, else tt_error says why not. examples/tt_doctor.c prints the text. */
 tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);
 
 /* ==== src/api/params.h */
@@ -480,10 +495,12 @@ typedef struct tt_custom_update {
     const char *name;      /* name of the parameter */
     float *parameter;      /* n numbers, to be updated in place */
     const float *gradient; /* n numbers: the gradient of the mean loss, after clipping */
-    float *state[2];       /* n numbers of each state, 0 at first; NULL: the optimizer has no such state */
+    float *state[2];       /* n numbers of each optimizer state, 0 before the first step; NULL: no such
+                              state */
     int64_t n, first;      /* first: index of parameter[0] in the whole parameter */
     int64_t step;          /* number of steps before the current step */
-    float lr, weight_decay; /* values for this parameter, by no_decay, lr_rules and layer_decay */
+    float lr, weight_decay; /* this parameter's learning rate and weight decay, after no_decay, lr_rules and
+                               layer_decay */
 } tt_custom_update;
 
 /* An optimizer that the caller writes, on the CPU (TT_OPTIMIZER_CUSTOM). It must outlive its programs. */
@@ -510,7 +527,8 @@ void tt_tape_free(tt_tape *t);
 tt_status tt_tape_status(const tt_tape *t);
 void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* names v in plans and
                                                                                   errors */
-int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* rows at capacity; 0 if the tape lacks v */
+int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* number of rows, of an axis its capacity; 0 if v is
+                                                         not on the tape */
 /* Returns the rows of v in the form that an op takes: their axis, or a fixed number; 0 if the tape has no
    such value. tt_input(t, "score", TT_F32, tt_value_axis(t, logits), 1) has as many rows as `logits`. */
 int64_t tt_value_axis(const tt_tape *t, tt_value v);
@@ -527,7 +545,8 @@ tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, in
 /* Records an input i32 (seqs + 1, 1): the first row of each sequence, then the number of rows. The numbers
    rise strictly. */
 tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs);
-tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand; 1-D (n) becomes (1, n) */
+tt_value tt_param_value(tt_tape *t, tt_param *p); /* returns a parameter as an operand of ops; shape (n)
+                                                     becomes (1, n) */
 void tt_output(tt_tape *t, tt_value v); /* keeps v until the end of a run, for tt_get */
 void tt_block_end(tt_tape *t, tt_value v); /* marks v as the end of a block, which
                                               tt_compile_options.recompute saves */
@@ -544,10 +563,12 @@ void tt_recompute(tt_tape *t, tt_value v);
 /* Records y = x W^T + b. x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
 typedef struct tt_matmul_options {
-    bool untransposed; /* Set it to multiply by b itself instead of its transpose; default false */
-    float scale;       /* Set it to multiply a by this number first; default 1 */
-    float beyond;      /* Set it to the number in the columns beyond the rows of b; default -1e30 (-65504 in
-                          f16), so that softmax and cross-entropy ignore these columns */
+    bool untransposed; /* Set it if the rows of b, not its columns, run along the sum; default false: b is
+                          transposed */
+    float scale;       /* Set it to spare a tt_scale: a is multiplied by this number first; default 1 */
+    float beyond;      /* Set it if something other than softmax and cross-entropy reads the result, and the
+                          rows of b are an axis: the number in the columns beyond the rows of b; default -1e30
+                          (-65504 in f16), so that softmax and cross-entropy ignore these columns */
 } tt_matmul_options;
 tt_matmul_options tt_matmul_options_default(void);
 
@@ -620,20 +641,21 @@ typedef enum tt_rotary_scaling {
 
 typedef struct tt_rotary_options {
     int heads;                 /* Set it to the heads of x, which divide its width; there is no default */
-    int size;                  /* Set it to turn only the first `size` columns of each head, at most 512;
-                                  default 0: all. With an odd size one more column turns, as in transformers'
-                                  GPT-NeoX */
-    tt_rotary_pairs pairs;     /* Set it to pair columns as the model does; default TT_ROTARY_HALVES */
-    float base;                /* Set it to the model's rotary base; default 10000 */
-    tt_rotary_scaling scaling; /* Set it for longer sequences; default TT_ROTARY_PLAIN, which does not read
-                                  the fields below */
-    float factor;              /* Set it to stretch positions by this factor, at least 1; default 1 */
+    int size;                  /* Set it if the model turns only the first `size` columns of each head, at
+                                  most 512; default 0: all. With an odd size one more column turns, as in
+                                  transformers' GPT-NeoX */
+    tt_rotary_pairs pairs;     /* Set it if the model pairs neighbouring columns; default TT_ROTARY_HALVES */
+    float base;                /* Set it if the model has another rotary base; default 10000 */
+    tt_rotary_scaling scaling; /* Set it if sequences are longer than in the pretraining; default
+                                  TT_ROTARY_PLAIN, which does not read the fields below */
+    float factor;              /* Set it with a scaling other than PLAIN: positions are stretched by this
+                                  factor, at least 1; default 1 */
     int original;              /* Set it with LLAMA3 and YARN to the positions of the pretraining; default
                                   8192 */
     float low, high;           /* Set them with LLAMA3 to low_freq_factor and high_freq_factor (default 1 and
                                   4 if both are 0), with YARN to beta_slow and beta_fast (default 1 and 32) */
-    float magnitude;           /* Set it with YARN to multiply the result by another number; default 0: 0.1
-                                  log(factor) + 1 */
+    float magnitude;           /* Set it with YARN if the model multiplies the result by another number;
+                                  default 0: 0.1 log(factor) + 1 */
 } tt_rotary_options;
 tt_rotary_options tt_rotary_options_default(int heads);
 
@@ -647,37 +669,41 @@ typedef struct tt_attention_options {
                       have as many columns as heads of q */
     bool causal;   /* Set it for decoders: a row attends to itself and to earlier rows of its sequence;
                       default false */
-    float scale;   /* Set it to scale q k^T by another factor; default 0: 1 / sqrt(head size) */
-    float dropout; /* Set it to drop attention weights in training: at most 255/256, rounded to a multiple of
-                      1/256; a rate above 0 is rounded to 1/256 at least; default 0 */
-    int window;    /* Set it to limit attention to near rows; default 0: no window. Row i attends to row j if
-                      i - window < j <= i, as with sliding_window in transformers' Mistral and Qwen2; unless
-                      causal, also if i < j < i + window. Time is proportional to rows * window (Beltagy et
-                      al., "Longformer", 2020) */
-    float alibi;   /* Set it for ALiBi; default 0: no ALiBi. Scores fall by alibi * slope of the head *
-                      distance of the rows (Press et al., "Train short, test long", 2022; the slopes of
-                      transformers' build_alibi_tensor, unrounded). 1: BLOOM; 1 / sqrt(head size): Falcon */
-    bool alibi_rounded; /* Set it with causal rows for the rounding of transformers' Falcon; default false.
+    float scale;   /* Set it if the model scales q k^T by another factor; default 0: 1 / sqrt(head size) */
+    float dropout; /* Set it if the model overfits: the share of attention weights that is dropped in
+                      training, at most 255/256, rounded to a multiple of 1/256; a rate above 0 is rounded to
+                      1/256 at least; default 0 */
+    int window;    /* Set it if the model limits attention to near rows, which saves time in long sequences;
+                      default 0: no window. Row i attends to row j if i - window < j <= i, as with
+                      sliding_window in transformers' Mistral and Qwen2; unless causal, also if i < j < i +
+                      window. Time is proportional to rows * window (Beltagy et al., "Longformer", 2020) */
+    float alibi;   /* Set it if the model has ALiBi instead of positions; default 0: no ALiBi. Scores fall by
+                      alibi * slope of the head * distance of the rows (Press et al., "Train short, test
+                      long", 2022; the slopes of transformers' build_alibi_tensor, unrounded). 1: BLOOM; 1 /
+                      sqrt(head size): Falcon */
+    bool alibi_rounded; /* Set it, with causal rows, to compute as transformers' Falcon does; default false.
                            Slopes, row numbers within the sequence, and their products are then rounded to
                            bf16 first; results differ from 9 heads or 257 rows on. "cuda" then uses no tensor
                            cores */
-    /* Set it to the rows of a block for block-sparse attention; default 0: off (Zaheer et al., "Big bird",
-       2020). Block-sparse attention excludes causal, window and alibi. A sequence is divided into blocks of
-       `block` rows; the last may have fewer. The first and the last block attend to all blocks, and all
-       attend to them; block i also attends to blocks i - 1, i and i + 1 and to the blocks in its list. Time
-       is proportional to the pairs of blocks that attend */
+    /* Set it for block-sparse attention, in long sequences: the rows of a block; default 0: off (Zaheer et
+       al., "Big bird", 2020). Block-sparse attention excludes causal, window and alibi. A sequence is divided
+       into blocks of `block` rows; the last may have fewer. The first and the last block attend to all
+       blocks, and all attend to them; block i also attends to blocks i - 1, i and i + 1 and to the blocks in
+       its list. Time is proportional to the pairs of blocks that attend */
     int block;
-    int dense;            /* Set it to attend densely in sequences of up to this number of rows; default 0 */
-    int listed, list_rows; /* Set them to the number of blocks in a list, and of blocks, from a sequence's
-                              first on, that have a list; default 0 */
-    /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
-       block beyond the sequence's end is skipped. A block that is listed several times, or that is attended
-       anyway, counts each time. */
+    int dense;            /* Set it, with block, if short sequences should attend densely: the rows of the
+                             longest such sequence; default 0 */
+    int listed, list_rows; /* Set them, with block, if blocks also attend to far blocks. listed: number of
+                              blocks in a list; list_rows: number of blocks, from a sequence's first on, that
+                              have a list; default 0 */
+    /* Set it with `listed` above 0: the lists (heads, list_rows, listed), in 0..65535, copied; default NULL,
+       for `listed` 0. A block beyond the sequence's end is skipped. A block that is listed several times, or
+       that is attended anyway, counts each time. */
     const int32_t *lists;
-    bool lists_for_training; /* Set it to replace each listed block by block 0 in a program that does not
-                                train, as transformers' BigBird does; default false */
-    int max_length; /* Set it to the rows of the longest possible sequence: a GPU chooses its kernels by this
-                       number, and a longer sequence is refused; default 0: any number */
+    bool lists_for_training; /* Set it if only training reads the lists: in a program that does not train each
+                                listed block becomes block 0, as in transformers' BigBird; default false */
+    int max_length; /* Set it if you know the rows of the longest sequence: a GPU then chooses its kernels by
+                       this number, and a longer sequence is refused; default 0: any number */
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
@@ -711,8 +737,8 @@ typedef struct tt_patch_options {
     int height, width, channels; /* Set them to the size of the images; channels 1..4; there is no default */
     int patch;                   /* Set it to the side of a patch, which divides height and width; there is no
                                     default */
-    float mean[4], std[4];       /* Set them to normalise each channel: patches hold (pixel / 255 - mean) /
-                                    std; default 0.5 */
+    float mean[4], std[4];       /* Set them if the model was trained with other means and deviations of the
+                                    channels: patches hold (pixel / 255 - mean) / std; default 0.5 */
 } tt_patch_options;
 tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch);
 
@@ -723,17 +749,20 @@ tt_patch_options tt_patch_options_default(int height, int width, int channels, i
    -> (rows, channels * patch * patch), in the order channel, y, x of a convolution's weight. */
 tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start,
                     const tt_patch_options *o);
-tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a view of `width` columns of x,
-                                                                           from column `from` on */
+tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* returns a view of `width` columns
+                                                                           of x, from column `from` on */
 /* Records a view of x as (rows, width), with as many elements. An axis of rows keeps the width of x. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
-    int ignore_index;      /* Set it to the target value that does not count; default -100 */
-    float label_smoothing; /* Set it to smooth targets, in [0, 1): (1 - s) one-hot + s / classes; default 0 */
-    tt_value weights;      /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1) */
-    /* Set it to weight classes: f32 (1, classes) input, >= 0; default none. A row has the weight of its
-       target's class; with smoothing, each class's share of the target has the weight of that class, as in
-       PyTorch's CrossEntropyLoss. Excludes `weights`. */
+    int ignore_index;      /* Set it if another target value than -100 marks rows that do not count; default
+                              -100 */
+    float label_smoothing; /* Set it, for example to 0.1, if the model is too sure of wrong answers, in [0,
+                              1): targets become (1 - s) one-hot + s / classes; default 0 */
+    tt_value weights;      /* Set it if rows do not count equally: their weights, an f32 (rows, 1)
+                              input, >= 0; default none (all 1) */
+    /* Set it if classes do not count equally: their weights, an f32 (1, classes) input, >= 0; default none. A
+       row has the weight of its target's class; with smoothing, each class's share of the target has the
+       weight of that class, as in PyTorch's CrossEntropyLoss. Excludes `weights`. */
     tt_value class_weights;
 } tt_cross_entropy_options;
 tt_cross_entropy_options tt_cross_entropy_options_default(void);
@@ -754,10 +783,11 @@ tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
 
 typedef struct tt_sigmoid_cross_entropy_options {
-    tt_value weights;          /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1). A
-                                  row with weight 0 does not count */
-    tt_value positive_weights; /* Set it to multiply the loss of each label's positive part: f32 (1, labels)
-                                  input, >= 0; default none (all 1). pos_weight of BCEWithLogitsLoss */
+    tt_value weights;          /* Set it if rows do not count equally: their weights, an f32 (rows, 1) input,
+                                  >= 0; default none (all 1). A row with weight 0 does not count */
+    tt_value positive_weights; /* Set it if few rows have a label: the factor of each label's positive part of
+                                  the loss, an f32 (1, labels) input, >= 0; default none (all 1). pos_weight
+                                  of BCEWithLogitsLoss */
 } tt_sigmoid_cross_entropy_options;
 tt_sigmoid_cross_entropy_options tt_sigmoid_cross_entropy_options_default(void);
 
@@ -807,8 +837,8 @@ tt_value tt_custom(tt_tape *t, const tt_custom_op *op, const tt_value *inputs, i
 
 /* Table of the optimizers: X(kind, name, op, decoupled, state, word, second state, its word). `op` computes
    the update. `decoupled`: weight decay bypasses the gradient. A state is a tensor that the op keeps for each
-   parameter (NULL: none). In a saved state, that tensor's name is the state's word, which is PyTorch's,
-   before the parameter's name. */
+   parameter; NULL: none. In a saved state the tensor is named by the word, which is PyTorch's, and the
+   parameter's name, such as "exp_avg.head.weight". */
 #define TT__OPTIMIZERS(X) \
     X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
     X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
@@ -822,37 +852,46 @@ typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
 typedef struct tt_lr_rule { const char *pattern; float scale; } tt_lr_rule;
 
 typedef struct tt_optimizer_options {
-    tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
-                                       2019) */
-    /* Set it with TT_OPTIMIZER_CUSTOM to the function that updates; default NULL. The states are planned,
-       saved, divided and offloaded as those of other optimizers. Only for device "cpu" and fp32 weights. */
+    tt_optimizer_kind kind;         /* Set it if your recipe trains with another optimizer; default TT_ADAMW
+                                       (Loshchilov, Hutter 2019) */
+    /* Set it, with kind TT_OPTIMIZER_CUSTOM, to train with an optimizer of your own; default NULL. The states
+       are planned, saved, divided and offloaded as those of other optimizers. Only for device "cpu" and fp32
+       weights. */
     const tt_custom_optimizer *custom;
-    float momentum;                 /* Set it for SGD with momentum; default 0 */
-    bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
-    float beta1, beta2, eps;        /* Set them to tune Adam and AdamW; default 0.9, 0.999, 1e-8 */
-    float weight_decay;             /* Set it to change the weight decay; default 0.01. SGD and ADAM add the
-                                       decay to the gradient; in ADAMW the decay is decoupled */
-    const char *const *no_decay;    /* Set it to name patterns of parameters without decay, ended by NULL;
-                                       default: 1-D parameters (biases, norms). With an empty list all
-                                       parameters decay */
-    /* Set it to rules for the learning rates of parameters, ended by a NULL pattern; default NULL. The first
-       rule that matches a parameter's name gives its factor, >= 0; without a match it is 1. The factor also
-       applies to the decoupled decay, as in PyTorch's parameter groups. */
+    float momentum;                 /* Set it if SGD learns too slowly, usually to 0.9; default 0: no
+                                       momentum */
+    bool nesterov;                  /* Set it, with a momentum, if your recipe has Nesterov's momentum in SGD;
+                                       default false */
+    float beta1, beta2, eps;        /* Set them if your recipe has other values for Adam or AdamW; default
+                                       0.9, 0.999, 1e-8 */
+    float weight_decay;             /* Set it higher if the model overfits, and to 0 for no decay; default
+                                       0.01. SGD and ADAM add the decay to the gradient; in ADAMW the decay is
+                                       decoupled */
+    const char *const *no_decay;    /* Set it if other parameters than the 1-D ones (biases, norms) should
+                                       have no decay: patterns of their names, ended by NULL; default NULL:
+                                       1-D parameters. With an empty list all parameters decay */
+    /* Set it to train some parameters faster or slower than others, such as a new head: rules, ended by a
+       NULL pattern; default NULL. The first rule that matches a parameter's name gives its factor, >= 0;
+       without a match it is 1. The factor also applies to the decoupled decay, as in PyTorch's parameter
+       groups. The logger gets a warning for a pattern that no trained parameter matches. */
     const tt_lr_rule *lr_rules;
-    /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1;
-       default 1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first
-       number in a parameter's name that follows '.', '_' or nothing, and that '.' or nothing follows: 3 in
-       "encoder.layer.3.bias". With L layers, layer k has the factor layer_decay^(L - k). Parameters made
-       before the first layer's, such as embeddings, have layer_decay^(L + 1); all other parameters have 1.
-       Factors of lr_rules multiply these factors. */
+    /* Set it in fine-tuning, usually to 0.65 to 0.95, if the first layers should change less than the last:
+       learning rates fall from the output to the input, 0 < layer_decay <= 1; default 1 (Clark et al.,
+       "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first number in a parameter's
+       name that follows '.', '_' or nothing, and that '.' or nothing follows: 3 in "encoder.layer.3.bias".
+       With L layers, layer k has the factor layer_decay^(L - k). Parameters made before the first layer's,
+       such as embeddings, have layer_decay^(L + 1); all other parameters have 1. Factors of lr_rules multiply
+       these factors. */
     float layer_decay;
-    /* Set it to keep exponential moving averages of the trained parameters as a further state of the
-       optimizer; default 0: none. In [0, 1), usually 0.99 to 0.9999. The first update copies the parameters;
-       each later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
+    /* Set it to evaluate and save averages of the weights, which fluctuate less than the weights of the last
+       step, usually to 0.99 to 0.9999; default 0: none. In [0, 1). The exponential moving averages of the
+       trained parameters are a further state of the optimizer. The first update copies the parameters; each
+       later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
        get_ema_avg_fn. The averages are f32, so the parameters must be: precision "32-true" or one that ends
        with "-mixed". A saved state has them with "ema." before the names. See tt_trainer_use_ema. */
     float ema_decay;
-    float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
+    float clip_norm;                /* Set it, usually to 1, if single large gradients disturb the training:
+                                       the largest norm of all gradients together; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
@@ -868,14 +907,19 @@ typedef enum tt_schedule_kind { TT__SCHEDULES(TT__KIND) } tt_schedule_kind;
 #undef TT__KIND
 
 typedef struct tt_schedule {
-    tt_schedule_kind kind; /* how the learning rate changes after the warm-up */
-    float lr, min_lr;      /* learning rate after the warm-up: TT_CONSTANT keeps lr, TT_LINEAR and TT_COSINE
-                              lower it to min_lr */
-    int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
-    int64_t total_steps;   /* steps of warm-up and decay together */
-    int64_t decay_steps;   /* WSD: number of last steps, with falling lr; 1 to total_steps - warmup_steps */
-    /* Set it to a function that returns the learning rate of a step; default NULL. All fields but `user`, its
-       argument, are then ignored. A resumed run must be given the same function. */
+    tt_schedule_kind kind; /* Set it to TT_COSINE or TT_WSD if your recipe decays so, and to TT_CONSTANT for
+                              no decay: how the learning rate changes after the warm-up */
+    float lr, min_lr;      /* Set lr lower if the loss jumps or grows, and higher if it falls slowly; set
+                              min_lr if the rate should not fall to 0. lr is the learning rate after the
+                              warm-up: TT_CONSTANT keeps it, other kinds lower it to min_lr */
+    int64_t warmup_steps;  /* Set it, often to 5% or 10% of total_steps, if the loss jumps in the first steps:
+                              step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
+    int64_t total_steps;   /* Set it, except with TT_CONSTANT, to the steps of the whole run: warm-up and
+                              decay together */
+    int64_t decay_steps;   /* Set it with TT_WSD and TT_WSD_SQRT: the last steps, in which the rate falls, 1
+                              to total_steps - warmup_steps */
+    /* Set it if no kind fits: a function that returns the learning rate of a step; default NULL. All fields
+       but `user`, its argument, are then ignored. A resumed run must be given the same function. */
     float (*lr_at)(void *user, int64_t step);
     void *user;
 } tt_schedule;
@@ -884,12 +928,14 @@ float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0 
 /* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018), with PyTorch's names and
    defaults (GradScaler). init, growth and backoff are powers of two, so that scaling is exact. */
 typedef struct tt_loss_scale {
-    float init;    /* Set it to start the first step from another scale; default 65536. 1..2^40 */
-    float growth;  /* Set it to change the factor of the scale after `interval` steps without overflow;
-                      default 2. >= 1; a scale grows to 2^40 at most */
-    float backoff; /* Set it to change the factor of the scale after an overflow, below 1; default 0.5. A
-                      scale that falls below 1 is an error */
-    int interval;  /* Set it to change how many steps pass before a growth; default 2000. >= 1 */
+    float init;    /* Set it lower if a run begins with many skipped steps: the scale of the first step,
+                      1..2^40; default 65536 */
+    float growth;  /* Set it to 1 if the scale should never grow: the factor of the scale after `interval`
+                      steps without overflow, >= 1; default 2. A scale grows to 2^40 at most */
+    float backoff; /* Set it lower if several steps in a row are skipped: the factor of the scale after an
+                      overflow, below 1; default 0.5. A scale that falls below 1 is an error */
+    int interval;  /* Set it lower in a short run, or if the scale should recover sooner: steps before a
+                      growth, >= 1; default 2000 */
 } tt_loss_scale;
 tt_loss_scale tt_loss_scale_default(void);
 
@@ -899,47 +945,53 @@ tt_loss_scale tt_loss_scale_default(void);
    its part of the data and its shards of the tensors. Tensor ranks are numbered first: rank = (stage * data +
    data rank) * tensor + tensor rank. */
 typedef struct tt_parallel {
-    /* Set them to the number of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor
-       / pipeline. With several data ranks, gradients are divided by the loss's targets on all data ranks;
-       several losses need tt_loss_total. Tensor ranks divide large embeddings, and groups of 1,000,000
-       weights or more: consecutive linear layers with the ops between them, and attention, by heads, if the
-       number of heads is a multiple of the number of tensor ranks. Each tensor rank computes everything else
-       whole. tt_plan.split_params says how much is divided. If a program keeps a layer whole because the
-       layer's hidden values are an output, later programs with the layer's parameters keep it whole. */
+    /* Set `tensor` if a layer is too large or too slow for one device; `data` then follows. The fields are
+       the numbers of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor / pipeline.
+       With several data ranks, gradients are divided by the loss's targets on all data ranks; several losses
+       need tt_loss_total. Tensor ranks divide large embeddings, and groups of 1,000,000 weights or more:
+       consecutive linear layers with the ops between them, and attention, by heads, if the number of heads is
+       a multiple of the number of tensor ranks. Each tensor rank computes everything else whole.
+       tt_plan.split_params says how much is divided. If a program keeps a layer whole because the layer's
+       hidden values are an output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
-    /* Set it to choose the tensors that are sharded over the data ranks; default 1 (Rajbhandari et al.,
-       "ZeRO", 2020). 0: none; 1: the optimizer's state; 2: also gradients, summed after each micro-batch; 3:
-       also parameters. Tensors of fewer than 65,536 elements stay whole. TT_ZERO_BUDGET chooses from 1 to 3
-       the value that fits memory_budget in the fewest seconds (tt_compile_options.offload). If steps have
-       several micro-batches, 2 and 3 give other bits than 1 without reduce_micros. */
+    /* Set it higher if several data ranks need too much memory each, and to 0 to shard nothing: the tensors
+       that are sharded over the data ranks; default 1 (Rajbhandari et al., "ZeRO", 2020). 0: none; 1: the
+       optimizer's state; 2: also gradients, summed after each micro-batch; 3: also parameters. Tensors of
+       fewer than 65,536 elements stay whole. TT_ZERO_BUDGET chooses from 1 to 3 the value that fits
+       memory_budget in the fewest seconds (tt_compile_options.offload). If steps have several micro-batches,
+       2 and 3 give other bits than 1 without reduce_micros. */
     int zero;
-    bool server;        /* Set it to let data rank 0 alone hold the optimizer state and update; default false;
-                           needs zero 0 or 1 */
-    /* Set it with tensor > 1 to divide the rows of activations between sharded layers; default false
-       (Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022). */
+    bool server;        /* Set it if data rank 0 has memory to spare and the other ranks lack it: data rank 0
+                           alone then holds the optimizer state and updates; needs zero 0 or 1; default
+                           false */
+    /* Set it, with tensor > 1, to save memory: the rows of activations between sharded layers are then
+       divided; default false (Korthikanti et al., "Reducing activation recomputation in large transformer
+       models", 2022). */
     bool sequence;
-    /* Set it to the largest number of data ranks that should give the same bits; default 0: data. `groups` is
-       the number of leaves of the tree that sums gradients: micro-batch m of a step belongs to leaf m %
-       groups, and the bits of a training depend on the tree, not on the number of data ranks. groups is a
-       multiple of data; if `groups` is greater than data, data must be a power of two. */
+    /* Set it if runs on different numbers of data ranks should give the same bits: the largest of these
+       numbers; default 0: data. `groups` is the number of leaves of the tree that sums gradients: micro-batch
+       m of a step belongs to leaf m % groups, and the bits of a training depend on the tree, not on the
+       number of data ranks. groups is a multiple of data; if `groups` is greater than data, data must be a
+       power of two. */
     int groups;
-    /* Set it to sum the gradients of the ranks after each micro-batch, as zero 2 and 3 always do, for the
-       same bits as with zero 2 and 3; default false: ranks sum once a step. */
+    /* Set it if a run with zero 0 or 1 should give the bits of zero 2 and 3: the gradients of the ranks are
+       then summed after each micro-batch, as zero 2 and 3 always do; default false: ranks sum once a step. */
     bool reduce_micros;
-    /* Set it to cut the program into several stages of about equal FLOPs, each run by other ranks; default 1;
-       0 means 1. Cuts are at tt_block_end marks that only one value crosses. The micro-batches of a step
-       follow each other through the stages in the order of `schedule`. "1f1b" (default, and NULL): a stage
-       begins the backward of a micro-batch as soon as it can, so that stage s holds at most pipeline - s
-       micro-batches (Narayanan et al., "PipeDream", 2019, flushed at each step's end). "gpipe": backwards
-       begin after all forwards, so that every stage holds all micro-batches of a step (Huang et al., "GPipe",
-       2019). The bits are those of one stage, except that gradients of a parameter that two stages use differ
-       by rounding. pipeline excludes zero 2, 3 and TT_ZERO_BUDGET, server, reduce_micros and update
-       "backward". */
+    /* Set it if the model is too large for one device and links between devices are slow: the number of
+       stages of about equal FLOPs, each run by other ranks; default 1; 0 means 1. Cuts are at tt_block_end
+       marks that only one value crosses. The micro-batches of a step follow each other through the stages in
+       the order of `schedule`. "1f1b" (default, and NULL): a stage begins the backward of a micro-batch as
+       soon as it can, so that stage s holds at most pipeline - s micro-batches (Narayanan et al.,
+       "PipeDream", 2019, flushed at each step's end). "gpipe": backwards begin after all forwards, so that
+       every stage holds all micro-batches of a step (Huang et al., "GPipe", 2019). The bits are those of one
+       stage, except that gradients of a parameter that two stages use differ by rounding. pipeline excludes
+       zero 2, 3 and TT_ZERO_BUDGET, server, reduce_micros and update "backward". */
     int pipeline;
     const char *schedule;
-    /* Set it to the largest number of micro-batches that a step has on a data rank; default 0: any number.
-       "gpipe" needs `micros`, and a pipeline refuses more micro-batches. Options that say "budget" minimise
-       the seconds of a step with `micros` micro-batches, by default with 1. */
+    /* Set it, with "gpipe" or with options that say "budget", to the largest number of micro-batches that a
+       step has on a data rank; default 0: any number. "gpipe" needs `micros`, and a pipeline refuses more
+       micro-batches. Options that say "budget" minimise the seconds of a step with `micros` micro-batches, by
+       default with 1. */
     int micros;
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
@@ -953,10 +1005,11 @@ typedef struct tt_costs {
     double rows_16, rows_f32;           /* bytes a second that norms, sums, losses and so on read and write */
     double update_16, update_f32;       /* bytes a second of the optimizer, for parameters in 16 bits and
                                            fp32 */
-    double update_host;                 /* bytes a second of the optimizer in the host's memory: update
-                                           "host" */
-    double memory;                      /* bytes a second that no op exceeds */
-    double to_host, from_host, between_ranks; /* bytes a second of links */
+    double update_host;                 /* bytes a second of the optimizer in the host's memory, with
+                                           update "host" */
+    double memory;                      /* bytes a second of the device's memory, which no op exceeds */
+    double to_host, from_host, between_ranks; /* bytes a second from the device to the host, from the host to
+                                                 the device, and between ranks */
     double launch, barrier;             /* seconds to start an op; seconds of a barrier before ranks move
                                            data */
 } tt_costs;
@@ -965,26 +1018,28 @@ typedef struct tt_costs {
    host's memory; 3 us to start an op, 25 us for a barrier of the ranks. */
 tt_costs tt_costs_default(void);
 /* Measures the costs of a device, named as in tt_compile_options.device, in about a second: it trains a block
-   of a transformer on all ranks (one optimizer step with all gradients moves what zero 1 moves). On one rank,
-   costs that need several ranks keep the values of tt_costs_default. Other programs that use the device
-   meanwhile make the device seem slower. After an error *costs is unchanged. */
+   of a transformer on all ranks, with tt_parallel.zero 1. On one rank, costs that need several ranks keep the
+   values of tt_costs_default. Other programs that use the device meanwhile make the device seem slower. After
+   an error *costs is unchanged. */
 tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs);
 
 typedef struct tt_compile_options {
-    bool train; /* Clear it to run the forward only, without dropout; default true: backward and update */
-    /* Set it to train in 16 bits; default "32-true". "bf16-mixed": bf16 activations and matrix products; fp32
-       weights, their gradients and optimizer state. "bf16-true": bf16 weights, gradients and optimizer state,
-       with stochastic rounding. "16-mixed", "16-true": f16 instead of bf16, with loss scaling; but the
-       optimizer state of "16-true" is bf16, with stochastic rounding, because Adam's v is often too small for
-       f16. */
+    bool train; /* Clear it to evaluate, predict or generate: forward only, without dropout; default true:
+                   backward and update */
+    /* Set it to train in 16 bits, which takes less memory, and less time if the device multiplies 16-bit
+       matrices faster; default "32-true". "bf16-mixed": bf16 activations and matrix products; fp32 weights,
+       their gradients and optimizer state. "bf16-true": bf16 weights, gradients and optimizer state, with
+       stochastic rounding. "16-mixed", "16-true": f16 instead of bf16, with loss scaling; but the optimizer
+       state of "16-true" is bf16, with stochastic rounding, because Adam's v is often too small for f16. */
     const char *precision;
-    /* Set it to choose the dtype of the residual stream in mixed precisions, "f32" (as PyTorch's autocast) or
-       "16-bit"; default NULL: "f32" with "16-mixed", because residual sums could exceed the range of f16,
-       else "16-bit". The residual stream has residual sums, the input of the first sum, and their gradients.
-       Results of norms, activations and attention are always 16-bit. */
+    /* Set it if a training in a mixed precision should round as PyTorch's autocast does, or save more memory:
+       the dtype of the residual stream, "f32" (as PyTorch's autocast) or "16-bit"; default NULL: "f32" with
+       "16-mixed", because residual sums could exceed the range of f16, else "16-bit". The residual stream has
+       residual sums, the input of the first sum, and their gradients. Results of norms, activations and
+       attention are always 16-bit. */
     const char *residual;
-    /* Set it to let device "cuda" round operands of matrix products; default "fp32": no rounding. Sums are
-       fp32 except for fp8.
+    /* Set it if a GPU should multiply matrices faster, with rounded operands; default "fp32": no rounding.
+       Sums are fp32 except for fp8.
        "tf32": fp32 operands are rounded to 10 bits of mantissa (as PyTorch's
        set_float32_matmul_precision("high")), except in attention; other devices treat it as "fp32".
        "fp8": 16-bit operands of linear layers become E4M3, gradients E5M2 (Micikevicius et al.: "FP8 formats
@@ -999,11 +1054,11 @@ typedef struct tt_compile_options {
        section 3.3.2). For gradients cuBLASLt moves these sums to fp32 every few products; for results, for
        speed, only at the end, as Transformer Engine does. */
     const char *matmul;
-    tt_loss_scale loss_scale; /* Set it to change loss scaling; default tt_loss_scale_default(). Read with
-                                 "16-mixed" and "16-true" only */
-    /* Set it to save memory: the backward then recomputes values instead of saving them; default "cheap". The
-       bits are the same (except on "cuda": a tanh-GELU after a linear layer differs by rounding, because
-       cuBLASLt computes it in the product).
+    tt_loss_scale loss_scale; /* Set it if "16-mixed" or "16-true", which alone read it, skip too many steps;
+                                 default tt_loss_scale_default() */
+    /* Set it if the plan needs too much memory: the backward then recomputes values instead of saving them,
+       which takes time; default "cheap". The bits are the same (except on "cuda": a tanh-GELU after a linear
+       layer differs by rounding, because cuBLASLt computes it in the product).
        "none": nothing is recomputed. "cheap": results of layer norm, GELU and SiLU, 16-bit copies of weights,
        and rows that ranks gather for parallel.sequence; no matrix products. "attention": also results of
        attention. "blocks": everything that the backward reads of the blocks that tt_block_end marks, except
@@ -1012,9 +1067,9 @@ typedef struct tt_compile_options {
        be set; ends of blocks are saved. The cost is FLOPs if nothing is offloaded and parameters are not
        sharded (parallel.zero 3), else seconds by `costs`. */
     const char *recompute;
-    /* Set it to save memory of the device: the tensors that the option lists are stored in the host's memory
-       and copied to the device only while it uses them; default NULL or "none": nothing. The bits are the
-       same.
+    /* Set it if the plan needs more memory than the device has: the tensors that the option lists are stored
+       in the host's memory and copied to the device only while it uses them; default NULL or "none": nothing.
+       The bits are the same.
        The list, separated by commas, may have "optimizer" (its state), "gradients" (from the end of the
        backward, or of a micro-batch, to the update), "parameters" and "activations" (what the backward reads
        of the blocks that tt_block_end marks, except the last). Tensors of a parameter of fewer than 65,536
@@ -1060,46 +1115,48 @@ typedef struct tt_compile_options {
        keep_gradients. */
     tt_status (*before_update)(void *user, tt_program *p, int64_t step);
     void *user; /* argument of before_update */
-    /* Set it to save memory by updating parameters earlier or elsewhere; default "end": all at the end of the
-       step.
+    /* Set it if gradients or the optimizer's state need too much memory: parameters are then updated earlier
+       or elsewhere; default "end": all at the end of the step.
        "backward": each parameter is updated as soon as its gradient is final, and the gradient's memory is
        then free, for the same bits (as Lv et al., "Full parameter fine-tuning for large language models with
-       limited resources", 2023). "backward" saves the gradients' memory beyond the activations that the
-       backward has freed by then: most with small batches. "backward" excludes accumulate,
-       keep_gradients, before_update, clip_norm, loss scaling and parallel.server, which need all gradients
-       at once, and parallel.pipeline.
+       limited resources", 2023). "end" keeps all gradients, partly in the memory of activations that the
+       backward has freed; "backward" saves the other part, which is large with small batches. "backward"
+       excludes accumulate, keep_gradients, before_update, clip_norm, loss scaling and parallel.server, which
+       need all gradients at once, and parallel.pipeline.
        "host": at the end of the step the host's processor updates parameters in the host's memory (Ren et
        al., "ZeRO-Offload", 2021), where the optimizer's state stays. Groups of gradients and parameters are
        copied to the host, and parameters back, while other groups are updated, at most two groups ahead.
        Parameters of fewer than 65,536 elements are updated on the device. Results have the bits of updates on
        device "cpu"; on "cuda", "end" gives other bits. No other option chooses "host". */
     const char *update;
-    /* Set it to choose the optimizer; default: tt_optimizer_options_default(). */
+    /* Set its fields if your recipe has another optimizer or other values; default:
+       tt_optimizer_options_default(). */
     tt_optimizer_options optimizer;
-    /* Set it to limit the bytes of the arena; default 0: no limit. On "cpu" the limit includes the tensors
-       that `offload` keeps beside the arena. If a program needs more, its tt_compile fails with
-       TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena later. tt_error then says
-       what each option would save, the smallest possible size and its options, and what "bf16-true" would
-       need; for a pipeline, tt_error speaks of the stage that needs most. Only options that say "budget"
-       (recompute, offload, parallel.zero) change to fit; tt_plan has their new values. With any options, if
-       the plan then fits, copies run less far ahead, and updates move less data together (at most 32 MiB),
-       down to one parameter at a time. */
+    /* Set it if the program must fit a given memory: the limit of the arena in bytes; default 0: no limit. On
+       "cpu" the limit includes the tensors that `offload` keeps beside the arena. If a program needs more,
+       its tt_compile fails with TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena
+       later. tt_error then says what each option would save, the smallest possible size and its options, and
+       what "bf16-true" would need; for a pipeline, tt_error speaks of the stage that needs most. Only options
+       that say "budget" (recompute, offload, parallel.zero) change to fit; tt_plan has their new values.
+       Whatever the options, copies run less far ahead, and updates move less data together (at most 32 MiB,
+       at least one parameter), if only then the plan fits. */
     size_t memory_budget;
-    /* Set it to the costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default().
-       The seconds of tt_plan, the overlap of copies with computation, and choices by "budget" follow from the
-       costs. */
+    /* Set it if an option says "budget", or if you want to know the seconds of a step before it runs: the
+       costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default(). The seconds of
+       tt_plan, the overlap of copies with computation, and choices by "budget" follow from the costs. */
     const tt_costs *costs;
-    /* Set it to choose where the program runs: "cpu", "cuda", or a numbered device, "cuda:1"; default NULL:
-       TINYTRAIN_DEVICE in the environment, else "cpu". Several ranks: "cpu*4" (the context's threads are
-       divided among them), "cuda*8", "cuda:0,2", and "cuda:0,0", two ranks on one GPU. A program for a kind
-       of device that this build cannot run can still be planned: its plan counts its parameters in full, its
-       parameters reserve no memory, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED (or
+    /* Set it to run on a GPU or on several ranks: "cpu", "cuda", or a numbered device, "cuda:1"; default
+       NULL: TINYTRAIN_DEVICE in the environment, else "cpu". Several ranks: "cpu*4" (the context's threads
+       are divided among them), "cuda*8", "cuda:0,2", and "cuda:0,0", two ranks on one GPU. A program for a
+       kind of device that this build cannot run can still be planned: its plan counts its parameters in full,
+       its parameters reserve no memory, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED (or
        TT_ERR_DEVICE, if the device is absent or has failed). */
     const char *device;
-    tt_parallel parallel; /* Set it to choose how the ranks share the work; default: tt_parallel_default() */
-    /* Set it to a program of the same device to use its arena; default NULL: none. Each program's runs
-       overwrite the other's inputs. An arena that is allocated does not grow: compile the program that needs
-       most first. */
+    tt_parallel parallel; /* Set its fields if the device has several ranks; default: tt_parallel_default() */
+    /* Set it if two programs never run at once, such as training and evaluation, so that they need only the
+       memory of the larger: a program of the same device, whose arena this one uses; default NULL: an arena
+       of its own. Each program's runs overwrite the other's inputs. An arena that is allocated does not grow:
+       compile the program that needs most first. */
     const tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
@@ -1138,13 +1195,15 @@ const char *tt_category_name(tt_category c);
 
 typedef struct tt_plan {
     const char *device;                /* kind of device: "cpu", "cuda" */
-    int ranks, data, tensor, pipeline; /* all ranks, and the ranks along each axis (tt_parallel) */
+    int ranks, data, tensor, pipeline; /* number of all ranks, and numbers of ranks along each axis
+                                          (tt_parallel) */
     int64_t params, split_params;      /* numbers in the program's parameters, and in the parameters that are
                                           sharded over the tensor ranks */
     size_t bytes;                      /* the arena: exactly this much is allocated. If an earlier program's
                                           arena holds parameters, only that program's plan counts them.
                                           `bytes` and the fields below describe rank 0, which has most */
-    size_t min_bytes;                /* bytes of the rank that has min: fewer if rank 0 is a server */
+    size_t min_bytes;                /* smallest arena of any rank, in bytes: less than `bytes` if rank 0 is a
+                                        parameter server */
     /* Bytes that a rank loads from other ranks' memory in a step of one full micro-batch on each data rank
        (the largest of all ranks), and the smallest number of bytes with which any method could do the same.
        For a sum over n ranks that number is 2 * (n - 1) / n times the tensor's bytes; half of that if each
@@ -1156,7 +1215,8 @@ typedef struct tt_plan {
        on each data rank, and the smallest number of bytes with which any method could do the same. 0 with one
        process. */
     size_t sent_bytes, min_sent_bytes;
-    size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
+    size_t persistent_bytes;           /* bytes of the parameters, the optimizer state, kept gradients and the
+                                          resident workspace */
     /* Bytes of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps
        there, where programs that share an arena share the parameters. If the device has its own memory, also
        each input twice, in transit, and a buffer of 64 KiB that the programs of an arena share; with several
@@ -1176,25 +1236,28 @@ typedef struct tt_plan {
        processor does (update "host") while the device waits. Without `costs` the seconds describe no
        particular GPU. */
     double compute_seconds, exposed_seconds, host_seconds;
-    double micro_compute_seconds, micro_exposed_seconds; /* seconds that each further micro-batch adds */
+    double micro_compute_seconds, micro_exposed_seconds; /* seconds that each further micro-batch adds to
+                                                            compute_seconds and exposed_seconds */
     size_t lower_bound_bytes;          /* largest number of bytes live at one instruction: no placement needs
                                           less */
-    size_t at_peak[TT_MEM_CATEGORIES]; /* bytes live at the peak instruction, by category */
+    size_t at_peak[TT_MEM_CATEGORIES]; /* bytes of each category that are live at the peak instruction */
     int peak_instruction;              /* number of the peak instruction */
     char peak_name[96];                /* the peak instruction, such as "attention_backward layer.3" */
     int instructions, values;
-    double flops;                      /* FLOPs of matrix products and attention in one run at full
-                                          capacity */
-    double extra_flops;                /* the recomputed part of `flops` */
+    double flops;                      /* FLOPs of matrix products and attention in a run with the full
+                                          capacity of rows */
+    double extra_flops;                /* FLOPs, counted in `flops`, of what the backward recomputes */
     /* The options that the program follows, after the choices of options that say "budget". */
-    const char *recompute;             /* as the option, but never "budget" */
-    int recomputed;                    /* values that a micro-batch recomputes */
+    const char *recompute;             /* the option recompute, with the choice that "budget" led to */
+    int recomputed;                    /* number of values that the backward of a micro-batch recomputes */
     size_t recomputed_bytes;           /* bytes of the recomputed values */
-    const char *offload;               /* as the option, but never "budget"; "none" if nothing is offloaded */
-    int offload_blocks;                /* with "activations": number of blocks, the first ones, whose
-                                          activations are offloaded */
+    const char *offload;               /* the option offload, with the choice that "budget" led to; "none" if
+                                          nothing is offloaded */
+    int offload_blocks;                /* number of blocks, counted from the first, whose activations are
+                                          offloaded */
     int zero;                          /* tt_parallel.zero */
-    int ahead;                         /* most blocks by which copies and collectives precede their use */
+    int ahead;                         /* max number of blocks by which copies and collectives run ahead of
+                                          the computation */
 } tt_plan;
 /* Returns the plan; nothing need be allocated. For a pipeline this plan and all reports describe the stage
    that needs most bytes, for one micro-batch; but `params`, `flops` and `extra_flops` count all stages. */
@@ -1230,8 +1293,8 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
    turns this check off. */
 tt_status tt_allocate(tt_program *p);
 /* Copies `rows` rows to input v; `rows` is then the number of rows of v's axis in the next run. Set every
-   input right before every run, after tt_update: other values may use its place. A run refuses an input that
-   was overwritten. For programs with one data rank. */
+   input right before every run, after tt_update: other values may use an input's place. A run refuses an
+   input that was overwritten. For programs with one data rank. */
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows);
 /* Copies `rows` rows to input v of one data rank, 0 to tt_parallel.data - 1. A run is one micro-batch on each
    of the first data ranks; in the last run of a step the last ranks may have no micro-batch: then set no
@@ -1444,15 +1507,15 @@ typedef struct tt_encoding {
                            whole. Of a pair the longer text is cut until both are equally long, then both, as
                            truncation "longest_first" of transformers does */
     int64_t room;       /* number of ids for which each of the arrays has room */
-    int32_t *ids;       /* (room) NULL: not wanted */
+    int32_t *ids;       /* (room) receives the ids; NULL: not wanted */
     int32_t *types;     /* (room) the token type of each id: that of the post-processor's template, or,
                            without a template, 0 in the first text and 1 in the second; NULL: not wanted */
     tt_span *spans;     /* (room) the bytes of its text, the first or the second, that each id comes from;
-                           {0, 0} for tokens around the texts; NULL: not wanted. Spans are the offsets of the
-                           package tokenizers, which counts characters. Characters that a normalizer makes
-                           have the span of the character that they replace, and so does a token for a part
-                           of a character. "trim_offsets" of the post-processor leaves out white space at
-                           the ends */
+                           tokens around the texts have {0, 0}; NULL: not wanted. Spans are the offsets of the
+                           Python package tokenizers, in bytes instead of characters. Characters that a
+                           normalizer makes have the span of the character that they replace, and so does a
+                           token for a part of a character. "trim_offsets" of the post-processor leaves out
+                           white space at the ends */
 } tt_encoding;
 
 /* Encodes one text or a pair, and writes the first `room` results into the arrays of e. Returns the number of
@@ -1502,7 +1565,8 @@ typedef enum tt_task {
     TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
     TT_TASK_SCORES, /* one or more numbers for each text */
     TT_TASK_TAGS,   /* a tag for each word of a text */
-    TT_TASK_EMBED   /* no labels: the prediction is an embedding of each text. No dataset has this task */
+    TT_TASK_EMBED   /* no labels: a dataset has pairs of texts with similar meanings, and the prediction is an
+                       embedding of each text */
 } tt_task;
 
 /* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the
@@ -1523,10 +1587,14 @@ typedef struct tt_text {
     const float *values;  /* (classes) TT_TASK_LABELS: 0 or 1 for each label; TT_TASK_SCORES: the numbers */
     const tt_word *words; /* (n_words) TT_TASK_TAGS: words in the order of the text, which do not overlap */
     int n_words;
+    const char *negative; /* TT_TASK_EMBED: a text with another meaning, which resembles `text`; NULL: none */
+    size_t negative_bytes;
 } tt_text;
 
-/* Makes a dataset of the caller's texts, at least one. class_names: (classes) UTF-8. The function copies
-   everything. With TT_TASK_TAGS texts have no pairs. examples/datasets.h reads IMDb's reviews with it. */
+/* Makes a dataset of the caller's texts, at least one. class_names: (classes) names in UTF-8. The function
+   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED there are no classes (NULL and
+   0), every text has a pair, and either all texts or none have a negative. examples/datasets.h reads IMDb's
+   reviews with it. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
@@ -1539,13 +1607,17 @@ typedef struct tt_table_options {
     const char *pair_column;                /* Set it if the column of second texts has another name; default
                                                "text_pair". A file may lack this column. TT_TASK_TAGS ignores
                                                it */
-    char delimiter;                         /* Set it to separate fields by another character; default 0: a
+    const char *negative_column;            /* Set it if the column of negatives, which TT_TASK_EMBED reads,
+                                               has another name; default "negative". A file may lack this
+                                               column */
+    char delimiter;                         /* Set it if another character separates the fields; default 0: a
                                                comma in a .csv file, else a tab */
-    bool unquoted;                          /* Set it to read double quotes as ordinary characters; default
-                                               false */
-    tt_task task;                           /* Set it to say how labels are read; default TT_TASK_CLASS */
-    char label_delimiter;                   /* Set it to separate the labels or scores in one field of a CSV
-                                               or TSV file by another character; default ',' */
+    bool unquoted;                          /* Set it if double quotes in the file are ordinary characters;
+                                               default false */
+    tt_task task;                           /* Set it if the labels are not one class for each text; default
+                                               TT_TASK_CLASS */
+    char label_delimiter;                   /* Set it if another character separates the labels or scores in
+                                               one field of a CSV or TSV file; default ',' */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
@@ -1565,6 +1637,7 @@ tt_table_options tt_table_options_default(void);
      a list of numbers.
    - TT_TASK_TAGS: in JSON a list of strings or numbers, one for each string of the list in the text column.
      A space joins the words to a text.
+   - TT_TASK_EMBED: none. The pair's column is required instead.
    Lists of 0 and 1 and scores have the classes LABEL_0, LABEL_1 and so on, unless `classes` names them.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
    "valid", "val" and "dev" are synonyms. If split is one of these, "train" or "test", a row with any other
@@ -1596,7 +1669,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 typedef struct tt_image_source {
     int64_t count;
     const int *labels;               /* (count) class of each image, 0..classes - 1; copied */
-    const char *const *class_names;  /* (classes) UTF-8; copied */
+    const char *const *class_names;  /* (classes) names in UTF-8; copied */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the
        image cannot be decoded. A loader's threads call read and release, several at a time. */
@@ -1622,7 +1695,10 @@ tt_task tt_dataset_task(const tt_dataset *d);
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 /* Returns the second text of pair i, followed by a NUL; NULL if example i is no pair. bytes may be NULL. */
 const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes);
-int tt_dataset_label(const tt_dataset *d, int64_t i); /* the number of the class; -1 for other tasks */
+/* Returns the negative of text i, followed by a NUL; NULL if it has none. bytes may be NULL. */
+const char *tt_dataset_negative(const tt_dataset *d, int64_t i, size_t *bytes);
+int tt_dataset_label(const tt_dataset *d, int64_t i); /* returns the number of the text's or image's class; -1
+                                                         if the task is not TT_TASK_CLASS */
 /* Returns the (classes) values of TT_TASK_LABELS and TT_TASK_SCORES; NULL for other tasks. */
 const float *tt_dataset_values(const tt_dataset *d, int64_t i);
 /* Returns the (n) words of TT_TASK_TAGS; NULL for other tasks, and then sets *n to 0. */
@@ -1636,9 +1712,9 @@ void tt_sort_class_names(const char **names, int n);
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts);
 /* Computes weights (classes) with which all classes matter equally. The weight of a class or tag is that of
    "balanced" in scikit-learn: the number of all texts or tagged words / (classes * the number of the class's
-   texts or words); 0 if the class has none. The weight of a label applies to texts that have the label; a
-   text without the label weighs 1: the number of texts without / with the label; 1 if no text has the label.
-   The weights of scores are 1. */
+   texts or words); 0 if the class has none. The weight of a label is the number of texts without the label /
+   the number of texts with the label, or 1 if no text has the label; it weighs the texts with the label, and
+   all other texts weigh 1. The weights of scores are 1. */
 tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
 
 /* How a loader makes batches. A loader shuffles the dataset by (seed, epoch), sorts it by length within
@@ -1650,24 +1726,39 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    With parallel.groups > 1 the loader instead deals out the sequences of a step so that the micro-batches
    have similar numbers of tokens, and each group has equally many micro-batches, as far as there are
    sequences: the micro-batches are the same for any number of ranks.
-   A pair of texts is one sequence, cut as tt_tokenizer_encode cuts pairs.
+   A pair of texts is one sequence, cut as tt_tokenizer_encode cuts pairs. With TT_TASK_EMBED each text is a
+   sequence of its own: `batch` then counts pairs or triplets, and max_seqs of the loader counts sequences. A
+   micro-batch of n pairs has n texts, then their n pairs, then perhaps n negatives. Its labels are 0 for a
+   text, 1 for a pair and 2 for a negative, and it has the arrays "anchors", i32 (n, 1), the sequences of the
+   texts; "candidates", i32 (n or 2 n, 1), the sequences of pairs and negatives; and "positives", i32 (n, 1),
+   the place of each text's pair among the candidates.
    tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
 typedef struct tt_loader_options {
-    int batch;        /* Set it to change how many sequences or images a step has; default 16 */
-    int accumulate;   /* Set it above 1, up to batch / groups, to split a step into more micro-batches, each
-                         of at most ceil(batch / (accumulate * groups)) sequences; default 1 */
-    int max_length;   /* Set it to cut sequences to fewer tokens, [CLS] and [SEP] included; default 512 */
-    int max_tokens;   /* Set it to limit the tokens of a micro-batch, >= max_length; default 0: no limit */
-    bool shuffle;     /* Clear it for evaluation and prediction: dataset order, unsorted; default true */
-    int window;       /* Set it to change how many batches are sorted by length together; default 50; 0 or 1:
-                         no sorting */
-    bool drop_last;   /* Set it to leave out a last incomplete step; default false */
-    int threads;      /* Set it to change how many threads prepare images ahead of the trainer, 0..64; 0:
-                         tt_loader_next prepares images; default 1 */
-    tt_parallel parallel; /* Set it to the trainer's `parallel` after tt_check_options; default: one group on
-                             one rank. The loader reads `groups` and `data` */
+    int batch;        /* Set it larger for smoother gradients and faster epochs, with a higher learning rate:
+                         the sequences or images of a step; default 16 */
+    int accumulate;   /* Set it above 1, up to batch / groups, if a step needs too much memory: the
+                         micro-batches of a step, each of at most ceil(batch / (accumulate * groups))
+                         sequences; default 1 */
+    int max_length;   /* Set it to the tokens that the model takes, or lower to save time and memory: longer
+                         sequences are cut to this number, [CLS] and [SEP] included; default 512 */
+    int max_tokens;   /* Set it if long sequences are rare, so that micro-batches of long sequences need no
+                         more memory than others: the largest number of tokens of a micro-batch, >=
+                         max_length; default 0: no limit */
+    bool shuffle;     /* Clear it for evaluation and prediction, which need the order of the dataset,
+                         unsorted; default true */
+    int window;       /* Set it to 0 if the texts of a step should be drawn regardless of their lengths: the
+                         number of batches that are sorted by length together; default 50; 0 or 1: no
+                         sorting */
+    bool drop_last;   /* Set it if every step must have `batch` sequences: a last incomplete step is then left
+                         out; default false */
+    int threads;      /* Set it higher if training waits for images (tt_loader_waited): the threads that
+                         prepare images ahead of the trainer, 0..64; 0: tt_loader_next prepares images;
+                         default 1 */
+    tt_parallel parallel; /* Set it if the trainer has several ranks, to the trainer's `parallel` after
+                             tt_check_options; default: one group on one rank. The loader reads `groups` and
+                             `data` */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
@@ -1679,21 +1770,25 @@ typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_
 typedef struct tt_image_options {
     int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
                                         default */
-    int channels;                    /* Set it to the channels of the result, 1..4; default 3. An image must
-                                        have this number of channels; for 3, an image may also have 1 (grey,
-                                        copied into all three) or 4 (alpha is dropped) */
-    int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535; default
-                                        0, 0: not resized */
-    int resize_shortest;             /* Set it, instead of resize_height and resize_width, to give the shorter
-                                        side this length, 1..65535; the other side keeps the proportion,
-                                        rounded down; default 0 */
-    tt_resample resample;            /* Set it to resize with another filter; default TT_BILINEAR */
-    int pad;                         /* Set it to add rows and columns of zeros on all four sides, 0..65535;
-                                        default 0 */
-    bool random_crop;                /* Set it to crop at a random place, all equally likely; default false:
-                                        the crop is central (half of the rest, rounded down, is cut at top and
-                                        left) */
-    bool flip;                       /* Set it to mirror left and right with probability 1/2; default false */
+    int channels;                    /* Set it if the model reads another number of channels than 3, 1..4;
+                                        default 3. An image must have this number of channels; for 3, an image
+                                        may also have 1 (grey, copied into all three) or 4 (alpha is
+                                        dropped) */
+    int resize_height, resize_width; /* Set them if all images should get one size before they are cropped,
+                                        whatever their proportions (tt_image_resize), 1..65535; default 0, 0:
+                                        not resized */
+    int resize_shortest;             /* Set it, instead of resize_height and resize_width, if images should
+                                        keep their proportions: the length of the shorter side, 1..65535; that
+                                        of the other is rounded down; default 0 */
+    tt_resample resample;            /* Set it if the model was trained on images resized with another filter;
+                                        default TT_BILINEAR */
+    int pad;                         /* Set it, with random_crop, to shift training images at random: the rows
+                                        and columns of zeros added on all four sides, 0..65535; default 0 */
+    bool random_crop;                /* Set it for training, so that the model sees each image at several
+                                        places: all places are equally likely; default false: the crop is
+                                        central (half of the rest, rounded down, is cut at top and left) */
+    bool flip;                       /* Set it for training if a mirrored image belongs to the same class:
+                                        left and right are exchanged with probability 1/2; default false */
 } tt_image_options;
 tt_image_options tt_image_options_default(int height, int width);
 /* Prepares one image as a loader does, without random_crop and flip, into `to` (height, width, channels). */
@@ -1711,22 +1806,24 @@ typedef struct tt_array {
    sequence. Data that no input reads may be missing. Pointers are valid until the next call on the loader or
    source that set the pointers. */
 typedef struct tt_batch {
-    int seqs;                 /* sequences, images or examples. A speed counts rows, or seqs if rows is 0 */
-    int rows;                 /* tokens of all sequences together; 0 if the sequences have no tokens, as
-                                 images */
+    int seqs;                 /* number of sequences, images or examples. Speeds, such as tokens per second,
+                                 count rows, or seqs if rows is 0 */
+    int rows;                 /* number of tokens of all sequences together; 0 if the sequences have no
+                                 tokens, as images */
     const int32_t *ids;       /* (rows) */
-    const int32_t *positions; /* (rows) 0, 1, ... within each sequence */
+    const int32_t *positions; /* (rows) positions of the tokens: 0, 1, ... within each sequence */
     const int32_t *types;     /* (rows) token types: 0, and in the second text of a pair 1 if the tokenizer's
                                  template says so */
     const int32_t *seq_start; /* (seqs + 1) */
-    const int32_t *labels;    /* (seqs) class of each sequence; -1 for other tasks */
+    const int32_t *labels;    /* (seqs) class of each sequence; with TT_TASK_EMBED see tt_loader_options; with
+                                 other tasks than TT_TASK_CLASS -1 */
     const float *label_values; /* (seqs, values) values of TT_TASK_LABELS and TT_TASK_SCORES */
     int values;               /* number of labels or scores */
     const int32_t *tags;      /* (rows) TT_TASK_TAGS: the tag of a word at its first token, else -100 */
-    const int64_t *index;     /* (seqs) index in the dataset */
+    const int64_t *index;     /* (seqs) number of each text or image in the dataset */
     const uint8_t *pixels;    /* (seqs, image_bytes) */
     int64_t image_bytes;      /* height * width * channels */
-    const tt_array *arrays;   /* (n_arrays) arrays for models of your own */
+    const tt_array *arrays;   /* (n_arrays) data for the inputs of a model of your own */
     int n_arrays;
     bool last_of_step;        /* the next micro-batch belongs to another step */
 } tt_batch;
@@ -1752,11 +1849,13 @@ typedef struct tt_source {
     uint64_t (*hash)(void *self);
     const char *const *class_names; /* (classes) names of the labels; a run cannot be resumed with other
                                        names */
-    int classes;                    /* 0: no classes */
+    int classes;                    /* number of class_names; 0: no classes */
     /* Tells the source which data ranks belong to this process. Called before `seek` if there are several
-       processes. Micro-batches go to `data` ranks in order, starting over with each step (by_step) or with
-       each epoch; this process has the ranks [first, end). `next` may then give NULL for the data of other
-       ranks, with the right numbers of rows. NULL: every process makes all data. */
+       processes or features_once. Micro-batches go to `data` ranks in order, starting over with each step
+       (by_step) or with each epoch; this process has the ranks [first, end). `next` may then give NULL for
+       the data of other ranks, with the right numbers of rows. But metrics of predictions need seq_start and
+       the labels (labels, label_values or tags) of all ranks in every process. With features_once no rank
+       needs data except index, seq_start and the labels. NULL: every process makes all data. */
     void (*deal)(void *self, int data, int first, int end, bool by_step);
     /* Writes lines, each with a newline at its end, about everything that the batches depend on beside `hash`
        and the numbers above; at most `capacity` bytes including the final 0. With several processes, tt_fit
@@ -1794,7 +1893,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
 bool tt_loader_next(tt_loader *l, tt_batch *batch);
 tt_status tt_loader_status(const tt_loader *l); /* status of the last tt_loader_next */
 double tt_loader_waited(const tt_loader *l); /* total seconds that tt_loader_next waited for images */
-/* Returns the loader as a trainer's source, valid as long as the loader; NULL for NULL. */
+/* Returns the loader as a trainer's source, valid as long as the loader. Returns NULL if l is NULL. */
 const tt_source *tt_loader_source(tt_loader *l);
 
 /* ------------------------------------------------------------------------------------------ token streams */
@@ -1805,16 +1904,18 @@ const tt_source *tt_loader_source(tt_loader *l);
    gets a warning. The stream is in memory, or in a file that is read where needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
-    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; the tokenizer must outlive the stream; default
-                                      NULL: tokens are bytes, and 256 ends a document */
-    int end;                       /* Set it to end documents with another token; default -1: the tokenizer's
-                                      TT_TOKEN_EOS */
+    const tt_tokenizer *tokenizer; /* Set it if the model reads tokens of a vocabulary; the tokenizer must
+                                      outlive the stream; default NULL: tokens are bytes, and 256 ends a
+                                      document */
+    int end;                       /* Set it if another token than the tokenizer's TT_TOKEN_EOS ends a
+                                      document; default -1: TT_TOKEN_EOS */
     int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id out
                                       of range; default 0: the tokenizer's size */
-    bool bare;                     /* Set it to put no token before a document; default false */
-    const char *separator;         /* Set it to the line that separates documents in a text, such as
-                                      "<|endoftext|>"; "": one or more empty lines; default NULL: a text is
-                                      one document */
+    bool bare;                     /* Set it if the model was trained without a token before a document;
+                                      default false: the tokenizer's, if any */
+    const char *separator;         /* Set it if a text has several documents, to the line that separates them,
+                                      such as "<|endoftext|>"; "": one or more empty lines; default NULL: a
+                                      text is one document */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
@@ -1846,15 +1947,18 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
-    int batch;         /* Set it to change how many windows a step has; default 16 */
-    int accumulate;    /* Set it to split a step into micro-batches, as in tt_loader_options; default 1 */
-    int length;        /* Set it to change the tokens of a window; default 256 */
-    bool shuffle;      /* Clear it to read windows in order, not shuffled by (seed, epoch); default true */
-    bool across;       /* Set it to let a token see the documents before it in its window, and the end of one
-                          document predict the next; default false: attention and positions start anew with
-                          each document */
-    tt_parallel parallel; /* Set it to the trainer's `parallel`, as in tt_loader_options; default: one group
-                             on one rank */
+    int batch;         /* Set it larger for smoother gradients: the windows of a step; default 16 */
+    int accumulate;    /* Set it above 1 if a step needs too much memory: the micro-batches of a step, as in
+                          tt_loader_options; default 1 */
+    int length;        /* Set it to as many tokens as the model should see at once: the tokens of a window;
+                          default 256 */
+    bool shuffle;      /* Clear it for evaluation, which reads windows in order, not shuffled by (seed,
+                          epoch); default true */
+    bool across;       /* Set it to train as nanoGPT and llm.c do: a token sees the documents before it in its
+                          window, and the end of one document predicts the next; default false: attention and
+                          positions start anew with each document */
+    tt_parallel parallel; /* Set it if the trainer has several ranks, as in tt_loader_options; default: one
+                             group on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, one after another without padding; the last window may be shorter. In
@@ -1873,19 +1977,22 @@ const tt_source *tt_token_loader_source(tt_token_loader *l); /* valid as long as
 
 typedef struct tt_train_options tt_train_options;
 
-/* The labels and the predictions of an evaluation, in the order of its source. A row is a sequence; of
-   TT_TASK_TAGS a row is a token. */
+/* The labels and the predictions of an evaluation, in the order of its source. A row is a sequence or, with
+   TT_TASK_TAGS, a token. */
 typedef struct tt_predictions {
     tt_context *ctx;         /* the context that gives memory to metrics */
     tt_task task;
-    int classes;             /* number of classes, labels, scores or tags */
+    int classes;             /* number of classes, labels, scores or tags; of TT_TASK_EMBED the columns of an
+                                embedding */
     int64_t rows, seqs;
     const int64_t *seq_start; /* (seqs + 1) the first row of each sequence */
     /* (rows) TT_TASK_CLASS and TT_TASK_TAGS: the class of a row, and the class with the largest logit, the
-       first of equal ones. A row whose label is not in 0..classes - 1 does not count. */
+       first of equal ones. A row whose label is not in 0..classes - 1 does not count. TT_TASK_EMBED: the
+       labels of tt_loader_options; `predicted` is NULL. */
     const int32_t *labels, *predicted;
     /* (rows, classes) TT_TASK_LABELS: 0 or 1 for each label, and logits, which predict the label if they are
-       above 0. TT_TASK_SCORES: the scores and the predicted scores. */
+       above 0. TT_TASK_SCORES: the scores and the predicted scores. TT_TASK_EMBED: NULL, and the
+       embeddings. */
     const float *values, *outputs;
     const char *const *class_names; /* (classes) the source's names; NULL: no names */
 } tt_predictions;
@@ -1894,7 +2001,8 @@ typedef struct tt_predictions {
 typedef struct tt_metric {
     const char *name; /* name in metrics.csv and texts: at most 31 letters, digits, _ and -. NULL: no
                          metric */
-    double (*of)(const tt_stats *s); /* NULL: the metric has of_predictions */
+    double (*of)(const tt_stats *s); /* computes the metric from the sums of an evaluation; NULL:
+                                        of_predictions computes it */
     bool lower_is_better;
     /* Set it to compute the metric from predictions, in evaluations alone. NaN: the metric is undefined. The
        model needs `classes`, and each process the labels of all data ranks. */
@@ -1903,19 +2011,26 @@ typedef struct tt_metric {
 tt_metric tt_accuracy(void);   /* "accuracy": the share of targets predicted right (cross-entropy) */
 tt_metric tt_perplexity(void); /* "perplexity": exp(loss). Lower is better */
 /* "f1_macro": the mean of tt_f1_scores, which equals that of scikit-learn. "f1_micro": 2 * right / (2 * right
-   + wrong + missed) over all classes; with one class of each row that is the accuracy. */
+   + wrong + missed), with the sums of all classes; if each row has one class, this is the accuracy. */
 tt_metric tt_f1_macro(void);
 tt_metric tt_f1_micro(void);
 /* "f1_entities": f1_micro of whole entities of TT_TASK_TAGS, as the default mode of seqeval counts them. A
-   tag B-X begins an entity of type X, I-X continues the entity, other names are outside of entities. NaN
-   without these names. */
+   tag B-X begins an entity of type X, I-X continues the entity, other names are outside of entities. NaN if
+   no tag has a name of this form. */
 tt_metric tt_f1_entities(void);
-/* "pearson" and "spearman": the correlation of TT_TASK_SCORES, or of its ranks, where equal numbers share
-   their mean rank; of several scores the mean. NaN if labels or predictions are constant. */
+/* "pearson" and "spearman": the correlation of the scores of TT_TASK_SCORES with the predicted scores, or of
+   their ranks, where equal numbers share their mean rank; with several scores, the mean of their
+   correlations. NaN if labels or predictions are constant. */
 tt_metric tt_pearson(void);
 tt_metric tt_spearman(void);
-/* Computes F1 of each class, label or tag, f1 (classes): 2 * right / (2 * right + wrong + missed). A class
-   that no row has and none is predicted as has NaN, and does not count in f1_macro; a label has 0. */
+/* "recall_at_1" and "recall_at_10" of TT_TASK_EMBED: the share of texts whose pair is the nearest, or among
+   the 10 nearest, of the pairs and negatives of the whole evaluation, by cosine. */
+tt_metric tt_recall_at_1(void);
+tt_metric tt_recall_at_10(void);
+/* Computes F1 of each class, label or tag, f1 (classes): 2 * right / (2 * right + wrong + missed). wrong
+   counts the rows that are wrongly predicted as the class, missed the rows of the class that are not
+   predicted as the class. If right, wrong and missed are all 0, F1 is NaN and does not count in f1_macro; of
+   a label it is 0. */
 void tt_f1_scores(const tt_predictions *p, double *f1);
 
 enum { TT_METRICS = 4 }; /* max metrics of a model */
@@ -1932,8 +2047,8 @@ typedef struct tt_model {
     tt_metric metrics[TT_METRICS];
     int classes;      /* columns of the output's logits (for tt_predict): number of classes, labels, scores or
                          tags. 0: the output is not logits */
-    const char *unit; /* unit of speeds: "tokens", "images", in the characters of a metric's name. NULL:
-                         "examples" */
+    const char *unit; /* unit of speeds, such as "tokens" or "images", in the characters that metrics' names
+                         may have. NULL: "examples" */
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
     bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
                          and starts, and batches may leave them out */
@@ -1968,7 +2083,7 @@ typedef enum tt_bert_kind {
     TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
                       TT_TASK_TAGS no kind has layers before the classifier */
     TT_ROBERTA,    /* positions start at pad_token + 1, one token type; head: classifier.dense, tanh */
-    TT_BIG_BIRD,   /* head: classifier.dense, `activation`. Its pooler is kept but unused */
+    TT_BIG_BIRD,   /* head: classifier.dense, then `activation`. BigBird's pooler is kept but unused */
     TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
     TT_ALBERT,     /* all layers share one set of parameters, and embeddings have embedding_size columns;
                       head: pooler, tanh. A pipeline has at most two stages */
@@ -1983,7 +2098,7 @@ typedef struct tt_bert_config {
     tt_bert_kind kind;
     tt_task task;             /* default TT_TASK_CLASS */
     int vocab_size, hidden_size, layers, heads, intermediate_size, max_positions;
-    int type_vocab_size;      /* 0: no token types */
+    int type_vocab_size;      /* number of token types; 0: none */
     int embedding_size;       /* ALBERT: columns of the embeddings. Default 128 */
     int pad_token;            /* id of the padding token: RoBERTa and its kin 1, BigBird 0 by default */
     bool pooler;              /* BERT: the classifier reads a dense layer + tanh of the first token. Default
@@ -1999,12 +2114,12 @@ typedef struct tt_bert_config {
     float dropout;            /* dropout of embeddings and residual branches */
     float attention_dropout;
     float classifier_dropout;
-    /* Set it for BigBird to attend by blocks (attention_type "block_sparse"); default true. A sequence of
-       more than (5 + 2 * random_blocks) * block_size tokens then attends, as in transformers, to the first
-       and the last block, to three blocks around its own, and in training to random_blocks blocks: a seed
-       (the layer's number) chooses these random blocks, as transformers does for max_positions tokens.
-       Without training the first block replaces each random block. Block-sparse attention drops no attention
-       weights. */
+    /* Set it for BigBird to attend by blocks (attention_type "block_sparse"); default true. In a sequence of
+       more than (5 + 2 * random_blocks) * block_size tokens, a token then attends, as in transformers, to the
+       first and the last block, to its own block and its two neighbours, and in training to random_blocks
+       random blocks. A seed (the layer's number) chooses the random blocks, as transformers does for
+       max_positions tokens. Without training the first block replaces each random block. Block-sparse
+       attention drops no attention weights. */
     bool block_sparse;        /* default true for BigBird, else false */
     int block_size, random_blocks;
     bool qkv_bias;            /* BigBird: queries, keys and values have biases. Default true. ModernBERT: also
@@ -2035,20 +2150,20 @@ typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden
 typedef struct tt_bert {
     tt_context *ctx;
     tt_bert_config config;
-    /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
-    char activation[32], (*class_names)[64];
+    char (*class_names)[64];                /* (classes) class names of config.json's id2label, UTF-8 */
     tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab,
                                                hidden); ALBERT: embedding_size instead of hidden */
     tt_param *norm_w, *norm_b;
-    tt_param *mapping_w, *mapping_b;        /* ALBERT: (hidden, embedding_size), (hidden) */
+    tt_param *mapping_w, *mapping_b;        /* ALBERT: the linear layer from embeddings to hidden states,
+                                               (hidden, embedding_size), (hidden) */
     tt_bert_layer *layer;                   /* (layers); in ALBERT all have the same parameters */
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
     tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); TT_TASK_EMBED: NULL */
     tt_param *last_norm_w, *last_norm_b, *head_norm_w, *head_norm_b; /* ModernBERT: norms of the last hidden
                                                states, and between `head` and the classifier */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
-    bool new_head; /* the layers between the last hidden states and the logits begin with random weights, at
-                      least in part */
+    bool new_head; /* whether the layers between the last hidden states and the logits begin with random
+                      weights, at least in part */
 } tt_bert;
 
 /* Creates the parameters, initialised as in transformers: weights normal with deviation initializer_range,
@@ -2069,6 +2184,10 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 /* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of outputs that
    the folder's files give. */
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head);
+/* Reads from a folder's config.json the task and the number of outputs of its classifier, without loading it.
+   *head is TT_TASK_CLASS with 0 outputs if neither "architectures" nor "problem_type" says that the folder
+   has a classifier. */
+tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
    replaced atomically, and transformers can read both. With TT_TASK_EMBED the function also writes
    modules.json, sentence_bert_config.json, 1_Pooling/config.json and, if the config says normalize,
@@ -2100,9 +2219,16 @@ tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
    "tags", with TT_TASK_LABELS the mean sigmoid cross-entropy and with TT_TASK_SCORES the mean squared error
    of all numbers in "label_values". Accuracy is the share of sequences or, with TT_TASK_TAGS, of tokens that
    are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
-   output are the embeddings; there is no loss, and the trainer needs compile.train = false. m must stay
-   valid. */
+   output are the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
+   right if its pair is the nearest candidate of its micro-batch. With compile.train = false there is no loss.
+   m must stay valid. */
 tt_model tt_bert_model(const tt_bert *m);
+/* Records the contrastive loss of a micro-batch of pairs or triplets (InfoNCE: van den Oord et al.,
+   "Representation learning with contrastive predictive coding", 2018): the cross-entropy of cosine(anchor,
+   candidate) / temperature over all candidates, of which the anchor's pair is the right one. The other
+   candidates are the negatives. embeddings: (seqs, width), one of each sequence. The function declares the
+   inputs "anchors", "candidates" and "positives" of tt_loader_options. Returns the mean, (1, 1). */
+tt_value tt_contrastive_loss(tt_tape *t, tt_value embeddings, const tt_train_options *o);
 
 /* ViT (Dosovitskiy et al. 2021). Parameters have the names of transformers' ViTForImageClassification. */
 typedef struct tt_vit_config {
@@ -2116,9 +2242,10 @@ typedef struct tt_vit_config {
     float attention_dropout;  /* default 0 */
     float mean[4], std[4];    /* mean and deviation of each channel; the model reads (pixel / 255 - mean) /
                                  std. Default 0.5 */
-    /* Set `resize` to resize images to another height and width in pixels; default 0: image_size; -1: not
-       resized. With resize_shortest only the shorter side gets that size, and the other keeps the proportion.
-       The middle image_size pixels are then cropped; a smaller image is padded with zeros. */
+    /* Set `resize` if images should be resized to another height and width in pixels before they are cropped;
+       default 0: image_size; -1: not resized. With resize_shortest only the shorter side gets that size, and
+       the other keeps the proportion. The middle image_size pixels are then cropped; a smaller image is
+       padded with zeros. */
     int resize;
     bool resize_shortest;
     tt_resample resample;     /* default TT_BILINEAR */
@@ -2135,15 +2262,15 @@ typedef struct tt_vit_layer { /* weights (out, in), biases (out), norms (hidden)
 typedef struct tt_vit {
     tt_context *ctx;
     tt_vit_config config;
-    /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
-    char activation[32], (*class_names)[64];
+    char (*class_names)[64];                /* (classes) class names of config.json's id2label, UTF-8 */
     bool torchvision;                       /* tt_vit_save writes torchvision's tensor names, as the loaded
                                                file had */
     tt_param *patch_w, *patch_b;            /* (hidden, channels, patch, patch), (hidden) */
     tt_param *token, *position;             /* (hidden), (1 + patches, hidden) */
     tt_vit_layer *layer;
     tt_param *norm_w, *norm_b, *classifier_w, *classifier_b;
-    bool new_head;                          /* the classifier begins with random weights, at least in part */
+    bool new_head;                          /* whether the classifier begins with random weights, at least in
+                                               part */
 } tt_vit;
 
 /* Creates the parameters, initialised as in transformers: weights normal with deviation initializer_range,
@@ -2169,10 +2296,12 @@ void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it cl
    preprocessor_config.json, or a resize to image_size. */
 tt_image_options tt_vit_image_options(const tt_vit *m);
 
-tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* as tt_bert_name_classes */
+tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* does for a ViT what tt_bert_name_classes does for
+                                                            a BERT */
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
-tt_model tt_vit_classifier(const tt_vit *m); /* returns the model for a trainer, see tt_bert_model */
+tt_model tt_vit_classifier(const tt_vit *m); /* returns the model for a trainer, with cross-entropy as its
+                                                loss */
 
 /* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, Qwen3, Gemma 3
    for text, GPT-NeoX and Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the
@@ -2197,7 +2326,7 @@ typedef struct tt_lm_config {
     bool attention_bias;      /* the linear layers of attention have biases: "llama", "gpt_neox", "falcon" */
     bool mlp_bias;            /* the linear layers of the MLP have biases: "llama", "falcon" */
     bool parallel;            /* attention and MLP read the same x: "gpt_neox", "falcon" */
-    bool two_norms;           /* "falcon" with parallel: attention and MLP each have a norm */
+    bool two_norms;           /* "falcon" with `parallel`: attention and MLP each have a norm of their own */
     bool alibi;               /* "falcon": ALiBi instead of rotary positions; rounded as in transformers */
     const char *activation;   /* "gelu", "gelu_new", "relu", "silu" */
     float norm_eps, initializer_range;
@@ -2207,8 +2336,9 @@ typedef struct tt_lm_config {
                                  a window. Default 10000 */
     int query_scalar;         /* "gemma3_text": scores are divided by its square root. Default 256; 0:
                                  head_size */
-    int end_token;            /* Set it in a new model to the id that ends a document, eos_token_id of
-                                 config.json; default -1: none. (For a loaded model see tt_lm.stop) */
+    int end_token;            /* Set it in a new model that learns where documents end: the id that ends a
+                                 document, eos_token_id of config.json; default -1: none. (For a loaded model
+                                 see tt_lm.stop) */
     int classes;              /* Set it to the number of classes, labels or scores to make a classifier of
                                  texts; default 0: the model predicts the next token */
     tt_task task;             /* of a classifier: TT_TASK_CLASS (default), TT_TASK_LABELS, TT_TASK_SCORES */
@@ -2234,13 +2364,16 @@ typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden);
 
 /* Low-rank adapters (Hu et al., "LoRA: low-rank adaptation of large language models", 2021), like peft's. */
 typedef struct tt_lora_options {
-    const char *targets; /* Set it to the modules that get an adapter: patterns (as in tt_param_freeze) of
-                            their names, or of the ends of the names after a dot, separated by commas:
-                            "q_proj,v_proj"; default NULL: peft's choice (c_attn for "gpt2", query_key_value
-                            for "gpt_neox" and "falcon", else q_proj and v_proj) */
-    int rank;            /* Set it for larger or smaller adapters; default 8 */
-    float alpha;         /* Set it to scale the adapter's output by alpha / rank; default 8 */
-    float dropout;       /* Set it to drop some of the adapter's input in training; default 0 */
+    const char *targets; /* Set it to adapt other modules than peft does by default: patterns (as in
+                            tt_param_freeze) of their names, or of the ends of the names after a dot,
+                            separated by commas: "q_proj,v_proj"; default NULL: those of peft (c_attn for
+                            "gpt2", query_key_value for "gpt_neox" and "falcon", else q_proj and v_proj) */
+    int rank;            /* Set it higher if the adapters learn too little, and lower for smaller files;
+                            default 8 */
+    float alpha;         /* Set it, often to twice the rank, if another rank or recipe needs it: alpha / rank
+                            is the factor of the adapter's output; default 8 */
+    float dropout;       /* Set it, for example to 0.05, if the adapters overfit: the share of the adapter's
+                            input that is dropped in training; default 0 */
 } tt_lora_options;
 tt_lora_options tt_lora_options_default(void);
 typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* an adapter adds b (out, rank) times a (rank,
@@ -2249,26 +2382,27 @@ typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* an adapter adds
 typedef struct tt_lm {
     tt_context *ctx;
     tt_lm_config config;
-    char activation[32];
     tt_param *word, *position; /* (vocab, hidden), (max_positions, hidden) */
     tt_lm_layer *layer;
     tt_param *norm_w, *norm_b;
-    tt_param *head;            /* (vocab, hidden); NULL: tied, or a classifier */
+    tt_param *head;            /* weight of the linear layer of the logits, (vocab, hidden); NULL: config.tied
+                                  is set, and `word` is the weight, or the model is a classifier */
     tt_param *score;           /* (classes, hidden); NULL: no classifier */
     char (*class_names)[64];   /* (classes), as in tt_bert */
-    bool new_head;             /* `score` begins with random weights */
-    size_t shard_bytes;        /* largest file that tt_lm_save writes; 0: no limit. Default 5e9 */
+    bool new_head;             /* whether `score` begins with random weights */
+    size_t shard_bytes;        /* max bytes of a file that tt_lm_save writes; 0: no limit. Default 5e9 */
     int32_t *stop;             /* (n_stop) ids that end an answer, like tt_sampling.stop: eos_token_id of
                                   generation_config.json, or of config.json if that file is missing */
     int n_stop;
     char *generation;          /* text of generation_config.json, which tt_lm_save writes unchanged; NULL:
                                   none */
-    struct tt__checkpoint *kept; /* config.json as loaded; NULL: no file was loaded. tt_lm_save copies the
-                                    keys that `config` lacks and, as long as `config` agrees with `read` on
-                                    them, the keys for windows, rotary positions and Falcon's heads */
+    struct tt__checkpoint *kept; /* config.json as loaded; NULL: no file was loaded. tt_lm_save copies from it
+                                    the keys that `config` has no fields for. It also copies the keys for
+                                    windows, rotary positions and Falcon's heads, if the fields of `config`
+                                    for them are still those of `read` */
     tt_lm_config read;         /* `config` as it was loaded; undefined if kept is NULL */
-    tt_lora *lora;             /* (n_lora) adapters that tt_lm_lora made with lora_options, whose targets are
-                                  not kept */
+    tt_lora *lora;             /* (n_lora) adapters that tt_lm_lora made; its options are in lora_options,
+                                  except `targets`, which is not kept */
     int n_lora;
     tt_lora_options lora_options;
     char *base;                /* model that the adapters belong to (base_model_name_or_path): the loaded
@@ -2298,25 +2432,26 @@ tt_status tt_lm_name_classes(tt_lm *m, tt_dataset *d); /* see tt_bert_name_class
 tt_status tt_lm_save(const tt_lm *m, const char *folder);
 void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it closes */
 
-/* Gives modules an adapter; call it before programs are compiled. B starts at 0, so the model's results do
-   not change. From then on only adapters are trained: everything else is frozen. NULL options: defaults. */
+/* Gives modules an adapter; call it before programs are compiled. An adapter's factor B starts at 0, so the
+   model's results do not change. From then on only adapters are trained: everything else is frozen. NULL
+   options: defaults. */
 tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *o);
 /* tt_lm_lora_save writes a peft folder: adapter_config.json and adapter_model.safetensors. tt_lm_lora_load
    reads such a folder into a model without adapters. tt_lm_lora_load refuses by name everything in the
    folder's config that tt_lora_options lacks (DoRA, PiSSA, biases, ranks of single modules). */
 tt_status tt_lm_lora_save(const tt_lm *m, const char *folder);
 tt_status tt_lm_lora_load(tt_lm *m, const char *folder);
-/* Adds the adapters to the weights, so that tt_lm_save, which writes weights only, saves both; B becomes
-   0. */
+/* Adds the adapters to the weights, so that tt_lm_save, which writes weights only, saves both; the adapters'
+   factors B become 0. */
 tt_status tt_lm_lora_merge(tt_lm *m);
 
 /* Declares the inputs ids, positions (for "gpt2" below max_positions), seq_start and targets; only
    tt_lm_model reads targets. */
 tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o);
-tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* output of the last norm, (rows,
-                                                                           hidden) */
-tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* (rows, vocab); of a classifier
-                                                                           (seqs, classes) */
+tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* returns the output of the last
+                                                                           norm, (rows, hidden) */
+tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* returns the logits (rows, vocab);
+                                                                           of a classifier (seqs, classes) */
 /* Returns the model for a trainer: its loss is the mean cross-entropy of the tokens that follow, in the
    batch's array "targets", i32 (rows, 1); -100: no target. A classifier has the loss, the metrics and the
    batches of tt_bert_model. m must stay valid. */
@@ -2328,47 +2463,51 @@ tt_model tt_lm_model(const tt_lm *m);
    keys and values of earlier tokens in the planned arena. */
 typedef struct tt_generator tt_generator;
 typedef struct tt_generator_options {
-    int max_seqs;        /* Set it to answer more sequences at a time; default 1 */
-    int context;         /* Set it to limit the tokens of a prompt and its answer together; default 0: the
-                            model's max_positions, at most 2048 */
-    int max_tokens;      /* Set it to run more or fewer tokens of prompts at once, at least max_seqs; default
-                            256 */
-    /* Set it to change how the generator's program is compiled; default: tt_compile_options_default() with
-       `train` false, which is required.
-       `share`: set it to a program that trains the model (tt_trainer_program), and the generator uses its
-       parameters where they are stored, with that program's `parallel`, `memory`, offloaded parameters and
-       device. Make the generator before the first step. If the program has several ranks, data rank 0
-       generates; the other data ranks only send their shards of parameters to data rank 0 (zero 3). All
-       tensor ranks and stages take part. If there are several processes, each calls tt_generate with the same
-       arguments, and gets the same tokens. Without `share` a generator runs on one device and refuses a name
-       of several (TT_ERR_UNSUPPORTED). */
+    int max_seqs;        /* Set it higher to answer several prompts at a time; default 1 */
+    int context;         /* Set it lower to save memory, and higher for long texts: the tokens of a prompt and
+                            its answer together; default 0: the model's max_positions, at most 2048 */
+    int max_tokens;      /* Set it higher to read long prompts faster, and lower to save memory: the tokens of
+                            prompts that run at once, at least max_seqs; default 256 */
+    /* Set its fields to choose precision and device; default: tt_compile_options_default() with `train`
+       false, which is required.
+       `share`: set it to generate during a training, to the program that trains the model
+       (tt_trainer_program); the generator then uses its parameters where they are stored, with that program's
+       `parallel`, `memory`, offloaded parameters and device. Make the generator before the first step. If the
+       program has several ranks, data rank 0 generates; the other data ranks only send their shards of
+       parameters to data rank 0 (zero 3). All tensor ranks and stages take part. If there are several
+       processes, each calls tt_generate with the same arguments, and gets the same tokens. Without `share` a
+       generator runs on one device and refuses a name of several (TT_ERR_UNSUPPORTED). */
     tt_compile_options compile;
 } tt_generator_options;
 tt_generator_options tt_generator_options_default(void);
 /* Makes a generator. m must stay valid. Returns NULL on error. */
 tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o);
 void tt_generator_free(tt_generator *g);
-const tt_program *tt_generator_program(const tt_generator *g); /* for tt_program_plan */
+const tt_program *tt_generator_program(const tt_generator *g); /* returns the program of a generator, for
+                                                                  example for tt_program_plan */
 
 typedef struct tt_sampling {
-    int max_new;              /* Set it to limit how many tokens are added to a sequence; default 128 */
-    float temperature;        /* Set it to divide logits by another number; 0: always takes the likeliest
-                                 token; default 1 */
-    int top_k;                /* Set it to choose among the likeliest k tokens only; default 0: all */
-    float top_p;              /* Set it below 1 to choose among the fewest likely tokens whose probabilities
-                                 sum up to top_p; default 1: all. In (0, 1] (Holtzman et al., "The curious
-                                 case of neural text degeneration", 2020). top_p applies to the tokens that
-                                 top_k leaves */
-    float repetition_penalty; /* Set it above 1 to make tokens that already occurred less likely; default 1.
-                                 The penalty divides a positive logit and multiplies a negative logit (Keskar
-                                 et al., "CTRL", 2019). Above 0 */
-    uint64_t seed;            /* Set it for other random numbers: the same seed gives the same tokens; default
-                                 0 */
-    const int32_t *stop;      /* Set it to n_stop tokens that end a sequence, whose last token is then the
-                                 stop token; default none */
+    int max_new;              /* Set it if answers should be longer or shorter: the largest number of tokens
+                                 that are added to a sequence; default 128 */
+    float temperature;        /* Set it below 1 for more likely and above 1 for more varied answers: logits
+                                 are divided by it; 0: always the likeliest token; default 1 */
+    int top_k;                /* Set it, for example to 50, if unlikely tokens spoil answers: only the
+                                 likeliest top_k tokens are chosen among; default 0: all */
+    float top_p;              /* Set it, for example to 0.9, for the same purpose: only the fewest likeliest
+                                 tokens whose probabilities sum up to top_p are chosen among; default 1: all.
+                                 In (0, 1] (Holtzman et al., "The curious case of neural text degeneration",
+                                 2020). top_p applies to the tokens that top_k leaves */
+    float repetition_penalty; /* Set it above 1, for example to 1.1, if answers repeat themselves: tokens that
+                                 already occurred become less likely; default 1. The penalty divides a
+                                 positive logit and multiplies a negative logit (Keskar et al., "CTRL", 2019).
+                                 Above 0 */
+    uint64_t seed;            /* Set it to get another answer to the same prompt: the same seed gives the same
+                                 tokens; default 0 */
+    const int32_t *stop;      /* Set it if answers should end at certain tokens: n_stop tokens, each of which
+                                 ends a sequence and is then its last token; default none */
     int n_stop;
-    /* Set it to receive each token as soon as the token is known; returning false ends the token's sequence;
-       default NULL. */
+    /* Set it to show answers while they grow: a function that receives each token as soon as the token is
+       known; returning false ends the token's sequence; default NULL. */
     bool (*token)(void *user, int seq, int32_t id);
     void *user;
 } tt_sampling;
@@ -2397,21 +2536,41 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
 /* ------------------------------------------------------------------------------------------------ trainer */
 
 struct tt_train_options {
-    /* Set it to change how the trainer's programs are compiled; default: tt_compile_options_default() with
-       optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for tt_evaluate,
-       tt_forward and tt_predict only. Set `accumulate` if a step may have more micro-batches than there are
-       data ranks (tt_loader_accumulates). `share` must be NULL. */
+    /* Set its fields to choose precision, device, optimizer and memory; default: tt_compile_options_default()
+       with optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for
+       tt_evaluate, tt_forward and tt_predict only. Set `accumulate` if a step may have more micro-batches
+       than there are data ranks (tt_loader_accumulates). `share` must be NULL. */
     tt_compile_options compile;
-    tt_schedule schedule;            /* Set its total_steps (default 0), which is required; default: linear,
-                                        lr 5e-5, no warm-up */
-    /* Set them to change the cross-entropy that trains classifiers and language models
-       (tt_cross_entropy_options); default 0 and NULL. Evaluations use neither. class_weights (one for each
-       class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means. With
-       TT_TASK_LABELS class_weights are the positive weights of the labels, and smoothing is refused. A model
-       of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
-       ones. */
+    tt_schedule schedule;            /* Set its total_steps, which every kind but TT_CONSTANT needs, and its
+                                        other fields if your recipe has another learning rate; default:
+                                        linear, lr 5e-5, no warm-up, total_steps 0 */
+    /* Set label_smoothing, for example to 0.1, if a model is too sure of wrong answers, and class_weights if
+       some classes are rare but matter as much as others: both change the cross-entropy that trains
+       classifiers and language models (tt_cross_entropy_options); default 0 and NULL. Evaluations use
+       neither. class_weights (one for each class; copied) are for classifiers; the loss and the accuracy of a
+       step are then weighted means. With TT_TASK_LABELS class_weights are the positive weights of the labels,
+       and smoothing is refused. A model of your own reads them in an f32 input "class_weights" of (1,
+       classes); in an evaluation they are ones. */
     float label_smoothing;
     const float *class_weights;
+    /* Set it lower if embeddings of similar texts should be farther apart, and higher if training is
+       unstable: the temperature of the contrastive loss (tt_contrastive_loss), above 0; default 0.05, as in
+       sentence-transformers. */
+    float temperature;
+    /* Set it if the contrastive loss should have the negatives of the whole step, and not of a micro-batch
+       alone: the number of sequences of the largest step (tt_loader_options.batch times the 2 or 3 texts of
+       an example); default 0. The gradients are those of one large micro-batch (Gao et al., "Scaling deep
+       contrastive learning batch size under memory limited setup", 2021), for one more forward of each
+       micro-batch and memory for the embeddings. The trainer sets compile.accumulate. Not with loss scaling,
+       pipelines and several processes. Validations have the negatives of a micro-batch. */
+    int step_seqs;
+    /* Set it to compute the part of the model that depends on frozen parameters alone (tt_param_freeze) once
+       for each example, without dropout; default false. tt_fit computes its results, the features, before the
+       first step, keeps them in the host's memory (tt_trainer_feature_bytes), and then trains and validates
+       the rest of the model from them. Each epoch must have the examples of epoch 0, unchanged, and batches
+       must have an index (tt_batch.index). Predictions, tt_evaluate and files are as without the option.
+       tt_train_batch is refused, and so are several processes. */
+    bool features_once;
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
@@ -2435,14 +2594,19 @@ tt_status tt_trainer_wait(tt_trainer *t, tt_stats *stats);
    caller chooses whether steps become larger or have fewer micro-batches; other micro-batches give other
    bits. */
 int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int max);
-const tt_program *tt_trainer_program(const tt_trainer *t); /* program that trains, or else that evaluates */
-int64_t tt_trainer_steps(const tt_trainer *t);             /* tt_program_steps of the trainer's program */
+const tt_program *tt_trainer_program(const tt_trainer *t); /* returns the program that trains; if there is
+                                                              none, the program that evaluates */
+int64_t tt_trainer_steps(const tt_trainer *t);             /* number of optimizer steps done
+                                                              (tt_program_steps) */
 /* Returns the steps of the last state that was saved or loaded, from which a resumed run continues; -1: no
    state. */
 int64_t tt_trainer_saved_steps(const tt_trainer *t);
 /* Returns the bytes of the tensors in a state of this trainer, and in *parameters (may be NULL) the bytes of
    the trained parameters among them. Returns 0 if the trainer does not train, or when out of memory. */
 size_t tt_trainer_state_bytes(const tt_trainer *t, size_t *parameters);
+/* Returns the bytes of the host's memory that tt_fit needs for the features of a source's examples
+   (features_once). Reads epoch 0 of the source. Returns 0 without the option, or after an error. */
+size_t tt_trainer_feature_bytes(tt_trainer *t, const tt_source *source);
 /* Returns the learning rate of the next step: the schedule at tt_trainer_steps, which a skipped step does not
    advance. */
 float tt_trainer_lr(const tt_trainer *t);
@@ -2503,7 +2667,8 @@ tt_status tt_trainer_use_ema(tt_trainer *t, bool use);
 /* Progress of a run, stored with the state so that the caller can resume. */
 typedef struct tt_progress {
     int64_t epoch, step;          /* the epoch and the step to train next */
-    double loss_sum, targets, correct; /* sums over the epoch so far */
+    double loss_sum, targets, correct; /* sums of losses, targets and right predictions over the epoch so
+                                          far */
     double best, best_loss;       /* the best validation so far: the value that tt_fit_options.best_by
                                      compares, and the loss */
     uint64_t best_by;             /* hash of the name of the value in `best`; 0: unknown */
@@ -2521,7 +2686,7 @@ tt_status tt_trainer_load(tt_trainer *t, const char *path, tt_progress *progress
 typedef struct tt_fit_event {
     int64_t epoch, epochs;         /* epoch counts from 0 */
     int64_t step, steps;           /* steps done in this epoch; steps of an epoch */
-    double loss;                   /* mean over this epoch so far */
+    double loss;                   /* mean loss over the targets of this epoch so far */
     const char *metric_name;       /* the metric of best_by, or else the model's first; NULL: no metric,
                                       or only validations have it */
     double metric;                 /* metric of this epoch so far, or of `validation` if it is set */
@@ -2542,30 +2707,42 @@ typedef struct tt_fit_event {
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
-    int64_t epochs;                /* Set it to train for more epochs; default 1 */
-    const char *folder;            /* Set it to write state.safetensors, metrics.csv and loss.svg (see tt_fit)
-                                      into this folder, created if necessary; default NULL: no files */
-    bool resume;                   /* Set it to resume from the state in folder; default false: a folder that
-                                      holds a state is refused */
-    double save_seconds;           /* Set it to change how many seconds pass between saves within an epoch;
+    int64_t epochs;                /* Set it if one pass over the data is not enough: the number of epochs;
+                                      default 1 */
+    const char *folder;            /* Set it to be able to resume a run and to see its course: the folder,
+                                      created if necessary, for state.safetensors, metrics.csv and loss.svg
+                                      (see tt_fit); default NULL: no files */
+    bool resume;                   /* Set it to continue a run that was stopped or killed, from the state in
+                                      folder; default false: a folder that holds a state is refused */
+    double save_seconds;           /* Set it lower if a run that is killed must not lose five minutes of work,
+                                      and higher if saving takes long: seconds between saves within an epoch;
                                       the state is also saved after each epoch; default 300 */
-    int64_t validate_steps;        /* Set it to a number of steps after which the run validates and saves, in
-                                      addition to the end of each epoch; steps of all epochs count; without
-                                      validation the run only saves; default 0 */
-    int64_t patience;              /* Set it to end the run after a number of validations in a row that are no
-                                      better than the best one; needs validation; default 0: never */
-    const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
-                                      current step or batch of validation; a signal handler may set the
-                                      variable (sig_atomic_t); default NULL */
-    const char *best_by;           /* Set it to choose how validations are compared: by "loss", or by the name
-                                      of a metric of the model, and then by the loss; default NULL: the first
-                                      metric, or else the loss */
-    /* Set it to a function that saves the model; default NULL. tt_fit calls it after a
+    int64_t validate_steps;        /* Set it if epochs are long: the number of steps after which the run
+                                      validates and saves, in addition to the end of each epoch; steps of all
+                                      epochs count; without validation the run only saves; default 0: at the
+                                      end of an epoch only */
+    int64_t keep_states;           /* Set it if you may want to go back to an earlier state: the states of the
+                                      last validations, this many, stay as state-STEP.safetensors with the
+                                      number of the step; a run resumes from such a state that is copied to
+                                      state.safetensors. Default 0: none */
+    int64_t patience;              /* Set it to end a run that no longer improves: the number of validations
+                                      in a row that are no better than the best one; needs validation; default
+                                      0: never */
+    const volatile int *stop;      /* Set it if a signal or another thread should be able to stop the run: a
+                                      variable that stops the run when it is not 0, after the current step or
+                                      batch of validation; a signal handler may set the variable
+                                      (sig_atomic_t); default NULL */
+    const char *best_by;           /* Set it if the best model is not the one with the best first metric:
+                                      validations are compared by "loss", or by the name of a metric of the
+                                      model, and then by the loss; default NULL: the first metric, or else the
+                                      loss */
+    /* Set it to save the best model: a function that saves the model; default NULL. tt_fit calls it after a
        validation that is the best so far, or, without validation, after every epoch. The folder then holds a
        state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
        fails, and a resumed run calls `keep` a second time after this validation. */
     tt_status (*keep)(void *user);
-    /* Set it to receive an event after each step and each validation; default NULL. */
+    /* Set it to show the progress of a run: a function that receives an event after each step and each
+       validation; default NULL. */
     void (*report)(void *user, const tt_fit_event *event);
     void *user; /* argument of `keep` and `report` */
 } tt_fit_options;
@@ -2612,7 +2789,8 @@ tt_fit_options tt_fit_options_default(void);
      seconds      duration of the step, including the wait for its data, or of the validation; without saving
      tokens_per_second, or images_per_second and so on, by the model's unit: over these seconds
    loss.svg draws loss, metric and learning rate over the steps. Both files are written whenever the state is.
-   A resumed run keeps the lines up to its state; a metrics.csv with other columns is refused. */
+   A resumed run keeps the lines up to its state. Columns that an older metrics.csv lacks are empty in these
+   lines, and the logger gets a warning; a metrics.csv with a column that the run lacks is refused. */
 tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
                  bool *finished);
 
@@ -2685,7 +2863,7 @@ typedef enum tt__act {
     X(int, act)           /* used by LINEAR and ACTIVATION: a tt__act */ \
     X(bool, untransposed) /* used by MATMUL: true: a b; false: a b^T */ \
     X(float, beyond)      /* used by MATMUL: the number in the columns beyond the rows of b */ \
-    X(int, heads)         /* used by ATTENTION, ROTARY and, for groups of columns, RMSNORM */ \
+    X(int, heads)         /* used by ATTENTION, ROTARY: number of heads; by RMSNORM: of groups of columns */ \
     X(int, key_heads)     /* ATTENTION */ \
     X(bool, causal)       /* ATTENTION */ \
     X(int, window)        /* used by ATTENTION; 0: no window */ \
@@ -2718,9 +2896,9 @@ typedef enum tt__act {
     X(float, clip_norm)   /* CLIP */ \
     X(tt_patch_options, image) /* PATCHES */ \
     X(tt_rotary_options, rotary) /* ROTARY */ \
-    X(uint32_t, custom_hash) /* used by CUSTOM: hash of the op's name */ \
-    X(int, out_axis) X(int, out_extra) X(int, out_width) X(int, out_rows) /* shape of CUSTOM's output; \
-                             out_rows if out_axis is 0 */ \
+    X(uint32_t, custom_hash) /* used by CUSTOM: hash of the name of the caller's op */ \
+    X(int, out_axis) X(int, out_extra) X(int, out_width) X(int, out_rows) /* shape of CUSTOM's output, which \
+                             has out_rows rows if out_axis is 0 (no axis) */ \
     X(int, offset)        /* number that EMBEDDING and EMBEDDING_BACKWARD add to ids */ \
     X(tt_dtype, narrow)   /* dtype to which LINEAR, LINEAR_DX and LINEAR_CROSS_ENTROPY round f32 weights */
 
@@ -2785,14 +2963,15 @@ static inline int64_t tt__shard(int64_t elements, int64_t unit, bool root, int m
    the second phase the member copies the other members' shards. */
 enum {
     TT__REDUCE_PHASE = 1, TT__SPREAD_PHASE = 2,
-    /* flags that only tt__rules.phases has: the members' operands are shards; the members' results are
-       shards; member 0 has all data */
+    /* Flags that only tt__rules.phases has. PIECES_IN: the members' operands are shards. PIECES_OUT: the
+       members' results are shards. OF_FIRST: member 0 has all data. */
     TT__PIECES_IN = 4, TT__PIECES_OUT = 8, TT__OF_FIRST = 16
 };
 
 typedef struct tt__instr {
     int op;             /* TT__OP_...; -1: removed by the current pass                                      */
-    int before;         /* in a pass: number of the instruction before which this instruction goes */
+    int before;         /* set by the pass that inserts this instruction: number of the instruction before
+                           which it goes */
     int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: absent                                       */
     uint32_t add, add_later;
     tt__attr attr;
@@ -2800,10 +2979,12 @@ typedef struct tt__instr {
     int factor[2];      /* matrix products: 1 + row of fp8_history for operands 0 and 1; 0: none            */
     tt__segment segment;
     int stage;          /* 1 + number of the instruction's pipeline stage; 0: unknown, or the only one */
-    bool backward;      /* emitted by autodiff, or by recompute as a copy of such an instruction            */
+    bool backward;      /* emitted by autodiff, or copied by recompute from an instruction that autodiff
+                           emitted */
     bool recomputed;    /* a copy that recomputes a value                                                   */
     bool always;        /* runs also on ranks without a micro-batch                                         */
-    bool later;         /* runs only after an earlier micro-batch has left a result, when add_later applies */
+    bool later;         /* runs only in the micro-batches in which add_later adds to the result of an earlier
+                           micro-batch */
     bool with_next;     /* launched together with the next instruction, which has the same op
                            (tt__backend.launch) */
     bool on_host;       /* the CPU's kernel runs the instruction in the host's memory, even with a GPU      */
@@ -2824,18 +3005,19 @@ typedef struct tt__instr {
    operands and results. Below the row of an op is the row of its backward, if that has kernels of its own.
    Other parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu), TT__RUN_BY(OP, ...)
    (cuda), and the case in the generic tests. The comment of a row lists the operands and, after ->, the
-   results, in the order of their numbers. A name in [brackets] may be absent; - is a number that the op does
-   not use. The flags: */
+   results, in the order of their numbers. A name in [brackets] may be absent; "unused" is a number that the
+   op does not use. The flags: */
 #define TT__NAMED_BY_ACT 0x1 /* errors and printed programs call the op by its activation                   */
 #define TT__INPLACE0 0x2     /* out[0] may take in[0]'s place if in[0] is dead after this instruction       */
 #define TT__INPLACE1 0x4     /* out[0] may take in[1]'s place if in[1] is dead after this instruction       */
 #define TT__RMW 0x8          /* the op also reads its outputs, as optimizer steps do                        */
-#define TT__RANDOM 0x10      /* draws random numbers                                                        */
+#define TT__RANDOM 0x10      /* the op draws random numbers */
 #define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings, for updates or dropout */
 #define TT__MEAN 0x40        /* with TT__WITH_RUN: the op reads the settings only in programs that accumulate,
                                 because a step's number of targets is unknown while its micro-batches run */
 #define TT__ANY_SPACE 0x80   /* the op's operands may be in the host's memory                               */
-#define TT__WAITS 0x100      /* the op is WAIT, whose operands are all operands and results of other work */
+#define TT__WAITS 0x100      /* the op is WAIT: its operands are all operands and results of the work that it
+                                waits for */
 #define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be in fp8 (TT__E4M3)                  */
 #define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], if out[1] is present      */
 #define TT__LOSS 0x800       /* out[0] is the mean loss over the targets, in[TT__LOSS_TARGETS];
@@ -2865,7 +3047,8 @@ typedef struct tt__instr {
    outputs, and only if the device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-/* Indices of operands, and of the output with the counts, of losses. TOTAL: the operand of tt_loss_total. */
+/* Numbers of operands of losses, and of the output that has a loss's counts. TOTAL: the operand that
+   tt_loss_total sets. */
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_COUNTS = 2 };
 
 #define TT__OPS(X) \
@@ -2873,10 +3056,10 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
       TT__WEIGHT(1) | TT__RESIDUAL(3)) \
         /* x, w, [b], [residual], [1/scale of x], [1/scale of w] -> y, [pre-activation] */ \
     X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
-        /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \
-    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy, x] -> dw, [db] */ \
+        /* dy, w, [saved], unused, [1/scale of dy, w] -> dx * act'(saved), [column sums of dx] */ \
+    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, 2 unused, [1/scale of dy, x] -> dw, [db] */ \
     X(MATMUL, "matmul", 2, 1, TT__BY_ROW(1) | TT__PRODUCT) /* a, b -> a b^T or a b */ \
-    X(MATMUL_DB, "matmul_db", 2, 1, TT__PRODUCT) /* a, b -> a^T b, only the actual rows */ \
+    X(MATMUL_DB, "matmul_db", 2, 1, TT__PRODUCT) /* a, b -> a^T b, summed over the actual rows only */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__CHEAP) \
@@ -2902,7 +3085,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(SUM_ROWS, "sum_rows", 1, 1, 0) /* dy -> (1, D), the sum of all rows */ \
     X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__CHEAP) /* a, b -> a * b */ \
     X(MUL_BROADCAST, "mul_broadcast", 2, 1, TT__INPLACE0 | TT__CHEAP) \
-        /* a, a column, a row or one number -> a * b */ \
+        /* a, b (a column, a row or one number) -> a * b */ \
     X(ROW_DOTS, "row_dots", 2, 1, 0) /* a, b -> (rows, 1), the sum of a * b over each row */ \
     X(SWIGLU, "swiglu", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__CHEAP) \
         /* gate, up -> silu(gate) * up */ \
@@ -2928,20 +3111,20 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(STORE_ROWS, "store_rows", 2, 1, TT__RMW) /* x, index -> cache */ \
     X(PATCHES, "patches", 3, 1, TT__CHEAP_KEPT) /* pixels, positions, seq_start -> y */ \
     X(CROSS_ENTROPY, "cross_entropy", 7, 3, TT__LOSS) \
-        /* logits, targets, [weights], -, -, -, [total] -> loss, lse, counts */ \
+        /* logits, targets, [weights], 3 unused, [total] -> loss, lse, counts */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
     X(SOFT_CROSS_ENTROPY, "soft_cross_entropy", 7, 3, TT__LOSS) \
-        /* logits, targets, [weights], -, -, -, [total] -> loss, (lse, sum of targets), counts */ \
+        /* logits, targets, [weights], 3 unused, [total] -> loss, (lse, sum of targets), counts */ \
     X(SOFT_CROSS_ENTROPY_BACKWARD, "soft_cross_entropy_backward", 6, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], (lse, sum of targets), counts -> dlogits */ \
     X(MEAN_SQUARED_ERROR, "mean_squared_error", 7, 3, TT__LOSS) \
-        /* x, target, [weights], -, -, -, [total] -> loss, -, counts */ \
+        /* x, target, [weights], 3 unused, [total] -> loss, unused, counts */ \
     X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) /* dloss, x, target, [weights], counts -> dx */ \
     X(SIGMOID_CROSS_ENTROPY, "sigmoid_cross_entropy", 7, 3, TT__LOSS) \
-        /* logits, targets, [weights], [positive weights], -, -, [total] -> loss, -, counts */ \
+        /* logits, targets, [weights], [positive weights], 2 unused, [total] -> loss, unused, counts */ \
     X(SIGMOID_CROSS_ENTROPY_BACKWARD, "sigmoid_cross_entropy_backward", 6, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], [positive weights], counts -> dlogits */ \
@@ -2954,7 +3137,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
       TT__LOSS | TT__WITH_RUN | TT__MEAN | TT__WEIGHT(3)) \
         /* x, targets, [weights], w, [b], [dloss] -> loss, [dx], counts, [dw], [db] */ \
     X(SUM_SQUARES, "sum_squares", 1, 1, 0) /* g -> sum of g^2 */ \
-    X(ADD_COUNTS, "add_counts", 1, 1, 0) /* a loss's counts -> totals */ \
+    X(ADD_COUNTS, "add_counts", 1, 1, 0) /* a loss's counts -> tt__totals of the step */ \
     X(CLIP, "clip", 3, 1, TT__WITH_RUN | TT__MEAN) \
         /* sums of squares, totals, [loss scale] -> (norm, factor) */ \
     X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, [momentum] */ \
@@ -2962,8 +3145,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(CUSTOM_UPDATE, "custom_update", 2, 3, TT__RMW | TT__WITH_RUN) /* g, factor -> p, [state], [state] */ \
     X(EMA, "ema", 2, 1, TT__RMW | TT__WITH_RUN) /* p, (norm, factor) -> average */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
-    X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
-    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* result and operands of another stream's work */ \
+    X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x in other memory: the device's or the host's */ \
+    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* the results and operands of the work to wait for */ \
     X(ALL_REDUCE, "all_reduce", 1, 1, TT__RMW | TT__INPLACE0 | TT__MOVES) \
         /* x -> y, the sum (or max, min) of all members' x */ \
     X(REDUCE_SCATTER, "reduce_scatter", 1, 1, TT__RMW | TT__MOVES) \
@@ -3012,7 +3195,8 @@ typedef struct tt__step_settings {
 typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums over micro-batches so far */
 typedef struct tt__scale_state {
     double scale;               /* scale of the loss's gradient: a power of two                             */
-    double good_steps, skipped; /* steps since the scale changed; skipped: steps without an update */
+    double good_steps, skipped; /* good_steps: steps without overflow since the scale last changed; skipped:
+                                   all steps without an update */
 } tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
 typedef struct tt__clipped { /* the gradient's norm (not finite: no parameter was changed), and the factor
@@ -3027,10 +3211,12 @@ typedef struct tt__launch {
     tt__device *device;     /* device to run on (on the CPU a tt__cpu), equal for all launches of a call    */
     const tt_tape *tape;
     const tt__instr *instr;
-    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* actual number of rows; data is NULL: absent */
+    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* operands and results with their actual number of rows; absent
+                                                 if `data` is NULL */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
-    bool tuned;             /* matrix products use the fastest ways that `tune` has found                   */
+    bool tuned;             /* matrix products are computed in the fastest ways that tt__backend.tune has
+                               found */
     const uint16_t *lists;  /* block lists of block-sparse attention: (heads of all ranks, list_rows, listed),
                                in the host's memory. NULL: every list names block 0 */
     /* Number of the first random number of an update, a multiple of 8: the place of out[0]'s first element in
@@ -3049,7 +3235,7 @@ typedef struct tt__launch {
     const tt__mat *peer_in, *peer_out;
     /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
        holds what tt__backend.stage copied from member k (NULL: kernels can load from it). Only elements
-       [from, from + most) of each shard are processed. staged NULL: all elements, from peer_in and
+       [from, from + max) of each shard are processed. staged NULL: all elements, from peer_in and
        peer_out. */
     void *const *staged;
     int64_t from, max;
@@ -3100,7 +3286,7 @@ static inline bool tt__norm_launch(const tt__launch *l, int x, int k, tt__launch
    cublasSetWorkspace), less a page for what programs keep; with less, cuBLAS avoids its faster kernels.
    Instructions run one after another, so other ops use this workspace, too: for partial sums of biases,
    norms, losses and squares. */
-#ifndef TT__CUDA_RESIDENT /* tests set a smaller number */
+#ifndef TT__CUDA_RESIDENT /* tests define a smaller TT__CUDA_RESIDENT */
 #define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
 /* Alignment in bytes of storages and of the parts of workspaces: the alignment of cudaMalloc, which suffices
@@ -3286,15 +3472,16 @@ typedef struct tt__backend {
     tt__device *(*open)(tt_context *ctx, int index, int ranks, char *error, size_t capacity);
     void (*close)(tt__device *d);
     const char *(*error)(tt__device *d);
-    void *(*allocate)(tt__device *d, size_t bytes);           /* contents are undefined                     */
+    void *(*allocate)(tt__device *d, size_t bytes);           /* the memory's contents are undefined */
     void (*release)(tt__device *d, void *memory);
     /* Allocates memory that moves between the device and the host as it is used. *available receives the
        bytes that the device had free; without `beyond` the function refuses to allocate more than those
        bytes. allocate_managed, keep and prefetch are NULL if the device has no such memory. */
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
-    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* keeps the bytes on the device */
-    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* moves the bytes to the
-                                                                                     device */
+    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks the device to keep the bytes in its
+                                                                     memory */
+    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* begins to move the bytes
+                                                                                     to the device's memory */
     void *(*allocate_host)(tt__device *d, size_t bytes);      /* host memory that `copy` can use            */
     void (*release_host)(tt__device *d, void *host);
     /* Copies between the device's memory and memory of allocate_host, in either direction, or within the
@@ -3340,16 +3527,17 @@ typedef struct tt__backend {
        the bytes a second of such loads, or of copies through the host if kernels cannot load; 0: unknown. */
     const char *(*peer)(tt__device *d, tt__device *from, double *rate);
     /* Copies to staged[me] the elements that other members need from this member in the current phase of a
-       collective: elements [from, from + most) of each shard, at most members * most elements. *more receives
-       whether shards have further elements, for all members alike. stage and `more` are NULL if kernels can
-       load from all memory. */
+       collective: elements [from, from + max) of each shard (tt__launch), at most members * max elements.
+       *more receives whether shards have further elements, for all members alike. stage and `more` are NULL
+       if kernels can load from all memory. */
     tt_status (*stage)(const tt__launch *l, bool *more);
-    tt_status (*available)(tt__device *d, size_t *bytes); /* free bytes; NULL: the memory is the host's */
-    /* Finds the matrix products that launches of one op need. If `times`, measures each way to compute the
-       products without a measurement, in memory that is freed again, and keeps the fastest way for launches
-       that are `tuned`. A measurement also serves equal products with other numbers of rows. *untimed grows
-       by the number of products for which memory does not suffice. tune, tuned_text and learn are NULL if the
-       device knows one way only. */
+    tt_status (*available)(tt__device *d, size_t *bytes); /* sets *bytes to the free memory of the device;
+                                                             NULL: the device has the host's memory */
+    /* Finds the matrix products that launches of one op need. If `times`, measures, for each product that has
+       no measurement yet, all ways to compute it, in memory that is freed again, and keeps the fastest way
+       for launches that are `tuned`. A measurement also serves equal products with other numbers of rows.
+       *untimed grows by the number of products for which memory does not suffice. tune, tuned_text and learn
+       are NULL if the device has only one way to compute a product. */
     tt_status (*tune)(const tt__launch *l, int n, bool times, int *untimed);
     /* Writes the device's choices to `to`, a line of text for each product, and returns the length of the
        whole text, even if `to` is too small. */
@@ -3392,7 +3580,7 @@ extern const tt__backend tt__cuda_backend; /* defined in tinytrain_cuda.cu      
 #ifdef __cplusplus /* C has no other casts */
 #pragma GCC diagnostic ignored "-Wold-style-cast"
 #endif
-#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* each half leaves some helpers unused */
+#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* a part of the code leaves helpers unused */
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 
@@ -3437,7 +3625,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include <time.h>
 #include <unistd.h>
 #ifdef TINYTRAIN_MPI
-#define OMPI_SKIP_MPICXX 1 /* leaves out the C++ bindings of old versions, which cause warnings */
+#define OMPI_SKIP_MPICXX 1 /* leaves out the C++ bindings of old MPI libraries, which cause warnings */
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 #ifdef OPEN_MPI
@@ -3540,7 +3728,8 @@ struct tt_context {
     char error[TT__ERROR];
     size_t allocated;
     pthread_mutex_t mutex; /* guards the allocator, `allocated` and the fields about errors */
-    bool late;             /* set by tests: the CPU does other streams' work only when a WAIT runs */
+    bool late;             /* set by tests: the CPU does the work of all streams but the compute stream only
+                              when a WAIT for that work runs */
     bool apart;            /* set by tests: device "cpu" has its own memory, as GPUs have */
     bool ranks_run;        /* several ranks run: only the first of their errors is kept */
     bool rank_failed;      /* an error was recorded since the ranks began to run */
@@ -3551,7 +3740,7 @@ struct tt_context {
                               instruction's number */
     tt__cpu cpu;           /* device "cpu", set up by the options */
     struct tt__device_group *device_groups; /* list of the device groups that have programs */
-    struct tt__net *net;   /* the other processes; NULL: there are none */
+    struct tt__net *net;   /* the link to the run's other processes; NULL: there are none */
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* number of tapes made so far */
@@ -3585,9 +3774,9 @@ static bool tt__is_option(const char *field, size_t n)
     return k < TT__COUNT(fields);
 }
 
-/* Copies a message. {FIELD} and {FIELD VALUE}, where TT__OPTIONS has FIELD, become FIELD VALUE or, if
-   tt_context_options.wording has a name for FIELD, that name and VALUE without quotes and "=". Other text in
-   braces is copied unchanged. */
+/* Copies an error message and writes options in the program's words. Where FIELD is an option in TT__OPTIONS,
+   "{FIELD VALUE}" loses its braces, and if tt_context_options.wording has a name for FIELD (such as "--lr"),
+   that name replaces FIELD, and VALUE loses quotes and "=". Other text in braces is copied unchanged. */
 static void tt__name_options(const tt_context *ctx, const char *from, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};
@@ -4466,8 +4655,8 @@ static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, 
     return TT_ERR_FILE;
 }
 
-/* Reads the n bytes at `offset` of an open file. The caller has checked the range against the size at
-   opening, so a shorter file has been cut off since. */
+/* Reads the n bytes at `offset` of an open file. The caller has checked that the file had these bytes when it
+   was opened, so a file that ends earlier has been cut off since. */
 static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, uint64_t offset, void *to,
                                size_t n)
 {
@@ -4720,13 +4909,13 @@ typedef struct tt__tape_value {
     bool saved;
     int32_t copies;
     int32_t ends;       /* 1 + number of the pipeline stage whose last value this is; 0: none */
-    bool elsewhere;     /* the parameter is read by other pipeline stages only */
+    bool elsewhere;     /* only other pipeline stages read the parameter */
     int tied[2];        /* pipeline stages that read the parameter, the lower first; tied[1] is 0 if only one
                            stage reads it */
-    bool parted;        /* in a program: the address of the value or its storage depends on the run, see
-                           tt__resolve_part */
+    bool parted;        /* in a program: the place of the value or of its storage depends on the run
+                           (tt__resolve_part) */
     int32_t base;       /* the value whose storage this value shares; the value itself unless it is a view */
-    int64_t offset;     /* elements from the start of the storage of `base` */
+    int64_t offset;     /* distance in elements from the start of the storage of `base` */
     int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; else -1 */
     int state;          /* of a STATE value: number of the optimizer's state, from 1; TT__EMA: the average */
     int held;           /* 1 + the layout in which an arena holds the parameter; 0: no arena does */
@@ -4735,8 +4924,8 @@ typedef struct tt__tape_value {
     bool offload;       /* of a storage: tt_offload has marked it */
     tt__mark mark;      /* set by tt_keep or tt_recompute */
     bool persistent;    /* the value keeps its contents from run to run */
-    bool pinned_f32;    /* the value stays f32 in any precision: statistics, losses */
-    bool residual;      /* the value is part of the residual stream, see the option `residual` */
+    bool pinned_f32;    /* the value stays f32 in any precision, as statistics and losses do */
+    bool residual;      /* the value is part of the residual stream (tt_compile_options.residual) */
     bool needs_grad;    /* the value depends on a trainable parameter */
     int32_t grad;       /* number of the value that holds the gradient; 0: none yet */
     /* Set by tt__index. producer: 1 + the first instruction that writes the value; 0: none. The other fields
@@ -4767,7 +4956,7 @@ struct tt_tape {
     uint32_t n_random;
     size_t alignment;                               /* alignment of storages in bytes, required by the kind of
                                                        device */
-    bool host;                                      /* device and host have one memory (CPU) */
+    bool host;                                      /* the device is a CPU, whose memory is the host's */
     bool accumulate;                                /* a step may have several micro-batches, on one rank or
                                                        on several */
     bool by_totals;                                 /* all losses have a total (tt_loss_total) */
@@ -4776,7 +4965,8 @@ struct tt_tape {
     int zero;                                       /* tt_parallel.zero */
     bool unverified;                                /* the verifier skips this tape, which only serves an
                                                        estimate */
-    bool early;                                     /* the backward updates parameters */
+    bool early;                                     /* parameters are updated in the backward, as soon as
+                                                       their gradients are final */
     bool on_host;                                   /* large parameters are updated in the host's memory */
     bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
                                                        summed over ranks after each micro-batch, see
@@ -4827,7 +5017,7 @@ static int tt__numbers(const tt__instr *i) { return (int)(tt__ops[i->op].flags >
 
 static const char *tt__act_name(int act)
 {
-#define TT__NAME(ACT, function, by_result) &#function[3], /* without "tt_" */
+#define TT__NAME(ACT, function, by_result) &#function[3], /* the function's name without "tt_" */
     static const char *const names[] = {"none", TT__ACTS(TT__NAME)};
 #undef TT__NAME
     return names[act];
@@ -4917,7 +5107,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     v->base = b->base;
     v->offset = b->offset + offset;
     v->ld = ld;
-    v->needs_grad = b->needs_grad; /* for views that autodiff makes */
+    v->needs_grad = b->needs_grad; /* views that autodiff makes get needs_grad here; a pass has set that of
+                                      all earlier values */
     v->persistent = b->persistent;
     v->space = b->space;
     v->part = b->part;
@@ -5306,7 +5497,8 @@ static bool tt__writes(const tt_tape *t, const tt__instr *i, int32_t base)
 }
 
 static int tt__uses(const tt_tape *t, int32_t v) { return t->values[t->values[v].base].uses; }
-static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].producer - 1; } /* -1: none */
+/* Returns the number of the first instruction that writes v; -1 if there is none. */
+static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].producer - 1; }
 
 /* Returns whether exactly one operand reads v and nothing needs v's contents afterwards: v is a transient
    storage, not a view, and neither `root` (the loss), an output nor the end of a pipeline stage. */
@@ -5400,8 +5592,8 @@ static tt_status tt__settle(tt_tape *t, int n)
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    /* For each place, the number of instructions inserted there; later, the new number of the next of
-       them. */
+    /* For each place, the number of instructions that are inserted there; later, the new number of the first
+       of them that is not yet moved. */
     int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
@@ -5451,7 +5643,8 @@ typedef struct tt__gradient {
     /* Emits the backward of f, a copy of the instruction; g: the gradient of f's out[0]. NULL if `reads` is
        set. */
     void (*emit)(tt__builder *b, const tt__instr *f, int32_t g);
-    /* Operands and results of a backward that is one instruction of `op` (see tt__emit_gradient), or NULL. */
+    /* The operands and results of a backward that is one instruction of `op` (see tt__emit_gradient). NULL
+       if `emit` is set, or if the op has no backward. */
     const char *reads, *into;
     int op;
 } tt__gradient;
@@ -5463,24 +5656,24 @@ typedef struct tt__loads { int64_t done; double min; } tt__loads;
 /* The facts about an op that are not in its row of TT__OPS. */
 typedef struct tt__rules {
     /* Checks the operands and writes the shapes of the outputs to `out`; returns false after tt__tape_fail.
-       The verifier calls shape, too, so shapes depend on the operands only. The outputs of ops that models do
-       not record exist before the call. */
+       The verifier calls `shape` again, so the shapes must depend on the operands only. If models do not
+       record the op, its outputs exist already when `shape` is called. */
     bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
     /* Writes the layouts of the results to `out`, given the layouts `in` of the operands; returns false if
        the op cannot be computed from such operands. A result is partial only if its sum over the ranks equals
        the result of whole operands. NULL: all operands and results are whole. */
     bool (*layout)(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out);
-    tt__gradient backward; /* empty: the op has no backward */
-    /* Return the bytes of scratch for the max numbers of rows: on a CPU with `threads` threads (NULL:
-       tt__widen_bytes), and on CUDA (NULL: 0). */
+    tt__gradient backward; /* all fields NULL: the op has no backward */
+    /* Return the bytes of scratch for the max numbers of rows. cpu_scratch: on a CPU with `threads` threads;
+       NULL: tt__widen_bytes gives the number. cuda_scratch: on CUDA; NULL: 0 bytes. */
     size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
     size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
     /* Checks the integers of operands in the host's memory before a run, because kernels do not check them.
        NULL: there is nothing to check. */
     tt_status (*check)(const tt__launch *l);
-    /* Merge instruction k, where possible, with another one, mostly with the instruction whose result k
-       reads. fuse runs before differentiation, fuse_later after. root: the value for which the program is
-       compiled. NULL: no merging. */
+    /* Merge instruction k, where possible, with another instruction, mostly with the instruction whose
+       result k reads. fuse runs before differentiation, fuse_later after. root: the value for which the
+       program is compiled. NULL: no merging. */
     void (*fuse)(tt_tape *t, int k, int32_t root);
     void (*fuse_later)(tt_tape *t, int k, int32_t root);
     /* Returns the number of floating-point operations in the op's matrix products. in: the operands of a run,
@@ -5498,7 +5691,8 @@ static const tt__rules *tt__rules_of(const tt__instr *i); /* the table is in ops
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Returns how many of i's first outputs (0, 1 or 3) can have their column sums as i's last outputs. */
+/* Returns for how many of its outputs, beginning with out[0], i can also compute column sums: 0, 1 or 3. The
+   last outputs of i are these column sums. */
 static int tt__summed(const tt__instr *i)
 {
     return !tt__is(i, TT__COLUMN_SUMS) ? 0 : i->op == TT__OP_ATTENTION_BACKWARD ? 3 : 1;
@@ -5522,9 +5716,10 @@ static bool tt__shape_of(tt_tape *t, const tt__instr *i, tt__shape out[TT__MAX_O
     return true;
 }
 
-/* Records i: checks it by its shape rule, creates its outputs and appends it. The arguments after `kinds` are
-   the operands; each letter of `kinds` is the type of one: v or V a tt_value, p or P a tt_param *. Operands
-   with V or P may be absent (id 0, NULL). Returns out[0]. */
+/* Records i: checks it by its shape rule, creates its outputs and appends it. The arguments after `kinds`
+   are the operands. Each letter of `kinds` is the type of one operand: `v` or `V` for a tt_value, `p` or `P`
+   for a tt_param pointer. An operand with a capital letter may be absent (a value with id 0, or NULL).
+   Returns out[0]. */
 static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
 {
     tt__shape shape[TT__MAX_OUT];
@@ -5547,7 +5742,7 @@ static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
     *to = i;
     int at = t->n_code - 1;
     for (int k = 0; k < tt__ops[i.op].outputs; k++) {
-        if (!shape[k].rows) continue; /* an optional output that i lacks */
+        if (!shape[k].rows) continue; /* i lacks this optional output */
         int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(&i),
                                    at, k);
         if (!id) return tt__handle(t, 0);
@@ -5710,8 +5905,8 @@ static bool tt__layout_of_whole_rows(const tt_tape *t, const tt__instr *i, const
     return in[0] <= TT__ROWS && tt__layout_alike(t, i, in, out);
 }
 
-/* The layout rule of ops whose rows depend on other rows. Rows must not be split; otherwise the rule is
-   tt__layout_alike. */
+/* The layout rule of ops whose rows depend on other rows. Rows must not be split; apart from this, the rule
+   is that of elementwise ops. */
 static bool tt__layout_by_columns(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     return in[0] != TT__ROWS && tt__layout_alike(t, i, in, out);
@@ -5834,7 +6029,7 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
     if (!i) return;
     i->out[0] = v;
     i->attr.scale = x;
-    if (b->t->values[v].persistent) i->add_later = 1; /* v is set to x once, not in each micro-batch */
+    if (b->t->values[v].persistent) i->add_later = 1; /* only the first micro-batch sets v to x */
 }
 
 /* Creates the gradient of v with its own storage; v must not be a view. Returns 0 when out of memory. */
@@ -5903,8 +6098,8 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 }
 
 /* Emits an instruction of `op` with f's attributes and random numbers. Each letter of `reads` stands for one
-   operand: g is the gradient g, 0 to 9 are f's operands, A to C are f's results, - is an absent operand. Each
-   digit of `into` stands for one result: digit k is the gradient of f's operand k. */
+   operand: `g` is the value g, `0` to `9` are f's operands, `A` to `C` are f's results, and `-` is an absent
+   operand. Each digit of `into` stands for one result: digit k is the gradient of f's operand k. */
 static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int op, const char *reads,
                               const char *into)
 {
@@ -5941,10 +6136,11 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 192
 #define TT__GEMM_PACK_LINES 96 /* rows of A or columns of B per packing task; a multiple of panels' widths  */
-#define TT__GEMM_PACK_K 32    /* units of k per packing task if a line is not contiguous; even              */
+#define TT__GEMM_PACK_K 32    /* units of k per packing task if a line is not contiguous; an even number */
 #define TT__GEMM_ALONE 131072 /* number of multiplications that take no longer than waking a thread         */
-/* Few rows of A use each element of B too few times for packing B to pay. The product is then made by dot
-   products where the columns of B are contiguous, and by sums of rows of B where its rows are. */
+/* Few rows of A use each element of B too few times for packing B to pay. If the columns of B are contiguous,
+   the product is then made by dot products. If the rows of B are contiguous, the product is made by sums of
+   rows of B. */
 #define TT__GEMM_STRIP 64     /* columns of C per task if B is not packed                                   */
 #define TT__GEMM_FEW_ROWS 24  /* max rows of A for which a B with contiguous columns is not packed          */
 #define TT__GEMM_FEW_SUMS 4   /* max rows of A for which a B with contiguous rows is not packed             */
@@ -5958,10 +6154,11 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
    number of rows also serves fewer rows. */
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
-    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* a copy of A as floats */
-    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* rounded up to whole panels */
+    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* bytes of a copy of A as
+                                                                                   floats */
+    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* m rounded up to whole panels of A */
     size_t cols = (size_t)tt__min(n + 47, TT__GEMM_N);
-    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* a tile has 16 units of k */
+    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* at least the 16 units of k of a tile */
     size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4);
     if (k > TT__GEMM_K) packed += rows * cols * 4;
 #ifdef TINYTRAIN_CBLAS
@@ -5988,8 +6185,9 @@ static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(he
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
 
-/* Returns the number of rows of qt and doutt, the transposes of q and dout: the columns of a head or, if that
-   is more, its pairs of columns padded to whole tiles. */
+/* Returns the number of rows of qt and doutt, the transposes of q and dout. Each transpose has a row for
+   each column of a head or, in bf16, for each pair of columns, padded to whole tiles; the result is enough
+   for both. */
 static int64_t tt__attention_qt_rows(int64_t head_size)
 {
     return tt__max(head_size, tt__ceil_div(head_size, 32) * 16);
@@ -5998,24 +6196,23 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
 /* The buffers of one thread, each 64-byte aligned. X(of, name, floats) is a buffer of the forward, of the
    backward or of both; `floats`, its size, uses variables of tt__attention_layout. Buffers of pairs, for
    products of bf16, hold two bf16 in each float: neighbours in a row (pairs of columns) or in a column (pairs
-   of rows), see attention_pairs_of_columns. */
+   of rows). */
 #define TT__ATTENTION_BUFFERS(X) \
-    X(both, k_pairs, keys * whole / 2)           /* pairs of columns of k */ \
-    X(both, summed, keys * stride / 2)           /* pairs of rows of v or k; for tile kernels, transposed */ \
-    X(both, columns, queries * whole / 2)        /* pairs of columns of q or dout */ \
-    X(both, left, keys * queries / 2)            /* pairs of rows or columns of weights or dscores */ \
-    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* tile kernels' sums or pairs of rows */ \
+    X(both, k_pairs, keys * whole / 2)           /* k in bf16, pairs of columns */ \
+    X(both, summed, keys * stride / 2)           /* v or k in bf16, pairs of rows; transposed for tiles */ \
+    X(both, columns, queries * whole / 2)        /* q or dout in bf16, pairs of columns */ \
+    X(both, left, keys * queries / 2)            /* weights or dscores in bf16, in pairs */ \
+    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* tile kernels' sums or transposed rows */ \
     X(both, k, keys * stride) \
     X(both, v, keys * stride) \
-    X(both, weights, keys * tile)                /* scores, then weights */ \
+    X(both, weights, keys * tile)                /* scores, which become weights */ \
     X(both, q, queries * stride) \
     X(both, qt, blocks * qt_rows * tile)         /* q transposed, for each block of queries of a task */ \
     X(forward, out, max_queries * stride) \
     X(forward, max, max_queries)               /* running maximum of the scores */ \
     X(forward, sum, max_queries)                /* sum of the weights */ \
-    X(backward, v_pairs, keys * whole / 2)       /* v, each two columns interleaved,
-        for dot products of 16-bit pairs */ \
-    X(backward, q_pairs, queries * stride / 2)   /* pairs of rows of q */ \
+    X(backward, v_pairs, keys * whole / 2)       /* v in bf16, pairs of columns */ \
+    X(backward, q_pairs, queries * stride / 2)   /* q in bf16, pairs of rows */ \
     X(backward, dout_pairs, queries * stride / 2) \
     X(backward, dk, keys * stride) \
     X(backward, dv, keys * stride) \
@@ -6146,13 +6343,14 @@ typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
    its capacity; w_rows and w_cols: the shape of in[1] at capacity. */
 static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
 {
-    tt__mnk p = {rows, w_rows, cols};              /* LINEAR: the operands are x and w                      */
-    if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* the operands are dy and w                             */
+    tt__mnk p = {rows, w_rows, cols};              /* LINEAR multiplies x (rows, cols) by the transpose
+                                                      of w (w_rows, w_cols) */
+    if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* LINEAR_DX multiplies dy by w */
     if (i->op == TT__OP_MATMUL && i->attr.untransposed) {
         p.n = w_cols;
         p.k = w_rows;
     }
-    if (i->op == TT__OP_LINEAR_DW || i->op == TT__OP_MATMUL_DB) { /* LINEAR_DW: the operands are dy and x   */
+    if (i->op == TT__OP_LINEAR_DW || i->op == TT__OP_MATMUL_DB) { /* LINEAR_DW multiplies dy^T by x */
         p.m = cols;
         p.n = w_cols;
         p.k = rows;
@@ -6209,7 +6407,7 @@ static bool tt__sums_rows_of(const tt__instr *i, int o)
     return i->op == TT__OP_LINEAR_DW || (i->op == TT__OP_LINEAR_DX && o == 1);
 }
 
-/* Returns k if result k of a product is the column sums of operand 0; 0 if no result is. */
+/* Returns k if result k of a product is the column sums of operand 0; 0 if the product has no such result. */
 static int tt__operand_sums(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW && i->out[1] ? 1 : 0; }
 
 /* Returns the dtype of a product's result: the dtype of operand 0, or f32 if operand 0 is fp8. */
@@ -6265,7 +6463,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     int32_t dy = g;
     tt__instr product = *f;
     memset(&product.attr, 0, sizeof product.attr);
-    if (f->attr.act && (weights || x)) { /* first the backward of the activation */
+    if (f->attr.act && (weights || x)) { /* the gradient goes first through the backward of the activation */
         const char *reads = tt__act_by_result(f->attr.act) ? "gA" : "gB";
         tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "");
         const tt__tape_value *y = &t->values[f->out[0]];
@@ -6370,9 +6568,10 @@ static void tt__sum_columns_apart(tt_tape *t, int k, int o)
     else tt__drop(t, k);
 }
 
-/* Returns a bit for each output of i that is a part of v: one output that is v, or several side by side that
-   make up v. Returns 0 if there are none, or if i cannot sum their columns or already does. The backward of
-   attention sums only columns that its kernels write in 16 bits. */
+/* Returns a bit for each output of i that is a part of v: one output that is all of v, or several outputs
+   that lie side by side and make up v. Returns 0 if no outputs make up v, if i cannot compute the outputs'
+   column sums, or if i computes column sums of these outputs already. The backward of attention sums only
+   columns that its kernels write in 16 bits. */
 static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__tape_value *v)
 {
     const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
@@ -6501,7 +6700,8 @@ static size_t tt__cuda_MATMUL(const tt_tape *t, const tt__instr *i)
 static const tt__rules tt__rules_MATMUL = {tt__shape_MATMUL, NULL, {tt__backward_MATMUL}, tt__product_bytes,
     tt__cuda_MATMUL};
 
-/* The shape rule of MATMUL_DB. The result has the rows of the forward's operand b, and a as many columns. */
+/* The shape rule of MATMUL_DB. The result is the gradient of the forward's operand b: it has as many rows as
+   b, which is the number of columns of operand 0. */
 static bool tt__shape_MATMUL_DB(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1), *to = &t->values[i->out[0]].shape;
@@ -6513,10 +6713,11 @@ static bool tt__shape_MATMUL_DB(tt_tape *t, const tt__instr *i, tt__shape *out)
 static const tt__rules tt__rules_MATMUL_DB = {tt__shape_MATMUL_DB, NULL, {NULL}, tt__product_bytes,
     tt__cuda_LINEAR_DW};
 
-/* Several products of one x, such as those that make queries, keys and values or their weights' gradients,
-   become one product. Their other operands must be side by side in memory: weights and their gradients row
-   below row; biases and their gradients, results and their gradients column beside column. Each operand and
-   result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and out[1]. */
+/* Several products of one x become one product, such as the products that make queries, keys and values, or
+   the gradients of their weights. The other operands and results of the products must be side by side in
+   memory. Weights and their gradients must be joined row below row; biases, results, and the gradients of
+   both, column beside column. Each operand and result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are
+   out[0] and out[1]. */
 
 enum { TT__ROLES = 5, TT__RESULT_ROLE = 3 };
 
@@ -6874,7 +7075,8 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
-/* Returns the instruction with out[0] v, if v has only one reader, so that the two can be merged; else -1. */
+/* Returns the number of the instruction that computes v as its out[0] and can be merged with the reader of
+   v. Returns -1 if v has several readers, or if v is not the out[0] of an instruction. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
@@ -6916,7 +7118,7 @@ static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__la
 
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
 {
-    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* if not, tt__record fails */
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* without a or b, tt__record fails */
     const bool row = both && !t->values[b.id].shape.axis &&
                      !tt__same_rows(&t->values[a.id].shape, &t->values[b.id].shape);
     return tt__record(t, tt__new_instr(row ? TT__OP_ADD_ROW : TT__OP_ADD), "vv", a, b);
@@ -6927,7 +7129,8 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
     const tt__tape_value *v = b->t->values;
     tt_dtype dtype = v[g].shape.dtype;
     int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
-    tt__grad_pass(b, g, f->in[1 - take], false); /* first, because in[take] may take over g */
+    tt__grad_pass(b, g, f->in[1 - take], false); /* must come first, because after the next call g may be the
+                                                    gradient of in[take] */
     tt__grad_pass(b, g, f->in[take], true);
 }
 
@@ -7003,7 +7206,7 @@ static bool tt__broadcasts(const tt__shape *a, const tt__shape *b)
 
 tt_value tt_mul(tt_tape *t, tt_value a, tt_value b)
 {
-    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b); /* if not, tt__record fails */
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b); /* without a or b, tt__record fails */
     const bool spread = both && tt__broadcasts(&t->values[a.id].shape, &t->values[b.id].shape);
     return tt__record(t, tt__new_instr(spread ? TT__OP_MUL_BROADCAST : TT__OP_MUL), "vv", a, b);
 }
@@ -7131,7 +7334,8 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
     *to = *o;
     to->heads = 0; /* attr.heads has the number of heads, which is less for a shard of x */
     if (!to->size && o->heads > 0) to->size = (int)tt__min(tt_value_width(t, x) / o->heads, INT_MAX);
-    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* options that are not read get fixed values */
+    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* options that the scaling does not read get fixed
+                                                          values */
     if (o->scaling < TT_ROTARY_LLAMA3) to->original = 1;
     if (o->scaling < TT_ROTARY_LLAMA3 || (o->low == 0 && o->high == 0)) {
         to->low = 1;
@@ -7232,15 +7436,16 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p)
 
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    /* With the random numbers of f, this DROPOUT drops the same elements. */
+    /* With the random numbers of f, this DROPOUT drops the same elements as f. */
     if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0");
     tt__grad_pass(b, g, f->in[1], true);
 }
 
 static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
 
-/* Returns whether a device has one kernel for both i and `next`, which reads the first result of i: for
-   dropout and a norm of its result, or for the backward of a norm and dropout of the resulting gradient. */
+/* Returns whether a device has one kernel for the two instructions i and `next`, where `next` reads the
+   first result of i. One such kernel computes dropout and a norm of the result. The other computes the
+   backward of a norm, and dropout of the gradient from this backward. */
 static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
 {
     if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;
@@ -7368,7 +7573,8 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
     i.attr.alibi = o->alibi;
     if (o->alibi != 0) i.attr.alibi_heads = o->heads;
     i.attr.alibi_rounded = o->alibi != 0 && o->alibi_rounded;
-    /* The number of k's heads must divide the number of q's; otherwise the shape rule reports an error. */
+    /* The number of k's heads must divide the number of q's heads; otherwise the shape rule reports an
+       error. */
     const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
     const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
     const bool divides = key_heads && key_heads <= o->heads && o->heads % key_heads == 0;
@@ -7437,7 +7643,7 @@ static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t leng
 {
     const int64_t n = tt__attention_blocks(attr, length), i = n ? row / attr->block : 0;
     if (i > 0 && i < n - 1) {
-        int64_t keys = attr->block + length - (n - 1) * attr->block;           /* first and last blocks */
+        int64_t keys = attr->block + length - (n - 1) * attr->block; /* keys of first and last block */
         for (int64_t j = tt__max(1, i - 1); j < tt__min(n - 1, i + 2); j++) keys += attr->block;
         return (double)(keys + (i < attr->list_rows ? (int64_t)attr->listed * attr->block : 0));
     }
@@ -7463,7 +7669,8 @@ static double tt__attention_pairs(const tt__attr *attr, double length)
 }
 
 /* Returns the floating-point operations of attention: two products in the forward and four in the backward,
-   for each pair of a query and a key that it sees. Without data, all sequences count as equally long. */
+   for each pair of a query and a key that the query sees. If the operands have no data, all sequences count
+   as equally long. */
 static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
@@ -7907,17 +8114,19 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 
 /* The linear layer and its backward that a fused loss replaces. */
 typedef struct tt__loss_head {
-    /* Numbers of instructions. linear makes the logits; back makes the logits' gradient, -1: none; last is
-       the last one that is replaced. */
+    /* Numbers of instructions. linear: the instruction that makes the logits; back: the instruction that
+       makes the gradient of the logits, -1: no such instruction; last: the last instruction that is
+       replaced. */
     int linear, back, last;
-    /* Number of a FILL between these instructions that is not replaced: it fills a gradient to which a
-       product then adds a rank's rows. 0: no such instruction. */
+    /* Number of a FILL that is not replaced, although it is among the replaced instructions. The FILL fills
+       a gradient to which a product then adds a rank's rows. 0: no such instruction. */
     int fill;
     tt__instr fused;
 } tt__loss_head;
 
-/* Finds the backward of the loss that instruction k computes, and after it the backward of the linear layer,
-   and sets their fields in *h. Returns false if they cannot be fused. */
+/* Finds the instructions after instruction k, a loss, that compute the backward of the loss and of the
+   linear layer, and sets the fields of *h for the backward. Returns false if these instructions cannot be
+   fused. */
 static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__loss_head *h)
 {
     int32_t loss = t->code[k].out[0];
@@ -7951,7 +8160,8 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
     return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
 }
 
-/* Least bytes of logits for fusion. Smaller logits are stored whole. */
+/* The min bytes of logits for which linear + cross_entropy are fused. Logits of fewer bytes are stored
+   whole. */
 #ifndef TT__LOSS_WHOLE
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
@@ -8005,8 +8215,8 @@ static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-/* The layout rule of a loss's backward. Where rows are sharded, the kernel does not read the counts, operand
-   5, so they may be partial. */
+/* The layout rule of a loss's backward. The counts are operand 5. If rows are sharded, the kernel does not
+   read the counts, so the counts may be partial. */
 static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                               tt__split *out)
 {
@@ -8075,11 +8285,12 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
     return (size_t)tt__max(of_y, tt__max(of_x, of_w));
 }
 
-/* Returns the bytes of scratch on CUDA. The scratch holds, in this order: the loss and hit of each row; if
-   the number of classes is not a multiple of 8, copies of the weight's rows and the bias's elements for the
-   classes after the last multiple of 64, and f32 sums of their gradients, all padded to a multiple of 8
-   classes; if weight and bias have 16-bit gradients and there are several chunks, f32 sums of these
-   gradients; a chunk's logits, in rows of a multiple of 8; and at the end the scratch of the products. */
+/* Returns the bytes of scratch on CUDA. The scratch begins with the loss and hit of each row. If the number
+   of classes is not a multiple of 8, there follow, for the classes after the last multiple of 64, copies of
+   the weight's rows and of the bias's elements, and f32 sums of their gradients, all padded to a multiple of
+   8 classes. If weight and bias have 16-bit gradients and there are several chunks, there follow f32 sums of
+   these gradients. Then come a chunk's logits, in rows of a multiple of 8, and at the end the scratch of the
+   products. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);
@@ -8143,7 +8354,8 @@ static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, 
 {
     const int op = TT__OP_MEAN_SQUARED_ERROR_BACKWARD;
     if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, op, "g012C", "0");
-    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, op, "g102C", "1"); /* swaps x and y */
+    /* The gradient of the target is that of x with x and target swapped. */
+    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, op, "g102C", "1");
 }
 
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ERROR, NULL,
@@ -8302,7 +8514,7 @@ static const tt__rules tt__rules_CHUNK_SQUARES = {tt__shape_CHUNK_SQUARES, tt__l
 static const tt__rules tt__rules_FOLD_SQUARES = {tt__shape_FOLD_SQUARES, tt__layout_FOLD_SQUARES, {NULL},
     tt__no_bytes};
 
-/* Fails unless operand k has dtype f64 and shape (1, 3). Such values are parts of tt__results. */
+/* Fails unless operand k has dtype f64 and shape (1, 3), as the parts of tt__results have. */
 static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k)
 {
     const tt__shape *s = tt__in(t, i, k);
@@ -8395,7 +8607,8 @@ static int tt__use_CUSTOM_UPDATE(const tt_optimizer_options *o, tt__attr *a, tt_
     return known ? c->states : 0;
 }
 
-/* The moving average of a parameter, beside the states of any optimizer. */
+/* The rules of EMA, which updates the moving average of a parameter. The average is a further state, whatever
+   the optimizer. */
 static const tt__rules tt__rules_EMA = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__no_bytes};
 
 enum { TT__STATES = 2 }; /* max number of states that an op keeps for a parameter */
@@ -8409,7 +8622,8 @@ typedef struct tt__optimizer {
 } tt__optimizer;
 #define TT__OPTIMIZER(kind, name, op, decoupled, state, word, second, its_word) \
     {name, TT__OP_##op, decoupled, {{state, word}, {second, its_word}}, tt__use_##op},
-static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* index: tt_optimizer_kind */
+static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* element k is for
+                                                                                  tt_optimizer_kind k */
 #undef TT__OPTIMIZER
 
 /* ==== src/ops/collectives/rules.h */
@@ -8640,7 +8854,7 @@ static const tt__rules *tt__rules_of(const tt__instr *i)
     return table[i->op];
 }
 
-/* Returns the number of floating-point operations in i's matrix products; in: see tt__rules.flops. */
+/* Returns the number of floating-point operations in i's matrix products. in: i's operands. */
 static double tt__flops(const tt__instr *i, const tt__mat *in)
 {
     if (tt__rules_of(i)->flops) return tt__rules_of(i)->flops(i, in);
@@ -8700,7 +8914,8 @@ static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const cha
 /* The verifier's notes on a storage before the instruction that is being verified. */
 typedef struct tt__known {
     bool defined;
-    int group;      /* number of the last group of joint instructions that writes the storage; 0: none */
+    int group;      /* number of the last group of instructions that run together and write the storage; 0:
+                       none */
     int writer;     /* 1 + instruction that writes the storage on another stream, before its WAIT; 0: none */
     int readers;    /* number of operands that read the storage on another stream, before their WAIT */
 } tt__known;
@@ -8739,7 +8954,7 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
 }
 
-/* Returns what is wrong with result j, which has shape `rule` by the op's rule; NULL: nothing. */
+/* Returns what is wrong with result j, whose shape must be `rule` by the op's shape rule; NULL: nothing. */
 static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule,
                                      const tt__known *known)
 {
@@ -8975,10 +9190,10 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 
 /* ---------------------------------------------------------------------------------------------- inference */
 
-/* Removes dropout of rate 0. In programs that do not train, removes all dropout, and the block lists that are
-   for training only. A dropout becomes a copy (SCALE by 1). The copy is removed, too, unless its result is an
+/* Removes dropout of rate 0. Without `dropout`, removes all dropout, and the block lists that are for
+   training only. A dropout becomes a copy (SCALE by 1). The copy is removed, too, unless its result is an
    output, has views or is the root. */
-static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
+static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool dropout)
 {
     int n = tt__index(t);
     int32_t *instead = tt__new_map(t); /* for each value, the value to read instead if it was the result of a
@@ -8988,8 +9203,8 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
         tt__instr *i = &t->code[k];
         const tt__tape_value *y = &t->values[i->out[0]];
         tt__map_operands(i, instead);
-        if (!train) i->attr.dropout = 0;
-        if (!train && i->attr.lists_for_training) i->attr.lists = 0;
+        if (!dropout) i->attr.dropout = 0;
+        if (!dropout && i->attr.lists_for_training) i->attr.lists = 0;
         if (!tt__is(i, TT__RANDOM | TT__MOVES) || i->attr.dropout > 0) continue;
         i->op = TT__OP_SCALE;
         i->attr.scale = 1;
@@ -9069,7 +9284,7 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     tt__shape shape[TT__MAX_OUT];
     if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
     bool max = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
-    /* Causal and windowed attention skips keys that no query sees only if all rows are queries. */
+    /* Keeps all queries: only then causal and windowed attention can skip the keys that no query sees. */
     if ((i.attr.causal || i.attr.window) && max) return TT_OK;
     i.out[0] = t->code[k].out[0];
     tt__tape_value *y = &t->values[i.out[0]];
@@ -9140,12 +9355,13 @@ typedef struct tt__tensor {
     int ranks, n;           /* n: number of instructions before the pass */
     bool sequence, train;
     int32_t root;
-    tt__role *role;         /* for each instruction */
+    tt__role *role;         /* the role of each instruction */
     int *code; int n_code;  /* the instructions of the region that is being found */
     bool *inside;           /* for each activation: sharded by columns; for each parameter outside of regions:
                                sharded by rows */
     bool *by_rows;          /* for each value: sharded by rows */
-    int32_t *own_uses;      /* for each storage: number of operands that OWN instructions read whole */
+    int32_t *own_uses;      /* for each storage: number of operands that instructions of role OWN read
+                               whole */
     int32_t *values; int n_values;  /* the values of the region that is being found */
     int32_t unsplit;        /* the value because of which the last candidate is no region; 0: none */
     /* For each value v, a value made from v; 0: none. gathered: all rows of v, which is sharded.
@@ -9235,8 +9451,8 @@ static bool tt__take_value(tt__tensor *s, int32_t v)
     return true;
 }
 
-/* Adds instruction k to the region, with the values that must be sharded, too. reads: as for tt__role_in.
-   Returns false if that is impossible. */
+/* Adds instruction k to the region, with the values that must be sharded, too. reads: k reads a value of the
+   region; otherwise k writes one. Returns false if that is impossible. */
 static bool tt__take_instr(tt__tensor *s, int k, bool reads)
 {
     const tt__instr *i = &s->t->code[k];
@@ -9247,7 +9463,8 @@ static bool tt__take_instr(tt__tensor *s, int k, bool reads)
             if (i->in[j] && tt__is_activation(s->t, i->in[j]) && !tt__take_value(s, i->in[j])) return false;
         return s->role[k] == TT__END || tt__take_value(s, i->out[0]);
     }
-    for (int c = 0; c < s->n_code; c++) /* an instruction of an earlier region does not fit */
+    for (int c = 0; c < s->n_code; c++) /* k fits only if it has its role in this region, not an earlier
+                                           one */
         if (s->code[c] == k) return s->role[k] != (reads ? TT__BEGIN : TT__END);
     return false;
 }
@@ -9512,7 +9729,8 @@ static bool tt__by_own_rows(const tt__tensor *s, int k)
     return fits && out[0] == TT__ROWS;
 }
 
-/* Counts, for each storage, the operands that OWN instructions read whole (own_uses). */
+/* Counts, for each storage, the operands that instructions of role OWN (each rank computes its shard of the
+   rows) read whole, in own_uses. */
 static void tt__count_own_uses(tt__tensor *s)
 {
     memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
@@ -9523,9 +9741,9 @@ static void tt__count_own_uses(tt__tensor *s)
     }
 }
 
-/* Returns whether the OWN instruction k may have partial gradients of the operands that it reads whole. Each
-   such operand must be a parameter that only OWN instructions read, so that the ranks can sum all its
-   gradients. */
+/* Returns whether the operands that instruction k, of role OWN (each rank computes its shard of the rows),
+   reads whole may have partial gradients. Each of these operands must be a parameter that only instructions
+   of role OWN read, so that the ranks can sum all its gradients. */
 static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];
@@ -9544,8 +9762,8 @@ static void tt__set_own(tt__tensor *s, int k, bool own)
     for (int o = 0; o < TT__MAX_OUT; o++) s->by_rows[s->t->code[k].out[o]] = own;
 }
 
-/* Finds the OWN instructions: takes all candidates, then removes those that do not fit the others, until all
-   that remain fit. */
+/* Finds the instructions of role OWN (each rank computes its shard of the rows): takes all candidates, then
+   removes those that do not fit the others, until all that remain fit. */
 static void tt__find_own_rows(tt__tensor *s)
 {
     bool changed = true;
@@ -9634,8 +9852,8 @@ static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
 }
 
 /* Gives parameters of which an arena holds shards the same layout in this program. Fails if a parameter is
-   needed whole, unless all of these can be gathered: shards of rows, without views. The error first names a
-   parameter sharded by rows, and the value that keeps its region whole. */
+   needed whole, unless all parameters that are needed whole can be gathered: shards of rows, without views.
+   The error first names a parameter sharded by rows, and the value that keeps its region whole. */
 static tt_status tt__check_held(tt__tensor *s)
 {
     bool gathers = true;
@@ -9654,8 +9872,9 @@ static tt_status tt__check_held(tt__tensor *s)
     return TT_OK;
 }
 
-/* Finds the head, and the tables to shard. With a head, no rank knows the total number of targets in
-   training, as in programs that accumulate. */
+/* Finds the head, and the tables to shard. With a head, whose rows the ranks divide, no rank knows the number
+   of targets during the backward. Training then divides by that number at the end, as programs that
+   accumulate do. */
 static void tt__find_tables(tt__tensor *s)
 {
     tt_tape *t = s->t;
@@ -9672,7 +9891,7 @@ static void tt__find_tables(tt__tensor *s)
     }
 }
 
-/* Splits the tape over `ranks` tensor ranks. sequence: as in the option of this name. */
+/* Splits the tape over `ranks` tensor ranks. sequence: shard the values between regions by rows. */
 static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool sequence, bool train)
 {
     tt__tensor s;
@@ -9748,8 +9967,9 @@ static int tt__operand_stage(const tt_tape *t, int k)
     return 0;
 }
 
-/* Makes instructions write partial gradients to new values, and appends sums over the ranks. layout: of each
-   storage. part: receives, for each value, the new value with its partial gradient; all 0 at first. */
+/* Makes instructions write partial gradients to new values, and appends sums over the ranks. layout: the
+   layout of each storage. part: receives, for each value, the new value with its partial gradient; all 0 at
+   first. */
 static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
     const int values = t->n_values, n = t->n_code; /* values and instructions from these numbers on are new */
@@ -9781,7 +10001,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
         tt__instr *i = &t->code[k];
         tt__map_operands(i, instead);
         if (i->move.over == TT__ALONE || tt__rules_of(i)->phases) continue;
-        instead[i->out[0]] = i->in[0]; /* a storage, not a view, because of tt__may_enter */
+        instead[i->out[0]] = i->in[0]; /* in[0] is a storage: tt__may_enter refused views */
         tt__drop(t, k);
     }
     if (status == TT_OK) tt__map_views(t, t->n_values, instead);
@@ -9798,7 +10018,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
     return status;
 }
 
-/* Computes a loss whose rows the ranks share as the mean over the counts of all ranks. */
+/* If tensor ranks divide the rows of a loss, makes the loss the mean over the counts of all these ranks. */
 static tt_status tt__pass_tensor_losses(tt_tape *t)
 {
     const int n = tt__index(t);
@@ -9916,7 +10136,8 @@ static void tt__mark_residual(tt_tape *t)
         for (int j = first; j <= last && !in && !gathers; j++) tt__into_residual(t, i->in[j]);
         if (in || !gathers) t->values[i->out[0]].residual = true;
     }
-    for (int k = 0; k < t->n_code; k++) { /* values that tensor ranks exchange keep their dtype */
+    /* The result of a collective over tensor ranks is in the residual stream if its operand is. */
+    for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         const bool in = i->move.over == TT__OVER_TENSOR && t->values[t->values[i->in[0]].base].residual;
         t->values[i->out[0]].residual |= in;
@@ -9953,8 +10174,10 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
             if (number && x->pinned_f32) y->pinned_f32 = true;
         }
     }
-    for (int k = 2 * n - 1; k >= 0; k--) { /* values that tensor ranks exchange keep their dtype */
-        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* first in reverse order, then in order */
+    /* The operand and the result of a collective over tensor ranks get one dtype. The loop goes through the
+       instructions in reverse order, then in order. */
+    for (int k = 2 * n - 1; k >= 0; k--) {
+        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n];
         if (i->move.over != TT__OVER_TENSOR) continue;
         tt__tape_value *x = &t->values[t->values[i->in[0]].base], *y = &t->values[i->out[0]];
         if (x->storage == TT__TRANSIENT) x->pinned_f32 = y->pinned_f32 = x->pinned_f32 || y->pinned_f32;
@@ -10021,8 +10244,8 @@ static void tt__pass_fold_casts(tt_tape *t)
         if (at < 0 || !tt__is(&t->code[at], TT__CASTS)) continue;
         const tt__tape_value *w = &t->values[t->code[at].in[0]];
         if (!tt__is_weight(t, t->code[at].in[0]) || w->shape.dtype != TT_F32) continue;
-        if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* ranks gather the 16-bit
-                                                                                   copy */
+        if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* ranks need the 16-bit copy:
+                                                                                   they gather it */
         i->attr.narrow = t->values[i->in[number]].shape.dtype;
         i->in[number] = t->code[at].in[0];
     }
@@ -10148,7 +10371,7 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__CHEAP_KEPT : TT__CHEAP;
     const bool recomputed = (tt__ops[f->op].flags & cheap) != 0;
     const bool gathers = tt__rules_of(f)->phases && r->t->values[f->in[0]].storage == TT__TRANSIENT;
-    /* the ranks' shards take less memory than the gathered tensor */
+    /* A gather runs a second time in any case, because shards take less memory than the gathered tensor. */
     return recomputed && (gathers || tt__is_saved(r, f->in[0])) ? *f : none;
 }
 
@@ -10198,7 +10421,7 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 {
     /* For each of the last two marked values: 1 + the instruction that computes the value. */
     int end[2] = {0, 0};
-    int max = 0, marks = 0; /* end of block number `blocks` */
+    int max = 0, marks = 0; /* max: 1 + the instruction that ends block number `blocks` */
     double bytes[2] = {0, 0}; /* bytes computed between the last two marks, and after the last */
     for (int k = 0; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
@@ -10211,7 +10434,8 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o])
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
-    /* 0: only a head, such as a classifier, follows the last mark; 1: another block follows it. */
+    /* The last block is not recomputed. The block ends at the last mark if only a head, such as a classifier,
+       follows that mark (last = 0), otherwise at the end of the forward (last = 1). */
     const int last = bytes[1] < bytes[0] / 2 ? 0 : 1;
     return max < end[last] ? max : end[last];
 }
@@ -10344,8 +10568,9 @@ static int32_t *tt__first_writers(const tt_tape *t)
     return first;
 }
 
-/* Finds the places where tt_block_end marks allow to cut the forward, and returns their number. `cut` and
-   `cross` have room for n + 1 entries; `cross` is all 0. *all: FLOPs of the whole forward. */
+/* Finds the places where tt_block_end marks allow to cut the forward, writes them to `cut`, and returns their
+   number. `cut` has room for n + 1 entries; `cross` is scratch memory for n + 1 numbers, all 0 at first. Sets
+   *all to the FLOPs of the whole forward. */
 static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut *cut, int *cross, double *all)
 {
     int cuts = 0, crossing = 0;
@@ -10695,7 +10920,7 @@ static tt_status tt__pass_stages(tt_tape *t)
 }
 
 /* Marks the storages of a stage that hold several micro-batches at once: up to `max` micro-batches are
-   between their forward and backward. first: from tt__first_writers. */
+   between their forward and backward. first: for each storage, 1 + the first instruction that writes it. */
 static void tt__hold_micros(tt_tape *t, const int32_t *first, int max)
 {
     const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
@@ -10788,9 +11013,9 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
 }
 
 /* Appends a part of the sum of v at the end of a step. v is a storage of gradients or of counts, with a slot
-   for each leaf of the tree of sums (src/ranks/threads.h). stage 0, if each rank needs only its shard of the
-   sum, and stage 1, if each needs the whole sum: the data ranks sum slot k. stage 2: each rank sums its
-   slots. The last stage writes `total` if it is not 0. */
+   for each leaf. In stages 0 and 1 the data ranks sum slot k: in stage 0 if each rank needs only its shard of
+   the sum, in stage 1 if each rank needs the whole sum. In stage 2 each rank sums its slots. The last stage
+   that is needed writes `total` if that is not 0, else v. */
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
@@ -10942,7 +11167,8 @@ static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
     return r->first && r->next;
 }
 
-/* Returns whether operand x needs a parameter whole, in the backward or, if not `backward`, the forward. */
+/* Returns whether operand x (numbered as in tt__readers) needs a parameter whole, in the backward or, if not
+   `backward`, the forward. */
 static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
 {
     const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];
@@ -11104,8 +11330,9 @@ static bool tt__is_listed(const tt_tape *t, int32_t v)
     return tt__is_trained(t, v) || (t->values[v].elsewhere && t->values[v].grad);
 }
 
-/* Returns the trained parameters in the order of the rows of `squares`. The first *parted of the *n
-   parameters are those that tensor ranks shard. The caller frees the array. NULL: out of memory. */
+/* Returns the *n trained parameters in the order in which t->squares has their gradients' squared norms. The
+   first *parted parameters are those that tensor ranks shard. The caller frees the array. NULL: out of
+   memory. */
 static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
 {
     int32_t *list = (int32_t *)tt__alloc(t->ctx, sizeof *list * (size_t)t->n_values);
@@ -11126,7 +11353,7 @@ static bool tt__is_tied_again(const tt_tape *t, int32_t v)
     return t->values[v].tied[1] && t->values[v].tied[1] == t->stage;
 }
 
-/* Appends an instruction that runs once a step, together with the one before if both have the same op. */
+/* Appends an instruction that runs once a step, together with the instruction before if both have one op. */
 static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 {
     const tt__instr i = tt__instr_of(op, in, out);
@@ -11140,17 +11367,18 @@ typedef struct tt__due {
     int32_t average;        /* the parameter's moving average; 0: none */
     uint32_t random;
     int32_t chunks;         /* value with the squared norm of each chunk of the gradient; 0: none yet */
-    int next;               /* updates in the backward: 1 + the row of the next parameter that is due at the
-                               same instruction; 0: none */
+    int next;               /* for updates in the backward: 1 + the index in `list` of the next parameter
+                               whose update is due at the same instruction; 0: none */
 } tt__due;
 
 typedef struct tt__updater {
     tt_tape *t;
     const tt_optimizer_options *o;
-    int32_t *list;          /* the n trained parameters, by row; tensor ranks shard the first `parted` */
+    int32_t *list;          /* the n trained parameters; tensor ranks shard the first `parted` of them */
     int n, parted;
-    int32_t parts;          /* squared norms of this rank's shards of the first `parted` gradients */
-    int *row, rows;         /* rows of the parameters that the pass updates together now */
+    int32_t parts;          /* value with the squared norms of this rank's shards of the first `parted`
+                               gradients */
+    int *row, rows;         /* indices in `list` of the parameters that the pass updates together now */
     tt__due *due;           /* for each value; used for trained parameters only */
 } tt__updater;
 
@@ -11174,7 +11402,7 @@ static bool tt__square_gradients(tt__updater *u)
         ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
                            tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
     }
-    /* 0: squares the chunks of a shard; 1: gathers the squares; 2: sums them */
+    /* Stage 0 squares the chunks of each shard, stage 1 gathers the squares, stage 2 sums them. */
     for (int stage = 0; stage < 3; stage++)
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
@@ -11405,7 +11633,8 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
 
 /* Inserts the updates of trained parameters into the backward, of n instructions. An update is due after the
    last instruction that writes the gradient, reads the parameter, or adds to the counts of losses. Due
-   updates wait until their gradients have TT__UPDATE_FROM elements. head: n numbers, 0 at first. */
+   updates wait until their gradients have TT__UPDATE_FROM elements. head: scratch memory for n numbers, all
+   0 at first. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;
@@ -11553,7 +11782,7 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
 
 /* The QUANTIZE instruction that rounds a value to fp8. */
 typedef struct tt__quantized {
-    int at;      /* 1 + number of the QUANTIZE before tt__settle; 0: none */
+    int at;      /* 1 + number of the QUANTIZE, which holds until tt__settle renumbers; 0: none */
     int before;  /* the instruction before which the QUANTIZE is inserted */
 } tt__quantized;
 
@@ -11667,7 +11896,7 @@ static tt_status tt__pass_fp8(tt_tape *t)
         const bool pays = tt__pays_in_fp8(t, &t->code[k]);
         any |= pays;
         if (pays && tt__operand_sums(&t->code[k]))
-            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* sums of unrounded operands */
+            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* sums the unrounded operands */
         for (int o = 0; o < 2 && pays && ok; o++) ok = tt__read_fp8(&f, k, o);
         for (int j = 0; j < TT__MAX_OUT; j++)
             if (t->code[k].out[j]) f.written[t->values[t->code[k].out[j]].base] = k + 1;
@@ -11738,7 +11967,8 @@ typedef struct tt__use {
                                      none */
     bool several, reads_several, all_slots, always;
     bool in;                      /* the range reads contents that were written before the range */
-    bool later;                   /* the contents are read only in runs where add_later adds */
+    bool later;                   /* the contents are read only to add to them, after a step's first
+                                     micro-batch */
 } tt__use;
 
 static void tt__note_use(const tt_tape *t, const tt__instr *i, int32_t id, int out, tt__use *u)
@@ -11858,7 +12088,7 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
             bool known = !out;
             for (int m = 0; m < n && !known; m++) known = tt__same_part(t, written[m], was);
             if (known) continue;
-            if (n == TT__COUNT(written)) written[0] = like; /* all elements */
+            if (n == TT__COUNT(written)) written[0] = like; /* too many parts: `like` covers them all */
             else written[n++] = was;
         }
     const tt__instr last = t->code[to];
@@ -11896,7 +12126,8 @@ static void tt__reach(tt__range *r, int k)
 }
 
 /* Makes the instructions of a micro-batch use one copy of v in the forward and another in the backward. of[0]
-   and of[1]: ranges of instructions that use v in each. Returns false if out of memory. */
+   and of[1]: the ranges of instructions that use v in the forward and in the backward. Returns false if out
+   of memory. */
 static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
 {
     for (int backward = 0; backward < 2; backward++) {
@@ -11936,8 +12167,8 @@ static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
 
 /* Cuts a group off the instructions that run together from k on, and returns its range; the remaining
    instructions run together after the group. The instructions of a group work on one memory and use at most
-   `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes so
-   far of the group that the limit TT__OFFLOAD_TOGETHER would give. */
+   `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes that
+   the group would have so far if `max` were TT__OFFLOAD_TOGETHER. */
 static tt__range tt__cut_group(tt_tape *t, int k, size_t max, size_t *largest)
 {
     tt__range r = {k, k};
@@ -12083,11 +12314,142 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
         const tt__tape_value *x = &t->values[i->out[1]];
-        /* an output in another dtype stays: out[0] is computed from its rounded values */
+        /* out[1] stays if its dtype is another: out[0] is then computed from the rounded values of out[1] */
         bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
         if (same && !needed[x->base]) i->out[1] = 0;
     }
     tt__free(t->ctx, needed);
+    return tt__settle(t, t->n_code);
+}
+
+/* ==== src/passes/features.h */
+/* ------------------------------------------------------------------------------------------------- features
+   The frozen part of a recorded tape consists of the instructions that depend on inputs and frozen parameters
+   alone. Its results that the rest of the tape reads are the features. A program can read features as inputs,
+   in place of computing the frozen part. */
+
+/* Facts about a tape that tt__find_features needs. Flags of storages are at the number of the base. */
+typedef struct tt__frozen_part {
+    bool *trained;   /* of a storage: depends on a trained parameter */
+    bool *fed;       /* of a storage: depends on an input */
+    bool *needed;    /* of a storage: an instruction reads it, directly or not, before a frozen parameter */
+    bool *made;      /* of a storage: an instruction of the frozen part writes it */
+    bool *feature;   /* of a storage: it is a feature */
+    bool *within;    /* of an instruction: it belongs to the frozen part */
+} tt__frozen_part;
+
+static bool tt__any_of(const tt_tape *t, const tt__instr *i, const bool *flags)
+{
+    for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j] && flags[t->values[i->in[j]].base]) return true;
+    return false;
+}
+
+static void tt__flag_outputs(const tt_tape *t, const tt__instr *i, bool *flags)
+{
+    for (int j = 0; j < TT__MAX_OUT; j++) if (i->out[j]) flags[t->values[i->out[j]].base] = true;
+}
+
+/* Returns whether each operand of instruction i is an input, a parameter, or made by the frozen part, and at
+   least one operand is made by the frozen part. */
+static bool tt__only_of_part(const tt_tape *t, const tt__instr *i, const bool *made)
+{
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        const int32_t base = t->values[i->in[j]].base;
+        if (base && t->values[base].storage == TT__TRANSIENT && !made[base]) return false;
+    }
+    return tt__any_of(t, i, made);
+}
+
+/* Notes the frozen part of the tape. An instruction belongs to the frozen part if it does not depend on a
+   trained parameter, and if it reads a frozen parameter or comes before an instruction that reads one. So do
+   the instructions after the last frozen parameter, such as the choice of the first row of each sequence, up
+   to the first dropout, which stays with the trained part. */
+static void tt__note_frozen_part(const tt_tape *t, tt__frozen_part *p)
+{
+    for (int32_t v = 1; v < t->n_values; v++) {
+        const tt__tape_value *x = &t->values[v];
+        if (x->base != v) continue;
+        p->trained[v] = x->storage == TT__PARAMETER && !t->ctx->params[x->param]->frozen;
+        p->fed[v] = x->storage == TT__INPUT;
+    }
+    for (int k = 0; k < t->n_code; k++) {
+        if (tt__any_of(t, &t->code[k], p->trained)) tt__flag_outputs(t, &t->code[k], p->trained);
+        if (tt__any_of(t, &t->code[k], p->fed)) tt__flag_outputs(t, &t->code[k], p->fed);
+    }
+    for (int k = t->n_code - 1; k >= 0; k--) {
+        const tt__instr *i = &t->code[k];
+        bool within = false;
+        for (int j = 0; j < TT__MAX_IN; j++)
+            within = within || (i->in[j] && t->values[t->values[i->in[j]].base].storage == TT__PARAMETER);
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            within = within || (i->out[j] && p->needed[t->values[i->out[j]].base]);
+        if (!within || tt__any_of(t, i, p->trained)) continue;
+        p->within[k] = true;
+        for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j]) p->needed[t->values[i->in[j]].base] = true;
+    }
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool random = tt__is(i, TT__RANDOM) && i->attr.dropout > 0;
+        const bool trained = random || tt__is(i, TT__LOSS) || tt__any_of(t, i, p->trained);
+        if (!p->within[k] && !trained) p->within[k] = tt__only_of_part(t, i, p->made);
+        if (p->within[k]) tt__flag_outputs(t, i, p->made);
+    }
+}
+
+/* Lists the features of a tape in *features, which the caller frees. output: a value that is a feature if the
+   frozen part makes it. Fails if the frozen part has no features, or a feature without a row for each row of
+   an input. Values that depend on no input are no features. */
+static tt_status tt__find_features(tt_tape *t, tt_value output, int32_t **features, int *count)
+{
+    tt__frozen_part p;
+    const size_t values = (size_t)t->n_values, all = 5 * values + (size_t)t->n_code;
+    char what[256];
+    bool *flags = (bool *)tt__calloc(t->ctx, all);
+    int32_t *list = (int32_t *)tt__alloc(t->ctx, sizeof *list * values);
+    *count = 0;
+    *features = list;
+    if (!flags || !list) {
+        tt__free(t->ctx, flags);
+        return TT_ERR_MEMORY;
+    }
+    p.trained = flags;
+    p.fed = flags + values;
+    p.needed = flags + 2 * values;
+    p.made = flags + 3 * values;
+    p.feature = flags + 4 * values;
+    p.within = flags + 5 * values;
+    tt__note_frozen_part(t, &p);
+    p.feature[t->values[output.id].base] = true;
+    for (int k = 0; k < t->n_code; k++)
+        for (int j = 0; j < TT__MAX_IN && !p.within[k]; j++)
+            p.feature[t->values[t->code[k].in[j]].base] = true;
+    tt_status status = TT_OK;
+    for (int32_t v = 1; v < t->n_values && status == TT_OK; v++) {
+        const tt__tape_value *x = &t->values[v];
+        if (x->base != v || !p.feature[v] || !p.made[v] || !p.fed[v]) continue;
+        list[(*count)++] = v;
+        if (!x->shape.axis || x->shape.extra || x->shape.dtype != TT_F32)
+            status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{features_once}: %s depends on frozen parameters "
+                              "alone, but has no row for each example or token: unfreeze the parameters "
+                              "before it", tt__describe(t, v, what, sizeof what));
+    }
+    if (status == TT_OK && !*count)
+        status = tt__fail(t->ctx, TT_ERR_ARGUMENT, "{features_once} is set, but the model computes nothing "
+                          "from inputs and frozen parameters alone: freeze the first layers, for example "
+                          "the encoder (tt_param_freeze)");
+    tt__free(t->ctx, flags);
+    return status;
+}
+
+/* Makes features inputs of the tape. The pass "prune" then removes the frozen part. */
+static tt_status tt__read_features(tt_tape *t, const int32_t *features, int count)
+{
+    for (int n = 0; n < count; n++)
+        for (int k = 0; k < t->n_code; k++)
+            if (t->code[k].op >= 0 && tt__writes(t, &t->code[k], features[n])) t->code[k] = tt__new_instr(-1);
+    for (int32_t v = 1; v < t->n_values; v++)
+        for (int n = 0; n < count; n++)
+            if (t->values[v].base == features[n]) t->values[v].storage = TT__INPUT;
     return tt__settle(t, t->n_code);
 }
 
@@ -12175,8 +12537,9 @@ static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
     return (double)max * (double)tt_dtype_bytes(x->shape.dtype);
 }
 
-/* The limit of an instruction's speed. PRODUCT, ATTENTION: FLOPs; ROWS: bytes of other kernels; UPDATE: bytes
-   of updates and of other work once a step; RANKS: bytes that a collective loads. */
+/* The cost that limits the speed of an instruction. PRODUCT and ATTENTION: its FLOPs; RANKS: the bytes that a
+   collective loads; UPDATE: the bytes of work that is done once a step, such as updates; ROWS: the bytes of
+   all other kernels. */
 typedef enum tt__cost {
     TT__COST_PRODUCT, TT__COST_ATTENTION, TT__COST_ROWS, TT__COST_UPDATE, TT__COST_RANKS, TT__COST_KINDS
 } tt__cost;
@@ -12241,7 +12604,7 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 typedef struct tt__spent {
     double compute, exposed;    /* computation; exposed: time for which computation waits for transfers */
     double on_host;             /* part of `compute` that the host's processor computes */
-    double busy[TT__STREAMS];   /* for each stream: its transfers */
+    double busy[TT__STREAMS];   /* for each stream: seconds of its transfers */
 } tt__spent;
 
 /* step: seconds of a step with one micro-batch on each data rank. micro: seconds of each further
@@ -12529,7 +12892,7 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
             o->begin[wait] = now;
             o->block[wait] = blocks;
         } else if (!t->code[k].stream) {
-            o->seconds[k] = seconds; /* also a copy that stays on the computation stream */
+            o->seconds[k] = seconds; /* computation, or a copy that stays on the computation stream */
         }
         now += o->seconds[k];
         blocks += o->ends[k];
@@ -12599,11 +12962,11 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
         const double end = fmin(*next, o.begin[o.wait[k]]);
         const bool host_copy = t->values[t->values[t->code[k].out[0]].base].host_copy;
         tt__hoist(&o, k, end, ahead);
-        const double latest = end - o.moves[k]; /* a start that moves past joint updates is earlier than
-                                                   necessary */
+        /* The latest time for the start; o.begin[k] is earlier if it moved past updates that run together. */
+        const double latest = end - o.moves[k];
         *next = fmin(*next, host_copy ? fmax(o.begin[k], latest) : o.begin[k]);
     }
-    for (int at = 0; at < o.n && ok; at++) { /* visits starts in their new order */
+    for (int at = 0; at < o.n && ok; at++) { /* visits the starts in the order in which they now are */
         const int k = o.at[at];
         if (!o.wait[k] || tt__brings(t, &t->code[k])) continue;
         double *end = &idle[t->code[k].stream];
@@ -12743,8 +13106,9 @@ static void tt__order_products(tt_tape *t, int first, int last)
     for (int k = first; k <= last; k++) t->code[k].with_next = k < last;
 }
 
-/* Makes the values in role `role` of products `first` to `last` views of one new value. Marks persistent
-   values instead, so that they become adjacent in memory. Returns false if out of memory. */
+/* Makes the values in role `role` (an operand or a result) of products `first` to `last` views of one new
+   value. Marks persistent values instead, so that they become adjacent in memory. Returns false if out of
+   memory. */
 static bool tt__join_values(tt_tape *t, int first, int last, int role)
 {
     const bool below = tt__lies_below(&t->code[first], role);
@@ -12789,7 +13153,7 @@ static tt_status tt__pass_join(tt_tape *t, int32_t root)
         tt__order_products(t, first, last);
         for (int role = 0; role < TT__ROLES && ok; role++)
             if (role != tt__shared_role(&t->code[first])) ok = tt__join_values(t, first, last, role);
-        k -= first != k; /* the moves have put a later instruction at this place */
+        k -= first != k; /* visits this place again if the moves have put a later instruction there */
     }
     tt__free(t->ctx, apart);
     return ok ? TT_OK : TT_ERR_MEMORY;
@@ -12817,7 +13181,7 @@ typedef struct tt__box {
 } tt__box;
 
 /* Returns the largest number of bytes of a space that are in use at one instruction, which *at receives.
-   Counts only boxes of `min` bytes or more. SIZE_MAX: out of memory. */
+   Counts only boxes (storages to be placed) of `min` bytes or more. SIZE_MAX: out of memory. */
 static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t min,
                            tt_context *ctx, int *at)
 {
@@ -12852,7 +13216,7 @@ typedef struct tt__taken {
     tt__interval *span; int n_span, cap_span;   /* element 0 means "none" */
     int unused;     /* first span that is in no list; 0: none */
     int *list;      /* list[2 * k]: first span in use during all instructions of node k; list[2 * k + 1]:
-                       during some */
+                       first span in use during some of them */
     int *hint;      /* for each list: the span changed last */
     int leaves;     /* number of instructions, rounded up to a power of two; the root is node 1 */
     int highest;    /* the box that ends highest; of several, the one placed last */
@@ -12884,8 +13248,8 @@ static bool tt__taken_clear(tt__taken *t)
     return true;
 }
 
-/* Returns the last span of a list that ends at or below `limit`. The search begins at span `at`, which ends
-   there. Leaves shortcuts for later searches. */
+/* Returns the last span (range of bytes in use) of a list that ends at or below `limit`. The search begins at
+   span `at`, which ends at or below `limit`, too. Leaves shortcuts for later searches. */
 static int tt__span_before(tt__taken *t, int at, size_t limit)
 {
     for (int two_back = at, back = at;;) {
@@ -12899,8 +13263,8 @@ static int tt__span_before(tt__taken *t, int at, size_t limit)
     }
 }
 
-/* Adds bytes [from, to) to a list, and joins them with the spans that they overlap or touch. Returns false if
-   out of memory. */
+/* Adds bytes [from, to) to a list of the bytes in use, and joins them with the spans (ranges of bytes) that
+   they overlap or touch. Returns false if out of memory. */
 static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
 {
     int before = 0, at = t->list[list], hint = t->hint[list];
@@ -12938,8 +13302,8 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
     return true;
 }
 
-/* Marks the place of box b as in use. `node` covers instructions [lo, lo + width). Returns false if out of
-   memory. */
+/* Marks the place of box b as in use, in the part of the tree below `node`, which covers instructions
+   [lo, lo + width). Returns false if out of memory. */
 static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width)
 {
     if (b->first >= lo + width || b->last < lo) return true;
@@ -12949,8 +13313,9 @@ static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width
                       tt__take(t, b, 2 * node + 1, lo + width / 2, width / 2));
 }
 
-/* Appends to `heads` the first spans of all lists that have spans in use during box b's life. Returns the
-   number of lists in `heads`. */
+/* Appends to `heads` the first span of each list of bytes that are in use during box b's life. Looks in the
+   part of the tree below `node`, which covers instructions [lo, lo + width). Returns the new number n of
+   lists. */
 enum { TT__TAKEN_LISTS = 6 * 32 };
 static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads,
                            int n)
@@ -12965,14 +13330,14 @@ static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int l
     return tt__taken_lists(t, b, 2 * node + 1, lo + width / 2, width / 2, heads, n);
 }
 
-/* Returns the lowest gap (or the tightest one) of at least b's size between the spans in use during b's
-   life. */
+/* Returns the place of the lowest gap (or the tightest one) of at least b's size between the bytes that are
+   in use during b's life. */
 static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
     size_t cursor = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
     for (;;) {
-        size_t next = SIZE_MAX; /* start of the lowest span above the cursor */
+        size_t next = SIZE_MAX; /* the first byte in use above `cursor` */
         bool moved = false;
         for (int k = 0; k < n;) {
             if (t->span[head[k]].to <= cursor) head[k] = t->span[tt__span_before(t, head[k], cursor)].next;
@@ -12993,9 +13358,9 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
     }
 }
 
-/* Places boxes in the given order, each into the lowest gap (or the tightest one) between the boxes placed
-   before that are alive at the same time. Returns the height, where the highest box ends; stops at the first
-   height above `limit`. SIZE_MAX: out of memory. */
+/* Places boxes (storages) in the given order, each into the lowest gap (or the tightest one) between the
+   boxes placed before that are alive at the same time. Returns the height, where the highest box ends; stops
+   at the first height above `limit`. SIZE_MAX: out of memory. */
 static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit,
                                  tt__taken *taken)
 {
@@ -13014,9 +13379,10 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
     return height;
 }
 
-/* Number of keys for sorting boxes. Key 0: size; 1: size x duration; 2: duration; 3: begin; 4: the boxes in
-   use at the peak by duration, then the others by size. Boxes with larger keys come first, for key 3 those
-   that begin earlier. Of equal keys, the larger box comes first, then the lower index. */
+/* Number of keys by which boxes (storages) are sorted before they are placed. Key 0: size; 1: size x
+   duration; 2: duration; 3: first instruction; 4: the boxes in use at the peak by duration, then the others
+   by size. Boxes with larger keys come first, for key 3 those that begin earlier. Of equal keys, the larger
+   box comes first, then the lower index. */
 #define TT__ORDERS 5
 static double tt__box_key(const tt__box *b, int kind, int peak)
 {
@@ -13168,7 +13534,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * ((size_t)t->n_values + (size_t)t->n_code));
     int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* index of each storage's box; -1:
                                                                           none */
-    int n = 0, group = 0, group_end = 0; /* first and last of the instructions that run together */
+    int n = 0, group = 0, group_end = 0; /* instructions [group, group_end] run together with instruction k */
     const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
     *out = box;
     if (!box || !of) { tt__free(ctx, of); tt__free(ctx, box); *out = NULL; return TT_ERR_MEMORY; }
@@ -13221,7 +13587,8 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             while (box[start].merged != start) start = box[start].merged;
             box[of[y]].merged = start;
             box[start].last = box[of[y]].last;
-            of[y] = start; /* later results of the chain find the merged box */
+            of[y] = start; /* a result that later takes over y's place finds the box with which y was
+                              merged */
             break;
         }
     }
@@ -13299,10 +13666,10 @@ struct tt__isa_table {
 /* ==== src/ops/linear/cpu_shared.h */
 /* ---- matrix product: shared by all instruction sets ---- */
 
-/* Arguments of a product C = act(A B + bias) + residual or, with `saved`, C = act'(saved) * (A B);
-   `accumulate` adds the old C. A(i, k) = a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col],
-   where one stride of A and one stride of B is 1. Sums are fp32, in an order that does not depend on the
-   number of threads. Matrices without data are absent. */
+/* Arguments of a product C = act(A B + bias) + residual or, with `saved`, C = act'(saved) * (A B). If
+   `accumulate`, the old C is added. A(i, k) is `a[i * a_row + k * a_col]`, and B(k, j) is
+   `b[k * b_row + j * b_col]`. One stride of A is 1, and one stride of B is 1. Sums are fp32, in an order
+   that does not depend on the number of threads. Matrices without data are absent. */
 typedef struct tt__gemm_args {
     int64_t m, n, k;
     tt__mat a, b, c;
@@ -13319,9 +13686,9 @@ typedef struct tt__gemm_args {
 } tt__gemm_args;
 
 /* The work of a microkernel: computes a block C = scale * (A B) + base, with the sums in registers. k counts
-   floats or, in bf16 products, pairs of bf16 in the place of a float. A(i, k) = a[i * a_row + k * a_col] or,
-   for AMX, a[i * a_row + k / 16 * a_col + k % 16]. The rows of B are b_row floats apart, the rows of C c_row
-   floats. `base` is NULL, C itself, or another block. */
+   floats or, in bf16 products, pairs of bf16 in the place of a float. A(i, k) is `a[i * a_row + k * a_col]`
+   or, for AMX, `a[i * a_row + k / 16 * a_col + k % 16]`. Rows of B begin b_row floats apart, and rows of C
+   begin c_row floats apart. `base` is NULL, C itself, or another block. */
 typedef struct tt__product {
     int64_t k;
     const float *a; int64_t a_row, a_col;
@@ -13376,12 +13743,12 @@ static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count
 /* ==== src/ops/attention/cpu_shared.h */
 /* ---------------------------------------------------------------------- attention, shared by all variants */
 
-/* Arguments of attention, which is computed within each sequence and head. Shapes: k, v (rows,
-   heads / group * head_size); q, out (queries, heads * head_size); lse f32 (queries, heads). The queries are
-   all rows or the rows that query_row lists, in any order. Dropout draws 8 random bits for the weight of
-   query row i (of the batch), key j (of its sequence) and head h (of all ranks): number j % 16 of Philox
-   counter {i, j / 16, h, 0}, see tt__attention_either. The weight is kept if the number
-   is >= TT__ATTENTION_DROP(p). */
+/* Arguments of attention. Each head of each sequence is computed on its own. Shapes: k, v
+   (rows, heads / group * head_size); q, out (queries, heads * head_size); lse f32 (queries, heads). The
+   queries are all rows or, in any order, the rows that query_row lists. For each weight, dropout draws a
+   random number of 8 bits: number `j % 16` of the 16 numbers of Philox counter `{i, j / 16, h, 0}`, where i
+   is the query's row of the batch, j the key of the sequence, and h the head among the heads of all ranks;
+   see tt__attention_either. The weight is kept if the number is at least `TT__ATTENTION_DROP(dropout)`. */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
@@ -13392,26 +13759,27 @@ typedef struct tt__attention_args {
     bool causal; float scale; float dropout; uint64_t dropout_key;
     int64_t window;               /* rows that a row sees backwards and, unless causal, ahead; 0: no window */
     float alibi; int alibi_heads; /* alibi_heads: number of heads of all ranks; 0: no ALiBi              */
-    bool alibi_rounded;           /* see tt_attention_options                                            */
+    bool alibi_rounded;           /* rounds as transformers' Falcon does (tt_attention_options) */
     const tt__attr *attr;         /* options of block-sparse attention                                   */
-    const uint16_t *lists;        /* lists of blocks, as in tt__launch                                   */
+    const uint16_t *lists;        /* lists of blocks that queries see (tt__launch.lists) */
     tt__mat q, k, v, out;
     float *lse;
-    tt__mat dout, dq, dk, dv;    /* only in the backward                                                  */
+    tt__mat dout, dq, dk, dv;    /* gradients; only in the backward */
     bool add_dq, add_dk, add_dv; /* only in the backward: whether to add to the gradient or write it      */
-    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to bf16 */
+    tt__bf16 bf16;               /* how products of bf16 are computed; fp32 operands are rounded to bf16 */
     void *workspace;             /* tt__attention_workspace bytes                                         */
 } tt__attention_args;
 
-/* Sorts n queries by sequence: sets query_start, query_row and query_at of `a`. index[j] is the row of the
-   batch of query j. `memory` has tt__attention_queries_bytes bytes. */
+/* Sorts n queries by sequence: sets query_start, query_row and query_at of `a`. `index[j]` is query j's row
+   of the batch. `memory` has tt__attention_queries_bytes bytes. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
 {
     int32_t *start = (int32_t *)memory, *row = start + a->seqs + 1, *at = row + n;
     memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
     for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
     for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
-    /* Goes from the last query to the first. start[s + 1] moves from the end of sequence s to its start. */
+    /* Places the queries from the last to the first: start[s + 1] moves down from the end of sequence s to
+       its start. */
     for (int64_t j = n - 1; j >= 0; j--) {
         int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
         row[number] = index[j];
@@ -13454,8 +13822,9 @@ static int tt__attention_times(const tt__attention_args *a, const tt__attention_
     return times;
 }
 
-/* Returns how many of n queries of sequence x, beginning with query `query`, are in the first query's block,
-   at most as many as a tile holds. Sets *block to the number of the block. */
+/* Counts the queries of sequence x that directly follow query `query` in the same block, including query
+   `query`. The result is at most n, and at most the number of queries of a tile. Sets *block to the number
+   of the block. */
 static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__attention_sequence *x,
                                       int64_t query, int64_t n, int64_t *block)
 {
@@ -13468,9 +13837,10 @@ static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__att
     return count;
 }
 
-/* Takes the next keys of [*at, end), at most a tile of them, and moves *at past them. Returns the first key
-   of the tile and sets *keys to the tile's number of keys. The first key is *at rounded down to a multiple
-   of 16, as random numbers and tiles need; x->from is set to the old *at: the keys before it are not seen. */
+/* Takes the next tile of keys from `[*at, end)`. Sets *keys to the tile's number of keys and returns the
+   tile's first key. The first key is *at, rounded down to a multiple of 16, because random numbers and tiles
+   are in groups of 16 keys. Sets x->from to the old *at, as the keys before it are not seen, and *at to the
+   tile's end. */
 static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, int64_t end, int64_t *keys)
 {
     const int64_t first = *at & ~(int64_t)15;
@@ -13480,12 +13850,13 @@ static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, i
     return first;
 }
 
-/* Finds the keys that any of n queries of sequence x, beginning with query `query`, sees: returns the end of
-   these keys and sets *from to the first. Without a window, listed queries count as seeing all keys. */
+/* Finds the keys that are seen by any of n queries of sequence x, beginning with query `query`. Returns the
+   end of these keys and sets *from to the first of these keys. Without a window, listed queries count as
+   seeing all keys. */
 static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attention_sequence *x, int64_t query,
                                   int64_t n, int64_t *from)
 {
-    int64_t low = query, high = query + n - 1; /* rows of the sequence */
+    int64_t low = query, high = query + n - 1; /* first and last query's row in the sequence */
     *from = 0;
     if (!a->window) return x->diagonal ? query + n : x->length;
     for (int64_t i = 0; a->query_row && i < n; i++) {
@@ -13605,6 +13976,18 @@ static tt_status tt__for_rows(const tt__launch *l, const tt__mat *m, size_t skip
     return tt__for_chunks(l, m->rows, m->cols, tt__max(1, 8192 / m->cols), skip, fn);
 }
 
+/* Fails unless the operands first to first + count - 1, if present, have as many columns as out[0]. Kernels
+   of TT__RUN_MAP widen their rows side by side, into scratch that is laid out by these columns. */
+static tt_status tt__same_widths(const tt__launch *l, int first, int count)
+{
+    for (int k = first; k < first + count; k++)
+        if (l->in[k].data && l->in[k].cols != l->out[0].cols)
+            return tt__fail(l->tape->ctx, TT_ERR_INTERNAL, "%s: operand %d has %lld columns, but the result "
+                            "has %lld; please report this program", tt__instr_name(l->instr), k,
+                            (long long)l->in[k].cols, (long long)l->out[0].cols);
+    return TT_OK;
+}
+
 static int64_t tt__elements(const tt__mat *m) { return m->rows * m->cols; }
 static void *tt__at(const tt__mat *m, int64_t r)
 {
@@ -13669,7 +14052,7 @@ static void tt__all_gather_rows(const tt__launch *l, int64_t from, int64_t to, f
     }
 }
 
-/* Copies elements [from, to) of this member's shard of out[0] from in[0] of member 0. */
+/* Copies elements `[from, to)` of this member's shard: from in[0] of member 0 to this member's out[0]. */
 static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t first;
@@ -13698,8 +14081,8 @@ static double tt__reduce_two(tt__reduce how, double a, double b)
     return (how == TT__MAX ? a > b : a < b) ? a : b;
 }
 
-/* Reduces n f64 elements of all members' in[0], beginning with element `from`, by the tree. Writes or adds
-   the results to out[0], beginning with element `to`. */
+/* Reduces n f64 elements of all members' in[0], beginning with element `from`, by the tree of sums
+   (src/ranks/threads.h). Writes or adds the results to out[0], beginning with element `to`. */
 static void tt__reduce_doubles(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;
@@ -13955,7 +14338,7 @@ TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n)
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b) { return (tt__vf)(result); }
 #define TT__OF_THREE(name, result) \
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)(result); }
-#if TT__LANES == 16 /* masked forms with a full mask, because g++ 12 warns about its header's plain forms */
+#if TT__LANES == 16 /* masked intrinsics with a full mask, because g++ 12 warns about the plain intrinsics */
 TT__OF_THREE(fma, _mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c))
 TT__OF_TWO(max, _mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b))
 TT__OF_TWO(min, _mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b))
@@ -14195,7 +14578,7 @@ TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
     /* A subnormal's fraction first gets a leading 2^-14; the subtraction takes 2^-14 away. */
     tt__vf subnormal = (tt__vf)(magnitude + (113u << 23)) - (tt__vf)TT__K(splat_u)(113u << 23);
     tt__vu normal = magnitude + (112u << 23);
-    normal += (tt__vu)(magnitude >= (0x7c00u << 13)) & (112u << 23); /* infinity, NaN */
+    normal += (tt__vu)(magnitude >= (0x7c00u << 13)) & (112u << 23); /* infinity and NaN: exponent 255 */
     return (tt__vf)(sign | TT__K(select)(magnitude < (0x400u << 13), (tt__vu)subnormal, normal));
 #endif
 }
@@ -14233,7 +14616,7 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
         return;
     }
     tt__vi subnormal = magnitude < 0x38800000;
-    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* exact, being below 1024 */
+    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* multiples of f16's smallest number */
     tt__vi whole = __builtin_convertvector(units, tt__vi);
     tt__vf fraction = units - __builtin_convertvector(whole, tt__vf);
     tt__vi up = fraction * 65536.0f + __builtin_convertvector((tt__vi)random, tt__vf) >= 65536.0f;
@@ -14338,7 +14721,8 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 #define TT__ATTENTION_NV 2
 #endif
 #define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
-#define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* max lines of a panel */
+#define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* max rows of A, or columns
+                                                                                   of B, in a panel */
 #define TT__GEMM_TILES 32 /* rows, and columns, of C that four tiles hold */
 
 /* Reads n numbers, beginning with element `at`, as floats. Rounds f32 numbers to dtype `narrow`, unless
@@ -14375,9 +14759,10 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 
 /* ---- packing ---- */
 
-/* Within each four lanes, LOW and HIGH interleave the first (HIGH: the last) two lanes of a with those of b;
-   FIRST and LAST concatenate the first (LAST: the last) two lanes of a and those of b. */
-#if TT__LANES == 16 /* masked with all ones because g++ 12 warns about the plain forms */
+/* These macros work within each four lanes. LOW interleaves the first two lanes of a with the first two
+   lanes of b, and HIGH interleaves the last two lanes of a and b. FIRST concatenates the first two lanes of
+   a and b, and LAST concatenates the last two. */
+#if TT__LANES == 16 /* these instructions have masks of ones because g++ 12 warns about the plain forms */
 #define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__FIRST(a, b) (tt__vf)_mm512_maskz_shuffle_ps(0xffff, (__m512)(a), (__m512)(b), 0x44)
@@ -14441,12 +14826,12 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 #undef TT__QUARTERS
 #undef TT__HALVES
 
-/* An operand seen as lines of k elements. The lines are the rows of A or the columns of B; element (line, k)
-   is at line * line_step + k * k_step. Panels hold units: floats or, for dot products and tiles, pairs of
-   bf16. The functions below count k in units. */
+/* An operand seen as lines of k elements. The lines are the rows of A or the columns of B; element k of a
+   line is at `line * line_step + k * k_step`. Panels hold units: floats or, for dot products and tiles,
+   pairs of bf16. The functions below count k in units. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
-    tt_dtype dtype, narrow; /* narrow: see tt__gemm_args.b_narrow */
+    tt_dtype dtype, narrow; /* narrow: dtype to which f32 elements are rounded; TT_F32: not rounded */
     bool pairs;
     int64_t lines, line_step, k_step, elements; /* elements: number of elements of a line */
 } TT__K(gemm_operand);
@@ -14484,16 +14869,18 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     }
 }
 
-/* Packs `lines` lines, beginning with `line`, and of each line k units, beginning with k0, of an operand with
-   k_step 1. Writes panels [k][width] that begin `panel` floats apart; lines missing from the last panel
-   become 0. Where a vector is several panels wide, one transposition packs several times as many units. */
+/* Packs `lines` lines of an operand with k_step 1, beginning with number `line`. Of each line, packs k
+   units, beginning with unit k0. Writes panels [k][width] that begin `panel` floats apart; lines missing
+   from the last panel become 0. If a vector is several panels wide, one transposition packs several times
+   TT__LANES units. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width,
                                             const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
 {
     enum { L = TT__LANES };
     const int parts = width < L && L % width == 0 ? L / width : 1;
-    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* copy of lines that are incomplete or not float */
+    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* holds copies of lines that are incomplete or are not
+                                                     float */
     for (int64_t done = 0; done < lines; done += width, to += panel) {
         int64_t present = tt__min(width, lines - done);
         for (int64_t kk = 0; kk < k; kk += TT__GEMM_CHUNK) {
@@ -14550,7 +14937,7 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int wi
     for (int64_t kk = 0; kk < k; kk++) {
         for (int64_t strip = 0; strip < lines; strip += TT__GEMM_STRAIGHT) {
             int64_t some = tt__min(TT__GEMM_STRAIGHT, lines - strip);
-            /* number of lines that are read beyond the last panel */
+            /* number of lines beyond the last panel that are read because loads are whole vectors */
             const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width;
             bool copied = x->dtype != TT_F32 || x->narrow != TT_F32 || some % width
                 || line + strip + some + spill > x->lines;
@@ -14640,7 +15027,8 @@ TT__FN void TT__K(gemm_pack)(float *to, int64_t panel, int width, const TT__K(ge
 /* ==== src/ops/linear/cpu_computing.h */
 /* ---- microkernels ---- */
 
-typedef tt__vf TT__K(micro_sums)[12][4]; /* [rows][vectors], max size; the used part is in registers */
+typedef tt__vf TT__K(micro_sums)[12][4]; /* [rows][vectors] of the largest block; the part in use is in
+                                            registers */
 
 /* A microkernel computes a block of C. Its numbers of rows and vectors (nv) are constants, so that sums stay
    in registers. */
@@ -14675,8 +15063,8 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_sums) sum;
     const float *a = p->a, *b = p->b;
     TT__K(micro_begin)(rows, nv, sum);
-    /* Unrolled, because where two threads share a core, instructions other than multiply-adds limit the
-       speed. */
+    /* The loop is unrolled, because where two threads share a core, instructions other than multiply-adds
+       limit the speed. */
     TT__UNROLL_BY(4)
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
@@ -14699,9 +15087,10 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_end)(rows, nv, sum, 1.0f, p);
 }
 
-/* Computes a block of C from a panel of A and a panel of B. Multiplies as many thirds of the panel of A (or
-   halves of a panel of 4 or 8 rows) as hold `rows` rows. Multiplies all columns of the panel of B, or only
-   the first 16 of 48 if `cols` is at most 16. */
+/* Computes a block of C from a panel of A and a panel of B. Multiplies only the part of the panel of A that
+   has the block's `rows` rows: one, two or three thirds of the panel or, in a panel of 4 or 8 rows, one or
+   two halves. Multiplies all columns of the panel of B, or only the first 16 of 48 if `cols` is at most
+   16. */
 TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };
@@ -14773,7 +15162,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
         }
     }
 #else
-    TT__UNROLL_BY(4) /* for the reason given in micro */
+    TT__UNROLL_BY(4) /* so that less time goes to instructions other than multiply-adds */
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
         TT__EACH(v, nv) row[v] = TT__K(load)(b + v * TT__LANES);
@@ -14807,7 +15196,8 @@ TT__DOT_FN void TT__K(attention_dot_micro)(int64_t rows, int64_t cols, const tt_
 }
 #endif
 
-TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* see peak_loop */
+/* Runs n rounds of dot products of bf16, as peak_loop runs rounds of fp32 multiply-adds. */
+TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink)
 {
     tt__vf sum[12], x = TT__K(splat)(*sink), y = TT__K(splat)(1e-20f);
     TT__EACH(i, 12) sum[i] = TT__K(splat)((float)i);
@@ -14885,7 +15275,8 @@ TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__produ
     TT__TILES_FENCE;
 }
 
-TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* see peak_loop */
+/* Runs n rounds of products of tiles of bf16, as peak_loop runs rounds of fp32 multiply-adds. */
+TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink)
 {
     TT__K(tiles_begin)(32);
     for (int64_t round = 0; round < n; round++) {
@@ -14895,7 +15286,7 @@ TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* see peak_loop *
         _tile_dpbf16ps(3, 5, 7);
     }
     TT__K(tiles_end)();
-    (void)sink; /* not needed: the compiler drops no operation on tiles */
+    (void)sink; /* sink is not needed here: the compiler drops no operation on tiles */
     return (double)n * 4 * 2 * 16 * 16 * 32;
 }
 #else
@@ -14903,8 +15294,8 @@ TT__INLINE void TT__K(tiles_begin)(int64_t rows) { (void)rows; }
 TT__INLINE void TT__K(tiles_end)(void) {}
 #endif
 
-/* gemm_take reads elements [col, col + n) of a row of m, gemm_add adds these elements to `sums`, and
-   gemm_keep writes them. `sums` has room for whole vectors. */
+/* gemm_take reads elements [col, col + n) of a row of m into `to`. gemm_add adds these elements to `sums`.
+   gemm_keep writes `sums` to these elements. `to` and `sums` have room for whole vectors. */
 TT__INLINE void TT__K(gemm_take)(float *to, const tt__mat *m, int64_t row, int64_t col, int64_t n)
 {
     TT__K(gemm_read)(to, m->data, m->dtype, TT_F32, row * m->ld + col, n);
@@ -14932,10 +15323,11 @@ TT__INLINE void TT__K(gemm_keep)(const tt__mat *m, int64_t row, int64_t col, con
     else TT__K(row_narrow)((uint16_t *)m->data + at, sums, m->dtype, n);
 }
 
-/* Computes the rows x cols numbers of C = act(sums + more + bias) + residual + old C that begin at (row,
-   col). With `saved`, multiplies by act'(saved) instead of applying act. Overwrites `sums`. Rows of `sums`
-   and `more` begin sums_row floats apart and are padded to whole vectors. Short contiguous rows, as in a
-   microkernel's tile, are rounded and go through act several at a time. */
+/* Finishes a block of `rows` rows and `cols` columns of C, which begins at row `row` and column `col`:
+   `C = act(sums + more + bias) + residual + old C`. With `saved`, multiplies by act'(saved) instead of
+   applying act. Overwrites `sums`. Rows of `sums` and `more` begin sums_row floats apart and are padded to
+   whole vectors. Short contiguous rows, as in a microkernel's tile, are rounded and go through act several at
+   a time. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols,
                                float *sums, float *more, int64_t sums_row)
 {
@@ -14960,7 +15352,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
                 if (g->saved.data) TT__K(gemm_take)(saved + t * n, &g->saved, r + t, at, n);
                 else if (keeps) TT__K(gemm_keep)(&g->pre, r + t, at, x + t * n, n);
             }
-            if (g->saved.data) { /* `saved` is never combined with a bias */
+            if (g->saved.data) { /* a product with `saved` never has a bias */
                 TT__K(act_row)(g->act, x, x, saved, some * n);
             } else if (g->act != TT__ACT_NONE) {
                 if (kept != TT_F32) {
@@ -14987,14 +15379,15 @@ typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     TT__K(micro_fn) micro;
     int mr, nr;                           /* mr: lines of a panel of A; nr: of a panel of B */
-    bool tiles, in_place;                 /* whether tile kernels run; in_place: they read A in place */
+    bool tiles, in_place;                 /* tiles: tile kernels compute the product; in_place: they read A in
+                                             place */
     bool direct;                          /* C itself holds the sums, which begin as `base` or as 0 */
     tt__mat base;
     TT__K(gemm_operand) a, b;
     /* partial: the sums over units [0, k0), as [panel of columns][partial_rows][NR]. */
     float *a_panels, *b_panels, *partial;
     int64_t row, rows, col, cols, k0, k, partial_rows;
-    bool last;                            /* whether this is the last block of k */
+    bool last;                            /* whether this step adds the last units of k */
     int64_t a_tasks, pack_tasks;          /* numbers of packing tasks of A, and of A and B together */
     int64_t tile_rows, tile_cols, tiles_across;
 } TT__K(gemm_block);
@@ -15223,7 +15616,8 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
             do {
                 w.k = tt__min(depth, units - w.k0);
                 w.last = w.k0 + w.k == units;
-                const bool whole = w.k == units; /* if so, panels of an earlier block can be used again */
+                const bool whole = w.k == units; /* then the panels of A from an earlier block can be used
+                                                    again */
                 if (whole && w.col > 0 && w.rows == g->m) w.a_tasks = 0;
                 else if (!w.tiles) w.a_tasks = TT__K(gemm_pack_count)(&w, &w.a, w.rows);
                 else w.a_tasks = w.in_place ? 0 : tt__ceil_div(w.rows, TT__GEMM_PACK_LINES);
@@ -15247,8 +15641,8 @@ typedef struct TT__K(gemm_few) {
     int64_t a_row;
 } TT__K(gemm_few);
 
-/* Adds to sums[i * STRIP + j] the dot product of row i of A and column j of b, over k elements. Does this for
-   up to 4 rows and 2 columns at once, so that there are fewer loads than multiplications. */
+/* Adds the dot product of row i of A and column j of b, over k elements, to `sums[i * TT__GEMM_STRIP + j]`.
+   Works on up to 4 rows and 2 columns at once, so that there are fewer loads than multiplications. */
 TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row,
                                  const float *b, int64_t b_col, int64_t k, float *sums)
 {
@@ -15477,7 +15871,7 @@ typedef uint64_t TT__K(vw) __attribute__((vector_size(4 * TT__LANES)));
 TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 {
 #if TT__LANES == 16
-    /* _mm512_mul_epu32, masked with all ones because g++ 12 warns about the plain form */
+    /* This is _mm512_mul_epu32, masked with all ones because g++ 12 warns about the plain form. */
     return (tt__vw)_mm512_maskz_mul_epu32((__mmask8)-1, (__m512i)a, (__m512i)b);
 #elif TT__LANES == 8
     return (tt__vw)_mm256_mul_epu32((__m256i)a, (__m256i)b);
@@ -15514,8 +15908,9 @@ TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c
     out[3] = (tt__vu)((e3 & 0xffffffffu) | (o3 << 32));
 }
 
-/* Returns the order of counters in lanes that philox_numbers expects. With this order, transposing quads of
-   lanes puts the four words of a counter side by side, before the words of the next counter. */
+/* Returns, for each lane, the number of the counter that philox_numbers expects in that lane. With this
+   order, transposing quads of lanes puts the four words of a counter side by side, before the words of the
+   next counter. */
 TT__INLINE tt__vu TT__K(philox_groups)(void)
 {
     tt__vu groups;
@@ -15546,8 +15941,9 @@ typedef struct TT__K(attention_block) {
     const tt__attention_buffers *b;
 } TT__K(attention_block);
 
-/* Transposes n rows of m columns of `from` into `to`, which has m rows to_row floats apart, and multiplies by
-   scale if `scaled`. Writes whole vectors, with zeros for rows of `from` after the n rows. */
+/* Transposes the first n rows and m columns of `from` into `to`, and multiplies by `scale` if `scaled`. `to`
+   has m rows, which are `to_row` floats apart. Writes whole vectors, with zeros for rows of `from` after the
+   n rows. */
 TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const float *from, int64_t from_row,
                                            int64_t n, int64_t m, const bool scaled, float scale)
 {
@@ -15604,9 +16000,11 @@ TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const 
     }
 }
 
-/* Stores y (keys, d), the matrix whose rows attention_to_queries adds up, as pairs of rows. The tile kernels
-   need a left operand whose rows run along the summed dimension, the keys; the rows of `tile` do not. For the
-   tile kernels y is therefore transposed, as the left operand of out^T. */
+/* Stores y (keys, d), whose rows attention_to_queries adds up, as pairs of rows. attention_to_queries
+   multiplies the transpose of `tile` (keys, queries) by y. The tile kernels need a left operand that is
+   contiguous along the summed dimension, the keys; `tile` is contiguous along the queries. For the tile
+   kernels y is therefore transposed and becomes the left operand: the kernels multiply y^T by `tile`, which
+   gives out^T. */
 TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys,
                                          int64_t d, const float *y, int64_t stride)
 {
@@ -15628,8 +16026,8 @@ TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
     }
 }
 
-/* Computes attention_to_queries with the tile kernels. `twice`: also adds the product of the errors of
-   rounding `tile` to bf16. */
+/* Computes attention_to_queries with the tile kernels. If `twice`, then replaces `tile` by the errors of
+   rounding `tile` to bf16, and adds the product of these errors and y. */
 TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x, bool twice, float *tile,
                                                  float *out, int64_t out_stride, bool add)
 {
@@ -15667,15 +16065,17 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
 
 /* ---- products ---- */
 
-/* A microkernel, and the number of rows and columns of its blocks. The microkernel multiplies `whole`
-   elements along k at a time, a power of 2. A float's place holds one element or, if `pairs` is 1, two. */
+/* A microkernel, and the number of rows and columns of its blocks. Along k, the microkernel multiplies
+   `whole` elements at a time; `whole` is a power of 2. In an operand, the place of a float holds one fp32
+   element or, if `pairs` is 1, two bf16 elements. */
 typedef struct TT__K(attention_kernel) {
     TT__K(micro_fn) run;
     int64_t rows, cols, whole;
     int pairs;
 } TT__K(attention_kernel);
 
-/* Returns the microkernel for bf16 products computed as `by` says; `by` 0: for fp32 products. */
+/* Returns the microkernel for attention's products. `by` chooses the kernel: one for dot products of bf16,
+   one for tiles of bf16 or, for TT__BF16_CONVERT, one for fp32 numbers. */
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
     TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,
@@ -15706,7 +16106,7 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     tt__product block = *p;
     block.k = ((to + kernel->whole - 1) & -kernel->whole) >> kernel->pairs;
     block.k -= first;
-    /* In tiles, the rows of A run along k. */
+    /* Tile kernels need an A that is contiguous along k; the A of other microkernels has the stride a_col. */
     block.a += i * p->a_row + (kernel->whole > 2 ? first : first * p->a_col);
     block.b += first * p->b_row + j;
     block.c += i * p->c_row + j;
@@ -15714,8 +16114,9 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     kernel->run(tt__min(kernel->rows, rows - i), tt__min(kernel->cols, cols - j), &block);
 }
 
-/* attention_scores, attention_to_keys and attention_to_queries skip parts of a tile that no query of a vector
-   of queries sees. With listed queries they skip nothing: the softmax sets weights of unseen keys to 0. */
+/* attention_scores, attention_to_keys and attention_to_queries skip the parts of a tile that none of a
+   vector's queries sees. If query_row lists the queries, nothing is skipped: the softmax sets the weights of
+   unseen keys to 0. */
 
 /* Multiplies x (keys, d) by yt (d, queries) into tile (keys, queries). In bf16, x has pairs of columns, yt
    has pairs of rows, and the product is multiplied by scale; fp32 operands are already scaled. */
@@ -15739,7 +16140,8 @@ TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale
         for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
 }
 
-/* Adds the product of tile (keys, queries) and y (queries, d; in bf16, pairs of rows) to dx (keys, d). */
+/* Adds the product of tile (keys, queries) and y (queries, d) to dx (keys, d). In bf16, y has pairs of
+   rows. */
 TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const float *tile, const float *y,
                                      float *dx)
 {
@@ -15763,11 +16165,12 @@ TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const floa
             TT__K(attention_multiply)(&kernel, &p, i, rows, j, cols, tt__max(0, i - s->diagonal), s->queries);
 }
 
-/* Multiplies tile^T (queries, keys) by y (keys, d), and writes the product to out (queries, d) or, if `add`,
-   adds it. In bf16, y comes from attention_summed_bf16. All rows of a microkernel's block multiply the same
-   keys (in bf16, pairs of keys), with weights of 0 for keys that a query does not see. Therefore a NaN or
-   infinity in y also reaches the few queries before it in the block, with tiles the 32 queries before it, and
-   with listed queries all queries of the sequence. */
+/* Multiplies tile^T (queries, keys) by y (keys, d). Writes the product to out (queries, d) or, if `add`,
+   adds the product to `out`. In bf16, y comes from attention_summed_bf16. All rows of a microkernel's block
+   multiply the same keys (in bf16, pairs of keys), with weights of 0 for keys that a query does not see.
+   Therefore a NaN or infinity in a key's row of y also reaches queries that do not see the key: the few
+   earlier queries of the block, the 32 earlier queries with the tile kernels, and all queries of the
+   sequence if query_row lists the queries. */
 TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool twice, float *tile,
                                         const float *y, float *out, int64_t out_row, bool add)
 {
@@ -15831,9 +16234,9 @@ TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const f
     TT__K(store_as)(to, dtype, j, x + (add ? TT__K(load_as)(to, dtype, j, d - j) : TT__K(zero)()), d - j);
 }
 
-/* Copies n rows, multiplied by scale, of the head that starts at `column` of m to `to`, whose rows are stride
-   floats apart. The rows are row ... row + n - 1 or, if `at` is not NULL, at[row] ... at[row + n - 1]. Pads
-   each row with zeros to a whole vector. */
+/* Copies n rows of one head of m to `to`, multiplied by `scale`. The head begins at column `column` of m;
+   the rows of `to` are `stride` floats apart. The rows of m are `row` to `row + n - 1` or, if `at` is not
+   NULL, `at[row]` to `at[row + n - 1]`. Pads each row with zeros to a whole vector. */
 TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column,
                                   int64_t d, float scale, float *to, int64_t stride)
 {
@@ -15846,9 +16249,10 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
     }
 }
 
-/* Writes n rows of `from`, multiplied by scale, to rows of the head that starts at `column` of m or, if
-   `add`, adds them. The rows of m are row ... row + n - 1 or, if `at` is not NULL, at[row] ... at[row + n -
-   1]. Does nothing if m is absent, a gradient that nothing needs. */
+/* Multiplies n rows of `from` by `scale`, and writes the results to one head of m or, if `add`, adds them to
+   the head. The head begins at column `column` of m. The rows of m are `row` to `row + n - 1` or, if `at` is
+   not NULL, `at[row]` to `at[row + n - 1]`. m is absent if nothing needs the gradient; the function then
+   does nothing. */
 TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n,
                                     int64_t column, int64_t d, float scale, const float *from, int64_t stride,
                                     bool add)
@@ -15886,8 +16290,9 @@ typedef struct TT__K(attention_call) {
     const tt__attention_args *a;
     int64_t longest;
     float query_scale;  /* scale * log2 e                       */
-    float keep_scale;   /* 1 / (1 - p)                          */
-    uint32_t either[4]; /* see tt__attention_either             */
+    float keep_scale;   /* 1 / (1 - p), p: rate of dropout */
+    uint32_t either[4]; /* masks for comparing random bits with the threshold of dropout
+                           (tt__attention_either) */
     uint64_t keys[2 * TT__DRAW_ROUNDS];
 } TT__K(attention_call);
 
@@ -15906,7 +16311,7 @@ typedef struct TT__K(attention_lanes) {
     tt__vi first, last;   /* the first and the last key of the block that each lane sees */
     int64_t skip;         /* no lane sees keys before this key                         */
     int64_t from, seen;   /* no lane sees keys outside [from, seen); from: a multiple of 8 */
-    int64_t whole, full;  /* all lanes see [whole, full) */
+    int64_t whole, full;  /* all lanes see the keys in [whole, full) */
     tt__vu row;           /* each lane's row of the batch                              */
     int64_t first_key;    /* the block's first key, counted in the sequence            */
     int32_t head;
@@ -15978,7 +16383,8 @@ TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t
 
 TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
 
-/* Returns a mask of the lanes where dropout keeps the weight for key i (0 to 7) of attention_draw. */
+/* Returns a mask of the lanes where dropout keeps the weight for one key. kept: the result of attention_draw
+   for 8 keys; i: the key's number among the 8 keys, from 0. */
 TT__INLINE tt__vi TT__K(attention_keep)(tt__vu kept, int i) { return (tt__vi)(kept << (7 - i)) >> 31; }
 
 /* Returns a mask of the lanes that see key r. */
@@ -16074,7 +16480,8 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
 }
 
 /* Turns scores (`weights`) into weights after dropout, and the gradients of these weights (`dscores`) into
-   gradients of the scores: weight before dropout * ((kept ? gradient : 0) - delta). */
+   gradients of the scores. A score's gradient is `p * (g - delta)`, where p is the weight before dropout,
+   and g is the weight's gradient if dropout keeps the weight, otherwise 0. */
 TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l,
                                                   int64_t keys, float *weights, float *dscores,
                                                   const float *lse, const float *delta)
@@ -16165,11 +16572,12 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 #endif
 }
 
-#define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* larger than any key: the products skip no key */
+#define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* a diagonal beyond all keys: every query sees every
+                                                        key */
 
-/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond the
-   block. If no query sees any key, the result has keys <= skip. key, query: the first key and the first
-   query, counted in the sequence. */
+/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond
+   the block. If no query sees any key, the result has `keys <= skip`. key, query: the first key and the
+   first query, counted in the sequence. */
 TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attention_task) *t, int64_t key,
                                                             int64_t keys, int64_t query, int64_t n)
 {
@@ -16223,9 +16631,9 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
         for (int64_t j = 0; j < d && correction[i] != 1.0f; j += TT__LANES)
             TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
     }
-    /* The weights are not rounded here. With rounded weights, dout * out would differ from the backward's sum
-       of weights times their gradients, and the gradients of keys, in which terms cancel out, would have
-       errors half as large again. */
+    /* The weights are not rounded here. With rounded weights, dout * out would differ from the backward's
+       sum of weights times their gradients. The gradients of keys, in which terms cancel out, would then
+       have errors 1.5 times as large. */
     if (s.by == TT__BF16_DOT) s.by = TT__BF16_CONVERT;
     TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, !first);
 }
@@ -16303,7 +16711,8 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     key_begin &= ~(int64_t)15;
     int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES);
     int64_t key_block = tt__attention_block(key_end - key_begin, TT__ATTENTION_KEYS);
-    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* in bf16, the products are scaled instead */
+    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* with bf16, the scores are scaled after the
+                                                                 product */
     for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
         int64_t n = tt__min(query_block, queries - i);
         TT__K(attention_pack)(&a->q, a->query_at, t.x.first + first + i, n, column, d, q_scale, b->q, stride);
@@ -16361,8 +16770,9 @@ TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64
     }
 }
 
-/* Adds to dq, dk and dv in the buffers the contributions of a block of queries and a block of keys. span: the
-   first query whose lse, delta and dq are in the buffers. first: dq has no sums yet and is written. */
+/* Computes the contributions of a block of queries and a block of keys to dq, dk and dv, and adds them to
+   the sums in the buffers. span: the first query whose lse, delta and dq are in the buffers. first: dq has
+   no sums yet and is written. */
 TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                            int64_t keys, int64_t span, int64_t query, int64_t n)
 {
@@ -16382,7 +16792,7 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool 
     TT__K(attention_columns)(a, b, b->dout, n, 1.0f, b->doutt);
     TT__K(attention_scores)(&s, query_scale, half ? b->k_pairs : b->k, b->qt, b->weights);
     TT__K(attention_scores)(&s, keep_scale, half ? b->v_pairs : b->v, b->doutt, b->dscores);
-    float lses[TT__ATTENTION_QUERIES], deltas[TT__ATTENTION_QUERIES]; /* 0 after the last query */
+    float lses[TT__ATTENTION_QUERIES], deltas[TT__ATTENTION_QUERIES]; /* zeros after the last of n queries */
     for (int64_t i = 0; i < tt__attention_padded(n); i++) {
         lses[i] = i < n ? b->lse[query - span + i] : 0;
         deltas[i] = i < n ? b->delta[query - span + i] : 0;
@@ -16421,7 +16831,8 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
 {
     const tt__attention_args *a = t->a;
     const int64_t d = a->head_size, stride = tt__attention_stride(d), row = to->row + key;
-    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* bf16 products do not scale dout */
+    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* with bf16, dout was packed without
+                                                                    keep_scale, so dv gets the factor */
     const float *dk = t->b.dk + from * stride, *dv = t->b.dv + from * stride;
     TT__K(attention_unpack)(&to->dk, NULL, row, count, to->column, d, a->scale, dk, stride,
                             add || to->add_dk);
@@ -16429,7 +16840,8 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
                             add || to->add_dv);
 }
 
-/* Does the work of attention_backward_span for a sequence with block-sparse attention. */
+/* Computes, for block-sparse attention, the gradients that come from n queries of a sequence, beginning with
+   query `span`; attention_backward_span does the same for dense sequences. */
 TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                              int64_t span, int64_t n)
 {
@@ -16477,14 +16889,16 @@ TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K
     for (int64_t key = 0; key < key_end && !x->blocks; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
         const bool seen_now = key < seen_end && key + keys > seen_from;
-        if (a->window && span && !seen_now) continue; /* earlier spans wrote the gradients of these keys */
+        if (a->window && span && !seen_now) continue; /* earlier spans of queries have written the gradients
+                                                         of these keys */
         if (seen_now) TT__K(attention_take_keys)(t, x->begin + key, keys, true);
         memset(b->dk, 0, (size_t)(keys * stride) * sizeof(float));
         memset(b->dv, 0, (size_t)(keys * stride) * sizeof(float));
         for (int64_t query = span; seen_now && query < span + n; query += query_block)
             TT__K(attention_backward_tile)(t, !a->window && key == 0, key, keys, span, query,
                                            tt__min(query_block, span + n - query));
-        /* Earlier spans have written gradients of the first `old` keys, to which gradients are added here. */
+        /* Earlier spans of queries have written gradients of the first `old` keys; the new gradients are
+           added to those. */
         const int64_t seen = x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys,
                       old = span ? seen : 0;
         for (int64_t from = 0, end = old; from < keys; from = end, end = keys)
@@ -16598,7 +17012,8 @@ typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const
     TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
 /* Computes rows [from, to) of out[0]. fn computes each row from the same row of `count` operands, at most 3:
-   in[first], in[first + 1] and so on. */
+   in[first], in[first + 1] and so on. All have as many columns as out[0] (tt__same_widths), or their widened
+   rows would overlap. */
 TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                 const int first, const int count, TT__K(row_fn) fn, const void *more)
 {
@@ -16625,7 +17040,15 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
         return tt__for_rows(l, &l->out[0], 0, TT__K(rows_##OP)); \
     }
 #define TT__RUN_MAP(OP, first, count) \
-    TT__RUN_ROWS(OP, TT__K(map_rows)(l, from, to, scratch, first, count, TT__K(row_##OP), NULL))
+    TT__ROWS_FN(rows_##OP) \
+    { \
+        TT__K(map_rows)(l, from, to, scratch, first, count, TT__K(row_##OP), NULL); \
+    } \
+    TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) \
+    { \
+        const tt_status status = tt__same_widths(l, first, count); \
+        return status == TT_OK ? tt__for_rows(l, &l->out[0], 0, TT__K(rows_##OP)) : status; \
+    }
 #define TT__RUN_MAP_OF(OP, first, count, statement) \
     TT__ROW_FN(row_##OP) { statement; } \
     TT__RUN_MAP(OP, first, count)
@@ -16650,7 +17073,9 @@ TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
 TT__ROW_FN(row_ADD_ROW) { TT__K(axpby)(y, 1, x[0], 1, (const float *)more, n); }
 TT__RUN_ROWS(ADD_ROW, const float *row = TT__K(row_in)(&l->in[1], 0, scratch, 3);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(row_ADD_ROW), row))
-/* more: the row by which every row of a is multiplied, or NULL: the operand b has one column. */
+/* If `more` is not NULL, `more` is a row, and every row of a is multiplied by this row. If `more` is NULL,
+   the operand b has one column, and row r of a is multiplied by b's number for the row, or by b's only
+   number. */
 TT__ROW_FN(row_MUL_BROADCAST)
 {
     const float *row = (const float *)more;
@@ -16684,8 +17109,8 @@ TT__ROWS_FN(swiglu_backward_rows)
 {
     const int64_t n = l->in[0].cols;
     for (int64_t r = from; r < to; r++) {
-        const float *x[3]; /* dy, gate, up */
-        float *y[2];       /* dgate, dup; an absent result is computed into scratch */
+        const float *x[3]; /* rows of dy, gate and up */
+        float *y[2];       /* rows of dgate and dup; an absent result is computed into scratch */
         for (int k = 0; k < 3; k++) x[k] = TT__K(row_in)(&l->in[k], r, scratch, 2 + k);
         for (int k = 0; k < 2; k++) {
             float *row = TT__K(scratch_row)(scratch, n, k);
@@ -16710,7 +17135,8 @@ TT__FN tt_status TT__K(run_SWIGLU_BACKWARD)(const tt__launch *l)
    rounding to float is at most 2e-9. */
 TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
 {
-    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52, rounds numbers */
+    /* Adding and subtracting `nearest`, 1.5 * 2^52, rounds a number to the nearest integer. */
+    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0;
     const double turns = (angle / half_pi + nearest) - nearest, x = angle - turns * half_pi, y = x * x;
     const double s = x * (1 - y / 6 * (1 - y / 20 * (1 - y / 42 * (1 - y / 72 * (1 - y / 110)))));
     const double c = 1 - y / 2 * (1 - y / 12 * (1 - y / 30 * (1 - y / 56 * (1 - y / 90))));
@@ -16728,7 +17154,8 @@ TT__ROWS_FN(rotary_rows)
     const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs_of(o);
     const int32_t *position = (const int32_t *)l->in[1].data;
     const float *frequency = tt__workspace_at(l, 0), sign = i->attr.scale;
-    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* both are in one row of scratch */
+    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* the cosines c and the sines s share one
+                                                                     row of scratch */
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
@@ -16787,9 +17214,9 @@ TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
     return l->add[0] ? TT_OK : tt__for_rows(l, &l->out[0], 0, TT__K(fill_rows));
 }
 
-/* Computes row r of dropout: y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual
-   if it is present. Element c is decided by 16 random bits, number c % 8 of Philox counter {r, c / 8, 0, 0}.
-   more: the keys of Philox. */
+/* Computes row r of dropout: y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the
+   residual if it is present. Element c is decided by 16 random bits: number `c % 8` of Philox counter
+   `{r, c / 8, 0, 0}`. more: the keys of Philox. */
 TT__ROW_FN(dropout_row)
 {
     const tt__vu groups = TT__K(philox_groups)();
@@ -16820,15 +17247,16 @@ TT__ROWS_FN(dropout_rows)
 TT__RUN_ROWS(DROPOUT, TT__K(dropout_rows)(l, from, to, scratch))
 
 /* ==== src/ops/cpu_column_sums.h */
-/* ---- column sums: the workspace holds a partial sum for each TT__SUM_ROWS rows; these are added in order */
+/* ---- column sums: the workspace holds a partial sum for each TT__SUM_ROWS rows; the partial sums are added
+   in order */
 
 TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t cols)
 {
     return tt__workspace_at(l, (size_t)k * tt__row_bytes(cols));
 }
 
-/* Sums `count` partial sums, beginning with number `first`, and writes the sum to `to` or (add) adds it to
-   `to`. `scratch` has two rows of to->cols floats. */
+/* Sums `count` partial sums, beginning with number `first`, and writes the sum to `to` or, if `add`, adds
+   the sum to `to`. `scratch` has two rows of to->cols floats. */
 TT__FN void TT__K(finish_column_sums)(const tt__launch *l, const tt__mat *to, bool add, int64_t first,
                                       int64_t count, float *scratch)
 {
@@ -16957,10 +17385,10 @@ TT__FN tt_status TT__K(run_MATMUL_DB)(const tt__launch *l)
 /* ==== src/ops/attention/cpu.h */
 /* ------------------------------------------------------------------------------------ attention: launches */
 
-/* Returns the arguments of attention for a launch. q, starts and numbers are operand numbers: operands q,
-   q + 1 and q + 2 are the queries, keys and values; operand `starts` has the first row of each sequence.
-   Operand `numbers`, if present, lists the rows that are queries; the workspace then gets these rows in the
-   order of the sequences. */
+/* Returns the arguments of attention for a launch. The operands with the numbers `q`, `q + 1` and `q + 2`
+   are the queries, keys and values; operand number `starts` has the first row of each sequence. Operand
+   number `numbers`, if present, lists the rows of the batch that are queries. The workspace then gets the
+   listed rows in the order of the sequences. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
 {
     tt__attention_args a;
@@ -17188,8 +17616,9 @@ TT__RUN_MAP(NORMALIZE_BACKWARD, 0, 2)
 /* ==== src/ops/embedding/cpu.h */
 /* ---------------------------------------------------------------------------------------------- embedding */
 
-/* Computes rows [from, to) of out[0]. Row r is row r of m or, if index is not NULL, row index[r] - first of
-   m; without such a row in m, row r is zeros. */
+/* Computes rows [from, to) of out[0]. If `index` is NULL, row r of the result is row r of m. Otherwise row r
+   of the result is the row of m with the number `index[r] - first`. If m has no row of that number, row r of
+   the result is zeros. */
 TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                  const tt__mat *m, const int32_t *index, int64_t first)
 {
@@ -17218,9 +17647,10 @@ TT__ROWS_FN(zero_rows)
     for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, bytes);
 }
 
-/* Sums the rows of dy that have equal ids. `order` has the numbers of the rows of dy, sorted by id and for
-   equal ids by row, without ids for which out[0] has no row. [from, to) counts entries of `order`. The task
-   in which an id begins adds all rows of this id, so that they are added in row order. */
+/* Sums the rows of dy that have equal ids. `order` lists the rows of dy by their numbers, sorted by id; rows
+   of equal ids keep their order. Rows whose id has no row in out[0] are left out. [from, to) counts entries
+   of `order`. The task in which an id begins adds all rows of the id, so that the rows are added in their
+   order. */
 TT__ROWS_FN(embedding_backward_rows)
 {
     const int32_t *ids = (const int32_t *)l->in[0].data, *order = (const int32_t *)l->workspace;
@@ -17398,8 +17828,10 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/custom/cpu.h */
 /* ------------------------------------------------------------------------------------- ops of the caller */
 
-/* Returns a matrix as an array for the caller's functions: in place, or in scratch at byte *used of the
-   workspace, which *used then includes. reads: copies numbers to scratch. adds: see tt__custom_bytes. */
+/* Returns a matrix as an array for the caller's functions: the matrix itself, or a copy of the matrix in the
+   workspace. A copy begins at byte *used of the workspace, and its size is added to *used. If `reads`, the
+   numbers of the matrix are copied; otherwise the copy only has room for the functions' result. adds: the
+   result is added to the matrix. */
 TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__mat *m, bool reads, bool adds,
                                                 size_t *used)
 {
@@ -17419,7 +17851,8 @@ TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__m
     return a;
 }
 
-/* Moves a result of the caller's functions from scratch to its matrix, if it is in scratch. */
+/* Moves a result of the caller's functions from its copy in the workspace to its matrix; does nothing if
+   there is no copy. */
 TT__OUTLINE void TT__K(custom_store)(const tt__mat *m, const tt_custom_array *a, bool adds)
 {
     float *x = (float *)a->data, before;
@@ -17485,14 +17918,15 @@ TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 
-/* Returns the weights of classes, f32 as all inputs; NULL: the operand has weights of rows. */
+/* Returns the weights of classes, which are f32 as all inputs are, or NULL if the operand has weights of
+   rows. */
 TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
 {
     return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
 }
 
-/* Returns the logarithm of the sum of exp(x[c]) over a row x of n numbers. Sets *most to the largest number
-   of the row and *sum_x to the sum of the row. */
+/* Returns the logarithm of the sum of exp(x[c]) over a row x of n numbers. Sets *max to the largest number of
+   the row and *sum_x to the sum of the row. */
 TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *max, float *sum_x)
 {
     tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
@@ -17527,7 +17961,7 @@ TT__ROWS_FN(cross_entropy_rows)
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
         const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
-        if (weights) { /* row_loss includes the weights of classes, which differ within the row */
+        if (weights) { /* with weights of classes, row_loss is already weighted */
             float all = 0;
             for (int64_t c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
             row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
@@ -17565,8 +17999,9 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, without the
-   step's settings, by the total of tt_loss_total or the sum of the targets' weights. */
+/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm of the step's
+   settings. Without the settings, the divisor is the total of tt_loss_total or, if the loss has no total, the
+   sum of the targets' weights. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
     const int divisor = l->instr->attr.by_total ? 3 : 1;
@@ -17612,7 +18047,7 @@ TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
                   chunk = tt__ceil_div(rows, tt__ceil_div(rows, TT__LOSS_CHUNK));
     float *row_loss = (float *)l->workspace, *row_right = row_loss + rows,
           *lse = row_loss + tt__align_up((size_t)rows * 8) / 4;
-    float *logits = lse + tt__align_up((size_t)chunk * 4) / 4; /* see tt__loss_bytes */
+    float *logits = lse + tt__align_up((size_t)chunk * 4) / 4; /* tt__loss_bytes is the sum of these parts */
     double total = 0;
     tt__launch forward = *l, loss = *l, back = *l, part = *l;
     for (int64_t r = 0; r < rows; r++)
@@ -17740,8 +18175,9 @@ TT__ROW_FN(row_MEAN_SQUARED_ERROR_BACKWARD)
 
 TT__RUN_MAP(MEAN_SQUARED_ERROR_BACKWARD, 1, 2)
 
-/* Computes the mean over columns of p * target * log(1 + e^-x) + (1 - target) * log(1 + e^x), and whether the
-   row is predicted right. p: the positive weights; they are f32, as are all inputs. */
+/* Computes the loss of each row, and whether all predictions of the row are right. The loss is the mean over
+   the columns of `p * target * log(1 + e^-x) + (1 - target) * log(1 + e^x)`. p: the positive weights, which
+   are f32, as are all inputs. */
 TT__ROWS_FN(sigmoid_cross_entropy_rows)
 {
     float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
@@ -17821,11 +18257,12 @@ TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dty
     }
 }
 
-/* Rounds elements [from, from + n) of m back to 16 bits stochastically. Steps smaller than half a unit in the
-   last place then survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015).
-   Element e is rounded up with a probability equal to the dropped fraction, by number e % 8 of Philox counter
-   {e / 8}. e counts from the first element of the whole tensor, so that the elements of a shard are rounded
-   as in the whole tensor. which: the number of the result. */
+/* Rounds elements `[from, from + n)` of m back to 16 bits stochastically. Steps smaller than half a unit in
+   the last place then survive on average (Gupta et al., "Deep learning with limited numerical precision",
+   2015). The random number of element e is number `e % 8` of Philox counter `{e / 8}`; the element is
+   rounded up with a probability equal to the dropped fraction. e counts from the first element of the whole
+   tensor, so that the elements of a shard are rounded as in the whole tensor. which: the number of the
+   result. */
 TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n,
                                   const float *x, uint32_t which)
 {
@@ -17886,7 +18323,7 @@ TT__FN tt_status TT__K(run_FOLD_SQUARES)(const tt__launch *l)
 TT__FN tt_status TT__K(run_ADD_COUNTS)(const tt__launch *l)
 {
     const float *counts = (const float *)l->in[0].data;
-    double *totals = (double *)l->out[0].data; /* a tt__totals */
+    double *totals = (double *)l->out[0].data; /* the three fields of a tt__totals */
     for (int k = 0; k < 3; k++) totals[k] = (l->add[0] ? totals[k] : 0) + counts[k];
     return TT_OK;
 }
@@ -17917,9 +18354,9 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Lowers the loss scale if gradients have overflowed, and raises it after `interval` steps without overflow.
-   Does not lower the scale below 1, nor if the scale did not cause the overflow: if the loss is not finite,
-   or if there were no targets. */
+/* Lowers the loss scale if gradients have overflowed, and raises the scale after `interval` steps without
+   overflow. Leaves the scale as it is where a lower scale would be below 1. Leaves it, too, where the scale
+   is not the cause of the overflow: if the loss is not finite, or if there were no targets. */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
@@ -18064,7 +18501,8 @@ TT__ROWS_FN(ema_rows)
 {
     const float *p = (const float *)l->in[0].data;
     float *average = (float *)l->out[0].data;
-    const float more = TT__RUN_OF(l)->step ? 1 - l->instr->attr.beta1 : 1; /* the first update copies p */
+    const float more = TT__RUN_OF(l)->step ? 1 - l->instr->attr.beta1 : 1; /* the first update copies p to the
+                                                                              average */
     (void)scratch;
     for (int64_t c = from; c < to; c += TT__LANES) {
         tt__vf A = TT__K(load_n)(average + c, to - c);
@@ -18119,7 +18557,8 @@ TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 TT__INLINE tt__vf TT__K(reduce_two)(const tt__reduce how, const tt_dtype dtype, tt__vf a, tt__vf b)
 {
     if (how == TT__SUM) return TT__K(rounded)(a + b, dtype);
-    tt__vf max = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* `max` is b if a or b is NaN */
+    tt__vf max = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* TT__K(max) and TT__K(min) give b if
+                                                                          a or b is NaN */
     return (tt__vf)TT__K(select)(a != a, (tt__vu)a, (tt__vu)max);
 }
 
@@ -18138,8 +18577,8 @@ TT__INLINE tt__vf TT__K(two_leaves)(const tt__leaves *t, int k, int64_t c, int64
     return TT__K(reduce_two)(how, dtype, a, b);
 }
 
-/* Computes a vector of the tree's sum: n elements, beginning with element c. count: t->present if this is 2
-   or 4, otherwise 0. */
+/* Computes a vector of n sums over all members by the tree of sums (src/ranks/threads.h), beginning with
+   element c. count: t->present if t->present is 2 or 4, otherwise 0. */
 TT__INLINE tt__vf TT__K(tree)(const tt__leaves *t, int64_t c, int64_t n, const tt__reduce how,
                               const tt_dtype dtype, const int count)
 {
@@ -18172,8 +18611,8 @@ TT__INLINE void TT__K(reduce_many)(const tt__leaves *t, void *y, int64_t n, cons
     else TT__K(reduce_as)(t, y, n, how, dtype, 0);
 }
 
-/* Reduces n elements of all members' in[0], beginning with element `from`, by the tree. Writes or adds the
-   results to out[0], beginning with element `to`. */
+/* Reduces n elements of all members' in[0], beginning with element `from`, by the tree of sums
+   (src/ranks/threads.h). Writes or adds the results to out[0], beginning with element `to`. */
 TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;
@@ -18237,7 +18676,8 @@ TT__FN tt_status TT__K(run_SUM_SLOTS)(const tt__launch *l)
     return l->present ? tt__for_elements(l, tt__elements(&l->out[0]), TT__K(reduce_rows)) : TT_OK;
 }
 
-TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* RECV fetches x */
+/* Does nothing, because the RECV of the receiving member reads the sender's memory. */
+TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; }
 
 TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
 {
@@ -18350,7 +18790,8 @@ static tt__rank_group *tt__rank_group_new(tt_context *ctx, int ranks, double tim
     w->ctx = ctx;
     w->ranks = ranks;
     w->timeout = timeout;
-    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* spinning would take CPUs from ranks */
+    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* with fewer CPUs than ranks, spinning would take
+                                                              CPUs from other ranks */
     pthread_mutex_init(&w->mutex, NULL);
     pthread_cond_init(&w->wake, NULL);
     return w;
@@ -18446,8 +18887,8 @@ static bool tt__wait_for(tt__rank_group *w, int me, int rank, const uint64_t *co
             if (!op || !on) continue;
             snprintf(where[k], sizeof where[k], "%s%s '%.96s'", k ? "; that rank is at " : " at ", op, on);
         }
-        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not arrived%s%s", me,
-                 w->timeout, rank, where[0], where[1]);
+        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not arrived%s%s: if "
+                 "that rank is only slow, set a longer timeout", me, w->timeout, rank, where[0], where[1]);
         tt__rank_group_wake(w);
     }
     return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
@@ -18534,18 +18975,19 @@ typedef struct tt__net {
     const tt__transport *transport;
     int processes, me;
     char host[TT__RANKS][64];
-    pthread_mutex_t mutex;  /* guards the transport and the fields that are "guarded" */
+    pthread_mutex_t mutex;  /* guards the transport, and the fields that are "guarded" below */
     int failed;             /* atomic: the common work of the processes has ended */
     tt_status status;
     char why[1100];         /* why the common work has ended */
-    tt__end end, ended[TT__RANKS]; /* this process's end message; guarded: the end message of each process */
-    bool has_ended[TT__RANKS];     /* guarded; for each process: `ended` has its end message */
-    char last_message[TT__RANKS][128];    /* guarded; for each process: the instruction of its last message */
+    tt__end end, ended[TT__RANKS]; /* this process's end message; each process's, guarded by `mutex` */
+    bool has_ended[TT__RANKS];     /* guarded by `mutex`; for each process: `ended` has its end message */
+    char last_message[TT__RANKS][128]; /* guarded by `mutex`; for each process: the instruction for which a
+                                          message of that process came last */
     int ranks;              /* number of ranks of each process in the last program that ran; 0: none yet */
     tt__note *note;         /* for each process: its note in the last tt__agree */
     bool cuda_aware;        /* MPI can access GPU memory in every process */
-    double sent, min;     /* guarded: bytes that collectives have sent so far; minimum that any method must
-                             send */
+    double sent, min;       /* guarded by `mutex`: bytes that collectives have sent so far; minimum that any
+                               method must send */
 #ifdef TINYTRAIN_MPI
     MPI_Comm talk, data;    /* communicators: for notes and end messages; for collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
@@ -18577,8 +19019,8 @@ static tt_status tt__net_status(tt_context *ctx)
     return tt__fail(ctx, n->status, "%s", n->why);
 }
 
-/* Receives an end message, if one has arrived, and notes its sender as stopped. The caller holds n->mutex.
-   Returns NULL or the transport's error. */
+/* Receives an end message (tt__end) of another process, if one has arrived, and notes that its sender has
+   left the common work. The caller holds n->mutex. Returns NULL or the transport's error. */
 static const char *tt__net_ends(tt__net *n)
 {
     tt__end end;
@@ -18674,12 +19116,13 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
     if (closed)
         return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has closed its context%s%s", where, name,
                         end.why[0] ? ", after: " : "", end.why);
-    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not arrived within %g s%s%s", where, name,
-                    ctx->options.timeout, last_message[0] ? "; its last message came in " : "", last_message);
+    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not arrived within %g s%s%s: if that process is only "
+                    "slow, set a longer timeout", where, name, ctx->options.timeout,
+                    last_message[0] ? "; its last message came in " : "", last_message);
 }
 
-/* Sends this process's end message to all others, and waits for at most `seconds`. Returns false if the
-   message did not reach all. */
+/* Tells all other processes that this process ends its part of the common work (tt__end). Waits for at most
+   `seconds`. Returns false if the message did not reach all. */
 static bool tt__net_send_end(tt__net *n, double seconds)
 {
     tt__request r[TT__RANKS];
@@ -19190,7 +19633,7 @@ typedef struct tt__device_group {
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
     tt__pool *threads;             /* a thread for each rank; NULL until opened, or for a single rank */
-    tt__rank_group *rank_group;              /* barriers and counters of these threads */
+    tt__rank_group *rank_group;    /* barriers and counters of the ranks' threads */
     /* For each rank, staging memory on the host: TT__STAGE bytes, or twice that with several processes. NULL
        on the CPU in a single process. */
     void *stage[TT__RANKS];
@@ -19261,7 +19704,7 @@ typedef struct tt__collective {
     tt__members all, near;  /* all members; the members of this process or, in a pair, both members */
     int rank, me, low;      /* this rank; its member number; the lowest member number in this process */
     int processes, own;     /* number of processes with members; number of this process among them */
-    int grain, nodes;       /* number of members of a node; number of nodes of a process */
+    int grain, nodes;       /* number of consecutive members that form a node; nodes of a process */
     int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
     bool no_peer;             /* some ranks in `near` cannot load from one another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in staging memory on the host */
@@ -19287,7 +19730,7 @@ static bool tt__has_no_peer(const tt__device_group *c, tt__members m)
 static tt__collective tt__collective_of(tt__device_group *group, int rank, tt__members all, int me,
                                         tt__over over)
 {
-    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* index: tt__over */
+    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* the messages' tag for each value of tt__over */
     tt__collective c;
     int local = 0;
     memset(&c, 0, sizeof c);
@@ -19497,7 +19940,8 @@ static int tt__net_process(const tt__collective *c, int k)
 }
 
 /* tt__net_present returns how many members of the k-th process contribute to a reduction, tt__net_nodes how
-   many nodes those members form. present: number of members of all processes that contribute. */
+   many nodes (c->grain consecutive members) those members form. present: number of members of all processes
+   that contribute. */
 static int tt__net_present(const tt__collective *c, int k, int present)
 {
     return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
@@ -19508,7 +19952,7 @@ static int tt__net_nodes(const tt__collective *c, int k, int present)
     return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
 }
 
-/* A part of a collective: elements [from, from + most) of each member's shard. k: number of the collective
+/* A part of a collective: elements [from, from + max) of each member's shard. k: number of the collective
    among those that run together. */
 typedef struct tt__net_job { int k; int64_t from, max; } tt__net_job;
 enum { TT__NET_JOBS = 128 };
@@ -19522,8 +19966,8 @@ static const tt__mat *tt__net_whole(const tt__launch *l)
 
 static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
 
-/* Returns how many elements of a member's shard belong to a job. Sets *first to the index of the first of
-   them in the whole tensor. */
+/* Returns how many elements of a member's shard belong to a job, which is a part of a collective. Sets *first
+   to the index of the first of them in the whole tensor. */
 static int64_t tt__net_shard(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
     const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has all elements */
@@ -19547,7 +19991,7 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
     return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
 }
 
-/* Launches another op, `op`, with the operands and on the stream of collective *l. */
+/* Launches an instruction of op `op` in place of collective *l, with its operands and on its stream. */
 static tt_status tt__net_launch(const tt__device_group *c, int rank, tt__launch *l, int op)
 {
     tt__instr other = *l->instr;
@@ -19594,7 +20038,7 @@ static double tt__net_min(const tt__collective *c, const tt__launch *l)
 }
 
 /* Returns the number of bytes that the process of a rank sends in a phase: by tt__net_reduce, tt__net_gather,
-   tt__net_broadcast or tt__net_pair. Sets *least to the minimum that any method must send. Both numbers are 0
+   tt__net_broadcast or tt__net_pair. Sets *min to the minimum that any method must send. Both numbers are 0
    unless the rank is the leader of its process. */
 static double tt__net_sends(const tt__collective *c, double *min)
 {
@@ -19637,12 +20081,13 @@ static size_t tt__net_part(const tt__collective *c)
     return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
 }
 
-/* Fills a batch with jobs, from element *from of collective *k on, until no more fit. Moves *k and *from to
-   the start of the next batch. Returns the number of jobs. */
+/* Fills a batch of messages with jobs (parts of collectives), from element *from of collective *k on, until
+   no more fit. Moves *k and *from to the start of the next batch. Returns the number of jobs. */
 static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
 {
     const size_t parts = (size_t)c->all.count * (size_t)c->nodes;
-    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* bytes left for each node and shard */
+    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* bytes left for each sum in the
+                                                                         batch */
     int count = 0;
     while (*k < c->n && count < TT__NET_JOBS && room) {
         const tt__launch *l = &c->l[*k];
@@ -19659,9 +20104,9 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
     return count;
 }
 
-/* A batch of messages in flight, for one or more jobs. Elements for process q begin at byte to[q] of the
-   batch's send memory; elements from process q begin at byte from[q] of its receive memory. Both are ordered
-   by job, then by shard, then by node. */
+/* A batch of messages in flight, for one or more jobs (parts of collectives). Elements for process q begin at
+   byte to[q] of the batch's send memory; elements from process q begin at byte from[q] of its receive memory.
+   Both are ordered by job, then by shard, then by node (c->grain consecutive members, whose sum is sent). */
 typedef struct tt__net_batch {
     tt__net_job job[TT__NET_JOBS];
     int jobs;
@@ -19687,7 +20132,7 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
             }
         }
         b->to[q + 1] = b->to[q] + to;
-        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* own nodes stay in the send memory */
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own sums stay in the send memory */
     }
 }
 
@@ -19710,9 +20155,9 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
     return status;
 }
 
-/* Computes the sums of this process's nodes, for the shards of all members, in the send memory `to`. The
-   ranks of the process take turns with the sums. If c->no_peer, they read the copies that tt__net_lay_out
-   made. */
+/* Sums each node (c->grain consecutive members) of this process, for the shards of all members, and writes
+   the sums to the send memory `to`. The ranks of the process take turns with the sums. If c->no_peer, they
+   read the copies that tt__net_lay_out made. */
 static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
 {
     tt__mat leaf[TT__RANKS];
@@ -19744,11 +20189,11 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
     return status;
 }
 
-/* Adds up the sums of the nodes of all processes, for this rank's shard. */
+/* Adds up, for this rank's shard, the sums of the nodes (c->grain consecutive members) of all processes. */
 static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
                                 const char *received)
 {
-    const char *at[TT__RANKS]; /* for each process: address of its next node */
+    const char *at[TT__RANKS]; /* for each process: address of the next of its sums */
     tt__mat leaf[TT__RANKS];
     tt_status status = TT_OK;
     for (int q = 0; q < c->processes; q++) at[q] = q == c->own ? sent + b->to[q] : received + b->from[q];
@@ -19828,9 +20273,10 @@ static tt_status tt__net_reduce(const tt__collective *c)
     return status;
 }
 
-/* Returns the address where the elements of a job in member m's shard begin. If c->direct, the address is in
-   the memory of the rank that has the shard or, for a shard of another process, in the leader's result.
-   Otherwise it is in the leader's staging memory, where each shard has `room` bytes. */
+/* Returns the address where the elements of a job (a part of a collective) in member m's shard begin. If
+   c->direct, the address is in the memory of the rank that has the shard or, for a shard of another process,
+   in the result of the leader, the rank that sends and receives for this process. Otherwise it is in the
+   leader's staging memory, where each shard has `room` bytes. */
 static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
 {
     const tt__launch *l = &c->l[job->k];
@@ -19842,8 +20288,9 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
 }
 
-/* Copies this rank's shard to the leader's staging memory or, if `come`, copies from there the shards that
-   this rank lacks. Then waits at a barrier of the process's members. */
+/* Copies this rank's shard to the staging memory of the leader (the rank that sends and receives for this
+   process) or, if `come`, copies from there the shards that this rank lacks. Then waits at a barrier of the
+   process's members. */
 static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
 {
     const tt__launch *l = &c->l[job->k];
@@ -19933,13 +20380,15 @@ static tt_status tt__net_broadcast(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&out) : status;
 }
 
-/* Copies to this rank the shards that its leader has received and those of other ranks of its process. */
+/* Copies to this rank the shards that the leader of its process has received from other processes, and the
+   shards of other ranks of its process. */
 static tt_status tt__net_spread(const tt__collective *c)
 {
     const bool all = tt__net_is(c->l, TT__OF_FIRST);
     for (int k = 0; k < c->n; k++) {
         tt__launch *l = &c->l[k];
-        tt__mat *in = (tt__mat *)(uintptr_t)l->peer_in, *out = (tt__mat *)(uintptr_t)l->peer_out; /* own */
+        /* This rank owns the arrays peer_in and peer_out, so it may change them. */
+        tt__mat *in = (tt__mat *)(uintptr_t)l->peer_in, *out = (tt__mat *)(uintptr_t)l->peer_out;
         const tt__mat *at = all && !c->own ? &in[c->low] : &out[c->low];
         for (int m = 0; m < c->all.count; m++) {
             int64_t first;
@@ -20033,7 +20482,7 @@ typedef struct tt__placement {
     tt__part part;      /* the shard of the parameter that a rank stores */
 } tt__placement;
 
-/* Values of the option `memory`, and their words. */
+/* The values of the option `memory`, and below the words by which users give them. */
 typedef enum tt__memory_kind {
     TT__OWN_MEMORY, TT__MANAGED, TT__OVERSUBSCRIBED, TT__MEMORY_KINDS
 } tt__memory_kind;
@@ -20043,7 +20492,8 @@ static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "manage
 #ifndef TT__BLOCK /* tests set a smaller number */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* windows of instructions at a time: one runs, others are prefetched */
+enum { TT__WINDOWS = 3 }; /* number of windows of instructions that are on the device at a time: one runs, the
+                             next ones are prefetched */
 
 /* State of an arena in managed memory that exceeds the device's free memory: which blocks should be on the
    device. A window of instructions is consecutive instructions whose blocks are prefetched together. */
@@ -20076,11 +20526,11 @@ typedef struct tt__arena {
     tt__paging *paging; /* NULL: the device has room for the whole arena */
     char *memory[TT__RANKS]; /* NULL until allocated */
     char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of host memory for copies to a device; NULL on the CPU */
-    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident workspace
-                                               of the device's kind */
+    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident workspace,
+                                               which the kernels of all instructions share */
     char *host[TT__RANKS];
     size_t on_host;
-    size_t budget;      /* smallest memory_budget of the arena's programs; 0: none has one */
+    size_t budget;      /* smallest memory_budget of the arena's programs, in bytes; 0: no budget */
     tt__placement *placement;     /* index: tt_param.index */
     int n_placements;
     bool partly_updated;          /* an update stopped half-way, so parameters may differ between ranks */
@@ -20162,7 +20612,7 @@ static const tt__placement *tt__placement_in(const tt__arena *a, int param)
     return stored ? &a->placement[param] : NULL;
 }
 
-/* Grows a->home to one entry for each parameter of the context. */
+/* Grows a->placement to one entry for each parameter of the context. */
 static tt_status tt__placements_grow(tt_context *ctx, tt__arena *a)
 {
     if (ctx->n_params <= a->n_placements) return TT_OK;
@@ -20391,7 +20841,7 @@ static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
     for (int r = c->first; r < c->first + c->local; r++) {
         if (c->device[r]) continue;
         c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
-        if (!c->device[r] && c->kind->host) return ctx->status; /* out of memory or threads */
+        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory or threads for a CPU device */
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
                             tt__device_name(c->kind, c->index[r], name), why,
@@ -20399,7 +20849,8 @@ static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
                             "names one, such as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
-    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* to send and to receive */
+    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* with several processes: one half to send,
+                                                                  one half to receive */
     for (int r = c->first; r < c->first + c->local && (ctx->net || c->kind->backend->stage); r++) {
         if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
@@ -20456,7 +20907,8 @@ static void tt__device_group_task(void *arg, int64_t task, int thread)
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
-    if (!job->failed || (named && !job->named)) { /* the other ranks fail only because this one did */
+    if (!job->failed || (named && !job->named)) { /* a rank without an error message of its own failed only
+                                                     because another rank did */
         job->status = status;
         job->failed = rank + 1;
         job->named = named;
@@ -20611,8 +21063,8 @@ static int tt__processes_before(const tt__net *n)
 }
 
 /* Returns the device group that has in each process the `local` devices with numbers index[]. Makes the group
-   if it does not exist; its devices are not open then. moved: see tt__device_group.moved. Returns NULL after
-   tt__fail. */
+   if it does not exist; its devices are not open then. moved: the number of devices that this host's earlier
+   processes take, which is included in index[]. Returns NULL after tt__fail. */
 static tt__device_group *tt__device_group_of(tt_context *ctx, const tt__device_kind *kind, const int *index,
                              int local, int moved)
 {
@@ -20664,8 +21116,8 @@ static tt__device_group *tt__find_devices(tt_context *ctx, const char *name)
             tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'} does not exist: the CPU is one device, %s; %s*2 "
                      "is two ranks that share its threads", name, kind->name, kind->name);
         else {
-            const bool in_turn = !kind->host && name[length] != ':'; /* processes of a host take devices in
-                                                                        turn */
+            const bool in_turn = !kind->host && name[length] != ':'; /* no device numbers given: each process
+                                                                        of a host takes the next devices */
             const int moved = in_turn ? ranks * tt__processes_before(ctx->net) : 0;
             for (int r = 0; r < ranks; r++) index[r] += moved;
             return tt__device_group_of(ctx, kind, index, ranks, moved);
@@ -20699,7 +21151,8 @@ static const tt__isa_table *tt__choose_isa(const char *name)
     const tt__isa_table *table[3] = {&tt__isa_table_portable, NULL, NULL};
 #ifdef TT__HAS_AVX2
     unsigned a, b, c = 0, d;
-    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* some compilers' builtins lack F16C */
+    /* CPUID says whether the CPU has F16C, which __builtin_cpu_supports of some compilers does not know. */
+    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
     __builtin_cpu_init();
     avx2 = avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (avx2) table[1] = &tt__isa_table_avx2;
@@ -20730,7 +21183,8 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
     if (has[TT__BF16_DOT] && __builtin_cpu_is("amd")) *how = TT__BF16_DOT;
 #endif
 #ifdef TT__TILES_HERE
-    const bool wanted = !name || strcmp(name, "tiles") == 0; /* TT__TILES_HERE asks Linux for permission */
+    /* TT__TILES_HERE asks Linux for the tile registers, so it is evaluated only if tiles are wanted. */
+    const bool wanted = !name || strcmp(name, "tiles") == 0;
     has[TT__BF16_TILES] = wanted && isa == &tt__isa_table_avx512 && TT__TILES_HERE;
     if (has[TT__BF16_TILES]) *how = TT__BF16_TILES;
 #endif
@@ -20913,7 +21367,8 @@ static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes,
 }
 static uint64_t tt__hash(const char *text) { return tt__hash_on(TT__HASH_BEGIN, text, strlen(text)); }
 
-/* Returns the slot of the hash table for a parameter's name: the one that holds it, or a free one. */
+/* Returns the entry of the hash table that holds a parameter's name, or the free entry where the name is to
+   be put. */
 static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
 {
     uint64_t hash = tt__hash(name);
@@ -20923,7 +21378,7 @@ static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
     return &slots[at];
 }
 
-/* Makes room in the hash table for one more name, so that half of the slots stay free. */
+/* Makes room in the hash table for one more name. At least half of the entries stay free. */
 static bool tt__param_slots_grow(tt_context *ctx)
 {
     uint32_t n = ctx->n_param_slots ? 2 * ctx->n_param_slots : 64;
@@ -21003,7 +21458,7 @@ static void tt__param_drop_source(tt_param *p)
 }
 
 /* Removes all parameters except the first `count`; no tape may use them. The newest go first, so that the
-   search for the name of a remaining parameter never meets a freed slot of the hash table. */
+   search for the name of a remaining parameter never meets an entry of the hash table that was freed. */
 static void tt__params_undo(tt_context *ctx, int count)
 {
     while (ctx->n_params > count) {
@@ -21212,9 +21667,9 @@ static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64
     return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
 }
 
-/* Fills a rank's shard of parameter p from p's source. Keeps the source, because filling another parameter
-   may fail. shard: a buffer of TT__PIECE floats. Initialisers write directly to the rank's memory, if their
-   numbers fit the dtype. */
+/* Fills a rank's shard of parameter p from p's source. Keeps the source for a second try, because filling
+   another parameter may fail. shard: a buffer of TT__PIECE floats. Initialisers write directly to the rank's
+   memory, if their numbers fit the dtype. */
 static tt_status tt__param_fill(const tt_param *p, int rank, float *shard)
 {
     char *memory = tt__param_memory(p, rank);
@@ -21259,7 +21714,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
     tt_status status = tt__has_memory(p) ? tt__param_fits(p, values, 0, p->size) : TT_OK;
     for (int k = 0; k < 2 && tt__has_memory(p); k++) {
         const tt__arena *a = k ? p->second_owner : p->owner;
-        if (!a || !a->allocated) continue; /* it is filled later, from the other arena */
+        if (!a || !a->allocated) continue; /* when this arena is allocated, it is filled from the other one */
         const tt__placement *placement = tt__placement_in(a, p->index);
         const tt__stored stored = tt__stored_of(p, &placement->part, a);
         for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
@@ -21362,6 +21817,7 @@ typedef struct tt__settings {
     tt__update_place update;
     tt__memory_kind memory;
     bool scales;            /* the program uses loss scaling */
+    bool dropout;           /* the program has dropout: it trains, or tt__attempt.dropout is set */
     tt_costs costs;
 } tt__settings;
 
@@ -21385,6 +21841,7 @@ typedef struct tt__choice {
 typedef struct tt__attempt {
     bool quiet;             /* a trial of a search for the largest size: no warnings, errors without advice */
     bool unbudgeted;        /* the caller of that search has no budget and will compile without one */
+    bool dropout;           /* a program that does not train keeps its dropout */
     bool no_arrivals;       /* reserve no memory for the inputs of the next run, as under a tight budget */
     size_t needs;           /* bytes of the smallest possible program with the options as they are */
     size_t advised;         /* bytes of the smallest program that an error's advice leads to; 0: the advice
@@ -21819,7 +22276,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     const int tensor = s->options.parallel.tensor;
     int losses = 0, totals = 0;
     TT__PASS(t, "record", TT_OK);
-    TT__PASS(t, "inference", tt__pass_inference(t, b->root, train));
+    TT__PASS(t, "inference", tt__pass_inference(t, b->root, s->dropout));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, false));
     TT__PASS(t, "rows", tt__pass_rows(t, b->root));
     if (t->stages > 1) TT__PASS(t, "ends of stages", tt__pass_ends(t));
@@ -22084,6 +22541,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->options = *o;
     tt__note_error(ctx, &all, &status, tt__parse_precision(ctx, o->precision, o->residual, &s->precision));
     s->scales = o->train && s->precision.half == TT_F16;
+    s->dropout = o->train;
     if (s->scales) tt__note_error(ctx, &all, &status, tt__check_loss_scale(ctx, &o->loss_scale));
     tt__parse_words(ctx, o, s, &all, &status);
     tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload, &s->offload_fits));
@@ -24179,6 +24637,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     const tt__job job = {p, t, root, o->share ? o->share->arena : NULL, attempt, NULL};
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) tt__set_stage(&p->settings, stage);
+    p->settings.dropout |= attempt->dropout;
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
@@ -24224,6 +24683,23 @@ static void tt__tell_unsplit(const tt_program *p)
     tt__log(p->ctx, TT_LOG_WARNING, "tensor", "device '%s', tensor %d: the program has no layer of at least "
             "%d weights that can be split, so all tensor ranks do the same work: use data ranks",
             p->arena->group->name, p->arena->tensor, (int)TT__TENSOR_LEAST);
+}
+
+/* Warns of each rule of lr_rules whose pattern matches no trained parameter of the program. */
+static void tt__tell_unused_rules(const tt_program *p, const tt_compile_options *o)
+{
+    const tt_tape *t = p->built.t;
+    for (const tt_lr_rule *r = o->train ? o->optimizer.lr_rules : NULL; r && r->pattern; r++) {
+        bool used = false;
+        for (int32_t v = 1; v < p->n_recorded && !used; v++) {
+            const tt__tape_value *x = &t->values[v];
+            used = x->storage == TT__PARAMETER && x->base == v && x->needs_grad &&
+                   tt__match(r->pattern, p->ctx->params[x->param]->name);
+        }
+        if (!used)
+            tt__log(p->ctx, TT_LOG_WARNING, "lr_rules", "no trained parameter has a name that matches the "
+                    "pattern '%.200s' of lr_rules: check its spelling", r->pattern);
+    }
 }
 
 /* Returns whether any stage reads input v. */
@@ -24470,12 +24946,13 @@ static tt_program *tt__try_compile(tt_tape *t, tt_value root, const tt_compile_o
         return NULL;
     }
     if (!attempt->quiet) tt__tell_unsplit(p);
+    if (!attempt->quiet) tt__tell_unused_rules(p, o);
     return p;
 }
 
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
-    tt__attempt attempt = {false, false, false, 0, 0};
+    tt__attempt attempt = {false, false, false, false, 0, 0};
     return tt__try_compile(t, root, o, &attempt);
 }
 
@@ -24529,7 +25006,7 @@ static double tt__line_meets(double from, double from_bytes, double to, double t
 static int64_t tt__largest_size(tt_context *ctx, tt_compile_options *o, int64_t max, tt__try_size try_size,
                                 void *arg)
 {
-    tt__attempt attempt = {true, !o->memory_budget, false, 0, 0};
+    tt__attempt attempt = {true, !o->memory_budget, false, false, 0, 0};
     tt_status status = tt__budget_on(ctx, o->device, &o->memory_budget);
     const double budget = (double)o->memory_budget;
     int64_t fits = 0, fails = max + 1, next = 1;
@@ -24745,8 +25222,8 @@ static tt_status tt__params_ready(const tt_program *p)
     return status;
 }
 
-/* Returns the offset, in bytes, of the region with storage x in a rank's device memory: persistent,
-   transient, or only on data rank 0. */
+/* Returns the offset, in bytes, at which the part of a rank's device memory that has storage x begins. The
+   parts are: persistent storages, transient storages, and storages of data rank 0 alone. */
 static size_t tt__region(const tt_program *p, const tt__tape_value *x)
 {
     if (!x->persistent) return p->arena->persistent;
@@ -24754,7 +25231,7 @@ static size_t tt__region(const tt_program *p, const tt__tape_value *x)
 }
 
 /* tt__host_size returns the bytes of a rank's values in the host's memory. tt__host_region returns the
-   offset, in bytes, of the region with storage x there. */
+   offset, in bytes, at which the part of that memory that has storage x begins. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;
@@ -24825,8 +25302,9 @@ static int32_t tt__operand(const tt__instr *i, int j)
     return j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
 }
 
-/* Adds the blocks with bytes [first, first + bytes) of an arena to the window of instructions that began
-   after stamp `before`. Returns the bytes of those blocks that are new to the window, without kept blocks. */
+/* Adds the blocks with bytes [first, first + bytes) of an arena to the current window of instructions.
+   before: value of g->stamps when the window began. Returns the bytes of those blocks that are new to the
+   window, without kept blocks. */
 static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_t before)
 {
     size_t added = 0;
@@ -24838,8 +25316,9 @@ static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_
     return added;
 }
 
-/* Adds the blocks that instruction i uses to the window of instructions that began after stamp `before`.
-   Returns the bytes of the blocks that are new to the window, without kept blocks. */
+/* Adds the blocks that instruction i uses to the current window of instructions. before: value of
+   tt__paging.stamps when the window began. Returns the bytes of the blocks that are new to the window,
+   without kept blocks. */
 static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t before)
 {
     tt__paging *g = p->arena->paging;
@@ -24862,9 +25341,9 @@ typedef struct tt__windows {
     int made, entered;  /* made: number of windows so far; entered: number of windows that have begun */
 } tt__windows;
 
-/* Prefetches the blocks whose stamp is in (before, last], except those that are still on the device. A block
-   is still there if the windows since its last use have used at most `room` bytes. Sets *any to true if it
-   prefetches a block. */
+/* Prefetches the blocks of a window of instructions, except blocks that are still on the device. The window's
+   blocks have stamps (tt__paging.stamp) in (before, last]. A block is still on the device if the windows
+   since its last use have used at most `room` bytes. Sets *any to true if any block is prefetched. */
 static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last, uint64_t clock, bool *any)
 {
     tt__arena *a = p->arena;
@@ -24889,7 +25368,7 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
 
 /* Finds the end of the next window of instructions, which takes instructions until their blocks need more
    than its share of `room`. Instructions that run together stay in one window, unless they alone need more.
-   Returns the last stamp of the window. */
+   Returns tt__paging.stamps at the end of the window. */
 static uint64_t tt__end_window(tt_program *p, tt__windows *w)
 {
     tt__paging *g = p->arena->paging;
@@ -24898,7 +25377,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const size_t max = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
     int group = first; /* first instruction of the group that k runs together with */
-    size_t bytes = 0, of_group = 0; /* bytes that the window needs; of_group: bytes of the group */
+    size_t bytes = 0, of_group = 0; /* bytes of blocks that the window needs; that the group needs */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
@@ -25088,7 +25567,8 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__tape_value *x = &p->built.t->values[v];
-    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent inputs are arrivals */
+    const bool input = x->storage == TT__INPUT && !x->persistent; /* a persistent input is the second value of
+                                                                     another input (tt__pass_arrivals) */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
@@ -25185,9 +25665,29 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
+/* Fails if each of some processes needs more memory than this machine has available for all of them;
+   otherwise the system might kill a process later. Does not check memory of a caller's allocator. what: what
+   needs the memory; advice: what the message advises. */
+static tt_status tt__machine_has(tt_context *ctx, double bytes, int processes, const char *what,
+                                 const char *advice)
+{
+#if defined(__linux__)
+    if (ctx->options.allocator.allocate != tt__default_allocate || bytes < 1 << 20) return TT_OK;
+    const char *check = getenv("TINYTRAIN_MEMORY_CHECK");
+    const tt__room room = tt__memory_room("");
+    if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
+    return tt__fail(ctx, TT_ERR_MEMORY, "%s needs %.1f MB of this machine's memory%s, but only %.1f MB are "
+                    "available (%s %.1f MB): %s (TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the "
+                    "same)", what, 1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
+                    1e-6 * room.bytes, room.of, 1e-6 * room.limit, advice);
+#else
+    (void)ctx, (void)bytes, (void)processes, (void)what, (void)advice;
+    return TT_OK;
+#endif
+}
+
 /* Fails if the program needs more memory than this machine has available, together with the other processes
-   on the machine; otherwise the system might kill a process later. Does not check memory of a caller's
-   allocator. */
+   on the machine. */
 static tt_status tt__memory_suffices(const tt_program *p)
 {
 #if defined(__linux__)
@@ -25202,17 +25702,10 @@ static tt_status tt__memory_suffices(const tt_program *p)
                      (double)tt__staging_bytes(q);
         }
     }
-    if (ctx->options.allocator.allocate != tt__default_allocate || bytes < 1 << 20) return TT_OK;
     for (int k = 0; k < tt_processes(ctx); k++)
         processes += k != tt_process(ctx) && strcmp(ctx->net->host[k], ctx->net->host[tt_process(ctx)]) == 0;
-    const char *check = getenv("TINYTRAIN_MEMORY_CHECK");
-    const tt__room room = tt__memory_room("");
-    if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, but only %.1f "
-                    "MB are available (%s %.1f MB): use smaller micro-batches, {recompute}, or {precision "
-                    "bf16-true} (TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the same)",
-                    1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
-                    1e-6 * room.bytes, room.of, 1e-6 * room.limit);
+    return tt__machine_has(ctx, bytes, processes, "the plan", "use smaller micro-batches, {recompute}, or "
+                           "{precision bf16-true}");
 #else
     (void)p;
     return TT_OK;
@@ -25249,7 +25742,7 @@ tt_status tt_allocate(tt_program *p)
    Copies inputs to a program (tt_set) and values from a program (tt_get), and finds the memory of an
    instruction's operands on a rank. */
 
-/* Returns the number of elements of the storage before a rank's own rows, which are view `id`. */
+/* Returns how many elements of a storage come before its view `id`, which is a rank's shard of the rows. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__tape_value *v = &p->built.t->values[id];
@@ -25258,7 +25751,7 @@ static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, 
     return first * v->ld;
 }
 
-/* Moves m from the start of a storage to the part that is value `id`: a slot, a shard, or own rows. */
+/* Moves m from the start of a storage to the part that is value `id`: a slot, or a rank's shard. */
 static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__tape_value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
@@ -25366,7 +25859,7 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
 }
 
 /* Sets the number of rows of input v's axis. Fails if another input of the axis is set with another number of
-   rows. If v is set a second time, that input becomes UNSET instead. */
+   rows. But if v is set a second time, the other input becomes UNSET. */
 static tt_status tt__set_input_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
     const tt__tape_value *values = p->built.t->values, *x = &values[v];
@@ -25728,9 +26221,10 @@ static bool tt__adds_later(const tt_program *p, tt__segment segment)
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* Returns the recording for a run with this stretch, slot and these numbers of rows; NULL if it is the first
-   such run. In that case, the next entry in turn loses credit and, if it has none left, is given to this run.
-   Credit protects the recordings of frequent runs, however many other runs there are. */
+/* Returns the entry of r->recordings for a run with this stretch, slot and these numbers of rows; NULL if
+   there is none. In that case, takes one credit from the entries in turn, and gives an entry that has no
+   credit left to this run, for its next time. Each use of an entry adds credit, so frequent runs keep their
+   recordings, however many other runs there are. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];
@@ -25861,7 +26355,7 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
    Counts the bytes that a plan sends between processes, and launches collectives. */
 
 /* Returns the bytes that the ranks of this process send to other processes in a step with one full
-   micro-batch on each data rank. Sets *least to the minimum that any method must send. */
+   micro-batch on each data rank. Sets *min to the minimum that any method must send. */
 static double tt__net_plan(const tt_program *head, double *min)
 {
     const tt__device_group *group = head->settings.group;
@@ -25879,7 +26373,7 @@ static double tt__net_plan(const tt_program *head, double *min)
             l.instr = i;
             l.in[0] = tt__at_capacity(p->built.t, i->in[0]);
             l.out[0] = tt__at_capacity(p->built.t, i->out[0]);
-            if (i->in[0]) l.in[0].data = &l; /* any address: the operand is present */
+            if (i->in[0]) l.in[0].data = &l; /* any address: NULL would mean that the operand is absent */
             l.members = l.present = c.all.count;
             l.me = c.me;
             c.l = &l;
@@ -25937,7 +26431,7 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     l->workspace = p->arena->memory[rank] + p->arena->persistent + i->workspace_place;
     if (i->on_host) {
         l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
-        l->in[TT__RUN_IN].data = &p->head->run; /* without `micro`, which no update reads */
+        l->in[TT__RUN_IN].data = &p->head->run; /* the field `micro` is not set, but no update reads it */
         if (!p->settings.kind->host) l->device = p->settings.group->host[rank];
     }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
@@ -25953,8 +26447,9 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
 /* ==== src/run/stages.h */
 /* ---- values that pass from one stage of a pipeline to the next */
 
-/* Sends a value to a stage in another process, or receives one. A SEND does not wait for its messages; a RECV
-   does. Values in a device's memory go through the host's memory. */
+/* Sends a value to rank `other` of a stage in another process, or receives one. A SEND does not wait for its
+   messages; a RECV does. Values in a device's memory go through the host's memory. way: 0 if the value moves
+   towards the last stage, 1 if towards the first. */
 static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l, int other, int way)
 {
     const bool receives = l->instr->out[0] != 0;
@@ -26002,7 +26497,8 @@ static void tt__go_on_passing(const tt_program *p, int rank)
     }
 }
 
-/* Waits until this rank has sent the messages of micro-batch number `round` in direction `way`. */
+/* Waits until this rank has sent its messages of micro-batch number `round` to the next stage (way = 0) or to
+   the stage before (way = 1). */
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
@@ -26068,7 +26564,7 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Returns whether m is present but has no elements, which shards and a rank's own rows may be. */
+/* Returns whether m is present but has no elements, as a shard may be. */
 static bool tt__is_empty(const tt__mat *m) { return m->data && m->rows * m->cols == 0; }
 
 /* Runs an instruction whose operands have no elements. Results that have elements are then sums over no rows:
@@ -26106,7 +26602,7 @@ typedef struct tt__rank_progress {
     tt__launch like;        /* fields that all launches of the rank have in common */
     bool absent;            /* the rank has no micro-batch, so it runs only instructions that all ranks run
                                (tt__instr.always) */
-    bool later;             /* a copy of tt__now.later */
+    bool later;             /* the run adds to gradients of earlier micro-batches */
     /* `met`: the ranks (data ranks, tensor ranks, ...) that have passed a barrier on stream `met_stream` and
        have launched nothing since. Both fields are equal on all these ranks, also on ranks without a
        micro-batch. */
@@ -26192,7 +26688,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__rank_progress *at, int k
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(at, &p->built.t->code[k])) { /* keeps `met` equal on all ranks */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* `met` must change here as on ranks that launch k */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }
@@ -26499,7 +26995,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const size_t peers = 2 * (size_t)tt__max(p->settings.group->ranks, tt__slots(p));
     const tt__now before = r->now;
     const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* number of rounds of the first lap */
-    int64_t *round = &r->now.round; /* visits each slot once, then one slot again */
+    int64_t *round = &r->now.round; /* goes through the first lap, and one round more, which adds to a slot */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     const tt__launch like = tt__launch_on(p, rank);
@@ -26762,7 +27258,8 @@ static tt_status tt__read_first(tt_program *p, int rank)
     const tt__device_group *c = p->settings.group;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* also waits for a rank of this process */
+    /* A process that does not have `rank` reads one of its own ranks, only to wait for the rank's device. */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own);
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
     return tt__net_fetch(p->ctx, process, -1, "collecting the results of a step", results, sizeof *results);
@@ -27005,7 +27502,7 @@ static tt_status tt__run_stage(void *arg, int rank)
     tt__launch l = tt__launch_on(p, rank);
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
-    l.tuned = false; /* matrix products are timed after these micro-batches */
+    l.tuned = false; /* products are timed only after these micro-batches (tt__tune_products) */
     for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
         bool backward = false;
         now->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
@@ -27072,6 +27569,17 @@ static tt_status tt__end_round(tt_program *p)
 {
     p->round++;
     return p->round % tt__slots(p) ? TT_OK : tt__run_lap(p);
+}
+
+/* Runs the forward of a program that does not train, with the random numbers of a step's round. */
+static tt_status tt__run_round(tt_program *p, int64_t step, int64_t round)
+{
+    tt__begin_step(p);
+    p->run.step = step;
+    p->round = round;
+    const tt_status status = tt__micro(p, true);
+    p->round = 0;
+    return status;
 }
 
 tt_status tt_run(tt_program *p, tt_stats *stats)
@@ -27240,7 +27748,7 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     return status;
 }
 
-/* Calls before_update, if the program has it. */
+/* Calls the caller's function tt_compile_options.before_update, if it is set. */
 static tt_status tt__call_before_update(tt_program *p)
 {
     const tt_compile_options *o = &p->settings.options;
@@ -27351,10 +27859,10 @@ static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int
     return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
-/* The storages with a parameter's gradient in the middle of a step. In sums of a step (ranks/threads.h),
-   `leaves` has the slots of each data rank. In sums of micro-batches, `total` has the sum over ranks of the
-   finished laps and, if ranks have several slots, `leaves` has the slots of the current lap. Both have the
-   same layout. */
+/* The storages with a parameter's gradient in the middle of a step. If ranks sum gradients at the end of a
+   step, `leaves` has the slots of each data rank. If ranks sum gradients in each micro-batch, `total` has the
+   sum over ranks of the finished laps and, if ranks have several slots, `leaves` has the slots of the current
+   lap. Both storages have the same layout. */
 typedef struct tt__so_far {
     int32_t leaves, total; /* numbers of the storages; 0: none */
     int slots;             /* number of slots that have contents */
@@ -27410,7 +27918,7 @@ static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so
 }
 
 /* Finds a parameter's gradient and the factor by which its stored numbers are multiplied to be those of the
-   mean loss. Fails if there is no gradient now. caller: the public function. */
+   mean loss. Fails if there is no gradient now. caller: name of the public function, for the error. */
 static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const char *caller, tt__so_far *g,
                                   double *factor)
 {
@@ -27553,8 +28061,9 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 {
     const tt_tape *t = p->built.t;
     const int step = tt__segment_first(t, TT__EACH_STEP), first = t->early ? 0 : step;
-    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* next: distance to the likely next
-                                                                             update */
+    /* The search for a parameter's update begins where the one before ended, and goes on by `next`: backwards
+       (modulo `count`) if the updates are in the backward, which has the parameters in reverse order. */
+    const int count = t->n_code - first, next = t->early ? count - 1 : 1;
     int at = t->early ? count - 1 : 0;
     for (int k = step; k < t->n_code; k++)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
@@ -27595,8 +28104,8 @@ static uint64_t tt__program_hash(const tt_program *p)
     if (ranks->groups > 1 || micros) hash = tt__hash_on(hash, leaves, sizeof leaves);
     const tt__attr none = tt__new_instr(0).attr;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
-        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* stands for the SUM_SQUARES of
-                                                                                v's gradient */
+        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* the (empty) attributes of the
+                                                                                SUM_SQUARES of v's gradient */
     const float average = p->settings.options.optimizer.ema_decay;
     if (average > 0) hash = tt__hash_on(hash, &average, sizeof average);
     return tt__updates_hash(p, hash);
@@ -27638,9 +28147,10 @@ static tt__state_header tt__state_header_of(const tt_program *p)
    so few rows and columns that the overhead of launches dominates, and grows until steps are long. A block
    with one row measures the update, which dominates its steps. */
 
-/* STEP_LONG, COPY_LONG: seconds from which a step or a copy is long enough to measure. STEPS_LONG: seconds of
-   all steps of a program. WIDTH: number of rows and of columns of a block; UPDATE_WIDTH: of columns. COPY:
-   bytes of a copy. */
+/* TT__STEP_LONG and TT__COPY_LONG: seconds from which a step or a copy is long enough to measure.
+   TT__STEPS_LONG: seconds of steps after which a program runs no more. ..._WIDTH: number of rows and of
+   columns of a block; TT__UPDATE_WIDTH: number of columns of a block with one row. ..._COPY: bytes of a
+   copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
@@ -27739,7 +28249,8 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
 {
     const tt_tape *t = s->p->built.t;
     double now, all = 0;
-    tt_status status = tt__sample_step(s, &now); /* the first step also touches memory and loads kernels */
+    tt_status status = tt__sample_step(s, &now); /* not timed: the first step also touches memory and loads
+                                                    kernels */
     double *each = (double *)tt__alloc(ctx, sizeof *each * (size_t)t->n_code);
     if (!each) return TT_ERR_MEMORY;
     for (int k = 0; k < t->n_code; k++) each[k] = INFINITY;
@@ -27908,7 +28419,8 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt_context *own = tt_open(&o);
     if (!own)
         return tt__fail(ctx, TT_ERR_MEMORY,
-                        "tt_measure_costs: cannot open a context, for lack of memory or threads");
+                        "tt_measure_costs: cannot open a second context, for lack of memory or threads: set "
+                        "`threads` lower, or free memory");
     tt__sample s; /* runs like users' programs, with streams and graphs of launches */
     tt__profile update;
     double min, ignored;
@@ -27956,8 +28468,8 @@ static tt_category tt__category_of(const tt_tape *t, int32_t base)
 }
 
 /* tt__storages returns the number of storages that the program's arena may have: the resident workspace
-   (number 0), then persistent values, then boxes of transient storages. tt__storage_of describes storage k in
-   *to; it returns false if the arena does not have that storage. */
+   (number 0), then persistent values, then transient storages. tt__storage_of describes storage k in *to; it
+   returns false if the arena does not have that storage. */
 static int tt__storages(const tt_program *p) { return p->built.t->n_values + p->built.n_boxes; }
 
 static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
@@ -27990,7 +28502,7 @@ static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
 }
 
 /* Returns the bytes that a rank loads from other ranks in a step with one full micro-batch on each data rank.
-   Sets *least to the minimum that any method must load (tt_plan.min_moved_bytes). */
+   Sets *min to the minimum that any method must load (tt_plan.min_moved_bytes). */
 static double tt__moved_by(const tt_program *p, int rank, double *min)
 {
     const tt_tape *t = p->built.t;
@@ -28005,7 +28517,8 @@ static double tt__moved_by(const tt_program *p, int rank, double *min)
         const tt__members all = tt__members_of(p, rank, &i->move, &me);
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
-        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* F64: counts of losses */
+        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* or counts of losses
+                                                                                    (F64) */
         if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *min += item * loads.min;
     }
     return bytes;
@@ -28146,8 +28659,7 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
     uint32_t *order = (uint32_t *)(bytes + storages);
-    int32_t *holds = (int32_t *)(order + storages); /* for each box: the last value placed there by the
-                                                       peak */
+    int32_t *holds = (int32_t *)(order + storages); /* for each box: the value that it holds at the peak */
     int n = 0;
     for (int k = 0; k < storages && bytes; k++) {
         const tt__box *box = k < values ? NULL : &p->built.box[k - values];
@@ -28968,14 +29480,19 @@ enum {
 typedef struct tt__unicode {
     uint8_t bits[0x110000];               /* TT__IS_... */
     uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
-    uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank of their combining class */
-    uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
-    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, sorted by their points */
+    uint32_t marks[TT__MARK_ROWS][2];     /* runs of combining marks: first << 11 | last - first; rank of
+                                             their combining class */
+    uint32_t pairs[TT__PAIRS][3];         /* decompositions: c << 11 | whether NFC composes c; the first and
+                                             the second code point of c, or 0 */
+    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* indices of the rows of `pairs` that NFC composes, sorted by the
+                                             two code points */
     uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
-    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
-    uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | (stride - 1) * 3 +
-                                                 step; lower case of `first` */
-    uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | count */
+    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* runs of code points of one class: first << 11; last << 4 |
+                                                 TT__GRAPHEME_... */
+    uint32_t lower[TT__LOWER_RUNS][2];        /* runs of capitals: first << 11 | last - first (8 bits) << 3 |
+                                                 (stride - 1) * 3 + step; lower case of `first` */
+    uint32_t compat[TT__COMPAT_ROWS][2];      /* compatibility decompositions: c << 11; index in
+                                                 compat_points << 5 | number of code points there */
     uint32_t compat_points[TT__COMPAT_POINTS];
 } tt__unicode;
 
@@ -29702,8 +30219,8 @@ static bool tt__json_value(tt__json *j, int depth)
 }
 
 /* Parses a text that is one JSON value, which becomes node 0. The text must live only until the function
-   returns; path and context must live as long as j. line: see tt__json. The caller frees j even after an
-   error. */
+   returns; path and context must live as long as j. base: offset of the text in its file; line: the text's
+   line in its file, or 0; both are for errors. The caller frees j even after an error. */
 static tt_status tt__json_parse_line(tt__json *j, tt_context *ctx, const char *path, long long line,
                                      size_t base, const char *text, size_t bytes)
 {
@@ -30385,7 +30902,8 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
     w->ctx = ctx;
     tt__text_buffer text = {NULL, 0, 0};
     tt_status status = tt__safetensors_declare(w, path, tensors, count, metadata);
-    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* counts bytes */
+    /* text.to is NULL: only counts the bytes of the header. */
+    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata);
     uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* the data starts at a multiple of 8 */
     if (status == TT_OK && padded > TT__SAFETENSORS_HEADER)
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %llu bytes, but the format "
@@ -30505,15 +31023,16 @@ typedef struct tt__text_step {
     bool each;                     /* DIGITS, PUNCTUATION: each character is a word; else each run is a word.
                                       WORDPIECE: cleanup removes spaces before some punctuation and
                                       contractions */
-    bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each
-                                      mark */
+    bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each mark,
+                                      the character that stands for a space */
     bool prefix_space;             /* BYTES: puts a space before the text */
-    bool prefix_always, prefix_first; /* METASPACE: puts a mark before each part; prefix_first: only before
-                                         the first part */
+    bool prefix_always, prefix_first; /* METASPACE: puts the mark for a space before each part of the text;
+                                         prefix_first: only before the first part */
     bool left, right;              /* TRIM: removes white space at the text's start (left), end (right) */
-    const char *from, *to;         /* text to replace and its replacement; PREPEND reads only `to`, STRIP only
-                                      `from`. SPACES replaces each run of two or more spaces. PRECOMPILED: the
-                                      trie's units; the replacing texts, each ended by a NUL */
+    const char *from, *to;         /* REPLACE: replaces `from` by `to`. SPACES: replaces each run of two or
+                                      more spaces by `to`. PREPEND: puts `to` before the text. STRIP: removes
+                                      the character `from`. PRECOMPILED: `from` has the trie's units, `to` the
+                                      replacing texts, each ended by a NUL */
     size_t from_bytes, to_bytes;
     int64_t start, stop;           /* STRIP: max number of characters to remove at the start; at the end */
 } tt__text_step;
@@ -30528,8 +31047,8 @@ typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__buc
 
 /* Hash table from texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    /* base: the texts, plus `skipped`; a slice gives a text's offset. The table leaves out the first
-       `skipped` bytes of each text. */
+    /* The table leaves out the first `skipped` bytes of each text. base: address of the texts plus `skipped`;
+       the slice of a text has its offset from there. */
     const char *base;
     uint32_t skipped;
     const tt__text_slice *slices; /* the slice of each id */
@@ -30582,7 +31101,8 @@ typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPI
 typedef struct tt__token_model {
     tt__model_kind kind;
     int unk;                      /* id of the unknown token; -1: text without a token is left out */
-    bool byte_fallback;           /* byte-pair encoding, Unigram: `fallback` serves unknown characters */
+    bool byte_fallback;           /* byte-pair encoding, Unigram: an unknown character becomes the tokens
+                                     `fallback` of its bytes */
     int32_t fallback[256];        /* ids of tokens "<0x00>" to "<0xFF>"; -1: no token */
     int64_t word_chars;           /* WordPiece: max characters of a word; longer words are unknown */
     const char *piece;            /* WordPiece: prefix of tokens that continue a word */
@@ -30613,8 +31133,9 @@ typedef struct tt__finisher {
     tt__template one, two;         /* templates of one text and of a pair */
     int templates;                 /* number of post-processors that put ids around texts */
     int trims;                     /* number of post-processors that leave white space out of spans */
-    bool trims_prefix[TT__STEP_LIMIT]; /* for each of them: a space may be added before the text */
-    bool pairs;                    /* `two` has the first text once, and then the second text once */
+    bool trims_prefix[TT__STEP_LIMIT]; /* for each of these `trims`: a space may be added before the text */
+    bool pairs;                    /* pairs can be encoded: `two` has the first text once, and then the
+                                      second text once */
     int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;
     bool decodes;                  /* tokenizer.json has a decoder; if not, spaces join tokens */
@@ -30671,7 +31192,7 @@ static uint32_t tt__byte_char(uint32_t b)
     return tt__byte_prints(b) ? b : 0x100 + (b <= 0x20 ? b : b <= 0xA0 ? b - 0x7F + 33 : 67);
 }
 
-static int tt__char_byte(uint32_t c) /* returns the byte, or -1 if c stands for none */
+static int tt__char_byte(uint32_t c) /* returns the byte for which GPT-2's character c stands; -1: none */
 {
     if (c < 0x100) return tt__byte_prints(c) ? (int)c : -1;
     if (c > 0x143) return -1;
@@ -30746,7 +31267,7 @@ static inline uint64_t tt__token_head(const char *text, size_t bytes, size_t rea
     return head;
 }
 
-/* Returns the slot that holds a text, or the free slot where the text belongs. */
+/* Returns the entry of a hash table that holds a text, or the free entry where the text belongs. */
 static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *text, size_t bytes,
                                          uint64_t head)
 {
@@ -30776,7 +31297,9 @@ static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
     return id >= 0 ? id : tt__token_find(&k->vocab.by_added, text, bytes);
 }
 
-static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: parent << 8 | byte of an edge */
+/* Returns the index in t->edges of an edge, or of the free entry where the edge belongs. key: the edge's
+   parent << 8 | byte. */
+static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key)
 {
     size_t at = (size_t)(key * 0x9E3779B97F4A7C15u >> t->shift);
     while (t->edges[at] != UINT64_MAX && t->edges[at] >> 28 != key) at = (at + 1) & (t->slots - 1);
@@ -30808,7 +31331,8 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
     return b->memory;
 }
 
-enum { /* buffers of an encoder: normalizers take two NORMAL_TEXT in turn, splitter k takes SPLIT_TEXT + k */
+enum { /* buffers of an encoder. Normalizers write to NORMAL_TEXT and NORMAL_TEXT + 1 in turn, splitter
+          number k writes to SPLIT_TEXT + k */
     TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
     TT__POINTS = TT__SPLIT_TEXT + TT__STEP_LIMIT, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
 };
@@ -30853,8 +31377,8 @@ static void tt__encoder_free(tt__encoder *e)
     for (int i = 0; i < TT__COUNT(e->maps) && e->spans; i++) tt__free(e->k->ctx, e->maps[i].memory);
 }
 
-/* Returns the span, in the whole text, of the character that contains the byte at `at` of the current layer,
-   or that this byte was made of. */
+/* Returns the span, in the whole text, of the character that contains the byte *at or was changed into it.
+   at: an address in e->layer. */
 static tt_span tt__encoder_span(const tt__encoder *e, const char *at)
 {
     const size_t i = (size_t)(at - e->layer);
@@ -30894,8 +31418,8 @@ static void tt__encoder_trim(const tt__encoder *e, const char *text, size_t byte
     if (walked == trailing) span->end = end > span->begin ? end : span->begin;
 }
 
-/* Adds the span of a token that stands for the bytes `text` of the current layer. added: the token is an
-   added token, and white space is trimmed as in the layer, not as in the vocabulary. */
+/* Adds the span of a token. text: the bytes of e->layer that the token stands for. added: the token is an
+   added token, and white space is trimmed as in e->layer, not as in the vocabulary. */
 static void tt__encoder_add_span(tt__encoder *e, int32_t id, const char *text, size_t bytes, bool added)
 {
     const tt__finisher *f = &e->k->finish;
@@ -30909,7 +31433,7 @@ static void tt__encoder_add_span(tt__encoder *e, int32_t id, const char *text, s
                          f->trims_prefix[i], to);
 }
 
-/* Adds an id, which stands for the bytes `text` of the current layer. */
+/* Adds an id. text: the bytes of e->layer that the id stands for. */
 static inline void tt__encoder_id(tt__encoder *e, int32_t id, const char *text, size_t bytes)
 {
     if (e->count < e->room && e->ids) e->ids[e->count] = id;
@@ -30926,7 +31450,8 @@ static void *tt__encoder_room(tt__encoder *e, int buffer, size_t n, size_t item)
     return memory;
 }
 
-/* Returns the first 8 bytes of a part of the encoder's text, as tt__token_head does. */
+/* Returns the first 8 bytes of a part of the encoder's text as a number; a shorter part is padded with
+   zeros. */
 static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, size_t bytes)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
@@ -30960,7 +31485,8 @@ typedef struct tt__rewrite {
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* the caller wants the front or spans; otherwise the fields below are unused */
+    bool aligns;           /* the caller wants spans or tt__encoder.front; otherwise the fields below are
+                              unused */
     const char *text;      /* the old text */
     size_t bytes, front;
     size_t at, to_front;   /* at: bytes read of the old text; to_front: bytes made from `front` */
@@ -30999,7 +31525,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Sets the spans of the last piece's bytes, which are those of the old character that it belongs to. */
+/* Sets the spans of the bytes of the piece that was written last to the span of the old character that the
+   piece replaces. */
 static void tt__rewrite_map(tt__rewrite *w)
 {
     const size_t all = (w->mapped + w->size) * sizeof(tt_span);
@@ -31018,8 +31545,9 @@ static void tt__rewrite_map(tt__rewrite *w)
     for (size_t i = 0; i < w->size; i++) spans[w->mapped++] = span;
 }
 
-/* Ends the last piece: moves past the old characters that it replaces, and counts its bytes in the new front
-   if these characters belong to the old front. */
+/* Ends the piece that was written last: moves past the old characters that the piece replaces. If these
+   belong to the front (tt__encoder.front) of the old text, the piece's bytes belong to the front of the new
+   text. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -31068,7 +31596,7 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
         tt__utf8_next(to, to_bytes, &at);
         tt__rewrite_put(w, to + from, at - from, made++ >= old);
     }
-    if (made < old) w->change -= old - made; /* has no effect on an empty new text */
+    if (made < old) w->change -= old - made; /* without effect if no piece was written */
 }
 
 /* Writes `to` and then the first character of the old text. `to` counts as a part of that character. Returns
@@ -31082,7 +31610,7 @@ static size_t tt__rewrite_prepend(tt__rewrite *w, const char *to, size_t to_byte
     return first;
 }
 
-/* Ends the new text and returns it. If spans are wanted, the text becomes the encoder's layer. */
+/* Ends the new text and returns it. If spans are wanted, e->layer becomes this text. */
 static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
 {
     tt__rewrite_pass(w);
@@ -31197,8 +31725,10 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 /* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    bool picture = false, joined = false;     /* just read: a picture and extenders; then a joiner */
-    bool consonant = false, linked = false;   /* just read: a consonant and extenders; a linker among these */
+    /* The characters read last are, if `picture`, a picture and its extenders; if `joined`, these and then a
+       joiner; if `consonant`, a consonant and its extenders; if `linked`, these with a linker among them. */
+    bool picture = false, joined = false;
+    bool consonant = false, linked = false;
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
@@ -31342,7 +31872,7 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *t
    the last character that it replaces. */
 static void tt__rewrite_replaced(tt__rewrite *w, const tt__text_step *s, const char *text, size_t bytes)
 {
-    size_t from = 0; /* the new text has the bytes before `from` */
+    size_t from = 0; /* the bytes of the old text before `from` are in the new text */
     for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
         n = 0;
         if (text[at] != s->from[0]) continue;
@@ -31494,7 +32024,7 @@ static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* returns
     return n == 3;
 }
 
-/* Returns the end of the piece that splitter number `step` cuts off at `at`. */
+/* Returns the end of the part of a text that begins at `at` and that splitter number `step` cuts off. */
 static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
@@ -31552,7 +32082,8 @@ static void tt__split_white(tt__encoder *e, int step, const char *text, size_t b
     }
 }
 
-/* Cuts a text into words with the splitters from `step` on. first: see tt__is_first. */
+/* Cuts a text into words with the splitters from `step` on. first: a part that begins at `text` may be the
+   first part of the whole text. */
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
@@ -31724,7 +32255,7 @@ static void tt__bpe_merge_short(const tt_tokenizer *k, tt__bpe_symbols *s)
     size_t n = s->n;
     for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(k, symbols[i], symbols[i + 1]);
     while (n > 1) {
-        uint32_t best = UINT32_MAX; /* the rank of a pair that has no merge */
+        uint32_t best = UINT32_MAX; /* pairs that have no merge have this rank */
         size_t at = 0;
         for (size_t i = 0; i + 1 < n; i++)
             if (merges[i]->rank < best) best = merges[i]->rank, at = i;
@@ -31745,8 +32276,10 @@ static void tt__bpe_merge_short(const tt_tokenizer *k, tt__bpe_symbols *s)
     s->n = n;
 }
 
-typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: symbol was merged */
-typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* a possible merge */
+/* A symbol of a word, in a linked list. id -1: the symbol was merged into the one before. */
+typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;
+/* A possible merge of the symbol at index `at` with the next one. id: the resulting symbol. */
+typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;
 
 static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
 {
@@ -31817,9 +32350,9 @@ static void tt__bpe_merge_long(tt__encoder *e, tt__bpe_symbols *s)
         if (links[i].id >= 0) tt__bpe_put(s, links[i].id, s->bytes ? (size_t)s->bytes[i] : 0);
 }
 
-/* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. e->at moves on by the
-   bytes of the symbols, as the package `tokenizers` counts: an unknown character without a symbol does not
-   count. */
+/* Adds the ids of a word or of a part of it. No run of U+2581, which stands for a space, begins inside the
+   part. e->at moves on by the bytes of the symbols, as the package `tokenizers` counts: an unknown character
+   without a symbol does not count. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -31948,8 +32481,8 @@ static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes
     return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
-/* Adds the id of an added token, which the bytes `text` of the current layer spell, with the white space that
-   the token takes in. */
+/* Adds the id of an added token. text: the bytes that spell the token, with the white space that the token
+   takes in; a part of e->layer. */
 static void tt__encoder_added(tt__encoder *e, int32_t id, const char *text, size_t bytes)
 {
     if (e->count < e->room && e->ids) e->ids[e->count] = id;
@@ -31957,8 +32490,8 @@ static void tt__encoder_added(tt__encoder *e, int32_t id, const char *text, size
     e->count++;
 }
 
-/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 0: the text is
-   not normalized yet; 1: it is. first: the text is the first part of the whole text. */
+/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 1 if the text
+   is normalized, 0 if not. first: the text is the first part of the whole text. */
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
 
 static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
@@ -32106,8 +32639,8 @@ static void tt__encode_cut(const int64_t n[2], int64_t max, int64_t kept[2])
     kept[longer] = max - max / 2;
 }
 
-/* Does the work of tt_tokenizer_encode. Unless `whole`, encoding and counting of one text may end after
-   max_tokens ids. */
+/* Encodes a text or a pair of texts for tt_tokenizer_encode. Unless `whole`, encoding and counting of one
+   text may end after max_tokens ids. */
 static tt__encoded tt__encode_texts(const tt_tokenizer *k, const tt_encoding *o, bool whole)
 {
     static const tt__around none[3] = {{{0}, {0}, 0}};
@@ -32213,7 +32746,8 @@ static int tt__hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-static int tt__byte_token(const char *text, size_t bytes) /* returns the byte that "<0x0A>" names; -1: none */
+/* Returns the byte that a token such as "<0x0A>" stands for; -1: `text` is no such token. */
+static int tt__byte_token(const char *text, size_t bytes)
 {
     if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
     int high = tt__hex_digit(text[3]), low = tt__hex_digit(text[4]);
@@ -32661,7 +33195,8 @@ static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int no
     if (valid && bytes >= 4) memcpy(&trie, all, 4);
     if (!valid || trie < 4 || trie % 4 || trie > bytes - 4)
         return tt__json_wrong(j, key, member, valid ? "not a trie with its size before it" : "not in base 64",
-                              "the normalization rules as SentencePiece compiles them");
+                              "the normalization rules as SentencePiece compiles them: if the file is "
+                              "damaged, copy it from the model's origin again");
     all[bytes] = 0;
     s->from = (const char *)all + 4;
     s->from_bytes = trie;
@@ -32749,7 +33284,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
                                "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
     const tt__step_name *name = &tt__patterns[known].name;
     const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    const bool whole = name->kind == TT__STEP_REGEX; /* each character is in a match */
+    const bool whole = name->kind == TT__STEP_REGEX; /* every character of a text is in some match */
     if (whole ? !isolated && !(removed && invert) : !isolated || invert)
         return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");
@@ -32907,8 +33442,8 @@ static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int no
 }
 
 /* Reads a list of a template, [{"SpecialToken": {"id": name, "type_id": n}}, {"Sequence": {"id": "A",
-   "type_id": n}}, ...]: sets the types of the texts "A" and "B" and adds the ids around them to `to`. Sets
-   *order to the texts in their order, as letters; room: at most room - 1 of them. */
+   "type_id": n}}, ...]: sets the types of the texts "A" and "B" and adds the ids around them to `to`. Writes
+   the letters of the texts, in their order, to `order`, which has room for room - 1 letters and a NUL. */
 static tt_status tt__read_pieces(const tt_tokenizer *k, const tt__json *j, int node, int list,
                                  tt__template *to, char *order, int room)
 {
@@ -33231,7 +33766,7 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
     for (size_t i = 0; i <= bytes; i++) {
         const int32_t parent = node;
         if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
-            if (t->count == (1 << 28) - 1) /* a later node could make an edge UINT64_MAX */
+            if (t->count == (1 << 28) - 1) /* an edge to a later node could be UINT64_MAX, a free entry */
                 return tt__fail(ctx, TT_ERR_UNSUPPORTED, "the vocabulary is too large: its tokens have more "
                                 "than %d different beginnings", t->count);
             if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
@@ -33251,7 +33786,7 @@ static tt_status tt__rest_of_vocab(tt_tokenizer *k)
 {
     tt__ids_by_text *t = &k->model.rest;
     const uint32_t piece = (uint32_t)strlen(k->model.piece);
-    for (int turn = 0, count = 0; turn < 2; turn++) { /* turn 0 counts the tokens */
+    for (int turn = 0, count = 0; turn < 2; turn++) { /* turn 0 counts the tokens, turn 1 adds them to t */
         if (turn && !tt__token_table(k->ctx, t, k->vocab.texts + piece, k->vocab.text, (size_t)count))
             return TT_ERR_MEMORY;
         t->skipped = piece;
@@ -33382,10 +33917,9 @@ static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const ch
         id = tt__token_find(&k->vocab.by_text, m->joined, left_bytes + right_bytes);
     }
     if (id < 0)
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu joins '%.100s' and '%.100s'%s",
-                        m->path, m->offset, m->count, left, right,
-                        l >= 0 && r >= 0 ? ", but the result is not in the vocabulary" : ", but these are "
-                        "not both in the vocabulary");
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu joins '%.100s' and '%.100s', but "
+                        "the vocabulary lacks %s: take vocabulary and merges from one tokenizer", m->path,
+                        m->offset, m->count, left, right, l >= 0 && r >= 0 ? "the result" : "one of them");
     tt__bpe_rule *to = &k->model.merges[tt__bpe_merge(k, l, r) - k->model.merges];
     to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
     to->rank = (uint32_t)m->count++;
@@ -33660,7 +34194,8 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
         tt__text_step *s = &k->split.all[i];
         if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
         if (!llama) continue;
-        s->prefix_always = prefix && legacy; /* puts a mark before each part between added tokens */
+        s->prefix_always = prefix && legacy; /* puts U+2581 before each part of the text between added
+                                                tokens */
         s->prefix_first = prefix && !legacy;
     }
     if (llama && !prefix) k->finish.decode.n--; /* removes the step that strips the prefix */
@@ -33709,7 +34244,8 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
                         tt__json_kind_name(j, 0));
     const int model = tt__json_get(j, 0, "model");
     tt_status status = tt__read_model(k, j, model, &unk);
-    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* only for BPE */
+    if (r.way && k->model.kind != TT__MODEL_BPE) /* tt__llama_way is for byte-pair encoding only */
+        r.way = NULL, r.first = TT__FIRST_FILE;
     if (r.way && status == TT_OK) status = tt__read_model(k, r.way, tt__json_get(r.way, 0, "model"), &unk);
     const tt__json *way = r.way ? r.way : j;
     const struct { const tt__json *from; const char *key; tt__reader read; } parts[] = {
@@ -33741,7 +34277,7 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
     if (status == TT_OK) status = tt__place_added(k, j->path);
     if (status == TT_OK) status = tt__read_processor(k, j, tt__json_get(j, 0, "post_processor"));
     const bool reported = r.first == TT__FIRST_BYTES && (r.vocab || tt__prefix_given(r.config));
-    for (int i = 0; reported && i < k->split.n; i++) /* trims by the splitter's prefix_space */
+    for (int i = 0; reported && i < k->split.n; i++) /* the splitter's prefix_space also tells how to trim */
         for (int t = 0; t < k->finish.trims && k->split.all[i].kind == TT__STEP_BYTES; t++)
             k->finish.trims_prefix[t] = k->split.all[i].prefix_space;
     return status;
@@ -34139,7 +34675,7 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
 /* ------------------------------------------------------------------------------------------------ images */
 
 #define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
-#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: 32, less 8 of a pixel, less 2 spare */
+#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: a sum has 32 bits, a pixel takes 8, 2 are spare */
 
 /* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is the sum over
    t < used[x] of weights[x * taps + t] * (input pixel first[x] + t). */
@@ -34277,7 +34813,7 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
         four[2] = (uint8_t)(sum1 >> TT__WEIGHT_BITS);
         four[3] = (uint8_t)(sum1 >> (TT__WEIGHT_BITS + 32));
         if (__builtin_expect(((sum0 | sum1) & 0xC0000000C0000000u) != 0, 0))
-            for (int k = 0; k < 4; k++) { /* a level is not in 0 to 255 */
+            for (int k = 0; k < 4; k++) { /* clamps the levels, at least one of which is not in 0 to 255 */
                 const uint64_t sum = k < 2 ? sum0 : sum1;
                 const uint32_t low = (uint32_t)sum;
                 four[k] = (uint8_t)tt__level(k % 2 ? (uint32_t)(sum >> 32) + (low >> 31) : low);
@@ -34381,7 +34917,8 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 /* A text or an image with its labels. */
 typedef struct tt__example {
     const char *text, *pair;       /* pair: the second text of a pair; NULL: none */
-    size_t bytes, pair_bytes;      /* number of bytes of the texts */
+    const char *negative;          /* TT_TASK_EMBED: a third text; NULL: none */
+    size_t bytes, pair_bytes, negative_bytes; /* number of bytes of the texts */
     int64_t number;                /* number of the image in its source */
     int label;                     /* number of the class; 0 for other tasks than TT_TASK_CLASS */
     int n_words;                   /* number of words; while a table is read, number of labels */
@@ -34393,6 +34930,7 @@ struct tt_dataset {
     tt_context *ctx;
     tt_task task;
     bool pairs;              /* at least one text has a second text */
+    bool negatives;          /* at least one text has a third text */
     tt__example *examples;
     int count, capacity;
     const char **classes;
@@ -34430,6 +34968,13 @@ const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes)
     const tt__example *e = i >= 0 && i < d->count ? &d->examples[i] : NULL;
     if (bytes) *bytes = e && e->pair ? e->pair_bytes : 0;
     return e ? e->pair : NULL;
+}
+
+const char *tt_dataset_negative(const tt_dataset *d, int64_t i, size_t *bytes)
+{
+    const tt__example *e = i >= 0 && i < d->count ? &d->examples[i] : NULL;
+    if (bytes) *bytes = e && e->negative ? e->negative_bytes : 0;
+    return e ? e->negative : NULL;
 }
 
 int tt_dataset_label(const tt_dataset *d, int64_t i)
@@ -34584,10 +35129,11 @@ static tt_status tt__number_classes(tt_dataset *d, const char *const *names, int
    chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
-    int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)d->n_classes), spare = n;
+    const int classes = (int)tt__max(1, d->n_classes); /* TT_TASK_EMBED has none, and all labels are 0 */
+    int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)classes), spare = n;
     if (!quota) return TT_ERR_MEMORY;
     for (int i = 0; i < d->count; i++) quota[d->examples[i].label]++;
-    for (int c = 0; c < d->n_classes; c++) spare -= quota[c] = quota[c] * n / d->count;
+    for (int c = 0; c < classes; c++) spare -= quota[c] = quota[c] * n / d->count;
     tt__shuffle(order, (uint32_t)d->count, key);
     for (int k = 0, chosen = 0; k < d->count; k++) {
         int label = d->examples[order[k]].label;
@@ -34612,29 +35158,33 @@ static tt_dataset *tt__dataset_new(tt_context *ctx, tt_task task, const char *co
     return tt__dataset_end(d, tt__number_classes(d, class_names, classes));
 }
 
-/* Copies the text, the second text, the values and the words of an example into the dataset's memory. */
+/* Copies the texts, the values and the words of an example into the dataset's memory. */
 static tt_status tt__dataset_copy(tt_dataset *d, tt__example *e)
 {
     const size_t values = e->values ? sizeof *e->values * (size_t)d->n_classes : 0;
     const size_t words = sizeof *e->words * (size_t)e->n_words;
     char *text = e->text ? tt__chunks_text(d->ctx, &d->chunks, e->text, e->bytes) : NULL;
     char *pair = e->pair ? tt__chunks_text(d->ctx, &d->chunks, e->pair, e->pair_bytes) : NULL;
+    char *third = e->negative ? tt__chunks_text(d->ctx, &d->chunks, e->negative, e->negative_bytes) : NULL;
     void *copy = values ? tt__chunks_take(d->ctx, &d->chunks, values) : NULL;
     void *tags = words ? tt__chunks_take(d->ctx, &d->chunks, words) : NULL;
-    if ((e->text && !text) || (e->pair && !pair) || (values && !copy) || (words && !tags))
+    if ((e->text && !text) || (e->pair && !pair) || (e->negative && !third) || (values && !copy) ||
+        (words && !tags))
         return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %zu bytes of text %d",
-                        e->bytes + e->pair_bytes, d->count - 1);
+                        e->bytes + e->pair_bytes + e->negative_bytes, d->count - 1);
     if (values) memcpy(copy, e->values, values);
     if (words) memcpy(tags, e->words, words);
     e->text = text;
     e->pair = pair;
+    e->negative = third;
     e->values = (float *)copy;
     e->words = (tt_word *)tags;
     d->pairs |= pair != NULL;
+    d->negatives |= third != NULL;
     return TT_OK;
 }
 
-/* Checks the labels of the caller's text number d->count. */
+/* Checks the labels and the number of texts of the caller's text number d->count. */
 static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
 {
     const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
@@ -34653,6 +35203,10 @@ static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
                             "%s", c, d->count, x,
                             d->task == TT_TASK_SCORES ? "a finite number" : "a number from 0 to 1");
     }
+    if (d->task == TT_TASK_EMBED && (!text->pair || (d->count && d->negatives != (text->negative != NULL))))
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has no %s, but TT_TASK_EMBED "
+                        "needs a pair for every text, and a negative for all texts or for none", d->count,
+                        !text->pair ? "pair" : text->negative ? "negative before it" : "negative");
     if (d->task != TT_TASK_TAGS) return TT_OK;
     if (text->pair)
         return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has a second text, but "
@@ -34668,7 +35222,7 @@ static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
     return TT_OK;
 }
 
-/* Adds an image, or a copy of a text. */
+/* Adds a copy of a text to the dataset or, if `text` is NULL, the next image of the source. */
 static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *text, int label)
 {
     if (text && tt__dataset_check(d, text) != TT_OK) return d->ctx->status;
@@ -34684,6 +35238,8 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *t
     e->bytes = text->bytes;
     e->pair = text->pair;
     e->pair_bytes = text->pair ? text->pair_bytes : 0;
+    e->negative = d->task == TT_TASK_EMBED ? text->negative : NULL;
+    e->negative_bytes = e->negative ? text->negative_bytes : 0;
     const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
     e->values = values ? (float *)(uintptr_t)text->values : NULL;
     e->words = (tt_word *)(uintptr_t)text->words;
@@ -34691,14 +35247,17 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *t
     return tt__dataset_copy(d, e);
 }
 
-static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_TAGS; }
+static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_EMBED; }
 
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes)
 {
-    if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names || !tt__is_task(task))
+    const bool no_classes = task == TT_TASK_EMBED && !classes;
+    if (count < 1 || count > INT_MAX || !texts || !tt__is_task(task) ||
+        !(no_classes || (task != TT_TASK_EMBED && classes > 0 && class_names)))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are %lld texts%s of %d classes%s, "
-                        "task %d; expected at least one text and one class, and one of tt_task",
+                        "task %d; expected at least one text, one of tt_task, and at least one class, or 0 "
+                        "for TT_TASK_EMBED",
                         (long long)count, texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)",
                         (int)task), (tt_dataset *)NULL;
     tt_dataset *d = tt__dataset_new(ctx, task, class_names, classes);
@@ -34736,7 +35295,8 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
 typedef struct tt__label_name { const char *name; int number; } tt__label_name;
 
 /* The columns that are read from a table. */
-enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMN_PAIR, TT__COLUMNS };
+enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMN_PAIR, TT__COLUMN_NEGATIVE,
+       TT__COLUMNS };
 
 /* A file of rows: a table, lines of JSON, or words with tags. */
 typedef struct tt__table {
@@ -34745,13 +35305,15 @@ typedef struct tt__table {
     char *text;
     size_t bytes, at;
     long long line, row_line; /* line numbers of `at` and of the row's start; a row may span lines */
-    const char *column[TT__COLUMNS]; /* names of columns */
+    const char *column[TT__COLUMNS]; /* names of the `columns` columns that the task reads */
+    int columns;
     char separator;
     char between;             /* character that separates the labels in a field */
     bool unquoted;            /* quotes are ordinary characters */
     bool splits;              /* the table has a split column */
     long long first_line;     /* line of the first row of JSON; 0: no row was read */
     tt_task task;
+    bool needs[TT__COLUMNS];  /* whether each column must be there */
     const uint32_t *order;    /* the caller's classes sorted by name; NULL: labels become the classes */
     tt__label_name *names;    /* labels of all rows, one row after another; example i has n_words of them */
     int n_names, cap_names;
@@ -34865,7 +35427,7 @@ static tt_status tt__table_classes(tt_dataset *d, tt__table *t)
     const char *twice, *last = "";
     const tt__strings names = {t->n_names ? &t->names->name : &last, sizeof *t->names};
     uint32_t *order = tt__sort_strings(d->ctx, names, t->n_names, &twice);
-    for (int i = 0; i < t->n_names && order; i++) { /* numbers in byte order; a word without a tag has none */
+    for (int i = 0; i < t->n_names && order; i++) { /* numbers classes in byte order; "" gets the number -1 */
         tt__label_name *at = &t->names[order[i]];
         d->n_classes += strcmp(last, at->name) != 0;
         at->number = d->n_classes - 1;
@@ -34950,7 +35512,7 @@ static tt_status tt__table_set(tt_dataset *d, const tt__table *t)
 static tt_status tt__table_labels(tt_dataset *d, tt__table *t)
 {
     tt_status status = TT_OK;
-    if (!d->count) return TT_OK;
+    if (!d->count || t->task == TT_TASK_EMBED) return TT_OK;
     if (!t->order) status = t->width ? tt__table_unnamed(d, t->width) : tt__table_classes(d, t);
     return status == TT_OK ? tt__table_set(d, t) : status;
 }
@@ -35055,12 +35617,13 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
     if (!tt__table_row(t))
         return tt__fail(t->ctx, TT_ERR_FORMAT,
                         "'%s' is empty; expected a header with the columns %.100s and %.100s", t->path,
-                        t->column[TT__COLUMN_TEXT], t->column[TT__COLUMN_LABEL]);
+                        t->column[TT__COLUMN_TEXT],
+                        t->column[t->needs[TT__COLUMN_PAIR] ? TT__COLUMN_PAIR : TT__COLUMN_LABEL]);
     for (*columns = 0; !field.last; ++*columns) {
         tt_status status = tt__table_field(t, &field);
         if (status != TT_OK) return status;
         tt__print(&list, "%s'%.100s'", *columns ? ", " : "", field.text);
-        for (int i = 0; i < TT__COLUMNS; i++) {
+        for (int i = 0; i < t->columns; i++) {
             if (!tt__field_is(&field, t->column[i])) continue;
             if (column[i] >= 0)
                 return tt__row_fail(t, "two columns are named '%.200s': rename one of them", t->column[i]);
@@ -35070,8 +35633,8 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
             return tt__row_fail(t, "the line has 2^31 columns or more, which is too many");
     }
     const char other = *columns == 1 ? tt__table_other_separator(there, strlen(there)) : 0;
-    for (int i = 0; i < TT__COLUMNS; i++)
-        if (column[i] < 0 && i < TT__COLUMN_SPLIT)
+    for (int i = 0; i < t->columns; i++)
+        if (column[i] < 0 && t->needs[i])
             return tt__fail(t->ctx, TT_ERR_FORMAT, "'%.300s', line %lld: none of the header's %d columns, "
                             "separated by %s, is named '%.100s'; they are %.300s%s%s%s%s", t->path,
                             t->row_line, *columns, tt__table_separator(t->separator, separator), t->column[i],
@@ -35194,7 +35757,13 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split)
         e->pair = fields[TT__COLUMN_PAIR].text;
         e->pair_bytes = fields[TT__COLUMN_PAIR].bytes;
         d->pairs |= e->pair != NULL;
-        status = tt__table_field_labels(d, t, e, &fields[TT__COLUMN_LABEL]);
+        if (t->task != TT_TASK_EMBED) {
+            status = tt__table_field_labels(d, t, e, &fields[TT__COLUMN_LABEL]);
+            continue;
+        }
+        e->negative = fields[TT__COLUMN_NEGATIVE].text;
+        e->negative_bytes = fields[TT__COLUMN_NEGATIVE].bytes;
+        d->negatives |= e->negative != NULL;
     }
     return status;
 }
@@ -35345,7 +35914,7 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
     if (j->nodes[0].kind != TT__JSON_OBJECT)
         return tt__row_fail(t, "the line is %s; expected an object with the columns as members: write an "
                             "object on each line, as jq -c '.[]' does of a list", tt__json_kind_name(j, 0));
-    for (int i = 0; i < TT__COLUMNS; i++) {
+    for (int i = 0; i < t->columns; i++) {
         at[i] = tt__json_get(j, 0, t->column[i]);
         if (i >= TT__COLUMN_SPLIT && at[i] >= 0 && j->nodes[at[i]].kind == TT__JSON_NULL) at[i] = -1;
         if (i >= TT__COLUMN_SPLIT && at[i] >= 0 && j->nodes[at[i]].kind != TT__JSON_STRING)
@@ -35364,16 +35933,25 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
     if (!e) return t->ctx->status;
     if (t->task == TT_TASK_TAGS)
         return tt__row_words(d, t, j, line, at[TT__COLUMN_TEXT], at[TT__COLUMN_LABEL], e);
-    for (int i = 0; i < 2; i++) {
-        const int column = i ? TT__COLUMN_PAIR : TT__COLUMN_TEXT, node = at[column];
-        if (i && node < 0) continue;
+    const bool embed = t->task == TT_TASK_EMBED;
+    const int columns[] = {TT__COLUMN_TEXT, TT__COLUMN_PAIR, TT__COLUMN_NEGATIVE};
+    const char **const texts[] = {&e->text, &e->pair, &e->negative};
+    size_t *const bytes[] = {&e->bytes, &e->pair_bytes, &e->negative_bytes};
+    for (int i = 0; i < (embed ? 3 : 2); i++) {
+        const int node = at[columns[i]];
+        if (node < 0 && !t->needs[columns[i]]) continue;
         if (node < 0 || j->nodes[node].kind != TT__JSON_STRING)
-            return tt__row_wrong(t, j, node, column, "a string");
-        if (!tt__row_text(d, j, node, i ? &e->pair : &e->text, i ? &e->pair_bytes : &e->bytes))
+            return tt__row_wrong(t, j, node, columns[i], "a string");
+        if (!tt__row_text(d, j, node, texts[i], bytes[i]))
             return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the %d texts of '%s'", d->count,
                             t->path);
     }
     d->pairs |= e->pair != NULL;
+    if (embed && d->count > 1 && d->negatives != (e->negative != NULL))
+        return tt__row_fail(t, "the row has %s \"%.100s\", unlike the rows before: write it in all rows or "
+                            "in none", e->negative ? "a" : "no", t->column[TT__COLUMN_NEGATIVE]);
+    d->negatives |= e->negative != NULL;
+    if (embed) return TT_OK;
     return tt__row_labels(d, t, j, line, at[TT__COLUMN_LABEL], e);
 }
 
@@ -35466,7 +36044,7 @@ static tt_status tt__read_conll(tt_dataset *d, tt__table *t)
 
 tt_table_options tt_table_options_default(void)
 {
-    tt_table_options o = {NULL, NULL, "split", "text_pair", 0, false, TT_TASK_CLASS, ','};
+    tt_table_options o = {NULL, NULL, "split", "text_pair", "negative", 0, false, TT_TASK_CLASS, ','};
     return o;
 }
 
@@ -35496,15 +36074,20 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
     const bool tags = o->task == TT_TASK_TAGS;
     const char *names[TT__COLUMNS] = {o->text_column ? o->text_column : tags ? "tokens" : "text",
                                       o->label_column ? o->label_column : tags ? "tags" : "label",
-                                      o->split_column, o->pair_column};
+                                      o->split_column, o->pair_column, o->negative_column};
     bool good = true;
+    t->needs[TT__COLUMN_TEXT] = true;
+    t->needs[o->task == TT_TASK_EMBED ? TT__COLUMN_PAIR : TT__COLUMN_LABEL] = true;
+    t->columns = o->task == TT_TASK_EMBED ? TT__COLUMNS : TT__COLUMN_NEGATIVE;
     for (int i = 0; i < TT__COLUMNS; i++) t->column[i] = names[i] ? names[i] : "NULL";
-    for (int i = 0; i < TT__COLUMNS; i++)
+    for (int i = 0; i < t->columns; i++)
         for (int k = 0; k <= i; k++) good &= names[i] && (k == i || strcmp(t->column[i], t->column[k]) != 0);
     if (!good)
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: the columns of text, label, split and pair "
-                        "are '%.100s', '%.100s', '%.100s' and '%.100s'; expected four different names",
-                        t->column[0], t->column[1], t->column[2], t->column[3]);
+                        "are '%.100s', '%.100s', '%.100s' and '%.100s'%s%.100s; expected different names",
+                        t->column[0], t->column[1], t->column[2], t->column[3],
+                        t->columns == TT__COLUMNS ? ", that of negatives is " : "",
+                        t->columns == TT__COLUMNS ? t->column[TT__COLUMN_NEGATIVE] : "");
     if (o->delimiter && (strchr("\"\n\r", o->delimiter) || (unsigned char)o->delimiter >= 0x80))
         return tt__fail(t->ctx, TT_ERR_ARGUMENT,
                         "table options: the delimiter is the byte %d; expected an ASCII character that is "
@@ -35514,7 +36097,7 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
                         "expected an ASCII character, such as a comma", (unsigned char)o->label_delimiter);
     if (!tt__is_task(o->task))
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: task is %d; expected one of tt_task, %d to "
-                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_TAGS);
+                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_EMBED);
     return TT_OK;
 }
 
@@ -35567,6 +36150,9 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     t.path = path;
     t.task = o.task;
     t.line = 1;
+    if (o.task == TT_TASK_EMBED && n_classes)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given, but TT_TASK_EMBED has no classes: "
+                        "give NULL and 0", path, n_classes), (tt_dataset *)NULL;
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given%s; give at least one, or NULL and "
                         "0 to take the classes from the file", path, n_classes, classes ? "" : " as NULL"),
@@ -35599,7 +36185,8 @@ tt_loader_options tt_loader_options_default(void)
 /* Values for argument b of tt__stream_key, which gives the random key of a loader's shuffle; argument a is
    the epoch. The shuffle of a window's steps has b = TT__SHUFFLE_STEPS + number of the window. */
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a for tt_dataset_split; b is the number of examples */
+/* Value for argument a of tt__stream_key in tt_dataset_split; argument b is the number of examples. */
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1)
 #define TT__LOADER_THREADS 64              /* max threads of a loader */
 
 /* ---- the dealer chooses the examples of a step, which are texts, images or windows of tokens, and the
@@ -35676,8 +36263,9 @@ static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, in
     return TT_OK;
 }
 
-/* The tokens of a text or a pair. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens;
-   types: NULL if all are 0; tags: for TT_TASK_TAGS, as in tt_batch. */
+/* The tokens of a sequence: of a text or a pair, or, with TT_TASK_EMBED, of each text of a pair or triplet.
+   ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens; types: NULL if all are 0; tags:
+   for TT_TASK_TAGS, as in tt_batch. */
 typedef struct tt__tokens {
     const void *ids;
     const uint8_t *types;
@@ -35691,7 +36279,7 @@ typedef struct tt__loader_thread {
     tt__resampler resampler;
 } tt__loader_thread;
 
-typedef struct tt__ring_slot {     /* a micro-batch of images */
+typedef struct tt__ring_slot {     /* one micro-batch of images in the loader's ring */
     uint8_t *pixels;
     int done;                      /* number of images that are ready or have failed */
     int failed;                    /* place of the first image that failed; max_seqs: none failed */
@@ -35719,7 +36307,8 @@ struct tt_loader {
     bool wide;                     /* ids need more than 16 bits */
     bool typed;                    /* token types may differ from 0 */
     bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
-    tt__tokens *tokens;            /* the tokens of each of `count` texts */
+    int parts;                     /* sequences of an example: with TT_TASK_EMBED 2 or 3, else 1 */
+    tt__tokens *tokens;            /* (count, parts) the tokens of each example */
     tt__chunk *chunks;             /* memory of the ids */
     int32_t *scratch;              /* max_length ids and types for each thread, while texts are tokenized */
     tt_span *spans;                /* TT_TASK_TAGS: max_length spans for each thread */
@@ -35739,10 +36328,12 @@ struct tt_loader {
     int32_t *ids, *positions, *types, *seq_start;
     int32_t *tags;                 /* tags of the micro-batch, for TT_TASK_TAGS */
     float *label_values;           /* values of the micro-batch, for TT_TASK_LABELS and TT_TASK_SCORES */
+    int32_t *roles;                /* TT_TASK_EMBED: 0, 1, 2, ..., which all three arrays share */
+    tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives" */
 
     /* ---- fields for images. Threads make the images of micro-batches `base` to `base + slots - 1`, while
-       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, a slot's fields except
-       the pixels, and the dealer's order, which changes only while no thread is busy. */
+       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, the fields of `ring`
+       except the pixels, and the dealer's order, which changes only while no thread is busy. */
     tt_image_options image;
     size_t image_bytes;            /* bytes of an image after resizing and cropping */
     pthread_cond_t work, ready;
@@ -35751,7 +36342,7 @@ struct tt_loader {
     tt__loader_thread threads[TT__LOADER_THREADS];
     int started;                   /* number of threads that run */
     int slots;                     /* number of micro-batches that `ring` holds */
-    tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
+    tt__ring_slot *ring;           /* ring[m % slots] holds micro-batch m of the epoch */
     /* deal_data: number of data ranks; 0: unknown. This process needs the images of the data ranks
        [deal_first, deal_end). */
     int deal_data, deal_first, deal_end;
@@ -35763,7 +36354,7 @@ struct tt_loader {
     double waited;                 /* seconds for which the trainer has waited for images */
 };
 
-#define TT__TEXTS_AT_ONCE 64 /* number of texts that one task tokenizes */
+#define TT__TEXTS_AT_ONCE 64 /* number of texts that one task of the thread pool tokenizes */
 
 /* Returns whether a token that comes from the bytes `span` belongs to a word: the bytes overlap, or the token
    is white space directly before the word, such as a mark of SentencePiece that is a token of its own. */
@@ -35793,22 +36384,41 @@ static void tt__loader_tags(const tt__example *e, const tt_span *spans, int firs
     }
 }
 
-/* Tokenizes the texts of one task: TT__TEXTS_AT_ONCE consecutive texts. */
+/* Returns how sequence `number` of a loader is encoded, without memory for the result. */
+static tt_encoding tt__loader_encoding(const tt_loader *l, int64_t number)
+{
+    const tt__example *e = &l->d->examples[number / l->parts];
+    tt_encoding o = {e->text, e->bytes, e->pair, e->pair_bytes, true, l->o.max_length, l->o.max_length, NULL,
+                     NULL, NULL};
+    if (l->parts == 1) return o;
+    const char *const text[] = {e->text, e->pair, e->negative};
+    const size_t bytes[] = {e->bytes, e->pair_bytes, e->negative_bytes};
+    o.text = text[number % l->parts];
+    o.bytes = bytes[number % l->parts];
+    o.pair = NULL;
+    o.pair_bytes = 0;
+    return o;
+}
+
+/* A task of a thread pool (tt__run_tasks): tokenizes TT__TEXTS_AT_ONCE consecutive sequences. */
 static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;
     int32_t *from = l->scratch + (size_t)thread * 2 * (size_t)l->o.max_length;
     int32_t *types = from + l->o.max_length;
     tt_span *spans = l->spans ? l->spans + (size_t)thread * (size_t)l->o.max_length : NULL;
-    int64_t first = task * TT__TEXTS_AT_ONCE, end = tt__min(l->d->count, first + TT__TEXTS_AT_ONCE);
+    const int64_t count = (int64_t)l->d->count * l->parts;
+    int64_t first = task * TT__TEXTS_AT_ONCE, end = tt__min(count, first + TT__TEXTS_AT_ONCE);
     for (int64_t text = first; text < end; text++) {
-        const tt__example *e = &l->d->examples[text];
-        const tt_encoding o = {e->text, e->bytes, e->pair, e->pair_bytes, true, l->o.max_length,
-                               l->o.max_length, from, types, spans};
+        const tt__example *e = &l->d->examples[text / l->parts];
+        tt_encoding o = tt__loader_encoding(l, text);
+        o.ids = from;
+        o.types = types;
+        o.spans = spans;
         const tt__encoded made = tt__encode_texts(l->k, &o, true);
         const int n = (int)made.n;
         const size_t bytes = (size_t)tt__max(n, 0) * (l->wide ? 4 : 2), typed = l->typed ? (size_t)n : 0;
-        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* before the ids */
+        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* bytes of the n tags */
         pthread_mutex_lock(&l->mutex);
         char *all = n < 0 ? NULL : (char *)tt__chunks_take(l->ctx, &l->chunks, tags + bytes + typed);
         l->failed |= !all;
@@ -35831,9 +36441,21 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     }
 }
 
-/* A list of texts, by whose indices (places) tt__place_longer sorts. The text at a place has the number
+/* Returns the number of tokens of an example, in all its `parts` sequences. */
+static int tt__example_tokens(const tt__tokens *tokens, int parts, uint32_t example)
+{
+    int64_t n = 0;
+    for (int part = 0; part < parts; part++) n += tokens[(int64_t)example * parts + part].count;
+    return (int)tt__min(n, INT32_MAX);
+}
+
+/* A list of examples, by whose indices (places) tt__place_longer sorts. The example at a place has the number
    texts[place] or, if `texts` is NULL, the number `place`. */
-typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
+typedef struct tt__step_texts {
+    const tt__tokens *tokens;
+    int parts;
+    const uint32_t *texts;
+} tt__step_texts;
 
 /* Returns whether place a comes before place b in the order from the longest text to the shortest. Texts of
    equal length keep their shuffled order: many texts are cut to one length, and in the order of a table,
@@ -35841,8 +36463,8 @@ typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts;
 static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__step_texts *s = (const tt__step_texts *)arg;
-    const int x = s->tokens[s->texts ? s->texts[a] : a].count;
-    const int y = s->tokens[s->texts ? s->texts[b] : b].count;
+    const int x = tt__example_tokens(s->tokens, s->parts, s->texts ? s->texts[a] : a);
+    const int y = tt__example_tokens(s->tokens, s->parts, s->texts ? s->texts[b] : b);
     return x != y ? x > y : a < b;
 }
 
@@ -35850,16 +36472,18 @@ static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 static bool tt__loader_tokenize(tt_loader *l)
 {
     tt_context *ctx = l->ctx;
-    size_t count = (size_t)l->d->count, scratch, spans;
+    size_t count = (size_t)l->d->count, all_tokens, scratch, spans;
     if (!tt__mul_size((size_t)l->o.max_length, (size_t)ctx->cpu.pool->threads * 2 * sizeof *l->scratch,
                      &scratch))
         scratch = SIZE_MAX;
     if (!tt__mul_size(scratch, sizeof *l->spans / (2 * sizeof *l->scratch), &spans)) spans = SIZE_MAX;
-    if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) ||
+    if (!tt__mul_size(count, (size_t)l->parts * sizeof *l->tokens, &all_tokens)) all_tokens = SIZE_MAX;
+    if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, all_tokens)) ||
         !(l->scratch = (int32_t *)tt__alloc(ctx, scratch)) ||
         (l->d->task == TT_TASK_TAGS && !(l->spans = (tt_span *)tt__alloc(ctx, spans))))
         return false;
-    tt__run_tasks(ctx->cpu.pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
+    const int64_t sequences = (int64_t)l->d->count * l->parts;
+    tt__run_tasks(ctx->cpu.pool, tt__ceil_div(sequences, TT__TEXTS_AT_ONCE), tt__loader_task, l);
     tt__free(ctx, l->scratch);
     tt__free(ctx, l->spans);
     l->scratch = NULL;
@@ -35869,16 +36493,18 @@ static bool tt__loader_tokenize(tt_loader *l)
             false;
     if (l->empty >= 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: text %lld has no tokens: leave it out of the dataset",
-                        (long long)l->empty), false;
+                        (long long)l->empty / l->parts), false;
 
     /* A micro-batch has at most as many tokens as the max_seqs longest texts have together. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
-    const tt__step_texts all = {l->tokens, NULL};
+    const tt__step_texts all = {l->tokens, l->parts, NULL};
     const int64_t max = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
     tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
-    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two or more tokens */
-    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, max); i++) micro += l->tokens[l->deal.order[i]].count;
+    /* Few texts have less than two tokens, so more than room / 2 texts would hardly ever fit. */
+    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, tt__max(1, room / (2 * l->parts)));
+    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, max); i++)
+        micro += tt__example_tokens(l->tokens, l->parts, l->deal.order[i]);
     l->max_tokens = (int)tt__min(room, micro);
     l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, max) > l->deal.data;
     return true;
@@ -35905,7 +36531,7 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
 {
     int micro = 0, seqs = 0, tokens = 0;
     for (int i = 0; i < n; i++) {
-        const int more = l->tokens[texts[i]].count;
+        const int more = tt__example_tokens(l->tokens, l->parts, texts[i]);
         const bool full = seqs == l->deal.max_seqs || more > l->max_tokens - tokens;
         if (full) l->ends[micro++] = i, seqs = tokens = 0;
         l->dealt[i] = texts[i];
@@ -35928,8 +36554,9 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
         int to = -1;
         for (int k = 0; k < micros; k++)
             if (l->ends[k] < l->deal.max_seqs && (to < 0 || l->filled[k] < l->filled[to])) to = k;
-        l->filled[to] += l->tokens[texts[place]].count;
-        if (l->filled[to] > l->max_tokens) return false;
+        const int more = tt__example_tokens(l->tokens, l->parts, texts[place]);
+        if (more > l->max_tokens - l->filled[to]) return false;
+        l->filled[to] += more;
         l->ends[to]++;
         l->micro_of[place] = to;
     }
@@ -35939,7 +36566,7 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
 /* Divides a step of n texts into micro-batches. The texts of a micro-batch keep their order. */
 static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 {
-    const tt__step_texts step = {l->tokens, texts};
+    const tt__step_texts step = {l->tokens, l->parts, texts};
     int micros = tt__deal_micros(&l->deal, n), from = 0;
     if (l->deal.groups == 1) {
         tt__loader_fill(l, texts, n);
@@ -36075,7 +36702,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
-    if (slot->left_out) { /* the micro-batch's other images are left out too */
+    if (slot->left_out) { /* another process uses this micro-batch, so its images are not made */
         slot->done++;
         pthread_cond_signal(&l->ready);
         return;
@@ -36193,8 +36820,15 @@ void tt_loader_free(tt_loader *l)
     tt__chunks_free(ctx, &l->chunks);
     void *const owned[] = {l->ring, l->deal.order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
                            l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
-                           l->seq_start, l->labels, l->label_values, l->tags, l->spans, l->index, l};
+                           l->seq_start, l->labels, l->label_values, l->tags, l->roles, l->spans, l->index,
+                           l};
     tt__free_all(ctx, owned, TT__COUNT(owned));
+}
+
+/* Returns the number of sequences of each example. */
+static int tt__dataset_parts(const tt_dataset *d)
+{
+    return d->task != TT_TASK_EMBED ? 1 : d->negatives ? 3 : 2;
 }
 
 static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
@@ -36203,6 +36837,8 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     char text[1024] = "";
     tt__text_buffer all = {text, sizeof text, 0};
     const bool deals = tt__deal_check(&all, o->batch, o->accumulate, &o->parallel), texts = !d->images;
+    const bool pairs = d->pairs && d->task != TT_TASK_EMBED;
+    const int parts = tt__dataset_parts(d);
     const int64_t max = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
     if (!d->count) tt__print(&all, "; the dataset is empty: give it at least one example");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
@@ -36212,17 +36848,18 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
                   "lower or drop_last = false", d->count, texts ? "texts" : "images", o->batch);
     if (texts && o->max_length < 2)
         tt__print(&all, "; max_length is %d, but must be at least 2, for [CLS] and [SEP]", o->max_length);
-    else if (texts && o->max_tokens != 0 && o->max_tokens < o->max_length)
+    else if (texts && o->max_tokens != 0 && o->max_tokens / parts < o->max_length)
         tt__print(&all,
-                  "; max_tokens is %d, but must be 0 or at least max_length, %d, so that every text fits",
-                  o->max_tokens, o->max_length);
-    else if (texts && max > INT32_MAX / o->max_length && !o->max_tokens)
+                  "; max_tokens is %d, but must be 0 or at least %smax_length, %d, so that every %s fits",
+                  o->max_tokens, parts == 1 ? "" : parts == 2 ? "2 * " : "3 * ", o->max_length,
+                  parts == 1 ? "text" : parts == 2 ? "pair" : "triplet");
+    else if (texts && max > INT32_MAX / o->max_length / parts && !o->max_tokens)
         tt__print(&all, "; batch %d of max_length %d has more than 2^31 tokens: set max_tokens", o->batch,
                   o->max_length);
-    if (texts && d->pairs && !k->finish.pairs)
+    if (texts && pairs && !k->finish.pairs)
         tt__print(&all, "; the dataset has pairs of texts, but the tokenizer's post_processor does not say "
                   "how to join the texts: add a \"pair\" with $A and then $B to its TemplateProcessing");
-    else if (texts && d->pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
+    else if (texts && pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
         tt__print(&all, "; max_length is %d, but must be at least %d for pairs of texts, with the tokens "
                   "around the texts", o->max_length, tt__ids_around(k, true));
     if (texts && o->window < 0)
@@ -36230,16 +36867,18 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
-static bool tt__loader_allocate(tt_loader *l) /* memory of a loader of texts */
+static bool tt__loader_allocate(tt_loader *l) /* allocates the memory of a loader of texts */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
-    size_t seqs = (size_t)l->deal.max_seqs, rows = (size_t)l->max_tokens;
+    size_t seqs = (size_t)l->deal.max_seqs * (size_t)l->parts, rows = (size_t)l->max_tokens;
     size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
     size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch), values = 0;
     const bool valued = l->d->task == TT_TASK_LABELS || l->d->task == TT_TASK_SCORES;
     if (!tt__mul_size(seqs * sizeof *l->label_values, (size_t)l->d->n_classes, &values)) values = SIZE_MAX;
     if (l->d->task == TT_TASK_TAGS && !(l->tags = (int32_t *)tt__alloc(ctx, rows * 4))) return false;
+    if (l->parts > 1 && !(l->roles = (int32_t *)tt__alloc(ctx, seqs * 4))) return false;
+    for (size_t k = 0; k < seqs && l->roles; k++) l->roles[k] = (int32_t)k;
     if (valued && !(l->label_values = (float *)tt__alloc(ctx, values))) return false;
     return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
            (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
@@ -36254,7 +36893,7 @@ static bool tt__loader_allocate(tt_loader *l) /* memory of a loader of texts */
            (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
-static bool tt__image_allocate(tt_loader *l) /* memory of a loader of images */
+static bool tt__image_allocate(tt_loader *l) /* allocates the memory of a loader of images */
 {
     const tt_image_options *o = &l->image;
     size_t bytes;
@@ -36262,8 +36901,8 @@ static bool tt__image_allocate(tt_loader *l) /* memory of a loader of images */
     if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
                         "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
-    /* One slot is for the micro-batch that the trainer reads, one per data rank for the next round. The other
-       slots have two images for each thread. */
+    /* The ring has room for the micro-batch that the trainer reads, for one micro-batch per data rank (the
+       next round), and for two images of each thread. */
     l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
@@ -36300,11 +36939,12 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     bool ok = tt__deal_begin(ctx, &l->deal, d->count, o.batch, o.accumulate, &o.parallel);
     if (o.drop_last) l->deal.used = (l->deal.steps = d->count / o.batch) * o.batch;
     l->wide = k && k->size > 65536;
-    l->typed = k && tt__has_types(k, d->pairs);
+    l->parts = tt__dataset_parts(d);
+    l->typed = k && tt__has_types(k, d->pairs && l->parts == 1);
     l->sort = k && o.shuffle && o.window > 1;
     l->window_steps = l->sort ? tt__min(o.window, l->deal.steps) : 1;
     l->window_at = l->empty = -1;
-    size_t seqs = (size_t)l->deal.max_seqs;
+    size_t seqs = (size_t)l->deal.max_seqs * (size_t)l->parts;
     ok = ok && (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
         (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) &&
         (image ? tt__image_allocate(l) : tt__loader_allocate(l)) && tt_loader_seek(l, 0, 0) == TT_OK;
@@ -36405,7 +37045,7 @@ tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_im
 }
 
 int64_t tt_loader_steps(const tt_loader *l) { return l->deal.steps; }
-int tt_loader_max_seqs(const tt_loader *l) { return l->deal.max_seqs; }
+int tt_loader_max_seqs(const tt_loader *l) { return l->deal.max_seqs * l->parts; }
 int tt_loader_max_tokens(const tt_loader *l) { return l->max_tokens; }
 bool tt_loader_accumulates(const tt_loader *l) { return l->deal.accumulates; }
 int tt_loader_longest(const tt_loader *l) { return l->longest; }
@@ -36432,12 +37072,13 @@ static uint64_t tt__loader_source_hash(void *self)
     uint64_t hash = TT__HASH_BEGIN;
     for (int i = 0; i < l->d->count; i++) {
         hash = tt__hash_on(hash, &l->d->examples[i].label, sizeof l->d->examples[i].label);
-        if (!l->tokens) continue; /* images have no tokens */
-        int count = l->tokens[i].count;
-        hash = tt__hash_on(hash, &count, sizeof count);
-        hash = tt__hash_on(hash, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
-        if (l->typed) hash = tt__hash_on(hash, l->tokens[i].types, (size_t)count);
-        if (l->tags) hash = tt__hash_on(hash, l->tokens[i].tags, sizeof(int32_t) * (size_t)count);
+        for (int part = 0; part < l->parts && l->tokens; part++) { /* images have no tokens */
+            const tt__tokens *x = &l->tokens[(int64_t)i * l->parts + part];
+            hash = tt__hash_on(hash, &x->count, sizeof x->count);
+            hash = tt__hash_on(hash, x->ids, (size_t)x->count * (l->wide ? 4 : 2));
+            if (l->typed) hash = tt__hash_on(hash, x->types, (size_t)x->count);
+            if (l->tags) hash = tt__hash_on(hash, x->tags, sizeof(int32_t) * (size_t)x->count);
+        }
         if (l->label_values)
             hash = tt__hash_on(hash, l->d->examples[i].values, sizeof(float) * (size_t)l->d->n_classes);
     }
@@ -36467,7 +37108,7 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
 }
 
 /* Sets for which data ranks, first to end - 1 of `data`, this process needs images. Threads make no images
-   for other ranks. by_step: see tt_loader.deal_by_step. */
+   for other ranks. by_step: a micro-batch goes to a rank by its number in the step, not in the epoch. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -36484,7 +37125,7 @@ static void tt__loader_source_deal(void *self, int data, int first, int end, boo
 const tt_source *tt_loader_source(tt_loader *l)
 {
     if (!l) return NULL;
-    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, l->deal.max_seqs,
+    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, tt_loader_max_seqs(l),
                    l->max_tokens, l->deal.accumulates, tt__loader_source_hash, l->d->classes,
                    l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe};
     l->source = s;
@@ -36497,7 +37138,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     const int64_t cursor = l->cursor;
     const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
     if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->deal.used; /* so that no thread begins an image */
+    l->cursor = l->deal.used; /* the end of the epoch, so that no thread begins another image */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
     if (epoch != l->deal.epoch) l->window_at = -1;
     tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
@@ -36522,7 +37163,7 @@ static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
     int64_t n = tt__min(l->window_steps * l->o.batch, l->deal.used - first);
-    const tt__step_texts shuffled = {l->tokens, l->deal.order + first};
+    const tt__step_texts shuffled = {l->tokens, l->parts, l->deal.order + first};
     for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->deal.order[first + i];
     if (l->sort) {
         uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->deal.epoch,
@@ -36535,6 +37176,18 @@ static void tt__loader_window(tt_loader *l, int64_t window)
         l->step_order[0] = 0;
     }
     l->window_at = window;
+}
+
+/* Sets the arrays of a micro-batch of pairs or triplets. */
+static void tt__loader_roles(tt_loader *l, int examples, tt_batch *batch)
+{
+    if (l->parts == 1) return;
+    const tt_array arrays[] = {{"anchors", l->roles, examples},
+                               {"candidates", l->roles + examples, (int64_t)examples * (l->parts - 1)},
+                               {"positives", l->roles, examples}};
+    memcpy(l->arrays, arrays, sizeof arrays);
+    batch->arrays = l->arrays;
+    batch->n_arrays = TT__COUNT(arrays);
 }
 
 bool tt_loader_next(tt_loader *l, tt_batch *batch)
@@ -36550,11 +37203,12 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     int in_step = (int)tt__min(l->o.batch, l->deal.used - from), rows = 0, seqs = 0;
     const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
     if (!l->micro) tt__loader_cut_step(l, texts, in_step);
-    for (const int end = l->ends[l->micro++]; l->in_step < end; seqs++, l->in_step++) {
-        const uint32_t text = l->dealt[l->in_step];
-        const tt__tokens *tokens = &l->tokens[text];
+    const int first = l->in_step, end = l->ends[l->micro++], examples = end - first;
+    for (; seqs < examples * l->parts; seqs++) {
+        const uint32_t text = l->dealt[first + seqs % examples];
+        const tt__tokens *tokens = &l->tokens[(int64_t)text * l->parts + seqs / examples];
         l->seq_start[seqs] = rows;
-        l->labels[seqs] = tt_dataset_label(l->d, text);
+        l->labels[seqs] = l->parts > 1 ? seqs / examples : tt_dataset_label(l->d, text);
         l->index[seqs] = text;
         if (l->label_values)
             memcpy(l->label_values + (size_t)seqs * (size_t)l->d->n_classes, l->d->examples[text].values,
@@ -36566,6 +37220,8 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
             if (l->tags) l->tags[rows] = tokens->tags[i];
         }
     }
+    l->in_step = end;
+    tt__loader_roles(l, examples, batch);
     l->seq_start[seqs] = rows;
     batch->rows = rows;
     batch->ids = l->ids;
@@ -36667,7 +37323,8 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* number of special ids that the tokenizer puts before each document */
-    int64_t spelled[2]; /* number of documents whose text spells out these ids; spells out `end` */
+    int64_t spelled[2]; /* number of documents whose text begins with the spelling of the special ids; whose
+                           text ends with the spelling of the token `end` */
     bool texts;         /* the stream was built from texts: tokens stand for known texts or bytes */
 };
 
@@ -36760,7 +37417,7 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
 }
 
 /* Adds a document to a stream: its special tokens, its tokens, the end token. *scratch: memory for *capacity
-   ids, which the function grows if necessary. room: see tt__stream_grow. */
+   ids, which the function grows if necessary. *room: number of ids for which the store has memory. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -36954,12 +37611,12 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
 #define TT__LLMC_HALVES 20240520 /* the file has ids of 2 bytes */
 #define TT__LLMC_WORDS 20240801  /* the file has ids of 4 bytes */
 
-/* Guesses the width in bytes of the ids in a file without a header, from `vocab` and the first ids. bytes:
-   size of the file. Fails if ids seem to have 8 bytes. */
+/* Guesses the width in bytes of the ids in a file without a header, from the first ids and the size of the
+   vocabulary, `vocab`. bytes: size of the file. Fails if ids seem to have 8 bytes. */
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
-    uint16_t half[1024] = {0}, any[4] = {0}; /* any: for each quarter of 8 bytes, the OR of all */
+    uint16_t half[1024] = {0}, any[4] = {0}; /* any[k]: OR of 16-bit word k of all groups of 8 bytes */
     const size_t all = bytes - (size_t)store->skip, n = all / 4;
     const int pairs = n < 512 ? (int)n : 512;
     tt_status status = tt__file_read(ctx, store->path, store->file, (size_t)store->skip, half,
@@ -36968,7 +37625,7 @@ static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, si
     const bool low = any[0] || any[2], high = any[1] || any[3];
     *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
     const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
-    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look so by chance */
+    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look like int64 by chance */
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s' seems to have ids of 8 bytes (int64), because every second "
                     "group of 4 bytes is 0, but ids must have 2 or 4 bytes: convert them, for example with "
                     "NumPy's astype('uint32').tofile(...)", store->path);
@@ -37192,8 +37849,8 @@ void tt_token_loader_free(tt_token_loader *l)
    a window, where a part of a document counts as a document. */
 typedef struct tt__window_survey {
     int32_t end; /* the token that ends a document; -1: no token does */
-    /* length: tokens of a window; at: tokens of the current window so far; here: ends of documents among
-       these tokens; max: max number of documents in a window so far */
+    /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
+       of documents that end among these tokens; max: max number of documents in a window so far */
     int length, at, here, max;
     uint64_t hash;
 } tt__window_survey;
@@ -37351,13 +38008,14 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
 typedef struct tt__tensor_row {
     size_t offset;       /* offset of the tt_param * in the struct of the model or of a layer */
     const char *name[2]; /* name in each naming; a leading '.' stands for the prefix. NULL: no name */
-    const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. The model lacks a tensor
-                            with a dimension of 0. The parameter drops leading dimensions of 1 */
+    const char *shape;   /* a letter for each dimension, see tt__sizes; the digit '1' stands for 1. The model
+                            lacks a tensor with a dimension of 0. The parameter drops leading dimensions of
+                            1 */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
     char part;           /* in naming 1, 1 to 3: number of the third of a packed tensor; 4, 5: first and
                             second half; 0: not packed */
-    char head;           /* 0: files must have the tensor; else its initial values are random if a file lacks
-                            it; 2: no logits depend on it */
+    char head;           /* 0: files must have the tensor. 1 and 2: the tensor belongs to a head and keeps its
+                            random initial values if files lack it; 2: no logits depend on it */
     char order;          /* order of the elements in files, see tt__packing; 'l': the order of the parameter,
                             and the first layer lacks the tensor */
 } tt__tensor_row;
@@ -37379,23 +38037,27 @@ typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
     int naming;                /* index of the naming for config.json and a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
-    const char *activation_key, *more;   /* activation_key: key in config.json; more: constant members */
+    const char *activation_key, *more;   /* key of the activation in config.json; members of config.json that
+                                            are equal in all models */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
                                     Without %d all layers share one layer's parameters */
     const tt__tensor_row *model, *layer; /* n_model rows for the model, n_layer rows for each layer */
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
-    size_t bytes, config_bytes, layer_bytes;                  /* bytes of the structs */
-    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
-    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config; 0: no field */
+    size_t bytes, config_bytes, layer_bytes; /* bytes of the structs of a model, its config and a layer */
+    size_t config_at, names_at, new_head_at, layers_at; /* offsets of fields in the model's struct; 0: no
+                                                           such field */
+    size_t hidden, layers, heads, classes, activation, range; /* offsets of fields in the config's struct; 0:
+                                                                 no such field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
-    void (*check)(tt__text_buffer *all, const void *config); /* appends other mistakes to `all`; or NULL */
+    /* Appends to `all` the mistakes in a config that its table rows cannot tell; or NULL. */
+    void (*check)(tt__text_buffer *all, const void *config);
     /* Reads a tensor whose shape differs from the parameter's, if the model can adapt the tensor, and sets
        *done. NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
     size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
-    /* Prints other members of config.json; or NULL. */
+    /* Prints the members of config.json that no table row describes; or NULL. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
     /* Returns the end of the class name in "architectures", after class_name. Without "Classification" in the
@@ -37406,7 +38068,7 @@ typedef struct tt__architecture {
 
 /* Initialises the fields `bytes` to `range` of an architecture with the structs X, X_config and X_layer. */
 #define TT__STRUCTS(X) \
-    sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), offsetof(X, activation), \
+    sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), \
     offsetof(X, class_names), offsetof(X, new_head), offsetof(X, layer), \
     offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
     offsetof(X##_config, classes), \
@@ -37620,10 +38282,11 @@ typedef struct tt__checkpoint_tensor {
     int64_t first;     /* index of the tensor's element at which the parameter begins */
     tt__packing order;
     float *band;       /* for order 't': the rows that were read last, (band_rows, width); NULL: none */
-    int64_t band_row, band_rows; /* first row and number of rows of the band */
+    int64_t band_row, band_rows; /* first row and number of rows of `band` */
 } tt__checkpoint_tensor;
 
-/* Reads the band that contains row r: TT__BAND rows, fewer at the end, from a multiple of TT__BAND on. */
+/* Reads the rows of a transposed parameter around row r into t->band: TT__BAND rows from a multiple of
+   TT__BAND on, fewer at the end. */
 static tt_status tt__checkpoint_band(tt__checkpoint_tensor *t, int64_t r)
 {
     tt_context *ctx = t->file->ctx;
@@ -37654,7 +38317,7 @@ static tt_status tt__checkpoint_read(void *source, int64_t first, int64_t n, flo
         const int64_t r = first / o->width, c = first % o->width;
         part = tt__min(n, o->width - c);
         if (o->kind == 'g') {
-            part = tt__min(n, (o->size - r % o->size) * o->width - c); /* to the end of the head */
+            part = tt__min(n, (o->size - r % o->size) * o->width - c); /* elements to the end of the head */
             status = tt_safetensors_read_f32(t->file, t->index, tt__packing_row(o, r, false) * o->width + c,
                                              part, to);
             continue;
@@ -38105,7 +38768,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         f.tensors++;
     }
     if (status == TT_OK) tt__deal_out(&f, *dtype, max);
-    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* tells the other processes */
+    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* tells other processes of the error */
     if (status == TT_OK && f.files > 1) status = tt__save_id(&f, param, params, piece);
     for (int k = 0; k < f.files && status == TT_OK; k++)
         status = tt__save_file(ctx, folder, &f, k, param, params, *dtype, piece);
@@ -38282,14 +38945,28 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, v
     return !a->classes ? TT_OK : tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
-/* Returns the function that records the activation `name`, or NULL if no activation has that name. */
-static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
+/* The activations that a config may name. */
+static const struct tt__activation_name {
+    const char *name;
+    tt_value (*record)(tt_tape *t, tt_value x);
+} tt__activations[] = {{"gelu", tt_gelu}, {"gelu_new", tt_gelu_tanh}, {"gelu_pytorch_tanh", tt_gelu_tanh},
+                       {"relu", tt_relu}, {"silu", tt_silu}, {"swish", tt_silu}};
+#define TT__UNKNOWN_ACTIVATION "activation '%s' is unknown: use gelu, gelu_new, relu or silu"
+
+/* Returns the row of the activation `name`, or NULL if no activation has that name. */
+static const struct tt__activation_name *tt__activation_row(const char *name)
 {
-    static const struct { const char *name; tt_value (*record)(tt_tape *, tt_value); } all[] = {
-        {"gelu", tt_gelu}, {"gelu_new", tt_gelu_tanh}, {"gelu_pytorch_tanh", tt_gelu_tanh},
-        {"relu", tt_relu}, {"silu", tt_silu}, {"swish", tt_silu}};
-    for (int k = 0; k < TT__COUNT(all); k++) if (name && strcmp(name, all[k].name) == 0) return all[k].record;
+    for (int k = 0; k < TT__COUNT(tt__activations) && name; k++)
+        if (strcmp(name, tt__activations[k].name) == 0) return &tt__activations[k];
     return NULL;
+}
+
+/* Returns the function that records the activation `name`. Fails the tape if no activation has that name. */
+static tt_value (*tt__activation_of(tt_tape *t, const char *name))(tt_tape *, tt_value)
+{
+    const struct tt__activation_name *row = tt__activation_row(name);
+    if (!row) tt__tape_fail(t, TT_ERR_ARGUMENT, TT__UNKNOWN_ACTIVATION, name ? name : "(null)");
+    return row ? row->record : tt_relu;
 }
 
 /* Checks a config, and fails with one message about all its mistakes. */
@@ -38324,9 +39001,8 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
         if (r->kind == 'f' && !(x >= 0 && isfinite(x)))
             tt__print(&all, "; %s is %g, but must be a finite number of at least 0", r->field, x);
     }
-    if (!tt__activation_of(activation))
-        tt__print(&all, "; activation '%s' is unknown: use gelu, gelu_new, relu or silu",
-                  activation ? activation : "(null)");
+    if (!tt__activation_row(activation))
+        tt__print(&all, "; " TT__UNKNOWN_ACTIVATION, activation ? activation : "(null)");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s config: %s", a->name, text + 2) : TT_OK;
 }
 
@@ -38348,7 +39024,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
 {
     const int params = ctx->n_params, classes = tt__outputs(a, config);
     const int n_layers = tt__int_field(config, a->layers);
-    const char *activation = (const char *)tt__pointer_at(config, a->activation);
+    const char *activation = tt__activation_row((const char *)tt__pointer_at(config, a->activation))->name;
     char *to = (char *)self;
     char(*names)[64] = classes ? (char(*)[64])tt__alloc(ctx, sizeof *names * (size_t)classes) : NULL;
     void *layers = tt__calloc(ctx, a->layer_bytes * (size_t)n_layers);
@@ -38357,15 +39033,14 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memset(self, 0, a->bytes);
     memcpy(to, &ctx, sizeof ctx);
     memcpy(to + a->config_at, config, a->config_bytes);
-    /* The struct may be copied elsewhere, so its config must not point to its copy of the name. */
-    memset(to + a->config_at + a->activation, 0, sizeof activation);
-    snprintf(to + a->activation_at, 32, "%s", activation);
+    memcpy(to + a->config_at + a->activation, &activation, sizeof activation); /* the caller's may vanish */
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
     if (a->classes) to[a->new_head_at] = true;
     memcpy(to + a->layers_at, &layers, sizeof layers);
     tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
-    for (int k = l.layers; k < n_layers && status == TT_OK; k++) /* layers that share parameters */
+    /* The layers from l.layers on share the parameters of the first layer. */
+    for (int k = l.layers; k < n_layers && status == TT_OK; k++)
         memcpy((char *)layers + (size_t)k * a->layer_bytes, layers, a->layer_bytes);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -38393,7 +39068,8 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
-    if (status == TT_OK && image_size) { /* after the check, because the tensors fit the file's own size */
+    /* The caller's size is set after the check of the tensors, which fit the size in the file's config. */
+    if (status == TT_OK && image_size) {
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
@@ -38413,7 +39089,7 @@ typedef struct tt__saved_model {
     const tt__architecture *a;
     const void *self, *config;
     tt_dtype dtype;
-    bool *last;   /* see tt__last_of_names */
+    bool *last;   /* for each class: it is the last class with its name */
 } tt__saved_model;
 
 static void tt__print_config(tt__text_buffer *json, const void *arg)
@@ -38433,8 +39109,8 @@ static void tt__print_config(tt__text_buffer *json, const void *arg)
         else value = *((const bool *)s->config + r->offset) ? "true" : "false";
         tt__print(json, "  \"%s\": %s,\n", key, value);
     }
-    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key, (const char *)s->self + a->activation_at,
-              a->more);
+    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key,
+              (const char *)tt__pointer_at(s->config, a->activation), a->more);
     if (a->print) a->print(json, s->self, s->config);
     const int classes = tt__outputs(a, s->config);
     tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, classes ? "," : "\n}");
@@ -38470,8 +39146,10 @@ static void tt__list_names(tt__text_buffer *to, const char *const *names, int n)
     if (n > max) tt__print(to, " and %d others", n - max);
 }
 
-/* Does the work of tt_bert_name_classes and tt_vit_name_classes. names: the model's class names, (classes,
-   64). kept: the model's classifier comes from a checkpoint. */
+/* Gives a model and a dataset the same names and numbers of classes, for tt_bert_name_classes and
+   tt_vit_name_classes. If both have the same names, renumbers the dataset's classes as the model numbers
+   them; otherwise gives the model the dataset's names. names: the model's class names, (classes, 64). kept:
+   the model's classifier comes from a checkpoint. */
 static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[64], int classes, bool kept,
                                   tt_dataset *d)
 {
@@ -38483,6 +39161,7 @@ static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[6
     if (d->n_classes != classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, but the model has %d: load the "
                         "model for the dataset's number of classes", d->n_classes, classes);
+    if (!classes) return TT_OK; /* TT_TASK_EMBED */
     for (int c = 0; c < classes; c++)
         if (strlen(d->classes[c]) >= sizeof *names)
             return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.40s...' has more than 63 bytes: rename it",
@@ -38555,7 +39234,8 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__ch
     const int map = status == TT_OK ? tt__json_get(&j, 0, "weight_map") : -1;
     if (status == TT_OK && (map < 0 || j.nodes[map].kind != TT__JSON_OBJECT || !j.nodes[map].count))
         status = tt__fail(ctx, TT_ERR_FORMAT,
-                          "'%s' has no \"weight_map\", which names the file of each tensor", path);
+                          "'%s' has no \"weight_map\", which names the file of each tensor: copy the file "
+                          "from the model's origin again", path);
     const int n = status == TT_OK ? j.nodes[map].count : 0;
     const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)(n + 1));
     if (status == TT_OK) s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file * (size_t)n);
@@ -38683,7 +39363,7 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, tt_value targets, cons
 }
 
 /* Records the loss of a task from the logits, (seqs, n) or, of TT_TASK_TAGS, (rows, n). Declares the input of
-   the targets, "label_values" or "tags", except the "labels" of TT_TASK_CLASS. */
+   the targets, "label_values" or "tags". For TT_TASK_CLASS the caller has declared the input "labels". */
 static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const tt_inputs *in,
                               const tt_train_options *o)
 {
@@ -38721,8 +39401,28 @@ static void tt__task_metrics(tt_task task, char (*names)[64], int classes, tt_me
         to[0] = entities ? tt_f1_entities() : tt_accuracy();
         to[1] = entities ? tt_accuracy() : tt_f1_macro();
         break;
-    case TT_TASK_EMBED: break;
+    case TT_TASK_EMBED: to[0] = tt_accuracy(), to[1] = tt_recall_at_1(), to[2] = tt_recall_at_10(); break;
     }
+}
+
+tt_value tt_contrastive_loss(tt_tape *t, tt_value embeddings, const tt_train_options *o)
+{
+    const int64_t pairs = tt_axis(t, "pairs", tt__max(1, o->max_seqs / 2));
+    const int64_t others = tt_axis(t, "candidates", o->max_seqs);
+    tt_value anchors = tt_input(t, "anchors", TT_I32, pairs, 1);
+    tt_value candidates = tt_input(t, "candidates", TT_I32, others, 1);
+    tt_value positives = tt_input(t, "positives", TT_I32, pairs, 1);
+    tt_matmul_options product = tt_matmul_options_default();
+    if (o->label_smoothing > 0)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "label_smoothing is %g, but embeddings have no classes to smooth: "
+                      "set label_smoothing to 0", o->label_smoothing);
+    product.scale = 1 / o->temperature;
+    tt_value unit = tt_normalize(t, embeddings, 1e-12f);
+    tt_value scores = tt_matmul(t, tt_gather_rows(t, unit, anchors), tt_gather_rows(t, unit, candidates),
+                                &product);
+    tt_value loss = tt_cross_entropy(t, scores, positives, NULL);
+    tt_name(t, loss, "loss");
+    return loss;
 }
 
 /* ==== src/models/bert_layout.h */
@@ -39066,11 +39766,12 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
+    (void)self;
     if (c->task <= TT_TASK_SCORES)
         tt__print(json, "  \"problem_type\": \"%s\",\n", tt__problem_types[c->task]);
     if (tt__bert_of(c)->flags & TT__BERT_MODERN)
         tt__print(json, "  \"classifier_pooling\": \"%s\",\n  \"classifier_activation\": \"%s\",\n",
-                  c->pooling == TT_POOL_CLS ? "cls" : "mean", ((const tt_bert *)self)->activation);
+                  c->pooling == TT_POOL_CLS ? "cls" : "mean", c->activation);
     if (tt__bert_of(c)->flags & TT__BERT_SPARSE)
         tt__print(json, "  \"attention_type\": \"%s\",\n",
                   c->block_sparse ? "block_sparse" : "original_full");
@@ -39130,7 +39831,7 @@ static uint32_t tt__twister_next(tt__twister *m)
     return y ^ y >> 18;
 }
 
-/* Shuffles the n numbers of x as numpy.random.permutation does with this state. */
+/* Shuffles the n numbers of x as numpy.random.permutation does when its generator has the state *m. */
 static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 {
     for (int k = n - 1; k > 0; k--) {
@@ -39160,9 +39861,9 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Returns whether block j may be a random block of block i, without the paper's plan: transformers then
-   shuffles the first `max` = 2 * listed + 5 blocks. Excluded are block i, its neighbours, and blocks 0 and
-   most - 1; for block 1 also block most - 2, and the reverse. */
+/* Returns whether block j may be a random block of block i where the paper has no plan: transformers then
+   draws from the first `max` blocks. Excluded are block i, its neighbours, and blocks 0 and max - 1; block 1
+   and block max - 2 also exclude each other. */
 static bool tt__big_bird_may(int i, int j, int max)
 {
     const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == max - 1;
@@ -39175,7 +39876,7 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                                int32_t *x)
 {
     const int64_t rows = (int64_t)n * size; /* positions, rounded up to whole blocks */
-    const int max = 2 * listed + 5;        /* blocks to shuffle; tt__bert_check bounds their rows */
+    const int max = 2 * listed + 5;        /* blocks to draw from; tt__bert_check bounds max * size */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -39260,6 +39961,9 @@ static tt_status tt__module_read(const tt__json *j, int module, const char *fold
     if (strcmp(name, "Pooling") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the module is '%s', but only Transformer, "
                         "Pooling, Dropout and Normalize are supported", j->path, type);
+    if (*path == '/' || strpbrk(path, "\\:") || strstr(path, ".."))
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': the module's path is '%s', but must be that of a "
+                        "folder in '%s', such as 1_Pooling", j->path, path, folder);
     status = tt__path_join(j->ctx, of_module, folder, path);
     if (status == TT_OK) status = tt__path_join(j->ctx, file, of_module, "config.json");
     if (status == TT_OK) status = tt__json_open(&own, j->ctx, file);
@@ -39429,7 +40133,7 @@ static tt_value tt__modern_hidden(const tt_bert *m, tt_tape *t, const tt_inputs 
         x = tt_add(t, h, x);
         h = tt_layernorm(t, x, l->output_norm_w, l->output_norm_b, eps);
         tt_value gate = tt_linear(t, h, l->gate_w, l->gate_b), up = tt_linear(t, h, l->up_w, l->up_b);
-        h = tt_mul(t, tt__activation_of(m->activation)(t, gate), up); /* (rows, intermediate) */
+        h = tt_mul(t, tt__activation_of(t, c->activation)(t, gate), up); /* (rows, intermediate) */
         tt_name(t, h, "layer.%d.intermediate", k);
         x = tt_add(t, tt_linear(t, tt_dropout(t, h, c->dropout), l->down_w, l->down_b), x);
         tt_block_end(t, x);
@@ -39475,7 +40179,7 @@ tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_va
         x = tt_layernorm(t, tt_add(t, o, x), l->attention_norm_w, l->attention_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d.attention_norm", k);
         tt_value h = tt_linear(t, x, l->up_w, l->up_b); /* (rows, intermediate) */
-        h = tt__activation_of(m->activation)(t, h);
+        h = tt__activation_of(t, c->activation)(t, h);
         tt_name(t, h, "layer.%d.intermediate", k);
         h = tt_linear(t, h, l->down_w, l->down_b);
         if (!(flags & TT__BERT_SHARED)) h = tt_dropout(t, h, c->dropout);
@@ -39510,7 +40214,7 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     if (m->head_w) {
         if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, c->classifier_dropout);
         h = tt_linear(t, h, m->head_w, m->head_b);
-        h = (k->head ? k->head : tt__activation_of(m->activation))(t, h);
+        h = (k->head ? k->head : tt__activation_of(t, c->activation))(t, h);
         if (m->head_norm_w) h = tt_layernorm(t, h, m->head_norm_w, m->head_norm_b, c->layer_norm_eps);
     }
     h = tt_linear(t, tt_dropout(t, h, dropout), m->classifier_w, m->classifier_b);
@@ -39533,10 +40237,8 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
     const tt_bert *m = (const tt_bert *)self;
     tt_inputs in = tt_text_inputs(t, o);
     if (m->config.task == TT_TASK_EMBED) {
-        if (o->compile.train)
-            tt__tape_fail(t, TT_ERR_ARGUMENT, "the model's task is TT_TASK_EMBED, which has no loss: set "
-                          "compile.train = false, or record a loss of your own from tt_bert_embed");
-        return *output = tt_bert_embed(m, t, &in);
+        *output = tt_bert_embed(m, t, &in);
+        return o->compile.train ? tt_contrastive_loss(t, *output, o) : *output;
     }
     *output = tt_bert_logits(m, t, &in);
     return tt__task_loss(t, m->config.task, *output, &in, o);
@@ -39645,6 +40347,23 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     return TT_OK;
 }
 
+tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head)
+{
+    tt_bert_config config;
+    tt__checkpoint from;
+    memset(head, 0, sizeof *head);
+    tt_status status = tt__checkpoint_open(ctx, folder, &from);
+    if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
+    const int type = status == TT_OK ? tt__json_get(&from.config, 0, "problem_type") : -1;
+    const bool says = type >= 0 && from.config.nodes[type].kind == TT__JSON_STRING;
+    if (status == TT_OK && (says || tt__is_class(&from.config, "*For*Classification"))) {
+        head->task = config.task;
+        head->outputs = config.classes;
+    }
+    tt__checkpoint_close(ctx, &from);
+    return status;
+}
+
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head)
 {
     tt_bert_config config;
@@ -39677,11 +40396,9 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 
 tt_status tt_bert_save(const tt_bert *m, const char *folder)
 {
-    tt_bert_config config = m->config;
-    config.activation = m->activation;
-    const tt__architecture *a = &tt__bert_of(&config)->a;
-    tt_status status = tt__model_save(m->ctx, a, m, &config, tt__bert_naming(&config), 0, folder);
-    return status == TT_OK ? tt__embedder_save(m->ctx, folder, &config) : status;
+    const tt__architecture *a = &tt__bert_of(&m->config)->a;
+    tt_status status = tt__model_save(m->ctx, a, m, &m->config, tt__bert_naming(&m->config), 0, folder);
+    return status == TT_OK ? tt__embedder_save(m->ctx, folder, &m->config) : status;
 }
 
 /* ==== src/models/vit.h */
@@ -39922,7 +40639,7 @@ tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
         tt_name(t, h, "layer.%d.norm_after", k);
         h = tt_linear(t, h, l->up_w, l->up_b); /* (rows, intermediate) */
         tt_name(t, h, "layer.%d.intermediate", k);
-        h = tt__activation_of(m->activation)(t, h);
+        h = tt__activation_of(t, c->activation)(t, h);
         tt_name(t, h, "layer.%d.activation", k);
         x = tt_add(t, tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout), x);
         tt_name(t, x, "layer.%d", k);
@@ -40013,7 +40730,7 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
                         "'%s': patches have a side of %d pixels, but must have at most %d", s->file[0]->path,
                         config->patch_size, TT__MAX_PATCH);
     config->image_size = tt__square_root(tt__tensor_size(s, position[naming], 1) - 1) * config->patch_size;
-    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H; 64 in Ti, S, B and L */
+    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in ViT-H, 64 in ViT-Ti, -S, -B and -L */
     config->heads = config->hidden_size / head_size;
     if (naming == 1) { /* torchvision's models were trained with these values */
         static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f};
@@ -40185,7 +40902,7 @@ static void tt__vit_print_preprocessor(tt__text_buffer *json, const void *arg)
     if (c->resize_shortest) tt__print(json, "\"shortest_edge\": %d", size);
     else tt__print(json, "\"height\": %d, \"width\": %d", size, size);
     tt__print(json, "},\n  \"resample\": %d,\n", (int)c->resample);
-    if (c->resize) /* in transformers 4 only DeiT's processor crops */
+    if (c->resize) /* the image processor is then DeiT's, the only one that crops in transformers 4 */
         tt__print(json, "  \"do_center_crop\": true,\n"
                   "  \"crop_size\": {\"height\": %d, \"width\": %d},\n", c->image_size, c->image_size);
     tt__print(json, "  \"do_rescale\": true,\n  \"rescale_factor\": 0.00392156862745098,\n"
@@ -40201,14 +40918,14 @@ static void tt__vit_print_preprocessor(tt__text_buffer *json, const void *arg)
 
 tt_status tt_vit_save(const tt_vit *m, const char *folder)
 {
-    tt_vit_config config = m->config;
-    config.activation = m->activation;
     if (m->torchvision && !m->config.qkv_bias)
         return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "this model has no biases of q, k and v, but "
                         "torchvision's ViT needs them: set torchvision to false");
-    tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &config, m->torchvision, 0, folder);
+    tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &m->config, m->torchvision, 0,
+                                      folder);
     if (status != TT_OK) return status;
-    return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
+    return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor,
+                            &m->config);
 }
 
 /* ==== src/models/lm_layout.h */
@@ -40258,9 +40975,9 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     S('B') = c->attention_bias ? S('H') : 0;
     S('M') = c->mlp_bias ? c->intermediate_size : 0;
     S('N') = c->mlp_bias ? S('H') : 0;
-    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* norms ln_attn and ln_mlp */
-    S('F') = S('E') ? 0 : S('H');                      /* norm input_layernorm */
-    S('O') = c->parallel ? 0 : S('H');                 /* norm post_attention_layernorm */
+    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* size of the norms ln_attn and ln_mlp */
+    S('F') = S('E') ? 0 : S('H');                      /* size of the norm input_layernorm */
+    S('O') = c->parallel ? 0 : S('H');                 /* size of the norm post_attention_layernorm */
     S('U') = tt__lm_flags(c) & TT__LM_HEAD_NORMS ? S('D') : 0;
 #undef S
 }
@@ -40353,7 +41070,7 @@ static const tt__tensor_row tt__falcon_tensors[] = {
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
     TT__LM_SCORE,
 };
-static const tt__tensor_row tt__falcon_layer[] = { /* a model has at most one of a field's rows */
+static const tt__tensor_row tt__falcon_layer[] = { /* of the rows for one field, a model has at most one */
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
     TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "F"),
     TT__LM_LINEAR(qkv, "self_attention.query_key_value", "SH", "T", 'g', 'g'),
@@ -40420,8 +41137,8 @@ typedef struct tt__lm_kind {
     type, 0, class_name, type, act, "", {before, NULL}, {in_layer "%d.", NULL}, \
     tt__##what##_tensors, tt__##what##_layer, tt__##what##_rows, TT__COUNT(tt__##what##_tensors), \
     TT__COUNT(tt__##what##_layer), TT__COUNT(tt__##what##_rows), sizeof(tt_lm), sizeof(tt_lm_config), \
-    sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), offsetof(tt_lm, class_names), \
-    offsetof(tt_lm, new_head), offsetof(tt_lm, layer), \
+    sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, class_names), offsetof(tt_lm, new_head), \
+    offsetof(tt_lm, layer), \
     offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, offsetof(tt_lm_config, classes), \
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
     tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers, tt__lm_head_name}
@@ -40620,7 +41337,7 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
     const bool shared = kind->share_key != NULL;
     const char *const keys[] = {shared ? kind->share_key : "partial_rotary_factor", "partial_rotary_factor"};
-    double share = kind->turns; /* transformers multiplies doubles */
+    double share = kind->turns; /* a double, because transformers multiplies the columns by a double */
     c->rotary.size = c->head_size;
     if (!shared && (!scaled || c->alibi)) return TT_OK;
     for (int k = 0; k < (at < 0 ? 1 : 2); k++) {
@@ -40702,8 +41419,8 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const struct { const char *key; int at; float min, below, *to; } numbers[] = {
         {"factor", at, 1, INFINITY, &r->factor},
         {"original_max_position_embeddings", at, 1, 1e9f, &original},
-        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* the place that transformers 5
-                                                                        prefers */
+        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* the outermost object's member comes
+                                                                        last and wins, as in transformers 5 */
         {all[kind].low, at, 0, INFINITY, &r->low}, {all[kind].high, at, 0, INFINITY, &r->high},
         {"attention_factor", at, 0, INFINITY, &r->magnitude}};
     const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
@@ -40729,7 +41446,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
    table's names override, and the numbers of key heads and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
-    bool wide = false, one = true; /* new_decoder_architecture; multi_query */
+    bool wide = false, one = true; /* values of the keys new_decoder_architecture and multi_query */
     static const char *const names[2][2] = {{"n_layer", "num_hidden_layers"},
                                             {"n_head", "num_attention_heads"}};
     int64_t n[] = {c->layers, c->heads}, norms = 0;
@@ -40861,7 +41578,8 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
     else if (c->heads % c->key_heads)
         tt__print(all, "; heads is %d, but must be a multiple of key_heads, %d", c->heads, c->key_heads);
     if (k->flags & TT__LM_EQUAL_HEADS && c->key_heads != c->heads)
-        tt__print(all, "; key_heads must equal heads in a model of kind %s", c->kind);
+        tt__print(all, "; key_heads is %d, but must equal heads, %d, in a model of kind %s", c->key_heads,
+                  c->heads, c->kind);
     if (c->head_size < 1)
         tt__print(all, "; hidden_size is %d, but must be a multiple of heads, %d", c->hidden_size, c->heads);
     else if (!(k->flags & TT__LM_LLAMA) && (int64_t)c->head_size * c->heads != c->hidden_size)
@@ -40870,7 +41588,7 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
     if (c->head_size > 1 << 16)
         tt__print(all, "; head_size is %d, but at most %d is supported", c->head_size, 1 << 16);
     const bool turns = !(k->flags & TT__LM_POSITIONS) && !c->alibi, odd = c->rotary.size % 2 != 0;
-    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* as in transformers */
+    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers' yarn fails with an odd size */
         tt__print(all, "; rotary.size is %d, but must be even with yarn", c->rotary.size);
     else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
         tt__print(all, "; rotary.size is %d, but must be 0 to the columns of a head, %d", c->rotary.size,
@@ -41090,8 +41808,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     for (int64_t k = 0; k < count; k++) {
         const tt__json_node *id = at + k + list;
         if (id->kind != TT__JSON_NUMBER_KIND || !id->exact)
-            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': \"eos_token_id\" is not an id or a list of ids",
-                            j->path);
+            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': \"eos_token_id\" must be an id, a list of ids or "
+                            "null", j->path);
         if (id->integer >= 0 && id->integer < vocab) (*ids)[(*n)++] = (int32_t)id->integer;
     }
     return TT_OK;
@@ -41170,7 +41888,6 @@ tt_status tt_lm_name_classes(tt_lm *m, tt_dataset *d)
 tt_status tt_lm_save(const tt_lm *m, const char *folder)
 {
     tt_lm_config config = m->config;
-    config.activation = m->activation;
     char path[TT__PATH];
     const tt__architecture *a = tt__lm_complete(m->ctx, &config);
     tt_status status = a ? tt__model_save(m->ctx, a, m, &config, 0, m->shard_bytes, folder)
@@ -41210,8 +41927,8 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
     return y;
 }
 
-/* Returns the weight of module k, from 0 on in the order of the layout; NULL if the model has fewer modules.
-   Sets `name` to the module's name and *order to the order of the weight's rows in files. */
+/* Returns the weight of module (linear layer) k, from 0 on in the order of the layout; NULL if the model has
+   fewer modules. Sets `name` to the module's name and *order to the order of the weight's rows in files. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -41681,7 +42398,7 @@ static tt_value tt__lm_hidden_states(const tt_lm *m, tt_tape *t, const tt_inputs
                                      const tt__lm_cache *cache)
 {
     const tt_lm_config *c = &m->config;
-    tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(m->activation);
+    tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(t, c->activation);
     tt_value x = tt_embedding(t, in->ids, m->word);
     if (tt__lm_flags(c) & TT__LM_GEMMA) x = tt__scale_as_weights(t, x, sqrtf((float)c->hidden_size));
     if (m->position) x = tt_add(t, x, tt_embedding(t, in->positions, m->position));
@@ -41770,7 +42487,7 @@ tt_model tt_lm_model(const tt_lm *m)
    gets the next prompt. */
 
 typedef struct tt__continued {
-    int seq;        /* number of the sequence; -1: the slot is free */
+    int seq;        /* number of the sequence; -1: no sequence */
     int length;     /* number of tokens of the prompt and of the answer so far together */
     int fed;        /* number of tokens that the program has read in earlier runs */
     int take;       /* number of tokens that the program reads in this run */
@@ -41787,7 +42504,8 @@ struct tt_generator {
     /* Shapes of the arrays are in parentheses. */
     tt__continued *slot;                     /* (max_seqs): the sequences in work */
     int32_t *row_id, *row_position, *row_at; /* (max_tokens): data of the inputs ids, positions and at */
-    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): data of start, last; slots of logits rows */
+    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1) each: data of the inputs start and last; for
+                                                each row of logits, index in `slot` of its sequence */
     float *scores;                           /* (max_seqs, vocab): logits */
     int32_t *order;                          /* (vocab): scratch memory for a heap of tokens */
 };
@@ -41871,8 +42589,8 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* without " in 4
-                                                                                   processes" */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* of "cpu*8 in 4 processes"
+                                                                                   takes "cpu*8" */
         if (!c.device) c.device = device;
         if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
@@ -42042,9 +42760,9 @@ static void tt__continue_with(tt__continued *slot, int32_t id)
     slot->seen[id >> 3] |= (uint8_t)(1 << (id & 7));
 }
 
-/* Runs the program on one token of each slot in use and on further tokens of unread prompts, at most
-   max_tokens tokens in total. Sets *picked to the number of slots whose tokens have all been read; row k of
-   the scores belongs to slot picked_slot[k]. */
+/* Runs the program on one token of each sequence in work and on further tokens of unread prompts, at most
+   max_tokens tokens in total. Sets *picked to the number of sequences whose tokens have all been read; row k
+   of the scores belongs to the sequence slot[picked_slot[k]]. */
 static tt_status tt__generator_run(tt_generator *g, int *picked)
 {
     int rows = 0, left = g->max_tokens;
@@ -42082,8 +42800,8 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     return status;
 }
 
-/* Sets *id to a token, drawn at random, that follows the slot's tokens. x (vocab): the scores, which are
-   overwritten. */
+/* Sets *id to a token, drawn at random, that follows the tokens of a sequence. x (vocab): the scores, which
+   are overwritten. */
 static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, const tt_sampling *s, float *x,
                                 int32_t *id)
 {
@@ -42252,23 +42970,441 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
     return status;
 }
 
-/* ==== src/train/trainer.h */
+/* ==== src/train/grad_cache.h */
+/* ------------------------------------------------------------------------------------------ gradient caching
+   Trains embeddings with the negatives of a whole step, which has several micro-batches (Gao et al., "Scaling
+   deep contrastive learning batch size under memory limited setup", 2021). First the program `embed` computes
+   the embeddings of all micro-batches, with dropout. Then the program `loss` computes the contrastive loss of
+   all embeddings, which are its parameter, and their gradients. Then the training program repeats each
+   micro-batch's forward with the same dropout, and its backward begins with these gradients. All programs
+   share one arena. */
+
+/* Names of the inputs of the training program, (seqs, width): the embeddings with opposite signs; and the
+   numbers from which the backward's gradient follows (tt__surrogate_loss). */
+#define TT__CACHED_MINUS "embeddings.minus"
+#define TT__CACHED_TARGET "embeddings.target"
+
+typedef struct tt__grad_cache {
+    tt_context *ctx;
+    tt_program *embed, *loss;
+    tt_param *rows;               /* (max_seqs, width): the embeddings of a step */
+    tt_value anchors, candidates, positives; /* inputs of `loss` */
+    int64_t width;
+    int max_seqs, max_micros;     /* max sequences and micro-batches of a step */
+    int micros, seqs;             /* micro-batches and their sequences that wait for the end of the step */
+    int n_anchors, n_candidates;
+    tt_batch *batch;              /* (max_micros) copies of the micro-batches; `memory` has their data */
+    void **memory;
+    float *embeddings, *gradient; /* (max_seqs, width) */
+    int32_t *anchor, *candidate, *positive; /* (max_seqs) the rows of `loss`'s inputs */
+} tt__grad_cache;
+
+/* Records the loss of the training program. minus: the embeddings with opposite signs, so that their sum with
+   the embeddings is 0. The mean squared error of 0 and `target` has the gradient -2 * target / elements, so
+   target = -gradient * elements / 2, where `elements` counts all numbers of a step's embeddings. */
+static tt_value tt__surrogate_loss(tt_tape *t, tt_value embeddings)
+{
+    const int64_t rows = tt_value_axis(t, embeddings), width = tt_value_width(t, embeddings);
+    const tt_value none = {0, 0};
+    tt_value minus = tt_input(t, TT__CACHED_MINUS, TT_F32, rows, width);
+    tt_value target = tt_input(t, TT__CACHED_TARGET, TT_F32, rows, width);
+    return tt_mean_squared_error(t, tt_add(t, embeddings, minus), target, none);
+}
+
+static void tt__grad_cache_forget(tt__grad_cache *g) /* drops the micro-batches that wait */
+{
+    for (int k = 0; k < g->micros; k++) tt__free(g->ctx, g->memory[k]);
+    g->micros = g->seqs = g->n_anchors = g->n_candidates = 0;
+}
+
+static void tt__grad_cache_free(tt__grad_cache *g)
+{
+    if (!g) return;
+    tt_program_free(g->loss);
+    tt_program_free(g->embed);
+    tt__grad_cache_forget(g);
+    void *const owned[] = {g->batch, g->memory, g->embeddings, g->gradient, g->anchor, g->candidate,
+                           g->positive, g};
+    tt__free_all(g->ctx, owned, TT__COUNT(owned));
+}
+
+/* Returns the parameter that holds the embeddings of a step: one for all trainers of a context with equal
+   sizes. */
+static tt_param *tt__grad_cache_rows(tt_context *ctx, int64_t rows, int64_t width)
+{
+    const int64_t shape[2] = {rows, width};
+    const tt_init zeros = {TT_INIT_ZEROS, 0};
+    char name[96];
+    snprintf(name, sizeof name, "tinytrain.embeddings.%lldx%lld", (long long)rows, (long long)width);
+    for (int k = 0; k < ctx->n_params; k++)
+        if (strcmp(ctx->params[k]->name, name) == 0) return ctx->params[k];
+    return tt_param_new(ctx, name, 2, shape, zeros);
+}
+
+/* Compiles the program that computes the loss of a step's embeddings and their gradients. */
+static tt_status tt__grad_cache_loss(tt__grad_cache *g, const tt_train_options *o, const tt_program *train,
+                                     tt__attempt *attempt)
+{
+    tt_train_options of_step = *o;
+    tt_compile_options c = o->compile;
+    tt_input_info inputs[8];
+    of_step.max_seqs = g->max_seqs;
+    if (!(g->rows = tt__grad_cache_rows(g->ctx, g->max_seqs, g->width))) return g->ctx->status;
+    tt_tape *t = tt_tape_new(g->ctx);
+    if (!t) return TT_ERR_MEMORY;
+    const tt_value loss = tt_contrastive_loss(t, tt_param_value(t, g->rows), &of_step);
+    c.optimizer = tt_compile_options_default().optimizer;
+    c.optimizer.kind = TT_SGD;
+    c.accumulate = true;
+    c.keep_gradients = false;
+    c.before_update = NULL;
+    c.recompute = c.offload = c.update = NULL;
+    c.share = (tt_program *)(uintptr_t)train;
+    g->loss = tt__try_compile(t, loss, &c, attempt);
+    const int n = g->loss ? tt_program_inputs(g->loss, inputs, TT__COUNT(inputs)) : 0;
+    for (int k = 0; k < n; k++) {
+        if (strcmp(inputs[k].name, "anchors") == 0) g->anchors = inputs[k].value;
+        if (strcmp(inputs[k].name, "candidates") == 0) g->candidates = inputs[k].value;
+        if (strcmp(inputs[k].name, "positives") == 0) g->positives = inputs[k].value;
+    }
+    tt_tape_free(t);
+    return g->loss ? TT_OK : g->ctx->status;
+}
+
+/* Compiles the programs beside the training program `train`, which tape t was compiled into. embeddings: the
+   model's output on the tape. */
+static tt_status tt__grad_cache_new(tt_context *ctx, tt_tape *t, tt_value embeddings,
+                                    const tt_train_options *o, const tt_program *train, tt__attempt *attempt,
+                                    tt__grad_cache **made)
+{
+    tt_compile_options c = o->compile;
+    tt__attempt with_dropout = *attempt;
+    tt__grad_cache *g = *made = (tt__grad_cache *)tt__calloc(ctx, sizeof *g);
+    if (!g) return TT_ERR_MEMORY;
+    g->ctx = ctx;
+    g->width = tt_value_width(t, embeddings);
+    g->max_seqs = g->max_micros = o->step_seqs;
+    c.train = false;
+    c.share = (tt_program *)(uintptr_t)train;
+    with_dropout.dropout = true;
+    g->embed = tt__try_compile(t, embeddings, &c, &with_dropout);
+    tt_status status = g->embed ? tt__grad_cache_loss(g, o, train, attempt) : ctx->status;
+    const size_t seqs = (size_t)g->max_seqs, numbers = seqs * (size_t)g->width * sizeof(float);
+    if (status != TT_OK) return status;
+    g->batch = (tt_batch *)tt__calloc(ctx, seqs * sizeof *g->batch);
+    g->memory = (void **)tt__calloc(ctx, seqs * sizeof *g->memory);
+    g->embeddings = (float *)tt__alloc(ctx, numbers);
+    g->gradient = (float *)tt__alloc(ctx, numbers);
+    g->anchor = (int32_t *)tt__alloc(ctx, seqs * sizeof *g->anchor);
+    g->candidate = (int32_t *)tt__alloc(ctx, seqs * sizeof *g->candidate);
+    g->positive = (int32_t *)tt__alloc(ctx, seqs * sizeof *g->positive);
+    return g->batch && g->memory && g->embeddings && g->gradient && g->anchor && g->candidate && g->positive
+               ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* Returns the array of a batch with a name, or NULL. */
+static const tt_array *tt__array_of(const tt_batch *b, const char *name)
+{
+    for (int k = 0; k < b->n_arrays; k++) if (strcmp(b->arrays[k].input, name) == 0) return &b->arrays[k];
+    return NULL;
+}
+
+/* Copies the rows of the step's loss from an array of the next micro-batch, and adds `first` to each. */
+static tt_status tt__grad_cache_index(tt__grad_cache *g, const tt_batch *b, const char *name, int first,
+                                      int32_t *to, int *n)
+{
+    const tt_array *a = tt__array_of(b, name);
+    if (!a || !a->data || a->rows < 1 || a->rows > g->max_seqs - *n)
+        return tt__fail(g->ctx, TT_ERR_ARGUMENT, "step_seqs: the batch has %lld rows of \"%s\"; expected 1 "
+                        "to %d: give batches of pairs or triplets, and set step_seqs to the sequences of the "
+                        "largest step", a ? (long long)a->rows : 0, name, g->max_seqs - *n);
+    for (int64_t k = 0; k < a->rows; k++) to[*n + k] = ((const int32_t *)a->data)[k] + first;
+    *n += (int)a->rows;
+    return TT_OK;
+}
+
+/* Copies a micro-batch, so that it can wait for the end of its step. */
+static tt_status tt__grad_cache_add(tt__grad_cache *g, const tt_batch *b)
+{
+    const size_t rows = sizeof(int32_t) * (size_t)b->rows, seqs = sizeof(int32_t) * (size_t)b->seqs;
+    if (b->seqs > g->max_seqs - g->seqs)
+        return tt__fail(g->ctx, TT_ERR_SHAPE, "the step has more than step_seqs = %d sequences: set "
+                        "step_seqs to the sequences of the largest step", g->max_seqs);
+    tt_batch *to = &g->batch[g->micros];
+    const struct { const void *from; const int32_t **to; size_t bytes; } fields[] = {
+        {b->ids, &to->ids, rows}, {b->positions, &to->positions, rows}, {b->types, &to->types, rows},
+        {b->seq_start, &to->seq_start, seqs + sizeof(int32_t)}};
+    size_t bytes = 0;
+    memset(to, 0, sizeof *to);
+    to->seqs = b->seqs;
+    to->rows = b->rows;
+    for (int k = 0; k < TT__COUNT(fields); k++) bytes += fields[k].from ? fields[k].bytes : 0;
+    char *memory = (char *)tt__alloc(g->ctx, bytes);
+    if (!memory) return TT_ERR_MEMORY;
+    g->memory[g->micros++] = memory;
+    for (int k = 0; k < TT__COUNT(fields); k++) {
+        if (!fields[k].from) continue;
+        memcpy(memory, fields[k].from, fields[k].bytes);
+        *fields[k].to = (const int32_t *)(const void *)memory;
+        memory += fields[k].bytes;
+    }
+    int n_positives = g->n_anchors;
+    const int candidates = g->n_candidates;
+    tt_status status = tt__grad_cache_index(g, b, "positives", candidates, g->positive, &n_positives);
+    if (status == TT_OK) status = tt__grad_cache_index(g, b, "anchors", g->seqs, g->anchor, &g->n_anchors);
+    if (status == TT_OK)
+        status = tt__grad_cache_index(g, b, "candidates", g->seqs, g->candidate, &g->n_candidates);
+    if (status == TT_OK && n_positives != g->n_anchors)
+        status = tt__fail(g->ctx, TT_ERR_ARGUMENT, "step_seqs: the batch has %d positives for %d anchors: "
+                          "give one for each", n_positives, g->n_anchors);
+    g->seqs += b->seqs;
+    return status;
+}
+
+/* Computes the loss of the step's embeddings, and the targets from which the backward's gradients follow.
+   Afterwards `embeddings` has opposite signs, and `gradient` has the targets. stats: of the step's loss. */
+static tt_status tt__grad_cache_differentiate(tt__grad_cache *g, tt_stats *stats)
+{
+    const size_t used = (size_t)g->seqs * (size_t)g->width, all = (size_t)g->max_seqs * (size_t)g->width;
+    memset(g->embeddings + used, 0, sizeof *g->embeddings * (all - used));
+    tt_status status = tt_param_set(g->rows, g->embeddings);
+    if (status == TT_OK) status = tt_set_rank(g->loss, 0, g->anchors, g->anchor, g->n_anchors);
+    if (status == TT_OK) status = tt_set_rank(g->loss, 0, g->candidates, g->candidate, g->n_candidates);
+    if (status == TT_OK) status = tt_set_rank(g->loss, 0, g->positives, g->positive, g->n_anchors);
+    if (status == TT_OK) status = tt_micro_step(g->loss, stats);
+    if (status == TT_OK) status = tt_get_gradient(g->loss, g->rows, g->gradient);
+    const double factor = -0.5 * (double)used;
+    for (size_t k = 0; k < used; k++) g->gradient[k] = (float)(g->gradient[k] * factor);
+    for (size_t k = 0; k < used; k++) g->embeddings[k] = -g->embeddings[k];
+    return status;
+}
+
+/* ==== src/train/features.h */
 /* ===========================================================================================================
    TRAIN                                                                                            src/train/
    Learning-rate schedules, training steps, evaluation, prediction, the state of a run in one file, and
    tt_fit. This code uses all sections above.
    ======================================================================================================== */
 
+/* ------------------------------------------------------------------------------------------------- features
+   The features (src/passes/features.h) of each example of a source, computed once and kept in the host's
+   memory. */
+
+/* The features of a source's examples. The features of an example are stored one after another: of each
+   feature one row or, if by_token, a row for each token of the example. */
+typedef struct tt__feature_set {
+    int64_t examples;   /* 1 + the largest index of an example */
+    int64_t room;       /* number of examples that `place` and `tokens` have room for */
+    size_t *place;      /* for each example, the place in `data` of its features; SIZE_MAX: there is none */
+    int32_t *tokens;    /* for each example, its number of tokens */
+    float *data;        /* `size` floats */
+    size_t size;
+} tt__feature_set;
+
+typedef struct tt__features {
+    tt_context *ctx;
+    int count;
+    tt_value *value;    /* (count) the features, which are outputs of one program and inputs of others */
+    int64_t *width;     /* (count) columns of each feature */
+    bool *by_token;     /* (count) the feature has a row for each token, not for each example */
+    float *rows;        /* a feature of a micro-batch */
+    size_t capacity;    /* floats that `rows` has room for */
+    tt__feature_set set[2]; /* of the sources to train on and to validate on */
+    const tt__feature_set *now; /* the set that micro-batches are taken from; NULL: none */
+} tt__features;
+
+static void tt__feature_set_free(tt_context *ctx, tt__feature_set *s)
+{
+    tt__free(ctx, s->place);
+    tt__free(ctx, s->tokens);
+    tt__free(ctx, s->data);
+    memset(s, 0, sizeof *s);
+}
+
+static void tt__features_free(tt__features *f)
+{
+    if (!f) return;
+    for (int k = 0; k < 2; k++) tt__feature_set_free(f->ctx, &f->set[k]);
+    tt__free(f->ctx, f->value);
+    tt__free(f->ctx, f->width);
+    tt__free(f->ctx, f->by_token);
+    tt__free(f->ctx, f->rows);
+    tt__free(f->ctx, f);
+}
+
+/* Returns the axis of the input `name` of a tape; 0: no such input. */
+static int32_t tt__axis_of_input(const tt_tape *t, const char *name)
+{
+    for (int32_t v = 1; v < t->n_values; v++)
+        if (t->values[v].storage == TT__INPUT && strcmp(t->values[v].name, name) == 0)
+            return t->values[v].shape.axis;
+    return 0;
+}
+
+/* Finds the features of a recorded tape. Sets *head to a copy of the tape that reads the features as inputs;
+   the caller frees the copy. Returns NULL on error. */
+static tt__features *tt__features_new(tt_tape *t, tt_value output, tt_tape **head)
+{
+    tt_context *ctx = t->ctx;
+    int32_t *list = NULL;
+    int count = 0;
+    tt__features *f = (tt__features *)tt__calloc(ctx, sizeof *f);
+    tt_status status = f ? tt__find_features(t, output, &list, &count) : TT_ERR_MEMORY;
+    const int32_t axis = tt__axis_of_input(t, "positions");
+    *head = status == TT_OK ? tt__copy_tape(t) : NULL;
+    if (status == TT_OK) status = *head ? tt__read_features(*head, list, count) : TT_ERR_MEMORY;
+    if (f) {
+        f->ctx = ctx;
+        f->count = count;
+        f->value = (tt_value *)tt__calloc(ctx, sizeof *f->value * ((size_t)count + 1));
+        f->width = (int64_t *)tt__calloc(ctx, sizeof *f->width * ((size_t)count + 1));
+        f->by_token = (bool *)tt__calloc(ctx, sizeof *f->by_token * ((size_t)count + 1));
+    }
+    if (status == TT_OK && !(f->value && f->width && f->by_token)) status = TT_ERR_MEMORY;
+    for (int k = 0; k < count && status == TT_OK; k++) {
+        const tt__shape *x = &t->values[list[k]].shape;
+        const size_t most = (size_t)x->rows * (size_t)x->cols;
+        f->value[k] = tt__handle(t, list[k]);
+        f->width[k] = x->cols;
+        f->by_token[k] = axis && x->axis == axis;
+        if (most > f->capacity) f->capacity = most;
+    }
+    if (status == TT_OK && !(f->rows = (float *)tt__alloc(ctx, sizeof *f->rows * f->capacity)))
+        status = TT_ERR_MEMORY;
+    tt__free(ctx, list);
+    if (status == TT_OK) return f;
+    tt_tape_free(*head);
+    *head = NULL;
+    tt__features_free(f);
+    return NULL;
+}
+
+/* Returns the number of tokens of sequence s of a batch. same: the number that each sequence has; 0: the
+   number is that of seq_start. */
+static int32_t tt__tokens_in(const tt_batch *b, int s, int same)
+{
+    return same ? same : b->seq_start ? b->seq_start[s + 1] - b->seq_start[s] : 1;
+}
+
+/* Returns the number of rows that feature k of an example has. */
+static int64_t tt__feature_rows(const tt__features *f, int k, int64_t tokens)
+{
+    return f->by_token[k] ? tokens : 1;
+}
+
+/* Fails unless a batch has the index of each example. */
+static tt_status tt__has_index(tt_context *ctx, const tt_batch *b)
+{
+    if (!b->index)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "{features_once} needs the index of each example in the "
+                        "dataset, but a batch has none: set tt_batch.index, or clear {features_once}");
+    for (int s = 0; s < b->seqs; s++)
+        if (b->index[s] < 0 || b->index[s] >= INT32_MAX)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "{features_once}: example %d of a batch has index %lld, "
+                            "but indices must be 0 to 2^31 - 2", s, (long long)b->index[s]);
+    return TT_OK;
+}
+
+/* Gives the examples of a batch their places in a set. same: see tt__tokens_in. */
+static tt_status tt__feature_places(const tt__features *f, tt__feature_set *to, const tt_batch *b, int same)
+{
+    tt_status status = tt__has_index(f->ctx, b);
+    for (int s = 0; s < b->seqs && status == TT_OK; s++) {
+        const int64_t at = b->index[s], tokens = tt__tokens_in(b, s, same);
+        if (at >= to->room) {
+            const int64_t room = 2 * at + 1024;
+            void *place = tt__realloc(f->ctx, to->place, sizeof *to->place * (size_t)room);
+            if (place) to->place = (size_t *)place;
+            void *n = place ? tt__realloc(f->ctx, to->tokens, sizeof *to->tokens * (size_t)room) : NULL;
+            if (!n) return TT_ERR_MEMORY;
+            to->tokens = (int32_t *)n;
+            to->room = room;
+        }
+        while (to->examples <= at) to->place[to->examples++] = SIZE_MAX;
+        if (to->place[at] != SIZE_MAX) continue;
+        to->place[at] = to->size;
+        to->tokens[at] = (int32_t)tokens;
+        for (int k = 0; k < f->count; k++)
+            to->size += (size_t)(tt__feature_rows(f, k, tokens) * f->width[k]);
+    }
+    return status;
+}
+
+/* Returns where set->data has feature k of the example with index `at`. NULL: the set lacks the example, or
+   the example has another number of tokens. */
+static float *tt__feature_at(const tt__features *f, const tt__feature_set *set, int k, int64_t at,
+                             int64_t tokens)
+{
+    if (at >= set->examples || set->place[at] == SIZE_MAX || set->tokens[at] != tokens) return NULL;
+    size_t place = set->place[at];
+    for (int j = 0; j < k; j++) place += (size_t)(tt__feature_rows(f, j, tokens) * f->width[j]);
+    return set->data + place;
+}
+
+/* Copies features of a micro-batch that a data rank of program p has computed into a set. */
+static tt_status tt__features_get(const tt__features *f, tt_program *p, int rank, const tt__feature_set *to,
+                                  const int64_t *index, const int32_t *tokens, int seqs)
+{
+    tt_status status = TT_OK;
+    for (int k = 0; k < f->count && status == TT_OK; k++) {
+        const float *from = f->rows;
+        status = tt_get_rank(p, rank, f->value[k], f->rows, f->capacity);
+        for (int s = 0; s < seqs && status == TT_OK; s++) {
+            const size_t n = (size_t)(tt__feature_rows(f, k, tokens[s]) * f->width[k]);
+            memcpy(tt__feature_at(f, to, k, index[s], tokens[s]), from, sizeof *from * n);
+            from += n;
+        }
+    }
+    return status;
+}
+
+/* Sets the features of a batch on a data rank of a program that reads the features. same: see
+   tt__tokens_in. */
+static tt_status tt__features_set(const tt__features *f, tt_program *p, int rank, const tt_batch *b, int same)
+{
+    tt_status status = tt__has_index(f->ctx, b);
+    for (int k = 0; k < f->count && status == TT_OK; k++) {
+        float *to = f->rows;
+        int64_t rows = 0;
+        for (int s = 0; s < b->seqs && status == TT_OK; s++) {
+            const int64_t tokens = tt__tokens_in(b, s, same), n = tt__feature_rows(f, k, tokens);
+            const float *from = tt__feature_at(f, f->now, k, b->index[s], tokens);
+            if (!from)
+                return tt__fail(f->ctx, TT_ERR_ARGUMENT, "{features_once}: the example with index %lld was "
+                                "not in epoch 0 of its source, or has changed: each epoch must have the "
+                                "examples of epoch 0 (without drop_last)", (long long)b->index[s]);
+            rows += n;
+            if ((size_t)(rows * f->width[k]) > f->capacity)
+                return tt__fail(f->ctx, TT_ERR_SHAPE, "the batch has %d sequences, which are more than the "
+                                "trainer has room for: raise max_seqs or max_tokens", b->seqs);
+            memcpy(to, from, sizeof *to * (size_t)(n * f->width[k]));
+            to += n * f->width[k];
+        }
+        status = tt_set_rank(p, rank, f->value[k], f->rows, rows);
+    }
+    return status;
+}
+
+/* ==== src/train/trainer.h */
+/* -------------------------------------------------------------------------------------------------- trainer
+   Learning-rate schedules, and the training steps of a trainer. */
+
 struct tt_trainer {
     tt_context *ctx;
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
+    /* With features_once, else NULL: `train` and `head` read features, and `head` evaluates; `eval` computes
+       the features and all that follows. */
+    tt__features *features;
+    tt_program *head;
+    bool by_features; /* evaluations use `head` */
     int data;         /* number of data ranks, over which micro-batches are distributed */
     int staged;       /* number of data ranks, from 0 on, that have a micro-batch for the next round */
     tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller passes stats */
     bool uses_ema;    /* the parameters hold their moving averages, and the averages hold the parameters */
     bool step_failed; /* a micro-batch failed: the later micro-batches of its step are refused */
+    tt__grad_cache *cache; /* NULL: options.step_seqs is 0 */
     int64_t saved_steps; /* number of steps of the last state; -1: no state */
     tt_value output;
     int64_t output_width;
@@ -42278,8 +43414,9 @@ struct tt_trainer {
     bool *needed;     /* for each value: the output depends on it. Predictions set other inputs to 0 */
     int32_t *positions, *seq_start; /* for max_seqs sequences of max_length rows, if model.same_length */
     int32_t *last; /* for max_seqs sequences: their last rows; NULL: the model has no input "last" */
-    float *class_weights; /* (2, classes): the options' weights; ones, for evaluation. NULL: no weights */
-    void *zeros; /* zeros for predictions: bytes of the largest input that only the loss reads */
+    float *class_weights; /* (2, classes). Row 0: the options' weights; row 1: ones, for evaluation. NULL: no
+                             weights */
+    void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -42303,6 +43440,7 @@ tt_train_options tt_train_options_default(void)
     o.compile.optimizer.clip_norm = 1;
     o.schedule.kind = TT_LINEAR;
     o.schedule.lr = 5e-5f;
+    o.temperature = 0.05f;
     return o;
 }
 
@@ -42363,7 +43501,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!model->record) tt__print(&all, "; the model has no function `record`: set it");
     for (int k = 0; k < TT_METRICS && model->metrics[k].name; k++) {
         const tt_metric *x = &model->metrics[k];
-        const bool found = x->of || (x->of_predictions && model->classes);
+        const bool predicts = model->classes || model->task == TT_TASK_EMBED;
+        const bool found = x->of || (x->of_predictions && predicts);
         bool named = tt__is_column(x->name) && strcmp(x->name, "loss") != 0;
         for (int j = 0; j < k; j++) named = named && strcmp(x->name, model->metrics[j].name) != 0;
         if (!found || !named)
@@ -42376,6 +43515,14 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
                   model->unit);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing is %g, but must be in [0, 1)", o->label_smoothing);
+    if (!(o->temperature > 0 && isfinite(o->temperature)))
+        tt__print(&all, "; {temperature = %g}, but must be a finite number above 0", o->temperature);
+    if (o->step_seqs < 0 || (o->step_seqs && (model->task != TT_TASK_EMBED || !o->compile.train)))
+        tt__print(&all, "; {step_seqs} is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
+                  o->step_seqs);
+    if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net || o->features_once))
+        tt__print(&all, "; {step_seqs} excludes %s", ctx->net ? "several processes" :
+                  o->features_once ? "{features_once}" : "pipelines");
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
@@ -42388,16 +43535,21 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all,
                   model->classes ? "; the weights of all classes are 0: give at least one class a weight" :
                   "; class_weights are set, but the model has no classes");
+    if (o->features_once && ctx->net)
+        tt__print(&all, "; {features_once} is for one process, but this run has %d: clear it, or train with "
+                  "several ranks of one process", tt_processes(ctx));
     if (o->compile.share)
         tt__print(&all, "; compile.share is set, but a trainer needs an arena of its own: leave it NULL");
     if (tt__parse_settings(ctx, &o->compile, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    else if (o->step_seqs && settings.scales)
+        tt__print(&all, "; {step_seqs} excludes loss scaling: use {precision 'bf16-mixed'}");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
 /* Sets r->inputs, and r->needed from tape t, from which the programs were compiled. */
 static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
-    const tt_program *p = r->train ? r->train : r->eval;
+    const tt_program *p = r->train && !r->features ? r->train : r->eval;
     const size_t n = (size_t)(r->n_inputs = tt_program_inputs(p, NULL, 0)) + 1;
     size_t max = 0;
     r->inputs = (tt_input_info *)tt__alloc(r->ctx, sizeof *r->inputs * n);
@@ -42414,17 +43566,44 @@ static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
     return r->zeros ? TT_OK : TT_ERR_MEMORY;
 }
 
-static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *attempt)
+/* Compiles a program that evaluates: without label smoothing, and with the model's output. */
+static tt_program *tt__compile_eval(tt_trainer *r, tt_tape *t, tt_value loss, tt__attempt *attempt)
 {
     tt_compile_options o = r->options.compile;
-    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
-    r->output_width = tt_value_width(t, r->output);
-    if (o.train && !(r->train = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
-    if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
+    if (r->output.id) tt_output(t, r->output); /* training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
-    if (!(r->eval = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
+    return tt__try_compile(t, loss, &o, attempt);
+}
+
+/* Compiles the trainer's programs from a recorded tape. head: a copy of the tape that reads features; NULL:
+   without features_once. */
+static tt_status tt__trainer_programs(tt_trainer *r, tt_tape *t, tt_tape *head, tt_value loss,
+                                      tt__attempt *attempt)
+{
+    const tt_compile_options *o = &r->options.compile;
+    const tt_value root = r->options.step_seqs ? tt__surrogate_loss(t, r->output) : loss;
+    if (o->train && !(r->train = tt__try_compile(head ? head : t, root, o, attempt))) return r->ctx->status;
+    for (int k = 0; head && k < r->features->count; k++) tt_output(t, r->features->value[k]);
+    if (!(r->eval = tt__compile_eval(r, t, loss, attempt))) return r->ctx->status;
+    if (head && !(r->head = tt__compile_eval(r, head, loss, attempt))) return r->ctx->status;
+    return TT_OK;
+}
+
+static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *attempt)
+{
+    const bool once = r->options.compile.train && r->options.features_once;
+    tt_tape *head = NULL;
+    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
+    r->output_width = tt_value_width(t, r->output);
+    if (once && t->status == TT_OK && !(r->features = tt__features_new(t, r->output, &head)))
+        return r->ctx->status;
+    tt_status status = tt__trainer_programs(r, t, head, loss, attempt);
+    tt_tape_free(head);
+    if (status == TT_OK && r->options.step_seqs)
+        status = tt__grad_cache_new(r->ctx, t, r->output, &r->options, r->train, attempt, &r->cache);
+    if (status != TT_OK) return status;
     r->data = r->eval->arena->data;
     if (r->model.classes && r->output_width != r->model.classes)
         return tt__fail(r->ctx, TT_ERR_SHAPE,
@@ -42492,8 +43671,8 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
 }
 
 /* Returns the list of the entries of a program's state. The first *count entries are the trained parameters
-   and then the optimizer's states, whose names begin with PyTorch's words. The next *frozen entries are
-   frozen parameters. Returns NULL after an error. The caller frees the list. */
+   and then the optimizer's states, whose names begin as in PyTorch (such as "exp_avg"). The next *frozen
+   entries are frozen parameters. Returns NULL after an error. The caller frees the list. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
@@ -42577,6 +43756,7 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
 {
     tt_train_options o = options ? *options : tt_train_options_default();
     if (!o.compile.precision) o.compile.precision = "32-true";
+    if (o.step_seqs > 0) o.compile.accumulate = true;
     if (tt__check_train_options(ctx, model, &o) != TT_OK) return NULL;
     tt_trainer *r = (tt_trainer *)tt__calloc(ctx, sizeof *r);
     if (!r) return NULL;
@@ -42596,7 +43776,7 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
     if (last) r->last = (int32_t *)tt__alloc(ctx, sizeof *r->last * (size_t)o.max_seqs);
     if (last && !r->last) status = TT_ERR_MEMORY;
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
-    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: settings to compare */
+    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the settings that all processes must share */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
     else
         snprintf(lines, sizeof lines,
@@ -42621,15 +43801,18 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
 
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
 {
-    tt__attempt attempt = {false, false, false, 0, 0};
+    tt__attempt attempt = {false, false, false, false, 0, 0};
     return tt__try_trainer(ctx, model, options, &attempt);
 }
 
 void tt_trainer_free(tt_trainer *r)
 {
     if (!r) return;
+    tt__grad_cache_free(r->cache);
+    tt_program_free(r->head);
     tt_program_free(r->eval);
     tt_program_free(r->train);
+    tt__features_free(r->features);
     tt__free(r->ctx, r->class_weights);
     tt__free(r->ctx, r->positions);
     tt__free(r->ctx, r->last);
@@ -42756,13 +43939,14 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     }
     for (int k = 0; k < r->n_inputs && status == TT_OK; k++) {
         const tt_input_info *input = &r->inputs[k];
-        if (r->rows[k] || !input->read) continue;
+        if (r->rows[k] || !tt__reads_input(p, input->value.id)) continue;
         if (!predicting || r->needed[input->value.id])
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL), which the model reads",
                             input->name);
         int64_t as_others = 0; /* number of rows of inputs with the same axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
-            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* not tt_seq_start */
+            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* leaves out the starts
+                                                                                         of sequences */
                 as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
         status = tt_set_rank(p, rank, input->value, r->zeros, r->rows[k]);
@@ -42774,14 +43958,17 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     tt_status status = tt__check_batch(r, b);
+    const bool reads = r->features && p != r->eval; /* the program reads features */
+    const int same = r->model.same_length ? r->model.max_length : 0;
     if (status == TT_OK) status = tt__set_arrays(r, p, rank, b, predicting);
+    if (status == TT_OK && reads) status = tt__features_set(r->features, p, rank, b, same);
     if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other numbers of rows */
     return status;
 }
 
 static bool tt__trainer_within_step(const tt_trainer *r)
 {
-    return r->staged > 0 || tt__within_step(r->train);
+    return r->staged > 0 || tt__within_step(r->train) || (r->cache && r->cache->micros > 0);
 }
 
 /* Discards the micro-batches of the current step, also those that wait for their round to run. */
@@ -42789,6 +43976,7 @@ static void tt__trainer_discard_step(tt_trainer *r)
 {
     tt__discard_step(r->train);
     tt__forget_inputs(r->train);
+    if (r->cache) tt__grad_cache_forget(r->cache);
     r->staged = 0;
     memset(&r->so_far, 0, sizeof r->so_far);
 }
@@ -42815,11 +44003,92 @@ static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *sta
     return status;
 }
 
+/* Sets the inputs of the next data rank, and runs the round if it is complete or the last of its step. */
+static tt_status tt__uncached_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
+{
+    tt_status status = tt__set_batch(r, r->train, r->staged, b, false);
+    if (status != TT_OK) return status;
+    r->staged++;
+    if (r->staged == r->data || b->last_of_step) return tt__train_round(r, b->last_of_step, stats);
+    if (stats) *stats = r->so_far;
+    return TT_OK;
+}
+
+/* Computes the embeddings of the step's micro-batches, with the dropout of the training program. */
+static tt_status tt__cached_embeddings(tt_trainer *r)
+{
+    tt__grad_cache *g = r->cache;
+    float *to = g->embeddings;
+    tt_status status = TT_OK;
+    for (int first = 0; first < g->micros && status == TT_OK; first += r->data) {
+        const int ranks = (int)tt__min(r->data, g->micros - first);
+        for (int k = 0; k < ranks && status == TT_OK; k++)
+            status = tt__set_batch(r, g->embed, k, &g->batch[first + k], true);
+        if (status == TT_OK) status = tt__run_round(g->embed, tt_trainer_steps(r), first / r->data);
+        for (int k = 0; k < ranks && status == TT_OK; k++) {
+            const size_t numbers = (size_t)g->batch[first + k].seqs * (size_t)g->width;
+            status = tt_get_rank(g->embed, k, r->output, to, numbers);
+            to += numbers;
+        }
+    }
+    return status;
+}
+
+/* Runs forward and backward of the step's micro-batches, which begins with the cached gradients. */
+static tt_status tt__cached_backward(tt_trainer *r)
+{
+    tt__grad_cache *g = r->cache;
+    size_t at = 0;
+    int staged = 0;
+    tt_status status = TT_OK;
+    for (int k = 0; k < g->micros && status == TT_OK; k++) {
+        const tt_array arrays[2] = {{TT__CACHED_MINUS, g->embeddings + at, g->batch[k].seqs},
+                                    {TT__CACHED_TARGET, g->gradient + at, g->batch[k].seqs}};
+        tt_batch b = g->batch[k];
+        b.arrays = arrays;
+        b.n_arrays = TT__COUNT(arrays);
+        status = tt__set_batch(r, r->train, staged++, &b, false);
+        if (status == TT_OK && (staged == r->data || k + 1 == g->micros)) {
+            status = tt_micro_step(r->train, NULL);
+            staged = 0;
+        }
+        at += (size_t)b.seqs * (size_t)g->width;
+    }
+    return status;
+}
+
+/* Keeps a micro-batch; runs the step if it is the last. The statistics are those of the step's loss. */
+static tt_status tt__cached_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
+{
+    tt__grad_cache *g = r->cache;
+    tt_stats of_loss;
+    tt_status status = tt__check_batch(r, b);
+    if (status == TT_OK) status = tt__grad_cache_add(g, b);
+    if (stats) memset(stats, 0, sizeof *stats);
+    if (status != TT_OK || !b->last_of_step) return status;
+    status = tt__cached_embeddings(r);
+    if (status == TT_OK) status = tt__grad_cache_differentiate(g, &of_loss);
+    tt__discard_step(g->loss);
+    if (status == TT_ERR_NUMERIC) r->train->outcome = TT__NOT_FINITE;
+    if (status == TT_OK) status = tt__cached_backward(r);
+    if (status == TT_OK) status = tt_update(r->train, tt_trainer_lr(r), &r->train->done);
+    tt__grad_cache_forget(g);
+    if (status != TT_OK) return status;
+    r->train->done.loss = of_loss.loss;
+    r->train->done.targets = of_loss.targets;
+    r->train->done.correct = of_loss.correct;
+    if (stats) *stats = r->train->done;
+    return TT_OK;
+}
+
 tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool *updated)
 {
     tt_status status = tt__must_train(r);
     if (updated) *updated = false;
     if (status != TT_OK) return status;
+    if (r->features && !r->features->now)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "{features_once} is for tt_fit, which computes the features "
+                        "of all examples before the first step: call tt_fit, or clear {features_once}");
     const bool last = b->last_of_step, whole_round = r->staged + 1 == r->data;
     if (!r->options.compile.accumulate && !last && whole_round) {
         r->step_failed = r->staged > 0;
@@ -42835,10 +44104,7 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     if (r->step_failed)
         status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: the rest of "
                           "the step is refused, and nothing is updated");
-    if (status == TT_OK) status = tt__set_batch(r, r->train, r->staged, b, false);
-    if (status == TT_OK) r->staged++;
-    if (status == TT_OK && (whole_round || last)) status = tt__train_round(r, last, stats);
-    else if (status == TT_OK && stats) *stats = r->so_far;
+    if (status == TT_OK) status = r->cache ? tt__cached_batch(r, b, stats) : tt__uncached_batch(r, b, stats);
     if (status != TT_OK) tt__trainer_discard_step(r);
     r->step_failed = status != TT_OK && !last;
     if (updated) *updated = status == TT_OK && last;
@@ -43057,19 +44323,102 @@ tt_metric tt_f1_entities(void) { return tt__prediction_metric("f1_entities", tt_
 tt_metric tt_pearson(void) { return tt__prediction_metric("pearson", tt__pearson_of); }
 tt_metric tt_spearman(void) { return tt__prediction_metric("spearman", tt__spearman_of); }
 
+/* ---------------------------------------------------------------------------------------------------- recall
+   The share of texts whose pair is among the nearest of all pairs and negatives. */
+
+/* unit: (rows, width) the embeddings divided by their lengths. anchors: (n) the rows of the texts.
+   candidates: (all) the rows of their n pairs, in the order of the texts, then of the negatives. hits: (n)
+   1 if a text's pair is among its `nearest` candidates. */
+typedef struct tt__recall {
+    float *unit;
+    int64_t *anchors, *candidates;
+    int64_t n, all, width, nearest;
+    char *hits;
+} tt__recall;
+
+/* Returns the inner product of two rows. */
+static float tt__inner(const float *x, const float *y, int64_t n)
+{
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}; /* sums that a compiler can compute together */
+    int64_t k = 0;
+    for (; k + 8 <= n; k += 8)
+        for (int j = 0; j < 8; j++) sum[j] += x[k + j] * y[k + j];
+    for (; k < n; k++) sum[0] += x[k] * y[k];
+    return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+}
+
+/* Sets hits[task]. Candidates that are as near as the pair share their mean rank, so that equal embeddings of
+   all texts are no hits. */
+static void tt__recall_task(void *arg, int64_t task, int thread)
+{
+    const tt__recall *r = (const tt__recall *)arg;
+    const float *x = r->unit + r->anchors[task] * r->width;
+    const float own = tt__inner(x, r->unit + r->candidates[task] * r->width, r->width);
+    int64_t nearer = 0, equal = 0;
+    (void)thread;
+    for (int64_t c = 0; c < r->all; c++) {
+        if (c == task) continue;
+        const float other = tt__inner(x, r->unit + r->candidates[c] * r->width, r->width);
+        nearer += other > own;
+        equal += other == own;
+    }
+    r->hits[task] = isfinite(own) && (double)nearer + 0.5 * (double)equal < (double)r->nearest;
+}
+
+/* Returns the recall among the `nearest` candidates. Returns NaN without pairs, and when out of memory. */
+static double tt__recall_of(const tt_predictions *p, int nearest)
+{
+    const size_t rows = (size_t)p->rows, width = (size_t)p->classes;
+    tt__recall r = {NULL, NULL, NULL, 0, 0, p->classes, nearest, NULL};
+    double hits = NAN;
+    if (p->task != TT_TASK_EMBED || !rows) return NAN;
+    r.unit = (float *)tt__alloc(p->ctx, sizeof *r.unit * rows * width);
+    r.anchors = (int64_t *)tt__alloc(p->ctx, sizeof *r.anchors * rows);
+    r.candidates = (int64_t *)tt__alloc(p->ctx, sizeof *r.candidates * rows);
+    r.hits = (char *)tt__alloc(p->ctx, rows);
+    if (r.unit && r.anchors && r.candidates && r.hits) {
+        for (int64_t k = 0; k < p->rows; k++) if (p->labels[k] == 0) r.anchors[r.n++] = k;
+        for (int role = 1; role < 3; role++)
+            for (int64_t k = 0; k < p->rows; k++) if (p->labels[k] == role) r.candidates[r.all++] = k;
+        for (size_t k = 0; k < rows; k++) {
+            const float *from = p->outputs + k * width;
+            const float length = sqrtf(tt__inner(from, from, r.width));
+            for (size_t c = 0; c < width; c++) r.unit[k * width + c] = from[c] / length;
+        }
+        if (r.n && r.all >= r.n) {
+            tt__run_tasks(p->ctx->cpu.pool, r.n, tt__recall_task, &r);
+            hits = 0;
+            for (int64_t k = 0; k < r.n; k++) hits += r.hits[k];
+        }
+    }
+    void *const owned[] = {r.unit, r.anchors, r.candidates, r.hits};
+    tt__free_all(p->ctx, owned, TT__COUNT(owned));
+    return hits / (double)r.n;
+}
+
+static double tt__recall_at_1_of(const tt_predictions *p) { return tt__recall_of(p, 1); }
+static double tt__recall_at_10_of(const tt_predictions *p) { return tt__recall_of(p, 10); }
+tt_metric tt_recall_at_1(void) { return tt__prediction_metric("recall_at_1", tt__recall_at_1_of); }
+tt_metric tt_recall_at_10(void) { return tt__prediction_metric("recall_at_10", tt__recall_at_10_of); }
+
 /* ==== src/train/evaluate.h */
 /* ------------------------------------------------------------------------------------------------ evaluation
-   Evaluates a model, counts a confusion matrix, and predicts. All data ranks take part. */
+   Evaluates a model, counts a confusion matrix, predicts, and computes the features of a source's examples.
+   All data ranks take part. */
+
+/* Returns the program that evaluates. */
+static tt_program *tt__evaluator(const tt_trainer *r) { return r->by_features ? r->head : r->eval; }
 
 /* Runs the batches of the first `batches` data ranks. Adds their results to *stats in the order of the
    batches, so that the sums do not depend on the number of ranks. */
 static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
 {
     tt_stats s;
-    tt_status status = tt_run(r->eval, NULL);
+    tt_program *p = tt__evaluator(r);
+    tt_status status = tt_run(p, NULL);
     if (status != TT_OK) return status;
     for (int rank = 0; rank < batches; rank++) {
-        tt__rank_stats(r->eval, rank, &s);
+        tt__rank_stats(p, rank, &s);
         const double targets = stats->targets + s.targets;
         if (targets > 0) stats->loss = (stats->loss * stats->targets + s.loss * s.targets) / targets;
         stats->targets = targets;
@@ -43142,19 +44491,21 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
     ctx->error[0] = 0;
     tt_status status = b ? s->next(s->self, b, more) : s->seek(s->self, epoch, step);
     status = tt__returned(ctx, status, "the source", epoch, step);
-    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have gone on */
+    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may wait for this process */
     if (!b || !*more || step < s->steps) return status;
     return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, but tt_source.steps is "
                     "%lld: count the steps of an epoch", (long long)epoch + 1, (long long)step + 1,
                     (long long)s->steps);
 }
 
-/* Tells a source which data ranks belong to this process and need batches. */
+/* Tells a source which data ranks belong to this process and need batches. With features no data rank needs
+   data. by_step: the source is for training. */
 static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 {
     const tt_program *p = r->eval;
-    int first = 0, end = r->data;
-    if (!s->deal || !r->ctx->net) return;
+    const bool none = r->features && (by_step || r->by_features);
+    int first = 0, end = none ? 0 : r->data;
+    if (!s->deal || !(r->ctx->net || r->features)) return;
     while (first < end && !tt__has_data_rank(p, first)) first++;
     while (end > first && !tt__has_data_rank(p, end - 1)) end--;
     s->deal(s->self, r->data, first, end, by_step);
@@ -43177,6 +44528,7 @@ typedef struct tt__collected {
 /* Makes room for more rows and sequences. Returns false if memory runs out. */
 static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
 {
+    const bool embeds = c->p.task == TT_TASK_EMBED;
     const bool numbers = c->p.task == TT_TASK_LABELS || c->p.task == TT_TASK_SCORES;
     const int64_t max = INT32_MAX / 4, r = c->p.rows + rows, s = c->p.seqs + seqs + 1;
     const size_t width = numbers ? (size_t)c->p.classes : 1;
@@ -43193,9 +44545,10 @@ static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
     }
     if (r <= c->cap_rows) return true;
     void **arrays[2] = {numbers ? (void **)&c->values : (void **)&c->labels,
-                        numbers ? (void **)&c->outputs : (void **)&c->predicted};
+                        numbers || embeds ? (void **)&c->outputs : (void **)&c->predicted};
     for (int k = 0; k < 2; k++) {
-        void *x = tt__realloc(c->p.ctx, *arrays[k], sizeof(float) * (size_t)(2 * r) * width);
+        const size_t columns = k && embeds ? (size_t)c->p.classes : width;
+        void *x = tt__realloc(c->p.ctx, *arrays[k], sizeof(float) * (size_t)(2 * r) * columns);
         if (!x) return false;
         *arrays[k] = x;
     }
@@ -43206,7 +44559,8 @@ static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
 /* Keeps for tt__collect_outputs the labels of a batch that will run on a data rank. */
 static tt_status tt__collect_labels(tt_trainer *r, tt__collected *c, int rank, const tt_batch *b)
 {
-    const bool tags = c->p.task == TT_TASK_TAGS, by_number = tags || c->p.task == TT_TASK_CLASS;
+    const bool tags = c->p.task == TT_TASK_TAGS;
+    const bool by_number = tags || c->p.task == TT_TASK_CLASS || c->p.task == TT_TASK_EMBED;
     const char *input = tags ? "tags" : by_number ? "labels" : "label_values";
     const void *labels = tags ? (const void *)b->tags : by_number ? (const void *)b->labels
                                                                   : (const void *)b->label_values;
@@ -43242,7 +44596,7 @@ static tt_status tt__collect_outputs(tt_trainer *r, tt__collected *c, int batche
     for (int rank = 0; rank < batches && status == TT_OK; rank++) {
         const int rows = c->rows[rank];
         float *to = c->predicted ? c->logits : c->outputs + (size_t)c->done * classes;
-        status = tt_get_rank(r->eval, rank, r->output, to, (size_t)rows * classes);
+        status = tt_get_rank(tt__evaluator(r), rank, r->output, to, (size_t)rows * classes);
         for (int s = 0; s < rows && c->predicted && status == TT_OK; s++) {
             const float *x = c->logits + (size_t)s * classes;
             int32_t best = 0;
@@ -43266,15 +44620,17 @@ void tt_predictions_free(tt_predictions *p)
 static tt__collected *tt__collect(tt_trainer *r, const tt_source *source)
 {
     const bool by_class = r->model.task == TT_TASK_CLASS || r->model.task == TT_TASK_TAGS;
-    if (!r->model.classes || r->model.task == TT_TASK_EMBED) {
-        tt__fail(r->ctx, TT_ERR_ARGUMENT, "predictions need a model with classes, labels, scores or tags");
+    const bool embeds = r->model.task == TT_TASK_EMBED;
+    if (!r->model.classes && !embeds) {
+        tt__fail(r->ctx, TT_ERR_ARGUMENT, "predictions need a model with classes, labels, scores or tags, or "
+                 "with embeddings");
         return NULL;
     }
     tt__collected *c = (tt__collected *)tt__calloc(r->ctx, sizeof *c);
     if (!c) return NULL;
     c->p.ctx = r->ctx;
     c->p.task = r->model.task;
-    c->p.classes = r->model.classes;
+    c->p.classes = embeds ? (int)r->output_width : r->model.classes;
     c->p.class_names = source && source->classes >= c->p.classes ? source->class_names : NULL;
     const int max = r->model.task == TT_TASK_TAGS ? r->options.max_tokens : r->options.max_seqs;
     if (by_class) {
@@ -43297,8 +44653,7 @@ static void tt__collected_show(tt__collected *c)
 }
 
 /* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the items that were read.
-   Collects predictions
-   in *c. stop and c may be NULL. */
+   Collects predictions in *c. stop and c may be NULL. */
 static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, const volatile int *stop,
                               tt_stats *stats, double *items, tt__collected *c)
 {
@@ -43314,7 +44669,7 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
         if (status == TT_OK && more) {
             if (c) status = tt__collect_labels(r, c, set, &b);
-            if (status == TT_OK) status = tt__set_batch(r, r->eval, set++, &b, false);
+            if (status == TT_OK) status = tt__set_batch(r, tt__evaluator(r), set++, &b, false);
             *items += tt__items(&b);
             step += b.last_of_step;
         }
@@ -43323,8 +44678,9 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
         if (c && status == TT_OK) status = tt__collect_outputs(r, c, set);
         set = 0;
     }
-    if (set) tt__forget_inputs(r->eval); /* the round was stopped or failed */
-    if (status != TT_OK || (stop && *stop) || stats->targets > 0) return status;
+    if (set) tt__forget_inputs(tt__evaluator(r)); /* the round was stopped or failed */
+    const bool no_loss = r->model.task == TT_TASK_EMBED && !r->train; /* the program only embeds */
+    if (status != TT_OK || (stop && *stop) || stats->targets > 0 || no_loss) return status;
     return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts (all are "
                     "ignored or have weight 0): check the labels");
 }
@@ -43357,6 +44713,96 @@ tt_predictions *tt_predictions_new(tt_trainer *r, const tt_source *source, tt_st
     }
     if (c) tt_predictions_free(&c->p);
     return NULL;
+}
+
+/* Gives the examples in epoch 0 of a source their places in a set of features. */
+static tt_status tt__place_features(tt_trainer *r, tt__feature_set *set, const tt_source *source)
+{
+    const int same = r->model.same_length ? r->model.max_length : 0;
+    tt_batch b;
+    bool more = true;
+    int64_t step = 0;
+    tt_status status = tt__source_fits(r, source, "whose features are computed once");
+    if (status == TT_OK && source->deal) source->deal(source->self, r->data, 0, 0, false);
+    if (status == TT_OK) status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
+    while (status == TT_OK && more) {
+        status = tt__from_source(r->ctx, source, 0, step, &b, &more);
+        if (status != TT_OK || !more) break;
+        status = tt__feature_places(r->features, set, &b, same);
+        step += b.last_of_step;
+    }
+    if (source && source->deal) source->deal(source->self, r->data, 0, r->data, false);
+    return status;
+}
+
+size_t tt_trainer_feature_bytes(tt_trainer *r, const tt_source *source)
+{
+    tt__feature_set set;
+    memset(&set, 0, sizeof set);
+    if (!r->features || tt__place_features(r, &set, source) != TT_OK) set.size = 0;
+    const size_t bytes = sizeof *set.data * set.size;
+    tt__feature_set_free(r->ctx, &set);
+    return bytes;
+}
+
+/* Computes the features of the examples that have places in a set. index, tokens: (data ranks, max_seqs), for
+   the examples of the micro-batches that run. */
+static tt_status tt__fill_features(tt_trainer *r, const tt__feature_set *set, const tt_source *source,
+                                   const volatile int *stop, int64_t *index, int32_t *tokens)
+{
+    const int max = r->options.max_seqs, same = r->model.same_length ? r->model.max_length : 0;
+    tt_batch b;
+    bool more = true;
+    int64_t step = 0;
+    int ranks = 0, seqs[TT__RANKS]; /* data ranks that have a micro-batch, and their examples */
+    tt_status status = tt__none_staged(r);
+    if (status == TT_OK) status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
+    while (status == TT_OK && more && !(stop && *stop)) {
+        status = tt__from_source(r->ctx, source, 0, step, &b, &more);
+        if (status == TT_OK && more) {
+            status = tt__has_index(r->ctx, &b);
+            if (status == TT_OK) status = tt__set_batch(r, r->eval, ranks, &b, true);
+            for (int s = 0; s < b.seqs && s < max && status == TT_OK; s++) {
+                index[ranks * max + s] = b.index[s];
+                tokens[ranks * max + s] = tt__tokens_in(&b, s, same);
+            }
+            seqs[ranks++] = (int)tt__min(b.seqs, max);
+            step += b.last_of_step;
+        }
+        if (status != TT_OK || !ranks || (more && ranks < r->data)) continue;
+        status = tt_run(r->eval, NULL);
+        for (int k = 0; k < ranks && status == TT_OK; k++)
+            status = tt__features_get(r->features, r->eval, k, set, index + k * max, tokens + k * max,
+                                      seqs[k]);
+        ranks = 0;
+    }
+    if (ranks) tt__forget_inputs(r->eval); /* the round was stopped or failed */
+    return status;
+}
+
+/* Computes the features of all examples of a source; ends early if *stop is not 0. */
+static tt_status tt__compute_features(tt_trainer *r, tt__feature_set *set, const tt_source *source,
+                                      const volatile int *stop)
+{
+    tt_context *ctx = r->ctx;
+    const double began = tt__seconds();
+    const size_t most = (size_t)r->data * (size_t)r->options.max_seqs;
+    tt_status status = tt__place_features(r, set, source);
+    if (status != TT_OK) return status;
+    const double bytes = (double)sizeof *set->data * (double)set->size;
+    status = tt__machine_has(ctx, bytes, 1, "{features_once}", "clear it, or train on fewer examples");
+    if (status != TT_OK) return status;
+    set->data = (float *)tt__alloc(ctx, sizeof *set->data * (set->size + 1));
+    int64_t *index = (int64_t *)tt__alloc(ctx, sizeof *index * most);
+    int32_t *tokens = (int32_t *)tt__alloc(ctx, sizeof *tokens * most);
+    status = set->data && index && tokens ? TT_OK : TT_ERR_MEMORY;
+    if (status == TT_OK) status = tt__fill_features(r, set, source, stop, index, tokens);
+    tt__free(ctx, index);
+    tt__free(ctx, tokens);
+    if (status == TT_OK && !(stop && *stop))
+        tt__log(ctx, TT_LOG_INFO, "features", "computed the features of %lld examples in %.1f s; they take "
+                "%.1f MB", (long long)set->examples, tt__seconds() - began, 1e-6 * bytes);
+    return status;
 }
 
 double tt_metric_value(const tt_metric *m, const tt_stats *s, const tt_predictions *p)
@@ -43514,7 +44960,7 @@ static tt_status tt__state_products(const tt__state *s)
     if (status != TT_OK) return status;
     if (text && can && !foreign) {
         p->arena->learnt = true;
-        p->arena->tuned = false; /* the next run then applies the state's ways */
+        p->arena->tuned = false; /* the next run then computes products as the state says */
         tt__forget_recordings(p);
         return TT_OK;
     }
@@ -43755,7 +45201,8 @@ static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *ste
     tt_status status = file ? TT_OK : ctx->status;
     if (k >= 0 && tt_safetensors_info(file, k)->bytes == sizeof h)
         status = tt_safetensors_read(file, k, 0, sizeof h, &h);
-    else if (file) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not the state of a run", path);
+    else if (file) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not the state of a run: name a "
+                                       "state.safetensors that a run has saved", path);
     if (status == TT_OK) *steps = h.step;
     tt_safetensors_close(file);
     return status;
@@ -43767,8 +45214,8 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
     int k = tt_safetensors_find(s->file, expected->name);
     if (k < 0)
         return tt__fail(s->p->ctx, TT_ERR_STATE,
-                        "'%s' has no tensor '%s': it is the state of another model or optimizer", s->path,
-                        expected->name);
+                        "'%s' has no tensor '%s': it is the state of another model or optimizer, so resume "
+                        "with those that made it", s->path, expected->name);
     const tt_tensor_info *found = tt_safetensors_info(s->file, k);
     bool same = found->ndim == expected->ndim && strcmp(found->dtype, expected->dtype) == 0;
     for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
@@ -43898,7 +45345,8 @@ tt_status tt_program_load(tt_program *p, const char *path)
 
 typedef struct tt__state_progress { /* the I64 tensor "tinytrain.progress"; fields have 8 bytes */
     tt_progress progress;
-    int64_t schedule, warmup_steps, total_steps, decay_steps; /* schedule: a tt_schedule_kind; -1: lr_at */
+    int64_t schedule, warmup_steps, total_steps, decay_steps; /* schedule: a tt_schedule_kind; -1: the
+                                                                 caller's function lr_at */
     double lr, min_lr;
 } tt__state_progress;
 
@@ -44050,7 +45498,8 @@ tt_status tt_trainer_use_ema(tt_trainer *r, bool use)
 /* ---------------------------------------------------------------------------------------------------- fit
    The data of a run of tt_fit, its progress line, and its file metrics.csv. */
 
-/* Indices of the values that a tt__fit_point has of a line of metrics.csv; NaN: not a finite float. */
+/* Indices of the values of a tt__fit_point, which come from a line of metrics.csv. NaN: the line has no
+   finite float there. */
 typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
 typedef struct tt__fit_point {
     int64_t step, epoch;
@@ -44061,9 +45510,11 @@ typedef struct tt__fit_point {
 typedef struct tt__fit_run {
     tt_trainer *r;
     const tt_source *train, *validation;
-    int n_metrics, by;           /* the model's metrics; the one that texts and the picture show */
+    int n_metrics, by;           /* number of the model's metrics; index of the metric that texts and the
+                                    picture show */
     tt_metric metric;            /* metric number `by`; without a name: none */
     double values[TT_METRICS];   /* the metrics of the last validation */
+    const tt__feature_set *judged; /* features of the validation source */
     const char *unit;            /* name of the items that the model counts */
     bool best_by_metric;         /* whether the metric, not the loss, tells the best validation */
     tt_fit_options o;
@@ -44080,7 +45531,8 @@ typedef struct tt__fit_run {
     bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
     void *lock;                  /* the open and locked file `lock_path`, while tt_fit runs */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* number of last steps in a row that were skipped; were not finite */
+    int in_row, not_finite;      /* number of steps skipped since the last step that updated; those of them
+                                    that were not finite and that no validation has judged yet */
     char why[TT__ERROR];         /* reason of the last skipped step */
     int64_t updated;             /* number of steps since tt_fit began that were not skipped */
     bool reported_skipped;           /* a skipped step was logged */
@@ -44173,8 +45625,8 @@ static tt_status tt__fit_agree(tt__fit_run *f, tt_status status, bool *save)
     return status;
 }
 
-/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. An empty
-   field of a metric, which the line has no value of, gives NaN. */
+/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. A field
+   may be empty, because the line has no value of that metric; the value then becomes NaN. */
 static bool tt__fit_read_line(const tt__fit_run *f, const char *line, size_t n, tt__fit_point *point)
 {
     enum { FIRST = 4 }; /* the column of the first metric */
@@ -44262,6 +45714,69 @@ static tt_status tt__fit_metrics(tt__fit_run *f, const tt_stats *s, bool validat
     return tt__fit_line(f, line, text.length);
 }
 
+enum { TT__FIT_FIELDS = 32 }; /* max columns of metrics.csv */
+
+/* Divides a line into its fields. Returns the number of fields; 0: there are more than TT__FIT_FIELDS. */
+static int tt__fit_fields(const char *line, const char *field[TT__FIT_FIELDS], int length[TT__FIT_FIELDS])
+{
+    for (int k = 0; k < TT__FIT_FIELDS; k++) {
+        field[k] = line;
+        length[k] = (int)strcspn(line, ",\r\n");
+        line += length[k];
+        if (*line != ',') return k + 1;
+        line++;
+    }
+    return 0;
+}
+
+/* The columns of a metrics.csv that an earlier version or a run with fewer metrics has written. */
+typedef struct tt__fit_columns_of {
+    int count, own;             /* number of columns of the file; of this run */
+    int from[TT__FIT_FIELDS];   /* for each column of this run, the file's column; -1: the file lacks it */
+    const char *missing;        /* a column that the file lacks */
+    int missing_length;
+} tt__fit_columns_of;
+
+/* Finds this run's columns in the heading of a file. Returns whether the file has the first four columns, and
+   no column that this run lacks. */
+static bool tt__fit_match_columns(const char *heading, const char *of_file, tt__fit_columns_of *c)
+{
+    enum { NEEDED = 4 };
+    const char *own[TT__FIT_FIELDS], *field[TT__FIT_FIELDS];
+    int own_length[TT__FIT_FIELDS], length[TT__FIT_FIELDS], found = 0;
+    memset(c, 0, sizeof *c);
+    c->own = tt__fit_fields(heading, own, own_length);
+    c->count = tt__fit_fields(of_file, field, length);
+    for (int k = 0; k < c->own; k++) {
+        c->from[k] = -1;
+        for (int j = 0; j < c->count && c->from[k] < 0; j++)
+            if (length[j] == own_length[k] && memcmp(field[j], own[k], (size_t)length[j]) == 0)
+                c->from[k] = j;
+        found += c->from[k] >= 0;
+        if (c->from[k] >= 0) continue;
+        if (k < NEEDED) return false;
+        c->missing = own[k];
+        c->missing_length = own_length[k];
+    }
+    return c->count && found == c->count;
+}
+
+/* Writes a line of the file with this run's columns; columns that the file lacks are empty. Returns the
+   line's length; 0: the line has another number of fields than the file's heading. */
+static size_t tt__fit_convert(const tt__fit_columns_of *c, const char *line, char *to, size_t capacity)
+{
+    const char *field[TT__FIT_FIELDS];
+    int length[TT__FIT_FIELDS];
+    tt__text_buffer text = {to, capacity, 0};
+    if (tt__fit_fields(line, field, length) != c->count) return 0;
+    for (int k = 0; k < c->own; k++) {
+        const int j = c->from[k];
+        tt__print(&text, "%.*s%s", j < 0 ? 0 : length[j], j < 0 ? "" : field[j],
+                  k + 1 < c->own ? "," : "\n");
+    }
+    return text.length < capacity ? text.length : 0;
+}
+
 /* Reads the metrics of the run to resume, without the lines that are newer than the state: keeps all lines of
    completed epochs and, of the current epoch, those of the steps and validations that the state includes. */
 static tt_status tt__fit_read_metrics(tt__fit_run *f)
@@ -44277,20 +45792,29 @@ static tt_status tt__fit_read_metrics(tt__fit_run *f)
     if (status == TT_OK) status = tt__folder_has(f->r->ctx, f->o.folder, "metrics.csv", &there);
     if (there) status = tt__file_open(f->r->ctx, path, &file);
     if (status != TT_OK || !there) return status;
-    if (strncmp(file.bytes, heading, length) != 0)
+    tt__fit_columns_of columns;
+    const bool same = strncmp(file.bytes, heading, length) == 0;
+    const bool match = same || tt__fit_match_columns(heading, file.bytes, &columns);
+    if (match && !same)
+        tt__log(f->r->ctx, TT_LOG_WARNING, "resume", "'%s' has no column '%.*s', which this run writes: "
+                "the earlier lines have an empty field there", path, columns.missing_length, columns.missing);
+    if (!match)
         status = tt__fail(f->r->ctx, TT_ERR_FORMAT, "'%s' has other columns than this run, which writes "
                           "%.*s: move the file away, and the run starts a new one", path, (int)length - 1,
                           heading);
     const char *line = file.bytes, *end;
     for (; status == TT_OK && (end = strchr(line, '\n')) != NULL; line = end + 1) {
-        size_t n = (size_t)(end + 1 - line);
-        if (!tt__fit_read_line(f, line, n, &point)) continue;
+        char converted[512];
+        const char *text = same ? line : converted;
+        const size_t n = same ? (size_t)(end + 1 - line)
+                              : tt__fit_convert(&columns, line, converted, sizeof converted);
+        if (!n || !tt__fit_read_line(f, text, n, &point)) continue;
         bool keeps = point.epoch <= f->p.epoch;
         if (point.epoch == f->p.epoch + 1) {
             if (!point.validation) keeps = steps++ < f->p.step;
             else keeps = steps <= f->p.step && f->p.epoch * f->steps + steps <= f->p.validated;
         }
-        if (keeps) status = tt__fit_line(f, line, n);
+        if (keeps) status = tt__fit_line(f, text, n);
     }
     tt__file_close(f->r->ctx, &file);
     return status;
@@ -44496,7 +46020,8 @@ static void tt__fit_panel(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_va
 /* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
 static void tt__fit_draw(tt__text_buffer *svg, const void *arg)
 {
-    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of two panels; metric's height */
+    /* In pixels: the tops of the panels of the loss and of the metric; the height of the metric's panel. */
+    enum { LOSS = 40, METRIC = 316, PANEL = 168 };
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
     const tt__fit_run *f = (const tt__fit_run *)arg;
     const int LR = METRIC + (f->metric.name ? PANEL : 0), BOTTOM = LR + 72, HEIGHT = BOTTOM + 56;
@@ -44587,7 +46112,8 @@ static tt_status tt__fit_save(tt__fit_run *f)
                     (long long)tt_trainer_steps(f->r),
                     beside ? "its state is saved in '" : "a lower learning rate may help",
                     beside ? f->diverged : "",
-                    beside ? "', beside the earlier state; to resume from that one, remove this file" : "");
+                    beside ? "', from which a resumed run continues; remove this file to continue from the "
+                             "earlier state.safetensors" : "");
         f->reported_diverged = !sound;
         if (status == TT_OK && !beside) {
             if (f->has_diverged) files->remove(files->user, f->diverged);
@@ -44599,6 +46125,58 @@ static tt_status tt__fit_save(tt__fit_run *f)
         }
     }
     f->saved = tt__seconds();
+    return status;
+}
+
+/* Returns the step that is in the name of a kept state, state-STEP.safetensors; -1: it is another file. */
+static int64_t tt__kept_step(const char *name)
+{
+    static const char before[] = "state-", after[] = ".safetensors";
+    const size_t length = strlen(name), around = sizeof before - 1 + sizeof after - 1;
+    const size_t digits = length > around ? length - around : 0;
+    if (!digits || digits > 18 || memcmp(name, before, sizeof before - 1) != 0) return -1;
+    if (strspn(name + sizeof before - 1, "0123456789") != digits) return -1;
+    if (strcmp(name + sizeof before - 1 + digits, after) != 0) return -1;
+    return strtoll(name + sizeof before - 1, NULL, 10);
+}
+
+/* The states of a folder up to a step: their number, and the oldest. */
+typedef struct tt__kept_states { int64_t step, count, oldest; } tt__kept_states;
+
+static bool tt__count_kept(void *arg, const char *name)
+{
+    tt__kept_states *k = (tt__kept_states *)arg;
+    const int64_t step = tt__kept_step(name);
+    if (step < 0 || step > k->step) return true; /* later states are those of an abandoned run */
+    if (!k->count++ || step < k->oldest) k->oldest = step;
+    return true;
+}
+
+static tt_status tt__kept_path(const tt__fit_run *f, int64_t step, char path[TT__PATH])
+{
+    char name[48];
+    snprintf(name, sizeof name, "state-%lld.safetensors", (long long)step);
+    return tt__path_join(f->r->ctx, path, f->o.folder, name);
+}
+
+/* Keeps the state after a validation under the number of its step, and removes the oldest kept states, so
+   that o.keep_states remain. Keeps no state whose loss has diverged. */
+static tt_status tt__fit_keep_state(tt__fit_run *f)
+{
+    tt_context *ctx = f->r->ctx;
+    const tt_files *files = &ctx->options.files;
+    tt__kept_states k = {tt_trainer_steps(f->r), 0, 0};
+    char path[TT__PATH];
+    if (!f->o.keep_states || !f->o.folder || f->has_diverged || !f->state_is_sound) return TT_OK;
+    tt_status status = tt__kept_path(f, k.step, path);
+    if (status == TT_OK) status = tt_trainer_save(f->r, path, &f->p);
+    while (status == TT_OK && tt_process(ctx) == 0) {
+        k.count = 0;
+        files->list(files->user, f->o.folder, tt__count_kept, &k);
+        if (k.count <= f->o.keep_states) break;
+        status = tt__kept_path(f, k.oldest, path);
+        if (status != TT_OK || !files->remove(files->user, path)) break;
+    }
     return status;
 }
 
@@ -44760,6 +46338,42 @@ static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
     return lower ? value < f->p.best : value > f->p.best;
 }
 
+/* Computes the features of both sources, with features_once. */
+static tt_status tt__fit_features(tt__fit_run *f)
+{
+    tt__features *x = f->r->features;
+    tt_status status = TT_OK;
+    if (!x) return TT_OK;
+    f->judged = f->validation && f->validation->self != f->train->self ? &x->set[1] : &x->set[0];
+    status = tt__compute_features(f->r, &x->set[0], f->train, f->o.stop);
+    if (status == TT_OK && f->validation && f->judged == &x->set[1])
+        status = tt__compute_features(f->r, &x->set[1], f->validation, f->o.stop);
+    if (status == TT_OK) x->now = &x->set[0];
+    return status;
+}
+
+/* Frees the features. Sources then give data again. */
+static void tt__fit_forget_features(tt__fit_run *f)
+{
+    tt__features *x = f->r->features;
+    if (!x) return;
+    x->now = NULL;
+    for (int k = 0; k < 2; k++) {
+        const tt_source *s = k ? f->validation : f->train;
+        if (s && s->deal) s->deal(s->self, f->r->data, 0, f->r->data, !k);
+        tt__feature_set_free(x->ctx, &x->set[k]);
+    }
+}
+
+/* Makes evaluations read the features of the validation source, if there are features, or ends that. */
+static void tt__fit_judge(tt__fit_run *f, bool begin)
+{
+    tt__features *x = f->r->features;
+    if (!x) return;
+    f->r->by_features = begin;
+    x->now = begin ? f->judged : &x->set[0];
+}
+
 /* Evaluates the validation source, with the moving averages if there are any, and computes the metrics. */
 static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_stats *s, double *items)
 {
@@ -44770,12 +46384,14 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     if (any && !(c = tt__collect(f->r, f->validation))) return tt_error_code(f->r->ctx);
     tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
     const bool averages = tt__has_ema(f->r) && status == TT_OK;
+    tt__fit_judge(f, true);
     if (status == TT_OK) status = tt__evaluate_source(f->r, f->validation, stop, s, items, c);
+    tt__fit_judge(f, false);
     if (c) tt__collected_show(c);
     for (int k = 0; k < f->n_metrics && status == TT_OK && !(stop && *stop); k++) {
         f->r->ctx->error[0] = 0;
         f->values[k] = tt_metric_value(&m[k], s, c ? &c->p : NULL);
-        const bool failed = isnan(f->values[k]) && f->r->ctx->error[0]; /* out of memory */
+        const bool failed = isnan(f->values[k]) && f->r->ctx->error[0]; /* the metric ran out of memory */
         if (failed) status = tt_error_code(f->r->ctx);
     }
     tt_predictions_free(c ? &c->p : NULL);
@@ -44842,6 +46458,7 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
         f->p.loss_sum = f->p.targets = f->p.correct = 0;
     }
     status = tt__fit_save(f);
+    if (status == TT_OK) status = tt__fit_keep_state(f);
     f->started += tt__seconds() - began;
     return status;
 }
@@ -44880,11 +46497,12 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* whole steps */
+    /* A run that is stopped first ends the current step. */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) {
         if (!tt__trainer_within_step(f->r) && tt__fit_is_due(f)) {
             status = tt__fit_pause(f);
             if (status != TT_OK || tt__fit_is_over(f)) break;
-            continue; /* the validation may have been stopped */
+            continue; /* tests again whether the run was stopped, perhaps within the validation */
         }
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
@@ -44916,7 +46534,7 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
         f->began = tt__seconds(); /* the time of a step excludes saving */
     }
     if (status == TT_OK) status = tt__fit_last_step(f);
-    else if (f->last.any) { /* returns the first error */
+    else if (f->last.any) { /* ends the last step, but returns the first error */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt__fit_last_step(f);
@@ -44985,7 +46603,7 @@ static bool tt__fit_is_stale(const tt__fit_run *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Returns the name with this hash, of the loss or a metric. */
+/* Returns the name that has this hash, "loss" or the name of a metric; "metric" if none has it. */
 static const char *tt__fit_name_of(const tt__fit_run *f, uint64_t hash)
 {
     for (int k = 0; k < f->n_metrics; k++)
@@ -45058,12 +46676,13 @@ static tt_status tt__fit_disk(const tt__fit_run *f)
     size_t parameters;
     const double state = (double)tt_trainer_state_bytes(f->r, &parameters), model = (double)parameters;
     if (state <= 0) return ctx->status;
-    const double needs = (f->has_state ? 1 : 2) * state, all = needs + (f->o.keep ? model : 0);
+    const double kept = (double)f->o.keep_states; /* states beside the newest */
+    const double needs = (f->has_state ? 1 : 2) * state + kept * state, all = needs + (f->o.keep ? model : 0);
     if (space >= 0 && space < needs)
         return tt__fail(ctx, TT_ERR_FILE, "'%s': the run needs %.1f MB there for its states (two of %.1f MB "
-                        "while one replaces the other), but the disk has room for %.1f MB: free some, or "
+                        "while one replaces the other%s), but the disk has room for %.1f MB: free some, or "
                         "name a folder on another disk", f->o.folder, 1e-6 * needs, 1e-6 * state,
-                        1e-6 * space);
+                        kept > 0 ? ", and those of keep_states" : "", 1e-6 * space);
     if (space >= 0 && space < all)
         tt__log(ctx, TT_LOG_WARNING, "fit", "'%s': two states of %.1f MB and a model of %.1f MB or more may "
                 "not fit on the disk, which has room for %.1f MB", f->o.folder, 1e-6 * state, 1e-6 * model,
@@ -45123,10 +46742,10 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (f->o.epochs < 1 || f->o.epochs > TT__MAX_STEPS / f->steps)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld, but must be 1 to %lld",
                         (long long)f->o.epochs, (long long)(TT__MAX_STEPS / f->steps));
-    if (f->o.validate_steps < 0 || f->o.patience < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "tt_fit: validate_steps is %lld and patience is %lld, but both must be at "
-                        "least 0", (long long)f->o.validate_steps, (long long)f->o.patience);
+    if (f->o.validate_steps < 0 || f->o.patience < 0 || f->o.keep_states < 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: validate_steps is %lld, patience is %lld and "
+                        "keep_states is %lld, but all must be at least 0", (long long)f->o.validate_steps,
+                        (long long)f->o.patience, (long long)f->o.keep_states);
     if (f->o.patience && !f->validation)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience is %lld, but `validation` is NULL: patience "
                         "counts validations", (long long)f->o.patience);
@@ -45183,6 +46802,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     bool save = false;
     tt_status status = tt__must_train(r);
     if (status == TT_OK) status = tt__fit_begin(f);
+    if (status == TT_OK && !tt__fit_is_over(f)) status = tt__fit_features(f);
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     char lines[TT__NOTE] = {0};
     tt__text_buffer text = {lines, sizeof lines, 0};
@@ -45216,6 +46836,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* keeps the first error */
     }
     if (finished) *finished = done;
+    tt__fit_forget_features(f);
     tt__fit_unlock(f);
     tt__free(ctx, f->csv);
     tt__free(ctx, f->point);

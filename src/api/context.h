@@ -19,8 +19,8 @@ typedef enum tt_status {
     TT_ERR_BUDGET,      /* the plan does not fit memory_budget */
     TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed */
     TT_ERR_FORMAT,      /* a file's content violates its format */
-    TT_ERR_STATE,       /* a saved state with other tensors than the program or trainer has that loads the
-                           state */
+    TT_ERR_STATE,       /* a saved state whose tensors differ from those of the program or trainer that loads
+                           the state */
     TT_ERR_NUMERIC,     /* a loss or gradient that is not finite */
     TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build lacks */
     TT_ERR_DEVICE,      /* a device that is absent or has failed */
@@ -89,47 +89,58 @@ typedef struct tt_files {
 /* Table of the options that errors name: fields of tt_compile_options and of loaders' options, and "rows",
    the rows of a micro-batch. */
 #define TT__OPTIONS(X) \
-    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("layer_decay") X("matmul") \
-    X("memory") X("memory_budget") X("offload") X("parallel.data") X("parallel.groups") X("parallel.micros") \
+    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("features_once") \
+    X("layer_decay") X("matmul") X("memory") X("memory_budget") X("offload") X("parallel.data") \
+    X("parallel.groups") X("parallel.micros") \
     X("parallel.pipeline") X("parallel.reduce_micros") X("parallel.schedule") X("parallel.sequence") \
     X("parallel.server") X("parallel.tensor") X("parallel.zero") X("precision") X("recompute") X("residual") \
-    X("rows") X("tune") X("update") X("weight_decay")
+    X("rows") X("step_seqs") X("temperature") X("tune") X("update") X("weight_decay")
 
-/* A name for a field of TT__OPTIONS in errors, such as {"clip_norm", "--clip"}. */
+/* The name by which errors call a field of TT__OPTIONS, such as {"clip_norm", "--clip"}. */
 typedef struct tt_option_name { const char *field, *name; } tt_option_name;
 
 /* How errors name options and numbers of bytes. A program with command-line options can make errors name its
    own options. */
 typedef struct tt_wording {
-    const tt_option_name *names; /* array that ends with a NULL field. Errors print values without quotes
-                                    after these names. Default NULL: errors name the fields */
-    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes as text;
-                                                                           default: digits without a unit */
+    const tt_option_name *names; /* Set it if users set the fields by names of your program: an array that
+                                    ends with a NULL field. Errors print values without quotes after these
+                                    names. Default NULL: errors name the fields */
+    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* Set it to write numbers of bytes in
+                                                                           another unit, such as GB; default:
+                                                                           digits without a unit */
     void *user;
 } tt_wording;
 
 typedef struct tt_context_options {
-    int threads;            /* Set it to limit the threads that compute, the caller's thread included, 0..256;
-                               default 0: as many as the calling thread may use by its affinity mask and the
-                               CPU quotas of its control groups */
-    uint64_t seed;          /* Set it for other random numbers in initialisation, dropout, shuffling and
-                               stochastic rounding; default 1 */
-    bool verify;            /* Set it to turn on or off the verifier, which runs after each pass; default:
-                               true unless NDEBUG is defined */
-    const char *isa;        /* Set it to force an instruction set: "portable", "avx2", "avx512", "neon";
-                               default NULL: TINYTRAIN_ISA in the environment if it is set, else the best */
-    double timeout;         /* Set it to change how many seconds, above 0, a rank waits for another rank
-                               before all fail, and tt_open and tt_close for other processes; default 600 */
-    const char *bf16;       /* Set it to force how bf16 matrices are multiplied: "convert" (to fp32), "dot"
-                               (bf16 dot-product instructions) or "tiles" (Intel AMX); default NULL:
-                               TINYTRAIN_BF16 in the environment if it is set, else the fastest on this CPU
-                               model. With "dot" and "tiles", attention on x86 uses these instructions and its
-                               backward rounds attention weights and their gradients to bf16 */
-    tt_logger logger;       /* Set it to receive messages; default: warnings and errors go to stderr */
-    tt_allocator allocator; /* Set it to provide memory; default: posix_memalign, with huge pages advised for
-                               large blocks */
-    tt_files files;         /* Set it to replace file access; default: POSIX functions */
-    tt_wording wording;     /* Set it to change the words of messages; default: the fields' names */
+    int threads;            /* Set it if other programs on the machine need some of the processors: the number
+                               of threads that compute, the caller's thread included, 0..256; default 0: as
+                               many as the calling thread may use by its affinity mask and the CPU quotas of
+                               its control groups */
+    uint64_t seed;          /* Set it to repeat a training with other random numbers (initialisation, dropout,
+                               shuffling, stochastic rounding); default 1 */
+    bool verify;            /* Set it if you change the library itself: the verifier checks the program after
+                               each pass; default: true unless NDEBUG is defined */
+    const char *isa;        /* Set it to get the same bits on CPUs that have different instruction sets:
+                               "portable", "avx2", "avx512", "neon"; default NULL: TINYTRAIN_ISA in the
+                               environment if it is set, else the best */
+    double timeout;         /* Set it higher if a rank may keep the other ranks waiting for longer than ten
+                               minutes, and lower to notice a failure sooner: seconds, above 0, that a rank
+                               waits for another rank before all fail, and tt_open and tt_close for other
+                               processes; default 600 */
+    const char *bf16;       /* Set it to get the same bits of bf16 training on CPUs of different models:
+                               "convert" (to fp32), "dot" (bf16 dot-product instructions) or "tiles" (Intel
+                               AMX); default NULL: TINYTRAIN_BF16 in the environment if it is set, else the
+                               fastest on this CPU model. With "dot" and "tiles", attention on x86 uses these
+                               instructions and its backward rounds attention weights and their gradients to
+                               bf16 */
+    tt_logger logger;       /* Set it to show or store warnings and errors your own way; default: they go to
+                               stderr */
+    tt_allocator allocator; /* Set it if all memory must come from your own functions; default:
+                               posix_memalign, with huge pages advised for large blocks */
+    tt_files files;         /* Set it to read and write elsewhere than in the file system; default: POSIX
+                               functions */
+    tt_wording wording;     /* Set it if the users of your program know the options by other names than the
+                               fields'; default: the fields' names */
 } tt_context_options;
 
 tt_context_options tt_context_options_default(void);
@@ -141,8 +152,9 @@ tt_context *tt_open(const tt_context_options *options);
 /* Closes a context and frees its parameters. Free programs, tapes and trainers first. ctx may be NULL. */
 void tt_close(tt_context *ctx);
 
-/* Returns the last failure in one sentence, or "" if no call has failed. Until the caller asks, an op without
-   a parameter repeats the error of a tt_param_new, and a run without an input that of a tt_set. */
+/* Returns the last failure in one sentence, or "" if no call has failed. If tt_param_new or tt_set has
+   failed, an op that lacks its parameter or a run that lacks its input repeats that error, until the caller
+   calls tt_error. */
 const char *tt_error(const tt_context *ctx);
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
@@ -151,12 +163,12 @@ int tt_threads(const tt_context *ctx);
 int tt_process(const tt_context *ctx);
 int tt_processes(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* returns "avx512", "avx2", "neon" or "portable" */
-size_t tt_allocated_bytes(const tt_context *ctx);   /* allocated bytes, without the 64 that each block adds */
+size_t tt_allocated_bytes(const tt_context *ctx);   /* bytes of memory in use, without the 64 bytes that each
+                                                       allocation adds */
 double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads; measured once, in 30 ms */
 
-/* Writes lines of text about the devices of a kind ("cpu", "cuda"; NULL: the default of
-   tt_compile_options.device) on this machine, which devices programs use, and why. The text in `to` is always
-   terminated and cut at `capacity` bytes (0: nothing is written). The function opens the device. Returns
-   TT_OK if programs can run on these devices, else tt_error says why not. examples/tt_doctor.c prints the
-   text. */
+/* Writes lines of text: which devices of a kind this machine has, which of them programs use, and why. kind:
+   "cpu", "cuda", or NULL for the default of tt_compile_options.device. The text in `to` is always terminated
+   and cut at `capacity` bytes (0: nothing is written). The function opens the device. Returns TT_OK if
+   programs can run on these devices, else tt_error says why not. examples/tt_doctor.c prints the text. */
 tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);

@@ -18,7 +18,8 @@ typedef enum tt_task {
     TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
     TT_TASK_SCORES, /* one or more numbers for each text */
     TT_TASK_TAGS,   /* a tag for each word of a text */
-    TT_TASK_EMBED   /* no labels: the prediction is an embedding of each text. No dataset has this task */
+    TT_TASK_EMBED   /* no labels: a dataset has pairs of texts with similar meanings, and the prediction is an
+                       embedding of each text */
 } tt_task;
 
 /* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the
@@ -39,10 +40,14 @@ typedef struct tt_text {
     const float *values;  /* (classes) TT_TASK_LABELS: 0 or 1 for each label; TT_TASK_SCORES: the numbers */
     const tt_word *words; /* (n_words) TT_TASK_TAGS: words in the order of the text, which do not overlap */
     int n_words;
+    const char *negative; /* TT_TASK_EMBED: a text with another meaning, which resembles `text`; NULL: none */
+    size_t negative_bytes;
 } tt_text;
 
-/* Makes a dataset of the caller's texts, at least one. class_names: (classes) UTF-8. The function copies
-   everything. With TT_TASK_TAGS texts have no pairs. examples/datasets.h reads IMDb's reviews with it. */
+/* Makes a dataset of the caller's texts, at least one. class_names: (classes) names in UTF-8. The function
+   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED there are no classes (NULL and
+   0), every text has a pair, and either all texts or none have a negative. examples/datasets.h reads IMDb's
+   reviews with it. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
@@ -55,13 +60,17 @@ typedef struct tt_table_options {
     const char *pair_column;                /* Set it if the column of second texts has another name; default
                                                "text_pair". A file may lack this column. TT_TASK_TAGS ignores
                                                it */
-    char delimiter;                         /* Set it to separate fields by another character; default 0: a
+    const char *negative_column;            /* Set it if the column of negatives, which TT_TASK_EMBED reads,
+                                               has another name; default "negative". A file may lack this
+                                               column */
+    char delimiter;                         /* Set it if another character separates the fields; default 0: a
                                                comma in a .csv file, else a tab */
-    bool unquoted;                          /* Set it to read double quotes as ordinary characters; default
-                                               false */
-    tt_task task;                           /* Set it to say how labels are read; default TT_TASK_CLASS */
-    char label_delimiter;                   /* Set it to separate the labels or scores in one field of a CSV
-                                               or TSV file by another character; default ',' */
+    bool unquoted;                          /* Set it if double quotes in the file are ordinary characters;
+                                               default false */
+    tt_task task;                           /* Set it if the labels are not one class for each text; default
+                                               TT_TASK_CLASS */
+    char label_delimiter;                   /* Set it if another character separates the labels or scores in
+                                               one field of a CSV or TSV file; default ',' */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
@@ -81,6 +90,7 @@ tt_table_options tt_table_options_default(void);
      a list of numbers.
    - TT_TASK_TAGS: in JSON a list of strings or numbers, one for each string of the list in the text column.
      A space joins the words to a text.
+   - TT_TASK_EMBED: none. The pair's column is required instead.
    Lists of 0 and 1 and scores have the classes LABEL_0, LABEL_1 and so on, unless `classes` names them.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
    "valid", "val" and "dev" are synonyms. If split is one of these, "train" or "test", a row with any other
@@ -112,7 +122,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 typedef struct tt_image_source {
     int64_t count;
     const int *labels;               /* (count) class of each image, 0..classes - 1; copied */
-    const char *const *class_names;  /* (classes) UTF-8; copied */
+    const char *const *class_names;  /* (classes) names in UTF-8; copied */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the
        image cannot be decoded. A loader's threads call read and release, several at a time. */
@@ -138,7 +148,10 @@ tt_task tt_dataset_task(const tt_dataset *d);
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 /* Returns the second text of pair i, followed by a NUL; NULL if example i is no pair. bytes may be NULL. */
 const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes);
-int tt_dataset_label(const tt_dataset *d, int64_t i); /* the number of the class; -1 for other tasks */
+/* Returns the negative of text i, followed by a NUL; NULL if it has none. bytes may be NULL. */
+const char *tt_dataset_negative(const tt_dataset *d, int64_t i, size_t *bytes);
+int tt_dataset_label(const tt_dataset *d, int64_t i); /* returns the number of the text's or image's class; -1
+                                                         if the task is not TT_TASK_CLASS */
 /* Returns the (classes) values of TT_TASK_LABELS and TT_TASK_SCORES; NULL for other tasks. */
 const float *tt_dataset_values(const tt_dataset *d, int64_t i);
 /* Returns the (n) words of TT_TASK_TAGS; NULL for other tasks, and then sets *n to 0. */
@@ -152,9 +165,9 @@ void tt_sort_class_names(const char **names, int n);
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts);
 /* Computes weights (classes) with which all classes matter equally. The weight of a class or tag is that of
    "balanced" in scikit-learn: the number of all texts or tagged words / (classes * the number of the class's
-   texts or words); 0 if the class has none. The weight of a label applies to texts that have the label; a
-   text without the label weighs 1: the number of texts without / with the label; 1 if no text has the label.
-   The weights of scores are 1. */
+   texts or words); 0 if the class has none. The weight of a label is the number of texts without the label /
+   the number of texts with the label, or 1 if no text has the label; it weighs the texts with the label, and
+   all other texts weigh 1. The weights of scores are 1. */
 tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
 
 /* How a loader makes batches. A loader shuffles the dataset by (seed, epoch), sorts it by length within
@@ -166,24 +179,39 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    With parallel.groups > 1 the loader instead deals out the sequences of a step so that the micro-batches
    have similar numbers of tokens, and each group has equally many micro-batches, as far as there are
    sequences: the micro-batches are the same for any number of ranks.
-   A pair of texts is one sequence, cut as tt_tokenizer_encode cuts pairs.
+   A pair of texts is one sequence, cut as tt_tokenizer_encode cuts pairs. With TT_TASK_EMBED each text is a
+   sequence of its own: `batch` then counts pairs or triplets, and max_seqs of the loader counts sequences. A
+   micro-batch of n pairs has n texts, then their n pairs, then perhaps n negatives. Its labels are 0 for a
+   text, 1 for a pair and 2 for a negative, and it has the arrays "anchors", i32 (n, 1), the sequences of the
+   texts; "candidates", i32 (n or 2 n, 1), the sequences of pairs and negatives; and "positives", i32 (n, 1),
+   the place of each text's pair among the candidates.
    tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
 typedef struct tt_loader_options {
-    int batch;        /* Set it to change how many sequences or images a step has; default 16 */
-    int accumulate;   /* Set it above 1, up to batch / groups, to split a step into more micro-batches, each
-                         of at most ceil(batch / (accumulate * groups)) sequences; default 1 */
-    int max_length;   /* Set it to cut sequences to fewer tokens, [CLS] and [SEP] included; default 512 */
-    int max_tokens;   /* Set it to limit the tokens of a micro-batch, >= max_length; default 0: no limit */
-    bool shuffle;     /* Clear it for evaluation and prediction: dataset order, unsorted; default true */
-    int window;       /* Set it to change how many batches are sorted by length together; default 50; 0 or 1:
-                         no sorting */
-    bool drop_last;   /* Set it to leave out a last incomplete step; default false */
-    int threads;      /* Set it to change how many threads prepare images ahead of the trainer, 0..64; 0:
-                         tt_loader_next prepares images; default 1 */
-    tt_parallel parallel; /* Set it to the trainer's `parallel` after tt_check_options; default: one group on
-                             one rank. The loader reads `groups` and `data` */
+    int batch;        /* Set it larger for smoother gradients and faster epochs, with a higher learning rate:
+                         the sequences or images of a step; default 16 */
+    int accumulate;   /* Set it above 1, up to batch / groups, if a step needs too much memory: the
+                         micro-batches of a step, each of at most ceil(batch / (accumulate * groups))
+                         sequences; default 1 */
+    int max_length;   /* Set it to the tokens that the model takes, or lower to save time and memory: longer
+                         sequences are cut to this number, [CLS] and [SEP] included; default 512 */
+    int max_tokens;   /* Set it if long sequences are rare, so that micro-batches of long sequences need no
+                         more memory than others: the largest number of tokens of a micro-batch, >=
+                         max_length; default 0: no limit */
+    bool shuffle;     /* Clear it for evaluation and prediction, which need the order of the dataset,
+                         unsorted; default true */
+    int window;       /* Set it to 0 if the texts of a step should be drawn regardless of their lengths: the
+                         number of batches that are sorted by length together; default 50; 0 or 1: no
+                         sorting */
+    bool drop_last;   /* Set it if every step must have `batch` sequences: a last incomplete step is then left
+                         out; default false */
+    int threads;      /* Set it higher if training waits for images (tt_loader_waited): the threads that
+                         prepare images ahead of the trainer, 0..64; 0: tt_loader_next prepares images;
+                         default 1 */
+    tt_parallel parallel; /* Set it if the trainer has several ranks, to the trainer's `parallel` after
+                             tt_check_options; default: one group on one rank. The loader reads `groups` and
+                             `data` */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
@@ -195,21 +223,25 @@ typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_
 typedef struct tt_image_options {
     int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
                                         default */
-    int channels;                    /* Set it to the channels of the result, 1..4; default 3. An image must
-                                        have this number of channels; for 3, an image may also have 1 (grey,
-                                        copied into all three) or 4 (alpha is dropped) */
-    int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535; default
-                                        0, 0: not resized */
-    int resize_shortest;             /* Set it, instead of resize_height and resize_width, to give the shorter
-                                        side this length, 1..65535; the other side keeps the proportion,
-                                        rounded down; default 0 */
-    tt_resample resample;            /* Set it to resize with another filter; default TT_BILINEAR */
-    int pad;                         /* Set it to add rows and columns of zeros on all four sides, 0..65535;
-                                        default 0 */
-    bool random_crop;                /* Set it to crop at a random place, all equally likely; default false:
-                                        the crop is central (half of the rest, rounded down, is cut at top and
-                                        left) */
-    bool flip;                       /* Set it to mirror left and right with probability 1/2; default false */
+    int channels;                    /* Set it if the model reads another number of channels than 3, 1..4;
+                                        default 3. An image must have this number of channels; for 3, an image
+                                        may also have 1 (grey, copied into all three) or 4 (alpha is
+                                        dropped) */
+    int resize_height, resize_width; /* Set them if all images should get one size before they are cropped,
+                                        whatever their proportions (tt_image_resize), 1..65535; default 0, 0:
+                                        not resized */
+    int resize_shortest;             /* Set it, instead of resize_height and resize_width, if images should
+                                        keep their proportions: the length of the shorter side, 1..65535; that
+                                        of the other is rounded down; default 0 */
+    tt_resample resample;            /* Set it if the model was trained on images resized with another filter;
+                                        default TT_BILINEAR */
+    int pad;                         /* Set it, with random_crop, to shift training images at random: the rows
+                                        and columns of zeros added on all four sides, 0..65535; default 0 */
+    bool random_crop;                /* Set it for training, so that the model sees each image at several
+                                        places: all places are equally likely; default false: the crop is
+                                        central (half of the rest, rounded down, is cut at top and left) */
+    bool flip;                       /* Set it for training if a mirrored image belongs to the same class:
+                                        left and right are exchanged with probability 1/2; default false */
 } tt_image_options;
 tt_image_options tt_image_options_default(int height, int width);
 /* Prepares one image as a loader does, without random_crop and flip, into `to` (height, width, channels). */
@@ -227,22 +259,24 @@ typedef struct tt_array {
    sequence. Data that no input reads may be missing. Pointers are valid until the next call on the loader or
    source that set the pointers. */
 typedef struct tt_batch {
-    int seqs;                 /* sequences, images or examples. A speed counts rows, or seqs if rows is 0 */
-    int rows;                 /* tokens of all sequences together; 0 if the sequences have no tokens, as
-                                 images */
+    int seqs;                 /* number of sequences, images or examples. Speeds, such as tokens per second,
+                                 count rows, or seqs if rows is 0 */
+    int rows;                 /* number of tokens of all sequences together; 0 if the sequences have no
+                                 tokens, as images */
     const int32_t *ids;       /* (rows) */
-    const int32_t *positions; /* (rows) 0, 1, ... within each sequence */
+    const int32_t *positions; /* (rows) positions of the tokens: 0, 1, ... within each sequence */
     const int32_t *types;     /* (rows) token types: 0, and in the second text of a pair 1 if the tokenizer's
                                  template says so */
     const int32_t *seq_start; /* (seqs + 1) */
-    const int32_t *labels;    /* (seqs) class of each sequence; -1 for other tasks */
+    const int32_t *labels;    /* (seqs) class of each sequence; with TT_TASK_EMBED see tt_loader_options; with
+                                 other tasks than TT_TASK_CLASS -1 */
     const float *label_values; /* (seqs, values) values of TT_TASK_LABELS and TT_TASK_SCORES */
     int values;               /* number of labels or scores */
     const int32_t *tags;      /* (rows) TT_TASK_TAGS: the tag of a word at its first token, else -100 */
-    const int64_t *index;     /* (seqs) index in the dataset */
+    const int64_t *index;     /* (seqs) number of each text or image in the dataset */
     const uint8_t *pixels;    /* (seqs, image_bytes) */
     int64_t image_bytes;      /* height * width * channels */
-    const tt_array *arrays;   /* (n_arrays) arrays for models of your own */
+    const tt_array *arrays;   /* (n_arrays) data for the inputs of a model of your own */
     int n_arrays;
     bool last_of_step;        /* the next micro-batch belongs to another step */
 } tt_batch;
@@ -268,11 +302,13 @@ typedef struct tt_source {
     uint64_t (*hash)(void *self);
     const char *const *class_names; /* (classes) names of the labels; a run cannot be resumed with other
                                        names */
-    int classes;                    /* 0: no classes */
+    int classes;                    /* number of class_names; 0: no classes */
     /* Tells the source which data ranks belong to this process. Called before `seek` if there are several
-       processes. Micro-batches go to `data` ranks in order, starting over with each step (by_step) or with
-       each epoch; this process has the ranks [first, end). `next` may then give NULL for the data of other
-       ranks, with the right numbers of rows. NULL: every process makes all data. */
+       processes or features_once. Micro-batches go to `data` ranks in order, starting over with each step
+       (by_step) or with each epoch; this process has the ranks [first, end). `next` may then give NULL for
+       the data of other ranks, with the right numbers of rows. But metrics of predictions need seq_start and
+       the labels (labels, label_values or tags) of all ranks in every process. With features_once no rank
+       needs data except index, seq_start and the labels. NULL: every process makes all data. */
     void (*deal)(void *self, int data, int first, int end, bool by_step);
     /* Writes lines, each with a newline at its end, about everything that the batches depend on beside `hash`
        and the numbers above; at most `capacity` bytes including the final 0. With several processes, tt_fit
@@ -310,7 +346,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
 bool tt_loader_next(tt_loader *l, tt_batch *batch);
 tt_status tt_loader_status(const tt_loader *l); /* status of the last tt_loader_next */
 double tt_loader_waited(const tt_loader *l); /* total seconds that tt_loader_next waited for images */
-/* Returns the loader as a trainer's source, valid as long as the loader; NULL for NULL. */
+/* Returns the loader as a trainer's source, valid as long as the loader. Returns NULL if l is NULL. */
 const tt_source *tt_loader_source(tt_loader *l);
 
 /* ------------------------------------------------------------------------------------------ token streams */
@@ -321,16 +357,18 @@ const tt_source *tt_loader_source(tt_loader *l);
    gets a warning. The stream is in memory, or in a file that is read where needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
-    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; the tokenizer must outlive the stream; default
-                                      NULL: tokens are bytes, and 256 ends a document */
-    int end;                       /* Set it to end documents with another token; default -1: the tokenizer's
-                                      TT_TOKEN_EOS */
+    const tt_tokenizer *tokenizer; /* Set it if the model reads tokens of a vocabulary; the tokenizer must
+                                      outlive the stream; default NULL: tokens are bytes, and 256 ends a
+                                      document */
+    int end;                       /* Set it if another token than the tokenizer's TT_TOKEN_EOS ends a
+                                      document; default -1: TT_TOKEN_EOS */
     int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id out
                                       of range; default 0: the tokenizer's size */
-    bool bare;                     /* Set it to put no token before a document; default false */
-    const char *separator;         /* Set it to the line that separates documents in a text, such as
-                                      "<|endoftext|>"; "": one or more empty lines; default NULL: a text is
-                                      one document */
+    bool bare;                     /* Set it if the model was trained without a token before a document;
+                                      default false: the tokenizer's, if any */
+    const char *separator;         /* Set it if a text has several documents, to the line that separates them,
+                                      such as "<|endoftext|>"; "": one or more empty lines; default NULL: a
+                                      text is one document */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
@@ -362,15 +400,18 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
-    int batch;         /* Set it to change how many windows a step has; default 16 */
-    int accumulate;    /* Set it to split a step into micro-batches, as in tt_loader_options; default 1 */
-    int length;        /* Set it to change the tokens of a window; default 256 */
-    bool shuffle;      /* Clear it to read windows in order, not shuffled by (seed, epoch); default true */
-    bool across;       /* Set it to let a token see the documents before it in its window, and the end of one
-                          document predict the next; default false: attention and positions start anew with
-                          each document */
-    tt_parallel parallel; /* Set it to the trainer's `parallel`, as in tt_loader_options; default: one group
-                             on one rank */
+    int batch;         /* Set it larger for smoother gradients: the windows of a step; default 16 */
+    int accumulate;    /* Set it above 1 if a step needs too much memory: the micro-batches of a step, as in
+                          tt_loader_options; default 1 */
+    int length;        /* Set it to as many tokens as the model should see at once: the tokens of a window;
+                          default 256 */
+    bool shuffle;      /* Clear it for evaluation, which reads windows in order, not shuffled by (seed,
+                          epoch); default true */
+    bool across;       /* Set it to train as nanoGPT and llm.c do: a token sees the documents before it in its
+                          window, and the end of one document predicts the next; default false: attention and
+                          positions start anew with each document */
+    tt_parallel parallel; /* Set it if the trainer has several ranks, as in tt_loader_options; default: one
+                             group on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, one after another without padding; the last window may be shorter. In

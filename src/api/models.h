@@ -10,19 +10,22 @@
 
 typedef struct tt_train_options tt_train_options;
 
-/* The labels and the predictions of an evaluation, in the order of its source. A row is a sequence; of
-   TT_TASK_TAGS a row is a token. */
+/* The labels and the predictions of an evaluation, in the order of its source. A row is a sequence or, with
+   TT_TASK_TAGS, a token. */
 typedef struct tt_predictions {
     tt_context *ctx;         /* the context that gives memory to metrics */
     tt_task task;
-    int classes;             /* number of classes, labels, scores or tags */
+    int classes;             /* number of classes, labels, scores or tags; of TT_TASK_EMBED the columns of an
+                                embedding */
     int64_t rows, seqs;
     const int64_t *seq_start; /* (seqs + 1) the first row of each sequence */
     /* (rows) TT_TASK_CLASS and TT_TASK_TAGS: the class of a row, and the class with the largest logit, the
-       first of equal ones. A row whose label is not in 0..classes - 1 does not count. */
+       first of equal ones. A row whose label is not in 0..classes - 1 does not count. TT_TASK_EMBED: the
+       labels of tt_loader_options; `predicted` is NULL. */
     const int32_t *labels, *predicted;
     /* (rows, classes) TT_TASK_LABELS: 0 or 1 for each label, and logits, which predict the label if they are
-       above 0. TT_TASK_SCORES: the scores and the predicted scores. */
+       above 0. TT_TASK_SCORES: the scores and the predicted scores. TT_TASK_EMBED: NULL, and the
+       embeddings. */
     const float *values, *outputs;
     const char *const *class_names; /* (classes) the source's names; NULL: no names */
 } tt_predictions;
@@ -31,7 +34,8 @@ typedef struct tt_predictions {
 typedef struct tt_metric {
     const char *name; /* name in metrics.csv and texts: at most 31 letters, digits, _ and -. NULL: no
                          metric */
-    double (*of)(const tt_stats *s); /* NULL: the metric has of_predictions */
+    double (*of)(const tt_stats *s); /* computes the metric from the sums of an evaluation; NULL:
+                                        of_predictions computes it */
     bool lower_is_better;
     /* Set it to compute the metric from predictions, in evaluations alone. NaN: the metric is undefined. The
        model needs `classes`, and each process the labels of all data ranks. */
@@ -40,19 +44,26 @@ typedef struct tt_metric {
 tt_metric tt_accuracy(void);   /* "accuracy": the share of targets predicted right (cross-entropy) */
 tt_metric tt_perplexity(void); /* "perplexity": exp(loss). Lower is better */
 /* "f1_macro": the mean of tt_f1_scores, which equals that of scikit-learn. "f1_micro": 2 * right / (2 * right
-   + wrong + missed) over all classes; with one class of each row that is the accuracy. */
+   + wrong + missed), with the sums of all classes; if each row has one class, this is the accuracy. */
 tt_metric tt_f1_macro(void);
 tt_metric tt_f1_micro(void);
 /* "f1_entities": f1_micro of whole entities of TT_TASK_TAGS, as the default mode of seqeval counts them. A
-   tag B-X begins an entity of type X, I-X continues the entity, other names are outside of entities. NaN
-   without these names. */
+   tag B-X begins an entity of type X, I-X continues the entity, other names are outside of entities. NaN if
+   no tag has a name of this form. */
 tt_metric tt_f1_entities(void);
-/* "pearson" and "spearman": the correlation of TT_TASK_SCORES, or of its ranks, where equal numbers share
-   their mean rank; of several scores the mean. NaN if labels or predictions are constant. */
+/* "pearson" and "spearman": the correlation of the scores of TT_TASK_SCORES with the predicted scores, or of
+   their ranks, where equal numbers share their mean rank; with several scores, the mean of their
+   correlations. NaN if labels or predictions are constant. */
 tt_metric tt_pearson(void);
 tt_metric tt_spearman(void);
-/* Computes F1 of each class, label or tag, f1 (classes): 2 * right / (2 * right + wrong + missed). A class
-   that no row has and none is predicted as has NaN, and does not count in f1_macro; a label has 0. */
+/* "recall_at_1" and "recall_at_10" of TT_TASK_EMBED: the share of texts whose pair is the nearest, or among
+   the 10 nearest, of the pairs and negatives of the whole evaluation, by cosine. */
+tt_metric tt_recall_at_1(void);
+tt_metric tt_recall_at_10(void);
+/* Computes F1 of each class, label or tag, f1 (classes): 2 * right / (2 * right + wrong + missed). wrong
+   counts the rows that are wrongly predicted as the class, missed the rows of the class that are not
+   predicted as the class. If right, wrong and missed are all 0, F1 is NaN and does not count in f1_macro; of
+   a label it is 0. */
 void tt_f1_scores(const tt_predictions *p, double *f1);
 
 enum { TT_METRICS = 4 }; /* max metrics of a model */
@@ -69,8 +80,8 @@ typedef struct tt_model {
     tt_metric metrics[TT_METRICS];
     int classes;      /* columns of the output's logits (for tt_predict): number of classes, labels, scores or
                          tags. 0: the output is not logits */
-    const char *unit; /* unit of speeds: "tokens", "images", in the characters of a metric's name. NULL:
-                         "examples" */
+    const char *unit; /* unit of speeds, such as "tokens" or "images", in the characters that metrics' names
+                         may have. NULL: "examples" */
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
     bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
                          and starts, and batches may leave them out */
@@ -105,7 +116,7 @@ typedef enum tt_bert_kind {
     TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
                       TT_TASK_TAGS no kind has layers before the classifier */
     TT_ROBERTA,    /* positions start at pad_token + 1, one token type; head: classifier.dense, tanh */
-    TT_BIG_BIRD,   /* head: classifier.dense, `activation`. Its pooler is kept but unused */
+    TT_BIG_BIRD,   /* head: classifier.dense, then `activation`. BigBird's pooler is kept but unused */
     TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
     TT_ALBERT,     /* all layers share one set of parameters, and embeddings have embedding_size columns;
                       head: pooler, tanh. A pipeline has at most two stages */
@@ -120,7 +131,7 @@ typedef struct tt_bert_config {
     tt_bert_kind kind;
     tt_task task;             /* default TT_TASK_CLASS */
     int vocab_size, hidden_size, layers, heads, intermediate_size, max_positions;
-    int type_vocab_size;      /* 0: no token types */
+    int type_vocab_size;      /* number of token types; 0: none */
     int embedding_size;       /* ALBERT: columns of the embeddings. Default 128 */
     int pad_token;            /* id of the padding token: RoBERTa and its kin 1, BigBird 0 by default */
     bool pooler;              /* BERT: the classifier reads a dense layer + tanh of the first token. Default
@@ -136,12 +147,12 @@ typedef struct tt_bert_config {
     float dropout;            /* dropout of embeddings and residual branches */
     float attention_dropout;
     float classifier_dropout;
-    /* Set it for BigBird to attend by blocks (attention_type "block_sparse"); default true. A sequence of
-       more than (5 + 2 * random_blocks) * block_size tokens then attends, as in transformers, to the first
-       and the last block, to three blocks around its own, and in training to random_blocks blocks: a seed
-       (the layer's number) chooses these random blocks, as transformers does for max_positions tokens.
-       Without training the first block replaces each random block. Block-sparse attention drops no attention
-       weights. */
+    /* Set it for BigBird to attend by blocks (attention_type "block_sparse"); default true. In a sequence of
+       more than (5 + 2 * random_blocks) * block_size tokens, a token then attends, as in transformers, to the
+       first and the last block, to its own block and its two neighbours, and in training to random_blocks
+       random blocks. A seed (the layer's number) chooses the random blocks, as transformers does for
+       max_positions tokens. Without training the first block replaces each random block. Block-sparse
+       attention drops no attention weights. */
     bool block_sparse;        /* default true for BigBird, else false */
     int block_size, random_blocks;
     bool qkv_bias;            /* BigBird: queries, keys and values have biases. Default true. ModernBERT: also
@@ -172,20 +183,20 @@ typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden
 typedef struct tt_bert {
     tt_context *ctx;
     tt_bert_config config;
-    /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
-    char activation[32], (*class_names)[64];
+    char (*class_names)[64];                /* (classes) class names of config.json's id2label, UTF-8 */
     tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab,
                                                hidden); ALBERT: embedding_size instead of hidden */
     tt_param *norm_w, *norm_b;
-    tt_param *mapping_w, *mapping_b;        /* ALBERT: (hidden, embedding_size), (hidden) */
+    tt_param *mapping_w, *mapping_b;        /* ALBERT: the linear layer from embeddings to hidden states,
+                                               (hidden, embedding_size), (hidden) */
     tt_bert_layer *layer;                   /* (layers); in ALBERT all have the same parameters */
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
     tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); TT_TASK_EMBED: NULL */
     tt_param *last_norm_w, *last_norm_b, *head_norm_w, *head_norm_b; /* ModernBERT: norms of the last hidden
                                                states, and between `head` and the classifier */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
-    bool new_head; /* the layers between the last hidden states and the logits begin with random weights, at
-                      least in part */
+    bool new_head; /* whether the layers between the last hidden states and the logits begin with random
+                      weights, at least in part */
 } tt_bert;
 
 /* Creates the parameters, initialised as in transformers: weights normal with deviation initializer_range,
@@ -206,6 +217,10 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 /* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of outputs that
    the folder's files give. */
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head);
+/* Reads from a folder's config.json the task and the number of outputs of its classifier, without loading it.
+   *head is TT_TASK_CLASS with 0 outputs if neither "architectures" nor "problem_type" says that the folder
+   has a classifier. */
+tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
    replaced atomically, and transformers can read both. With TT_TASK_EMBED the function also writes
    modules.json, sentence_bert_config.json, 1_Pooling/config.json and, if the config says normalize,
@@ -237,9 +252,16 @@ tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
    "tags", with TT_TASK_LABELS the mean sigmoid cross-entropy and with TT_TASK_SCORES the mean squared error
    of all numbers in "label_values". Accuracy is the share of sequences or, with TT_TASK_TAGS, of tokens that
    are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
-   output are the embeddings; there is no loss, and the trainer needs compile.train = false. m must stay
-   valid. */
+   output are the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
+   right if its pair is the nearest candidate of its micro-batch. With compile.train = false there is no loss.
+   m must stay valid. */
 tt_model tt_bert_model(const tt_bert *m);
+/* Records the contrastive loss of a micro-batch of pairs or triplets (InfoNCE: van den Oord et al.,
+   "Representation learning with contrastive predictive coding", 2018): the cross-entropy of cosine(anchor,
+   candidate) / temperature over all candidates, of which the anchor's pair is the right one. The other
+   candidates are the negatives. embeddings: (seqs, width), one of each sequence. The function declares the
+   inputs "anchors", "candidates" and "positives" of tt_loader_options. Returns the mean, (1, 1). */
+tt_value tt_contrastive_loss(tt_tape *t, tt_value embeddings, const tt_train_options *o);
 
 /* ViT (Dosovitskiy et al. 2021). Parameters have the names of transformers' ViTForImageClassification. */
 typedef struct tt_vit_config {
@@ -253,9 +275,10 @@ typedef struct tt_vit_config {
     float attention_dropout;  /* default 0 */
     float mean[4], std[4];    /* mean and deviation of each channel; the model reads (pixel / 255 - mean) /
                                  std. Default 0.5 */
-    /* Set `resize` to resize images to another height and width in pixels; default 0: image_size; -1: not
-       resized. With resize_shortest only the shorter side gets that size, and the other keeps the proportion.
-       The middle image_size pixels are then cropped; a smaller image is padded with zeros. */
+    /* Set `resize` if images should be resized to another height and width in pixels before they are cropped;
+       default 0: image_size; -1: not resized. With resize_shortest only the shorter side gets that size, and
+       the other keeps the proportion. The middle image_size pixels are then cropped; a smaller image is
+       padded with zeros. */
     int resize;
     bool resize_shortest;
     tt_resample resample;     /* default TT_BILINEAR */
@@ -272,15 +295,15 @@ typedef struct tt_vit_layer { /* weights (out, in), biases (out), norms (hidden)
 typedef struct tt_vit {
     tt_context *ctx;
     tt_vit_config config;
-    /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
-    char activation[32], (*class_names)[64];
+    char (*class_names)[64];                /* (classes) class names of config.json's id2label, UTF-8 */
     bool torchvision;                       /* tt_vit_save writes torchvision's tensor names, as the loaded
                                                file had */
     tt_param *patch_w, *patch_b;            /* (hidden, channels, patch, patch), (hidden) */
     tt_param *token, *position;             /* (hidden), (1 + patches, hidden) */
     tt_vit_layer *layer;
     tt_param *norm_w, *norm_b, *classifier_w, *classifier_b;
-    bool new_head;                          /* the classifier begins with random weights, at least in part */
+    bool new_head;                          /* whether the classifier begins with random weights, at least in
+                                               part */
 } tt_vit;
 
 /* Creates the parameters, initialised as in transformers: weights normal with deviation initializer_range,
@@ -306,10 +329,12 @@ void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it cl
    preprocessor_config.json, or a resize to image_size. */
 tt_image_options tt_vit_image_options(const tt_vit *m);
 
-tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* as tt_bert_name_classes */
+tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* does for a ViT what tt_bert_name_classes does for
+                                                            a BERT */
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
-tt_model tt_vit_classifier(const tt_vit *m); /* returns the model for a trainer, see tt_bert_model */
+tt_model tt_vit_classifier(const tt_vit *m); /* returns the model for a trainer, with cross-entropy as its
+                                                loss */
 
 /* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, Qwen3, Gemma 3
    for text, GPT-NeoX and Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the
@@ -334,7 +359,7 @@ typedef struct tt_lm_config {
     bool attention_bias;      /* the linear layers of attention have biases: "llama", "gpt_neox", "falcon" */
     bool mlp_bias;            /* the linear layers of the MLP have biases: "llama", "falcon" */
     bool parallel;            /* attention and MLP read the same x: "gpt_neox", "falcon" */
-    bool two_norms;           /* "falcon" with parallel: attention and MLP each have a norm */
+    bool two_norms;           /* "falcon" with `parallel`: attention and MLP each have a norm of their own */
     bool alibi;               /* "falcon": ALiBi instead of rotary positions; rounded as in transformers */
     const char *activation;   /* "gelu", "gelu_new", "relu", "silu" */
     float norm_eps, initializer_range;
@@ -344,8 +369,9 @@ typedef struct tt_lm_config {
                                  a window. Default 10000 */
     int query_scalar;         /* "gemma3_text": scores are divided by its square root. Default 256; 0:
                                  head_size */
-    int end_token;            /* Set it in a new model to the id that ends a document, eos_token_id of
-                                 config.json; default -1: none. (For a loaded model see tt_lm.stop) */
+    int end_token;            /* Set it in a new model that learns where documents end: the id that ends a
+                                 document, eos_token_id of config.json; default -1: none. (For a loaded model
+                                 see tt_lm.stop) */
     int classes;              /* Set it to the number of classes, labels or scores to make a classifier of
                                  texts; default 0: the model predicts the next token */
     tt_task task;             /* of a classifier: TT_TASK_CLASS (default), TT_TASK_LABELS, TT_TASK_SCORES */
@@ -371,13 +397,16 @@ typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden);
 
 /* Low-rank adapters (Hu et al., "LoRA: low-rank adaptation of large language models", 2021), like peft's. */
 typedef struct tt_lora_options {
-    const char *targets; /* Set it to the modules that get an adapter: patterns (as in tt_param_freeze) of
-                            their names, or of the ends of the names after a dot, separated by commas:
-                            "q_proj,v_proj"; default NULL: peft's choice (c_attn for "gpt2", query_key_value
-                            for "gpt_neox" and "falcon", else q_proj and v_proj) */
-    int rank;            /* Set it for larger or smaller adapters; default 8 */
-    float alpha;         /* Set it to scale the adapter's output by alpha / rank; default 8 */
-    float dropout;       /* Set it to drop some of the adapter's input in training; default 0 */
+    const char *targets; /* Set it to adapt other modules than peft does by default: patterns (as in
+                            tt_param_freeze) of their names, or of the ends of the names after a dot,
+                            separated by commas: "q_proj,v_proj"; default NULL: those of peft (c_attn for
+                            "gpt2", query_key_value for "gpt_neox" and "falcon", else q_proj and v_proj) */
+    int rank;            /* Set it higher if the adapters learn too little, and lower for smaller files;
+                            default 8 */
+    float alpha;         /* Set it, often to twice the rank, if another rank or recipe needs it: alpha / rank
+                            is the factor of the adapter's output; default 8 */
+    float dropout;       /* Set it, for example to 0.05, if the adapters overfit: the share of the adapter's
+                            input that is dropped in training; default 0 */
 } tt_lora_options;
 tt_lora_options tt_lora_options_default(void);
 typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* an adapter adds b (out, rank) times a (rank,
@@ -386,26 +415,27 @@ typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* an adapter adds
 typedef struct tt_lm {
     tt_context *ctx;
     tt_lm_config config;
-    char activation[32];
     tt_param *word, *position; /* (vocab, hidden), (max_positions, hidden) */
     tt_lm_layer *layer;
     tt_param *norm_w, *norm_b;
-    tt_param *head;            /* (vocab, hidden); NULL: tied, or a classifier */
+    tt_param *head;            /* weight of the linear layer of the logits, (vocab, hidden); NULL: config.tied
+                                  is set, and `word` is the weight, or the model is a classifier */
     tt_param *score;           /* (classes, hidden); NULL: no classifier */
     char (*class_names)[64];   /* (classes), as in tt_bert */
-    bool new_head;             /* `score` begins with random weights */
-    size_t shard_bytes;        /* largest file that tt_lm_save writes; 0: no limit. Default 5e9 */
+    bool new_head;             /* whether `score` begins with random weights */
+    size_t shard_bytes;        /* max bytes of a file that tt_lm_save writes; 0: no limit. Default 5e9 */
     int32_t *stop;             /* (n_stop) ids that end an answer, like tt_sampling.stop: eos_token_id of
                                   generation_config.json, or of config.json if that file is missing */
     int n_stop;
     char *generation;          /* text of generation_config.json, which tt_lm_save writes unchanged; NULL:
                                   none */
-    struct tt__checkpoint *kept; /* config.json as loaded; NULL: no file was loaded. tt_lm_save copies the
-                                    keys that `config` lacks and, as long as `config` agrees with `read` on
-                                    them, the keys for windows, rotary positions and Falcon's heads */
+    struct tt__checkpoint *kept; /* config.json as loaded; NULL: no file was loaded. tt_lm_save copies from it
+                                    the keys that `config` has no fields for. It also copies the keys for
+                                    windows, rotary positions and Falcon's heads, if the fields of `config`
+                                    for them are still those of `read` */
     tt_lm_config read;         /* `config` as it was loaded; undefined if kept is NULL */
-    tt_lora *lora;             /* (n_lora) adapters that tt_lm_lora made with lora_options, whose targets are
-                                  not kept */
+    tt_lora *lora;             /* (n_lora) adapters that tt_lm_lora made; its options are in lora_options,
+                                  except `targets`, which is not kept */
     int n_lora;
     tt_lora_options lora_options;
     char *base;                /* model that the adapters belong to (base_model_name_or_path): the loaded
@@ -435,25 +465,26 @@ tt_status tt_lm_name_classes(tt_lm *m, tt_dataset *d); /* see tt_bert_name_class
 tt_status tt_lm_save(const tt_lm *m, const char *folder);
 void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it closes */
 
-/* Gives modules an adapter; call it before programs are compiled. B starts at 0, so the model's results do
-   not change. From then on only adapters are trained: everything else is frozen. NULL options: defaults. */
+/* Gives modules an adapter; call it before programs are compiled. An adapter's factor B starts at 0, so the
+   model's results do not change. From then on only adapters are trained: everything else is frozen. NULL
+   options: defaults. */
 tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *o);
 /* tt_lm_lora_save writes a peft folder: adapter_config.json and adapter_model.safetensors. tt_lm_lora_load
    reads such a folder into a model without adapters. tt_lm_lora_load refuses by name everything in the
    folder's config that tt_lora_options lacks (DoRA, PiSSA, biases, ranks of single modules). */
 tt_status tt_lm_lora_save(const tt_lm *m, const char *folder);
 tt_status tt_lm_lora_load(tt_lm *m, const char *folder);
-/* Adds the adapters to the weights, so that tt_lm_save, which writes weights only, saves both; B becomes
-   0. */
+/* Adds the adapters to the weights, so that tt_lm_save, which writes weights only, saves both; the adapters'
+   factors B become 0. */
 tt_status tt_lm_lora_merge(tt_lm *m);
 
 /* Declares the inputs ids, positions (for "gpt2" below max_positions), seq_start and targets; only
    tt_lm_model reads targets. */
 tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o);
-tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* output of the last norm, (rows,
-                                                                           hidden) */
-tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* (rows, vocab); of a classifier
-                                                                           (seqs, classes) */
+tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* returns the output of the last
+                                                                           norm, (rows, hidden) */
+tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* returns the logits (rows, vocab);
+                                                                           of a classifier (seqs, classes) */
 /* Returns the model for a trainer: its loss is the mean cross-entropy of the tokens that follow, in the
    batch's array "targets", i32 (rows, 1); -100: no target. A classifier has the loss, the metrics and the
    batches of tt_bert_model. m must stay valid. */
@@ -465,47 +496,51 @@ tt_model tt_lm_model(const tt_lm *m);
    keys and values of earlier tokens in the planned arena. */
 typedef struct tt_generator tt_generator;
 typedef struct tt_generator_options {
-    int max_seqs;        /* Set it to answer more sequences at a time; default 1 */
-    int context;         /* Set it to limit the tokens of a prompt and its answer together; default 0: the
-                            model's max_positions, at most 2048 */
-    int max_tokens;      /* Set it to run more or fewer tokens of prompts at once, at least max_seqs; default
-                            256 */
-    /* Set it to change how the generator's program is compiled; default: tt_compile_options_default() with
-       `train` false, which is required.
-       `share`: set it to a program that trains the model (tt_trainer_program), and the generator uses its
-       parameters where they are stored, with that program's `parallel`, `memory`, offloaded parameters and
-       device. Make the generator before the first step. If the program has several ranks, data rank 0
-       generates; the other data ranks only send their shards of parameters to data rank 0 (zero 3). All
-       tensor ranks and stages take part. If there are several processes, each calls tt_generate with the same
-       arguments, and gets the same tokens. Without `share` a generator runs on one device and refuses a name
-       of several (TT_ERR_UNSUPPORTED). */
+    int max_seqs;        /* Set it higher to answer several prompts at a time; default 1 */
+    int context;         /* Set it lower to save memory, and higher for long texts: the tokens of a prompt and
+                            its answer together; default 0: the model's max_positions, at most 2048 */
+    int max_tokens;      /* Set it higher to read long prompts faster, and lower to save memory: the tokens of
+                            prompts that run at once, at least max_seqs; default 256 */
+    /* Set its fields to choose precision and device; default: tt_compile_options_default() with `train`
+       false, which is required.
+       `share`: set it to generate during a training, to the program that trains the model
+       (tt_trainer_program); the generator then uses its parameters where they are stored, with that program's
+       `parallel`, `memory`, offloaded parameters and device. Make the generator before the first step. If the
+       program has several ranks, data rank 0 generates; the other data ranks only send their shards of
+       parameters to data rank 0 (zero 3). All tensor ranks and stages take part. If there are several
+       processes, each calls tt_generate with the same arguments, and gets the same tokens. Without `share` a
+       generator runs on one device and refuses a name of several (TT_ERR_UNSUPPORTED). */
     tt_compile_options compile;
 } tt_generator_options;
 tt_generator_options tt_generator_options_default(void);
 /* Makes a generator. m must stay valid. Returns NULL on error. */
 tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o);
 void tt_generator_free(tt_generator *g);
-const tt_program *tt_generator_program(const tt_generator *g); /* for tt_program_plan */
+const tt_program *tt_generator_program(const tt_generator *g); /* returns the program of a generator, for
+                                                                  example for tt_program_plan */
 
 typedef struct tt_sampling {
-    int max_new;              /* Set it to limit how many tokens are added to a sequence; default 128 */
-    float temperature;        /* Set it to divide logits by another number; 0: always takes the likeliest
-                                 token; default 1 */
-    int top_k;                /* Set it to choose among the likeliest k tokens only; default 0: all */
-    float top_p;              /* Set it below 1 to choose among the fewest likely tokens whose probabilities
-                                 sum up to top_p; default 1: all. In (0, 1] (Holtzman et al., "The curious
-                                 case of neural text degeneration", 2020). top_p applies to the tokens that
-                                 top_k leaves */
-    float repetition_penalty; /* Set it above 1 to make tokens that already occurred less likely; default 1.
-                                 The penalty divides a positive logit and multiplies a negative logit (Keskar
-                                 et al., "CTRL", 2019). Above 0 */
-    uint64_t seed;            /* Set it for other random numbers: the same seed gives the same tokens; default
-                                 0 */
-    const int32_t *stop;      /* Set it to n_stop tokens that end a sequence, whose last token is then the
-                                 stop token; default none */
+    int max_new;              /* Set it if answers should be longer or shorter: the largest number of tokens
+                                 that are added to a sequence; default 128 */
+    float temperature;        /* Set it below 1 for more likely and above 1 for more varied answers: logits
+                                 are divided by it; 0: always the likeliest token; default 1 */
+    int top_k;                /* Set it, for example to 50, if unlikely tokens spoil answers: only the
+                                 likeliest top_k tokens are chosen among; default 0: all */
+    float top_p;              /* Set it, for example to 0.9, for the same purpose: only the fewest likeliest
+                                 tokens whose probabilities sum up to top_p are chosen among; default 1: all.
+                                 In (0, 1] (Holtzman et al., "The curious case of neural text degeneration",
+                                 2020). top_p applies to the tokens that top_k leaves */
+    float repetition_penalty; /* Set it above 1, for example to 1.1, if answers repeat themselves: tokens that
+                                 already occurred become less likely; default 1. The penalty divides a
+                                 positive logit and multiplies a negative logit (Keskar et al., "CTRL", 2019).
+                                 Above 0 */
+    uint64_t seed;            /* Set it to get another answer to the same prompt: the same seed gives the same
+                                 tokens; default 0 */
+    const int32_t *stop;      /* Set it if answers should end at certain tokens: n_stop tokens, each of which
+                                 ends a sequence and is then its last token; default none */
     int n_stop;
-    /* Set it to receive each token as soon as the token is known; returning false ends the token's sequence;
-       default NULL. */
+    /* Set it to show answers while they grow: a function that receives each token as soon as the token is
+       known; returning false ends the token's sequence; default NULL. */
     bool (*token)(void *user, int seq, int32_t id);
     void *user;
 } tt_sampling;

@@ -46,10 +46,12 @@ typedef struct tt_custom_update {
     const char *name;      /* name of the parameter */
     float *parameter;      /* n numbers, to be updated in place */
     const float *gradient; /* n numbers: the gradient of the mean loss, after clipping */
-    float *state[2];       /* n numbers of each state, 0 at first; NULL: the optimizer has no such state */
+    float *state[2];       /* n numbers of each optimizer state, 0 before the first step; NULL: no such
+                              state */
     int64_t n, first;      /* first: index of parameter[0] in the whole parameter */
     int64_t step;          /* number of steps before the current step */
-    float lr, weight_decay; /* values for this parameter, by no_decay, lr_rules and layer_decay */
+    float lr, weight_decay; /* this parameter's learning rate and weight decay, after no_decay, lr_rules and
+                               layer_decay */
 } tt_custom_update;
 
 /* An optimizer that the caller writes, on the CPU (TT_OPTIMIZER_CUSTOM). It must outlive its programs. */

@@ -83,15 +83,15 @@ typedef struct tt_encoding {
                            whole. Of a pair the longer text is cut until both are equally long, then both, as
                            truncation "longest_first" of transformers does */
     int64_t room;       /* number of ids for which each of the arrays has room */
-    int32_t *ids;       /* (room) NULL: not wanted */
+    int32_t *ids;       /* (room) receives the ids; NULL: not wanted */
     int32_t *types;     /* (room) the token type of each id: that of the post-processor's template, or,
                            without a template, 0 in the first text and 1 in the second; NULL: not wanted */
     tt_span *spans;     /* (room) the bytes of its text, the first or the second, that each id comes from;
-                           {0, 0} for tokens around the texts; NULL: not wanted. Spans are the offsets of the
-                           package tokenizers, which counts characters. Characters that a normalizer makes
-                           have the span of the character that they replace, and so does a token for a part
-                           of a character. "trim_offsets" of the post-processor leaves out white space at
-                           the ends */
+                           tokens around the texts have {0, 0}; NULL: not wanted. Spans are the offsets of the
+                           Python package tokenizers, in bytes instead of characters. Characters that a
+                           normalizer makes have the span of the character that they replace, and so does a
+                           token for a part of a character. "trim_offsets" of the post-processor leaves out
+                           white space at the ends */
 } tt_encoding;
 
 /* Encodes one text or a pair, and writes the first `room` results into the arrays of e. Returns the number of

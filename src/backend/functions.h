@@ -24,15 +24,16 @@ typedef struct tt__backend {
     tt__device *(*open)(tt_context *ctx, int index, int ranks, char *error, size_t capacity);
     void (*close)(tt__device *d);
     const char *(*error)(tt__device *d);
-    void *(*allocate)(tt__device *d, size_t bytes);           /* contents are undefined                     */
+    void *(*allocate)(tt__device *d, size_t bytes);           /* the memory's contents are undefined */
     void (*release)(tt__device *d, void *memory);
     /* Allocates memory that moves between the device and the host as it is used. *available receives the
        bytes that the device had free; without `beyond` the function refuses to allocate more than those
        bytes. allocate_managed, keep and prefetch are NULL if the device has no such memory. */
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
-    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* keeps the bytes on the device */
-    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* moves the bytes to the
-                                                                                     device */
+    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks the device to keep the bytes in its
+                                                                     memory */
+    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* begins to move the bytes
+                                                                                     to the device's memory */
     void *(*allocate_host)(tt__device *d, size_t bytes);      /* host memory that `copy` can use            */
     void (*release_host)(tt__device *d, void *host);
     /* Copies between the device's memory and memory of allocate_host, in either direction, or within the
@@ -78,16 +79,17 @@ typedef struct tt__backend {
        the bytes a second of such loads, or of copies through the host if kernels cannot load; 0: unknown. */
     const char *(*peer)(tt__device *d, tt__device *from, double *rate);
     /* Copies to staged[me] the elements that other members need from this member in the current phase of a
-       collective: elements [from, from + most) of each shard, at most members * most elements. *more receives
-       whether shards have further elements, for all members alike. stage and `more` are NULL if kernels can
-       load from all memory. */
+       collective: elements [from, from + max) of each shard (tt__launch), at most members * max elements.
+       *more receives whether shards have further elements, for all members alike. stage and `more` are NULL
+       if kernels can load from all memory. */
     tt_status (*stage)(const tt__launch *l, bool *more);
-    tt_status (*available)(tt__device *d, size_t *bytes); /* free bytes; NULL: the memory is the host's */
-    /* Finds the matrix products that launches of one op need. If `times`, measures each way to compute the
-       products without a measurement, in memory that is freed again, and keeps the fastest way for launches
-       that are `tuned`. A measurement also serves equal products with other numbers of rows. *untimed grows
-       by the number of products for which memory does not suffice. tune, tuned_text and learn are NULL if the
-       device knows one way only. */
+    tt_status (*available)(tt__device *d, size_t *bytes); /* sets *bytes to the free memory of the device;
+                                                             NULL: the device has the host's memory */
+    /* Finds the matrix products that launches of one op need. If `times`, measures, for each product that has
+       no measurement yet, all ways to compute it, in memory that is freed again, and keeps the fastest way
+       for launches that are `tuned`. A measurement also serves equal products with other numbers of rows.
+       *untimed grows by the number of products for which memory does not suffice. tune, tuned_text and learn
+       are NULL if the device has only one way to compute a product. */
     tt_status (*tune)(const tt__launch *l, int n, bool times, int *untimed);
     /* Writes the device's choices to `to`, a line of text for each product, and returns the length of the
        whole text, even if `to` is too small. */

@@ -54,7 +54,7 @@ typedef enum tt__act {
     X(int, act)           /* used by LINEAR and ACTIVATION: a tt__act */ \
     X(bool, untransposed) /* used by MATMUL: true: a b; false: a b^T */ \
     X(float, beyond)      /* used by MATMUL: the number in the columns beyond the rows of b */ \
-    X(int, heads)         /* used by ATTENTION, ROTARY and, for groups of columns, RMSNORM */ \
+    X(int, heads)         /* used by ATTENTION, ROTARY: number of heads; by RMSNORM: of groups of columns */ \
     X(int, key_heads)     /* ATTENTION */ \
     X(bool, causal)       /* ATTENTION */ \
     X(int, window)        /* used by ATTENTION; 0: no window */ \
@@ -87,9 +87,9 @@ typedef enum tt__act {
     X(float, clip_norm)   /* CLIP */ \
     X(tt_patch_options, image) /* PATCHES */ \
     X(tt_rotary_options, rotary) /* ROTARY */ \
-    X(uint32_t, custom_hash) /* used by CUSTOM: hash of the op's name */ \
-    X(int, out_axis) X(int, out_extra) X(int, out_width) X(int, out_rows) /* shape of CUSTOM's output; \
-                             out_rows if out_axis is 0 */ \
+    X(uint32_t, custom_hash) /* used by CUSTOM: hash of the name of the caller's op */ \
+    X(int, out_axis) X(int, out_extra) X(int, out_width) X(int, out_rows) /* shape of CUSTOM's output, which \
+                             has out_rows rows if out_axis is 0 (no axis) */ \
     X(int, offset)        /* number that EMBEDDING and EMBEDDING_BACKWARD add to ids */ \
     X(tt_dtype, narrow)   /* dtype to which LINEAR, LINEAR_DX and LINEAR_CROSS_ENTROPY round f32 weights */
 
@@ -154,14 +154,15 @@ static inline int64_t tt__shard(int64_t elements, int64_t unit, bool root, int m
    the second phase the member copies the other members' shards. */
 enum {
     TT__REDUCE_PHASE = 1, TT__SPREAD_PHASE = 2,
-    /* flags that only tt__rules.phases has: the members' operands are shards; the members' results are
-       shards; member 0 has all data */
+    /* Flags that only tt__rules.phases has. PIECES_IN: the members' operands are shards. PIECES_OUT: the
+       members' results are shards. OF_FIRST: member 0 has all data. */
     TT__PIECES_IN = 4, TT__PIECES_OUT = 8, TT__OF_FIRST = 16
 };
 
 typedef struct tt__instr {
     int op;             /* TT__OP_...; -1: removed by the current pass                                      */
-    int before;         /* in a pass: number of the instruction before which this instruction goes */
+    int before;         /* set by the pass that inserts this instruction: number of the instruction before
+                           which it goes */
     int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: absent                                       */
     uint32_t add, add_later;
     tt__attr attr;
@@ -169,10 +170,12 @@ typedef struct tt__instr {
     int factor[2];      /* matrix products: 1 + row of fp8_history for operands 0 and 1; 0: none            */
     tt__segment segment;
     int stage;          /* 1 + number of the instruction's pipeline stage; 0: unknown, or the only one */
-    bool backward;      /* emitted by autodiff, or by recompute as a copy of such an instruction            */
+    bool backward;      /* emitted by autodiff, or copied by recompute from an instruction that autodiff
+                           emitted */
     bool recomputed;    /* a copy that recomputes a value                                                   */
     bool always;        /* runs also on ranks without a micro-batch                                         */
-    bool later;         /* runs only after an earlier micro-batch has left a result, when add_later applies */
+    bool later;         /* runs only in the micro-batches in which add_later adds to the result of an earlier
+                           micro-batch */
     bool with_next;     /* launched together with the next instruction, which has the same op
                            (tt__backend.launch) */
     bool on_host;       /* the CPU's kernel runs the instruction in the host's memory, even with a GPU      */

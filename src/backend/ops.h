@@ -9,18 +9,19 @@
    operands and results. Below the row of an op is the row of its backward, if that has kernels of its own.
    Other parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu), TT__RUN_BY(OP, ...)
    (cuda), and the case in the generic tests. The comment of a row lists the operands and, after ->, the
-   results, in the order of their numbers. A name in [brackets] may be absent; - is a number that the op does
-   not use. The flags: */
+   results, in the order of their numbers. A name in [brackets] may be absent; "unused" is a number that the
+   op does not use. The flags: */
 #define TT__NAMED_BY_ACT 0x1 /* errors and printed programs call the op by its activation                   */
 #define TT__INPLACE0 0x2     /* out[0] may take in[0]'s place if in[0] is dead after this instruction       */
 #define TT__INPLACE1 0x4     /* out[0] may take in[1]'s place if in[1] is dead after this instruction       */
 #define TT__RMW 0x8          /* the op also reads its outputs, as optimizer steps do                        */
-#define TT__RANDOM 0x10      /* draws random numbers                                                        */
+#define TT__RANDOM 0x10      /* the op draws random numbers */
 #define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings, for updates or dropout */
 #define TT__MEAN 0x40        /* with TT__WITH_RUN: the op reads the settings only in programs that accumulate,
                                 because a step's number of targets is unknown while its micro-batches run */
 #define TT__ANY_SPACE 0x80   /* the op's operands may be in the host's memory                               */
-#define TT__WAITS 0x100      /* the op is WAIT, whose operands are all operands and results of other work */
+#define TT__WAITS 0x100      /* the op is WAIT: its operands are all operands and results of the work that it
+                                waits for */
 #define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be in fp8 (TT__E4M3)                  */
 #define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], if out[1] is present      */
 #define TT__LOSS 0x800       /* out[0] is the mean loss over the targets, in[TT__LOSS_TARGETS];
@@ -50,7 +51,8 @@
    outputs, and only if the device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-/* Indices of operands, and of the output with the counts, of losses. TOTAL: the operand of tt_loss_total. */
+/* Numbers of operands of losses, and of the output that has a loss's counts. TOTAL: the operand that
+   tt_loss_total sets. */
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_COUNTS = 2 };
 
 #define TT__OPS(X) \
@@ -58,10 +60,10 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
       TT__WEIGHT(1) | TT__RESIDUAL(3)) \
         /* x, w, [b], [residual], [1/scale of x], [1/scale of w] -> y, [pre-activation] */ \
     X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
-        /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \
-    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy, x] -> dw, [db] */ \
+        /* dy, w, [saved], unused, [1/scale of dy, w] -> dx * act'(saved), [column sums of dx] */ \
+    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, 2 unused, [1/scale of dy, x] -> dw, [db] */ \
     X(MATMUL, "matmul", 2, 1, TT__BY_ROW(1) | TT__PRODUCT) /* a, b -> a b^T or a b */ \
-    X(MATMUL_DB, "matmul_db", 2, 1, TT__PRODUCT) /* a, b -> a^T b, only the actual rows */ \
+    X(MATMUL_DB, "matmul_db", 2, 1, TT__PRODUCT) /* a, b -> a^T b, summed over the actual rows only */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__CHEAP) \
@@ -87,7 +89,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(SUM_ROWS, "sum_rows", 1, 1, 0) /* dy -> (1, D), the sum of all rows */ \
     X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__CHEAP) /* a, b -> a * b */ \
     X(MUL_BROADCAST, "mul_broadcast", 2, 1, TT__INPLACE0 | TT__CHEAP) \
-        /* a, a column, a row or one number -> a * b */ \
+        /* a, b (a column, a row or one number) -> a * b */ \
     X(ROW_DOTS, "row_dots", 2, 1, 0) /* a, b -> (rows, 1), the sum of a * b over each row */ \
     X(SWIGLU, "swiglu", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__CHEAP) \
         /* gate, up -> silu(gate) * up */ \
@@ -113,20 +115,20 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(STORE_ROWS, "store_rows", 2, 1, TT__RMW) /* x, index -> cache */ \
     X(PATCHES, "patches", 3, 1, TT__CHEAP_KEPT) /* pixels, positions, seq_start -> y */ \
     X(CROSS_ENTROPY, "cross_entropy", 7, 3, TT__LOSS) \
-        /* logits, targets, [weights], -, -, -, [total] -> loss, lse, counts */ \
+        /* logits, targets, [weights], 3 unused, [total] -> loss, lse, counts */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
     X(SOFT_CROSS_ENTROPY, "soft_cross_entropy", 7, 3, TT__LOSS) \
-        /* logits, targets, [weights], -, -, -, [total] -> loss, (lse, sum of targets), counts */ \
+        /* logits, targets, [weights], 3 unused, [total] -> loss, (lse, sum of targets), counts */ \
     X(SOFT_CROSS_ENTROPY_BACKWARD, "soft_cross_entropy_backward", 6, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], (lse, sum of targets), counts -> dlogits */ \
     X(MEAN_SQUARED_ERROR, "mean_squared_error", 7, 3, TT__LOSS) \
-        /* x, target, [weights], -, -, -, [total] -> loss, -, counts */ \
+        /* x, target, [weights], 3 unused, [total] -> loss, unused, counts */ \
     X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) /* dloss, x, target, [weights], counts -> dx */ \
     X(SIGMOID_CROSS_ENTROPY, "sigmoid_cross_entropy", 7, 3, TT__LOSS) \
-        /* logits, targets, [weights], [positive weights], -, -, [total] -> loss, -, counts */ \
+        /* logits, targets, [weights], [positive weights], 2 unused, [total] -> loss, unused, counts */ \
     X(SIGMOID_CROSS_ENTROPY_BACKWARD, "sigmoid_cross_entropy_backward", 6, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], [positive weights], counts -> dlogits */ \
@@ -139,7 +141,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
       TT__LOSS | TT__WITH_RUN | TT__MEAN | TT__WEIGHT(3)) \
         /* x, targets, [weights], w, [b], [dloss] -> loss, [dx], counts, [dw], [db] */ \
     X(SUM_SQUARES, "sum_squares", 1, 1, 0) /* g -> sum of g^2 */ \
-    X(ADD_COUNTS, "add_counts", 1, 1, 0) /* a loss's counts -> totals */ \
+    X(ADD_COUNTS, "add_counts", 1, 1, 0) /* a loss's counts -> tt__totals of the step */ \
     X(CLIP, "clip", 3, 1, TT__WITH_RUN | TT__MEAN) \
         /* sums of squares, totals, [loss scale] -> (norm, factor) */ \
     X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, [momentum] */ \
@@ -147,8 +149,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(CUSTOM_UPDATE, "custom_update", 2, 3, TT__RMW | TT__WITH_RUN) /* g, factor -> p, [state], [state] */ \
     X(EMA, "ema", 2, 1, TT__RMW | TT__WITH_RUN) /* p, (norm, factor) -> average */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
-    X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
-    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* result and operands of another stream's work */ \
+    X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x in other memory: the device's or the host's */ \
+    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* the results and operands of the work to wait for */ \
     X(ALL_REDUCE, "all_reduce", 1, 1, TT__RMW | TT__INPLACE0 | TT__MOVES) \
         /* x -> y, the sum (or max, min) of all members' x */ \
     X(REDUCE_SCATTER, "reduce_scatter", 1, 1, TT__RMW | TT__MOVES) \
@@ -197,7 +199,8 @@ typedef struct tt__step_settings {
 typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums over micro-batches so far */
 typedef struct tt__scale_state {
     double scale;               /* scale of the loss's gradient: a power of two                             */
-    double good_steps, skipped; /* steps since the scale changed; skipped: steps without an update */
+    double good_steps, skipped; /* good_steps: steps without overflow since the scale last changed; skipped:
+                                   all steps without an update */
 } tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
 typedef struct tt__clipped { /* the gradient's norm (not finite: no parameter was changed), and the factor
@@ -212,10 +215,12 @@ typedef struct tt__launch {
     tt__device *device;     /* device to run on (on the CPU a tt__cpu), equal for all launches of a call    */
     const tt_tape *tape;
     const tt__instr *instr;
-    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* actual number of rows; data is NULL: absent */
+    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* operands and results with their actual number of rows; absent
+                                                 if `data` is NULL */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
-    bool tuned;             /* matrix products use the fastest ways that `tune` has found                   */
+    bool tuned;             /* matrix products are computed in the fastest ways that tt__backend.tune has
+                               found */
     const uint16_t *lists;  /* block lists of block-sparse attention: (heads of all ranks, list_rows, listed),
                                in the host's memory. NULL: every list names block 0 */
     /* Number of the first random number of an update, a multiple of 8: the place of out[0]'s first element in
@@ -234,7 +239,7 @@ typedef struct tt__launch {
     const tt__mat *peer_in, *peer_out;
     /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
        holds what tt__backend.stage copied from member k (NULL: kernels can load from it). Only elements
-       [from, from + most) of each shard are processed. staged NULL: all elements, from peer_in and
+       [from, from + max) of each shard are processed. staged NULL: all elements, from peer_in and
        peer_out. */
     void *const *staged;
     int64_t from, max;
@@ -285,7 +290,7 @@ static inline bool tt__norm_launch(const tt__launch *l, int x, int k, tt__launch
    cublasSetWorkspace), less a page for what programs keep; with less, cuBLAS avoids its faster kernels.
    Instructions run one after another, so other ops use this workspace, too: for partial sums of biases,
    norms, losses and squares. */
-#ifndef TT__CUDA_RESIDENT /* tests set a smaller number */
+#ifndef TT__CUDA_RESIDENT /* tests define a smaller TT__CUDA_RESIDENT */
 #define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
 /* Alignment in bytes of storages and of the parts of workspaces: the alignment of cudaMalloc, which suffices

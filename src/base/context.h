@@ -29,7 +29,8 @@ struct tt_context {
     char error[TT__ERROR];
     size_t allocated;
     pthread_mutex_t mutex; /* guards the allocator, `allocated` and the fields about errors */
-    bool late;             /* set by tests: the CPU does other streams' work only when a WAIT runs */
+    bool late;             /* set by tests: the CPU does the work of all streams but the compute stream only
+                              when a WAIT for that work runs */
     bool apart;            /* set by tests: device "cpu" has its own memory, as GPUs have */
     bool ranks_run;        /* several ranks run: only the first of their errors is kept */
     bool rank_failed;      /* an error was recorded since the ranks began to run */
@@ -40,7 +41,7 @@ struct tt_context {
                               instruction's number */
     tt__cpu cpu;           /* device "cpu", set up by the options */
     struct tt__device_group *device_groups; /* list of the device groups that have programs */
-    struct tt__net *net;   /* the other processes; NULL: there are none */
+    struct tt__net *net;   /* the link to the run's other processes; NULL: there are none */
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* number of tapes made so far */
@@ -74,9 +75,9 @@ static bool tt__is_option(const char *field, size_t n)
     return k < TT__COUNT(fields);
 }
 
-/* Copies a message. {FIELD} and {FIELD VALUE}, where TT__OPTIONS has FIELD, become FIELD VALUE or, if
-   tt_context_options.wording has a name for FIELD, that name and VALUE without quotes and "=". Other text in
-   braces is copied unchanged. */
+/* Copies an error message and writes options in the program's words. Where FIELD is an option in TT__OPTIONS,
+   "{FIELD VALUE}" loses its braces, and if tt_context_options.wording has a name for FIELD (such as "--lr"),
+   that name replaces FIELD, and VALUE loses quotes and "=". Other text in braces is copied unchanged. */
 static void tt__name_options(const tt_context *ctx, const char *from, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};

@@ -22,8 +22,8 @@ static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, 
     return TT_ERR_FILE;
 }
 
-/* Reads the n bytes at `offset` of an open file. The caller has checked the range against the size at
-   opening, so a shorter file has been cut off since. */
+/* Reads the n bytes at `offset` of an open file. The caller has checked that the file had these bytes when it
+   was opened, so a file that ends earlier has been cut off since. */
 static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, uint64_t offset, void *to,
                                size_t n)
 {

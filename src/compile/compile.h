@@ -169,6 +169,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     const tt__job job = {p, t, root, o->share ? o->share->arena : NULL, attempt, NULL};
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) tt__set_stage(&p->settings, stage);
+    p->settings.dropout |= attempt->dropout;
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
@@ -214,6 +215,23 @@ static void tt__tell_unsplit(const tt_program *p)
     tt__log(p->ctx, TT_LOG_WARNING, "tensor", "device '%s', tensor %d: the program has no layer of at least "
             "%d weights that can be split, so all tensor ranks do the same work: use data ranks",
             p->arena->group->name, p->arena->tensor, (int)TT__TENSOR_LEAST);
+}
+
+/* Warns of each rule of lr_rules whose pattern matches no trained parameter of the program. */
+static void tt__tell_unused_rules(const tt_program *p, const tt_compile_options *o)
+{
+    const tt_tape *t = p->built.t;
+    for (const tt_lr_rule *r = o->train ? o->optimizer.lr_rules : NULL; r && r->pattern; r++) {
+        bool used = false;
+        for (int32_t v = 1; v < p->n_recorded && !used; v++) {
+            const tt__tape_value *x = &t->values[v];
+            used = x->storage == TT__PARAMETER && x->base == v && x->needs_grad &&
+                   tt__match(r->pattern, p->ctx->params[x->param]->name);
+        }
+        if (!used)
+            tt__log(p->ctx, TT_LOG_WARNING, "lr_rules", "no trained parameter has a name that matches the "
+                    "pattern '%.200s' of lr_rules: check its spelling", r->pattern);
+    }
 }
 
 /* Returns whether any stage reads input v. */
@@ -460,11 +478,12 @@ static tt_program *tt__try_compile(tt_tape *t, tt_value root, const tt_compile_o
         return NULL;
     }
     if (!attempt->quiet) tt__tell_unsplit(p);
+    if (!attempt->quiet) tt__tell_unused_rules(p, o);
     return p;
 }
 
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
-    tt__attempt attempt = {false, false, false, 0, 0};
+    tt__attempt attempt = {false, false, false, false, 0, 0};
     return tt__try_compile(t, root, o, &attempt);
 }

@@ -63,6 +63,7 @@ typedef struct tt__settings {
     tt__update_place update;
     tt__memory_kind memory;
     bool scales;            /* the program uses loss scaling */
+    bool dropout;           /* the program has dropout: it trains, or tt__attempt.dropout is set */
     tt_costs costs;
 } tt__settings;
 
@@ -86,6 +87,7 @@ typedef struct tt__choice {
 typedef struct tt__attempt {
     bool quiet;             /* a trial of a search for the largest size: no warnings, errors without advice */
     bool unbudgeted;        /* the caller of that search has no budget and will compile without one */
+    bool dropout;           /* a program that does not train keeps its dropout */
     bool no_arrivals;       /* reserve no memory for the inputs of the next run, as under a tight budget */
     size_t needs;           /* bytes of the smallest possible program with the options as they are */
     size_t advised;         /* bytes of the smallest program that an error's advice leads to; 0: the advice

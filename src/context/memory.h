@@ -19,7 +19,7 @@ typedef struct tt__placement {
     tt__part part;      /* the shard of the parameter that a rank stores */
 } tt__placement;
 
-/* Values of the option `memory`, and their words. */
+/* The values of the option `memory`, and below the words by which users give them. */
 typedef enum tt__memory_kind {
     TT__OWN_MEMORY, TT__MANAGED, TT__OVERSUBSCRIBED, TT__MEMORY_KINDS
 } tt__memory_kind;
@@ -29,7 +29,8 @@ static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "manage
 #ifndef TT__BLOCK /* tests set a smaller number */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* windows of instructions at a time: one runs, others are prefetched */
+enum { TT__WINDOWS = 3 }; /* number of windows of instructions that are on the device at a time: one runs, the
+                             next ones are prefetched */
 
 /* State of an arena in managed memory that exceeds the device's free memory: which blocks should be on the
    device. A window of instructions is consecutive instructions whose blocks are prefetched together. */
@@ -62,11 +63,11 @@ typedef struct tt__arena {
     tt__paging *paging; /* NULL: the device has room for the whole arena */
     char *memory[TT__RANKS]; /* NULL until allocated */
     char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of host memory for copies to a device; NULL on the CPU */
-    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident workspace
-                                               of the device's kind */
+    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident workspace,
+                                               which the kernels of all instructions share */
     char *host[TT__RANKS];
     size_t on_host;
-    size_t budget;      /* smallest memory_budget of the arena's programs; 0: none has one */
+    size_t budget;      /* smallest memory_budget of the arena's programs, in bytes; 0: no budget */
     tt__placement *placement;     /* index: tt_param.index */
     int n_placements;
     bool partly_updated;          /* an update stopped half-way, so parameters may differ between ranks */
@@ -148,7 +149,7 @@ static const tt__placement *tt__placement_in(const tt__arena *a, int param)
     return stored ? &a->placement[param] : NULL;
 }
 
-/* Grows a->home to one entry for each parameter of the context. */
+/* Grows a->placement to one entry for each parameter of the context. */
 static tt_status tt__placements_grow(tt_context *ctx, tt__arena *a)
 {
     if (ctx->n_params <= a->n_placements) return TT_OK;

@@ -60,7 +60,7 @@ TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
     /* A subnormal's fraction first gets a leading 2^-14; the subtraction takes 2^-14 away. */
     tt__vf subnormal = (tt__vf)(magnitude + (113u << 23)) - (tt__vf)TT__K(splat_u)(113u << 23);
     tt__vu normal = magnitude + (112u << 23);
-    normal += (tt__vu)(magnitude >= (0x7c00u << 13)) & (112u << 23); /* infinity, NaN */
+    normal += (tt__vu)(magnitude >= (0x7c00u << 13)) & (112u << 23); /* infinity and NaN: exponent 255 */
     return (tt__vf)(sign | TT__K(select)(magnitude < (0x400u << 13), (tt__vu)subnormal, normal));
 #endif
 }
@@ -98,7 +98,7 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
         return;
     }
     tt__vi subnormal = magnitude < 0x38800000;
-    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* exact, being below 1024 */
+    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* multiples of f16's smallest number */
     tt__vi whole = __builtin_convertvector(units, tt__vi);
     tt__vf fraction = units - __builtin_convertvector(whole, tt__vf);
     tt__vi up = fraction * 65536.0f + __builtin_convertvector((tt__vi)random, tt__vf) >= 65536.0f;

@@ -1,6 +1,6 @@
 #pragma once
 #include "isa.h"
-#ifndef TINYTRAIN_FILENAME /* by itself this file has the names of the tables, without the kernels */
+#ifndef TINYTRAIN_FILENAME /* by itself (compiled alone), this file only declares the tables of kernels */
 #define TINYTRAIN_FILENAME "alone.h"
 #endif
 

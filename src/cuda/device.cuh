@@ -338,7 +338,7 @@ void cuda_release(tt__device *d, void *memory)
     cudaFree(memory);
 }
 
-// Returns device d as a place for managed memory: a structure since CUDA 13, the device's number before.
+// Returns how cudaMemPrefetchAsync names device d: by a structure since CUDA 13, by a number before.
 #if CUDART_VERSION >= 13000
 cudaMemLocation place_of(const tt__device *d) { return {cudaMemLocationTypeDevice, d->index}; }
 #define TT__PREFETCH_FLAGS 0,
@@ -393,7 +393,8 @@ void *cuda_allocate_host(tt__device *d, size_t bytes)
 {
     void *host = NULL;
     if (!use(d)) return NULL;
-    // Portable: copies by every device are asynchronous. Mapped: kernels of every device may load from it.
+    // The flag Portable makes copies by every device asynchronous. The flag Mapped lets kernels of every
+    // device load from the memory.
     const cudaError_t e = cudaHostAlloc(&host, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     return check(d, e, "cudaHostAlloc") == TT_OK ? host : NULL;
 }

@@ -21,7 +21,7 @@ union resident_workspace {
     float sums[BYTES / sizeof(float)]; // partial sums of kernels that sum in two steps
     double squares[BYTES / sizeof(double)];
     loss_sums losses[BYTES / sizeof(loss_sums)];
-    unsigned words[BYTES / sizeof(unsigned)]; // a bit for each row; or counts of digits, for sorting
+    unsigned words[BYTES / sizeof(unsigned)]; // SET_ROWS: a bit for each row; sorting: counts of digits
 };
 static_assert(sizeof(resident_workspace) == resident_workspace::BYTES, "there is nothing between the parts");
 
@@ -46,8 +46,8 @@ __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
 struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
 struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
 
-// Does the last step of sums. A block has 32 columns, and its 32 warps take parts in turn; a thread has 8
-// loads in flight, so that a block loads up to 256 parts at once.
+// Does the last step of sums: adds up the rows of partial sums. A block has 32 columns, and its 32 warps take
+// rows in turn; a thread has 8 loads in flight, so that a block loads up to 256 rows at once.
 __global__ void __launch_bounds__(1024) finish_sums(const __grid_constant__ all_sums_to_finish all)
 {
     tt__begin_kernel();
@@ -76,8 +76,8 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
     all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
 }
 
-// Does the last step of all sums. A launch takes sums with different results; sums that add to one result run
-// one after another.
+// Adds up the rows of partial sums of all sums. A launch takes sums with different results; sums that add to
+// one result run one after another.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
     const int64_t sums = all->count;
@@ -122,8 +122,8 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
 }
 
 // Returns the number of blocks that sum rows: `each` for each multiprocessor of the device, but at most
-// `pieces`, and at most the number whose f32 sums, of `bytes` bytes a block, fit the resident workspace after
-// its first `used` bytes.
+// `pieces`, the number of blocks that have rows to sum, and at most the number whose f32 sums, of `bytes`
+// bytes a block, fit the resident workspace after its first `used` bytes.
 int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
@@ -134,8 +134,8 @@ int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, s
 
 // Returns the number of rows in a chunk of column sums. All kernels that sum the columns of a gradient must
 // give the same bits, because a pipeline stage may itself sum a gradient from the next stage. So each kernel
-// sums the numbers as they are stored, chunk by chunk. The teams of a block (sum_teams) take the rows of a
-// chunk in turn.
+// sums the numbers as they are stored, chunk by chunk. The threads of a block form sum_teams() teams, which
+// take the rows of a chunk in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
     // Number of layernorm_backward's blocks that fit a multiprocessor.
@@ -160,7 +160,8 @@ __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
 }
 
 // Writes sums of the columns of dy (rows, n) over chunks of rows_each rows to partial[chunk][n]; finish_sums
-// adds up the chunks. Reads dy once. A thread has one column of a team's rows.
+// adds up the chunks. Reads dy once. The threads of a block form `teams` teams, which take the rows of a
+// chunk in turn. A thread sums one column of its team's rows.
 __global__ void __launch_bounds__(TT__ROW_THREADS) column_sums(float *partial, tt__mat dy, int64_t rows_each,
                                                                int teams)
 {
@@ -328,7 +329,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
         g.vector = true;
     }
     op.begin();
-    constexpr int ROWS = X == ANY || X == TT_F32 ? 1 : 2; // rows of a thread in a turn
+    constexpr int ROWS = X == ANY || X == TT_F32 ? 1 : 2; // rows that a thread loads at once
     const int teams = sum_teams(g.y.cols), across = (int)blockDim.x / teams;
     const int team = (int)threadIdx.x / across, place = (int)threadIdx.x - team * across;
     const int64_t column = (int64_t)blockIdx.x * across * 8, c = column + place * 8;
@@ -375,7 +376,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
         TT__UNROLL for (int j = 0; j < 8; j++) if (c + j < g.y.cols) of_block[c + j] = sum[j];
         return;
     }
-    TT__SHARED(float4, part, [4][2][64]); // sums of 4 columns each, by team
+    TT__SHARED(float4, part, [4][2][64]); // [team][half][thread]: sums of half of the thread's 8 columns
     part[team][0][place] = make_float4(sum[0], sum[1], sum[2], sum[3]);
     part[team][1][place] = make_float4(sum[4], sum[5], sum[6], sum[7]);
     __syncthreads();
@@ -387,8 +388,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     }
 }
 
-// The typed kernels of an op, beside its kernel for any dtype. RARE: none; HOT: one for each dtype, if all
-// operands and the result have that dtype; HOT_CASTS: also one for each 16-bit result of f32 operands.
+// The typed kernels that are compiled for an op, beside its kernel for any dtype. RARE: no typed kernel; HOT:
+// one for each dtype that all operands and the result have; HOT_CASTS: also one for each 16-bit dtype of the
+// result of f32 operands.
 enum { RARE, HOT, HOT_CASTS };
 
 bool is_typed(const group_args &g)
@@ -449,7 +451,7 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
         return e == cudaSuccess && sums.data ? run_column_sums(l, &y, &sums, add_sums) : e;
     }
     const int64_t each = rows_of_sums(d, y.rows, y.cols);
-    // The blocks side by side across the columns get equal shares of the columns.
+    // `pieces` blocks would cover the columns. The block size is chosen so that all blocks get equal shares.
     const int teams = sum_teams(y.cols);
     const unsigned groups = blocks_for(y.cols, 8), pieces = blocks_for(groups, TT__ROW_THREADS / teams);
     const unsigned threads = blocks_for(blocks_for(groups, pieces) * teams, 32) * 32;

@@ -66,9 +66,9 @@ __device__ __forceinline__ uint32_t tt__shared_address(const void *p)
 }
 
 // Computes d (16 x 8) += a (16 x 16, row-major) * b (16 x 8, column-major). T is __nv_bfloat16 or __half. A
-// register of a or b holds two neighbours in a row of a or a column of b, the first in its lower half. A
-// thread's registers hold, of a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8, 2t+8; of b: rows 2t, 2t+8 of
-// column g; of d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
+// register of a or b holds two neighbours in a row of a or a column of b, the first in its lower half. With
+// g = lane/4 and t = lane%4, a thread's registers hold, of a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8,
+// 2t+8; of b: rows 2t, 2t+8 of column g; of d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
 template <class T>
 __device__ void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 template <>
@@ -89,8 +89,9 @@ __device__ __forceinline__ void tt__mma_16816<__half>(float (&d)[4], const uint3
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
                      "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// Computes d (16 x 8) += a (16 x 8) * b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. A thread's
-// registers hold, of a: rows g, g+8, g, g+8 of columns t, t, t+4, t+4; of b: rows t, t+4 of column g.
+// Computes d (16 x 8) += a (16 x 8) * b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. With
+// g = lane/4 and t = lane%4, a thread's registers hold, of a: rows g, g+8, g, g+8 of columns t, t, t+4, t+4;
+// of b: rows t, t+4 of column g.
 __device__ __forceinline__ void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2])
 {
@@ -134,8 +135,8 @@ __device__ __forceinline__ float tt__root(float x)
     return r;
 }
 // Loads 1, 2 or 4 matrices of 8 x 8 16-bit numbers from shared memory. Lane 8j+i passes the address of row i
-// (16 bytes) of matrix j. A thread gets columns 2t and 2t+1 of row g of each matrix or, by functions whose
-// name ends in _trans, of its transpose.
+// (16 bytes) of matrix j. With g = lane/4 and t = lane%4, a thread gets columns 2t and 2t+1 of row g of each
+// matrix or, by functions whose name ends in _trans, of the matrix's transpose.
 __device__ __forceinline__ void tt__ldmatrix_x1(uint32_t &r, const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
@@ -192,8 +193,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 
 // Products by a warpgroup: four successive warps, the first of which has a number that is a multiple of 4.
 // The products run asynchronously. Warp i has rows 16 i to 16 i + 15 of d (64 x 64), in tiles of 16 x 8 as in
-// tt__mma_16816. They exist only in code for sm_90a. PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions".
+// tt__mma_16816. Only code for sm_90a has the instructions (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions").
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define TT__HAS_WGMMA true
 #define TT__WGMMA(...) asm volatile(__VA_ARGS__)

@@ -122,7 +122,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
-    if (slot->left_out) { /* the micro-batch's other images are left out too */
+    if (slot->left_out) { /* another process uses this micro-batch, so its images are not made */
         slot->done++;
         pthread_cond_signal(&l->ready);
         return;

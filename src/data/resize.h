@@ -11,7 +11,7 @@
 /* ------------------------------------------------------------------------------------------------ images */
 
 #define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
-#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: 32, less 8 of a pixel, less 2 spare */
+#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: a sum has 32 bits, a pixel takes 8, 2 are spare */
 
 /* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is the sum over
    t < used[x] of weights[x * taps + t] * (input pixel first[x] + t). */
@@ -149,7 +149,7 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
         four[2] = (uint8_t)(sum1 >> TT__WEIGHT_BITS);
         four[3] = (uint8_t)(sum1 >> (TT__WEIGHT_BITS + 32));
         if (__builtin_expect(((sum0 | sum1) & 0xC0000000C0000000u) != 0, 0))
-            for (int k = 0; k < 4; k++) { /* a level is not in 0 to 255 */
+            for (int k = 0; k < 4; k++) { /* clamps the levels, at least one of which is not in 0 to 255 */
                 const uint64_t sum = k < 2 ? sum0 : sum1;
                 const uint32_t low = (uint32_t)sum;
                 four[k] = (uint8_t)tt__level(k % 2 ? (uint32_t)(sum >> 32) + (low >> 31) : low);

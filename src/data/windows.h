@@ -45,8 +45,8 @@ void tt_token_loader_free(tt_token_loader *l)
    a window, where a part of a document counts as a document. */
 typedef struct tt__window_survey {
     int32_t end; /* the token that ends a document; -1: no token does */
-    /* length: tokens of a window; at: tokens of the current window so far; here: ends of documents among
-       these tokens; max: max number of documents in a window so far */
+    /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
+       of documents that end among these tokens; max: max number of documents in a window so far */
     int length, at, here, max;
     uint64_t hash;
 } tt__window_survey;

@@ -336,8 +336,8 @@ static bool tt__json_value(tt__json *j, int depth)
 }
 
 /* Parses a text that is one JSON value, which becomes node 0. The text must live only until the function
-   returns; path and context must live as long as j. line: see tt__json. The caller frees j even after an
-   error. */
+   returns; path and context must live as long as j. base: offset of the text in its file; line: the text's
+   line in its file, or 0; both are for errors. The caller frees j even after an error. */
 static tt_status tt__json_parse_line(tt__json *j, tt_context *ctx, const char *path, long long line,
                                      size_t base, const char *text, size_t bytes)
 {

@@ -38,8 +38,8 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
     return y;
 }
 
-/* Returns the weight of module k, from 0 on in the order of the layout; NULL if the model has fewer modules.
-   Sets `name` to the module's name and *order to the order of the weight's rows in files. */
+/* Returns the weight of module (linear layer) k, from 0 on in the order of the layout; NULL if the model has
+   fewer modules. Sets `name` to the module's name and *order to the order of the weight's rows in files. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;

@@ -345,11 +345,12 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
+    (void)self;
     if (c->task <= TT_TASK_SCORES)
         tt__print(json, "  \"problem_type\": \"%s\",\n", tt__problem_types[c->task]);
     if (tt__bert_of(c)->flags & TT__BERT_MODERN)
         tt__print(json, "  \"classifier_pooling\": \"%s\",\n  \"classifier_activation\": \"%s\",\n",
-                  c->pooling == TT_POOL_CLS ? "cls" : "mean", ((const tt_bert *)self)->activation);
+                  c->pooling == TT_POOL_CLS ? "cls" : "mean", c->activation);
     if (tt__bert_of(c)->flags & TT__BERT_SPARSE)
         tt__print(json, "  \"attention_type\": \"%s\",\n",
                   c->block_sparse ? "block_sparse" : "original_full");

@@ -79,8 +79,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     for (int64_t k = 0; k < count; k++) {
         const tt__json_node *id = at + k + list;
         if (id->kind != TT__JSON_NUMBER_KIND || !id->exact)
-            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': \"eos_token_id\" is not an id or a list of ids",
-                            j->path);
+            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': \"eos_token_id\" must be an id, a list of ids or "
+                            "null", j->path);
         if (id->integer >= 0 && id->integer < vocab) (*ids)[(*n)++] = (int32_t)id->integer;
     }
     return TT_OK;
@@ -159,7 +159,6 @@ tt_status tt_lm_name_classes(tt_lm *m, tt_dataset *d)
 tt_status tt_lm_save(const tt_lm *m, const char *folder)
 {
     tt_lm_config config = m->config;
-    config.activation = m->activation;
     char path[TT__PATH];
     const tt__architecture *a = tt__lm_complete(m->ctx, &config);
     tt_status status = a ? tt__model_save(m->ctx, a, m, &config, 0, m->shard_bytes, folder)

@@ -16,10 +16,11 @@ typedef struct tt__checkpoint_tensor {
     int64_t first;     /* index of the tensor's element at which the parameter begins */
     tt__packing order;
     float *band;       /* for order 't': the rows that were read last, (band_rows, width); NULL: none */
-    int64_t band_row, band_rows; /* first row and number of rows of the band */
+    int64_t band_row, band_rows; /* first row and number of rows of `band` */
 } tt__checkpoint_tensor;
 
-/* Reads the band that contains row r: TT__BAND rows, fewer at the end, from a multiple of TT__BAND on. */
+/* Reads the rows of a transposed parameter around row r into t->band: TT__BAND rows from a multiple of
+   TT__BAND on, fewer at the end. */
 static tt_status tt__checkpoint_band(tt__checkpoint_tensor *t, int64_t r)
 {
     tt_context *ctx = t->file->ctx;
@@ -50,7 +51,7 @@ static tt_status tt__checkpoint_read(void *source, int64_t first, int64_t n, flo
         const int64_t r = first / o->width, c = first % o->width;
         part = tt__min(n, o->width - c);
         if (o->kind == 'g') {
-            part = tt__min(n, (o->size - r % o->size) * o->width - c); /* to the end of the head */
+            part = tt__min(n, (o->size - r % o->size) * o->width - c); /* elements to the end of the head */
             status = tt_safetensors_read_f32(t->file, t->index, tt__packing_row(o, r, false) * o->width + c,
                                              part, to);
             continue;

@@ -238,7 +238,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         f.tensors++;
     }
     if (status == TT_OK) tt__deal_out(&f, *dtype, max);
-    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* tells the other processes */
+    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* tells other processes of the error */
     if (status == TT_OK && f.files > 1) status = tt__save_id(&f, param, params, piece);
     for (int k = 0; k < f.files && status == TT_OK; k++)
         status = tt__save_file(ctx, folder, &f, k, param, params, *dtype, piece);

@@ -28,7 +28,7 @@ static const tt__rules *tt__rules_of(const tt__instr *i)
     return table[i->op];
 }
 
-/* Returns the number of floating-point operations in i's matrix products; in: see tt__rules.flops. */
+/* Returns the number of floating-point operations in i's matrix products. in: i's operands. */
 static double tt__flops(const tt__instr *i, const tt__mat *in)
 {
     if (tt__rules_of(i)->flops) return tt__rules_of(i)->flops(i, in);

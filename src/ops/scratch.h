@@ -24,10 +24,11 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 192
 #define TT__GEMM_PACK_LINES 96 /* rows of A or columns of B per packing task; a multiple of panels' widths  */
-#define TT__GEMM_PACK_K 32    /* units of k per packing task if a line is not contiguous; even              */
+#define TT__GEMM_PACK_K 32    /* units of k per packing task if a line is not contiguous; an even number */
 #define TT__GEMM_ALONE 131072 /* number of multiplications that take no longer than waking a thread         */
-/* Few rows of A use each element of B too few times for packing B to pay. The product is then made by dot
-   products where the columns of B are contiguous, and by sums of rows of B where its rows are. */
+/* Few rows of A use each element of B too few times for packing B to pay. If the columns of B are contiguous,
+   the product is then made by dot products. If the rows of B are contiguous, the product is made by sums of
+   rows of B. */
 #define TT__GEMM_STRIP 64     /* columns of C per task if B is not packed                                   */
 #define TT__GEMM_FEW_ROWS 24  /* max rows of A for which a B with contiguous columns is not packed          */
 #define TT__GEMM_FEW_SUMS 4   /* max rows of A for which a B with contiguous rows is not packed             */
@@ -41,10 +42,11 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
    number of rows also serves fewer rows. */
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
-    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* a copy of A as floats */
-    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* rounded up to whole panels */
+    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* bytes of a copy of A as
+                                                                                   floats */
+    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* m rounded up to whole panels of A */
     size_t cols = (size_t)tt__min(n + 47, TT__GEMM_N);
-    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* a tile has 16 units of k */
+    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* at least the 16 units of k of a tile */
     size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4);
     if (k > TT__GEMM_K) packed += rows * cols * 4;
 #ifdef TINYTRAIN_CBLAS
@@ -71,8 +73,9 @@ static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(he
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
 
-/* Returns the number of rows of qt and doutt, the transposes of q and dout: the columns of a head or, if that
-   is more, its pairs of columns padded to whole tiles. */
+/* Returns the number of rows of qt and doutt, the transposes of q and dout. Each transpose has a row for
+   each column of a head or, in bf16, for each pair of columns, padded to whole tiles; the result is enough
+   for both. */
 static int64_t tt__attention_qt_rows(int64_t head_size)
 {
     return tt__max(head_size, tt__ceil_div(head_size, 32) * 16);
@@ -81,24 +84,23 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
 /* The buffers of one thread, each 64-byte aligned. X(of, name, floats) is a buffer of the forward, of the
    backward or of both; `floats`, its size, uses variables of tt__attention_layout. Buffers of pairs, for
    products of bf16, hold two bf16 in each float: neighbours in a row (pairs of columns) or in a column (pairs
-   of rows), see attention_pairs_of_columns. */
+   of rows). */
 #define TT__ATTENTION_BUFFERS(X) \
-    X(both, k_pairs, keys * whole / 2)           /* pairs of columns of k */ \
-    X(both, summed, keys * stride / 2)           /* pairs of rows of v or k; for tile kernels, transposed */ \
-    X(both, columns, queries * whole / 2)        /* pairs of columns of q or dout */ \
-    X(both, left, keys * queries / 2)            /* pairs of rows or columns of weights or dscores */ \
-    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* tile kernels' sums or pairs of rows */ \
+    X(both, k_pairs, keys * whole / 2)           /* k in bf16, pairs of columns */ \
+    X(both, summed, keys * stride / 2)           /* v or k in bf16, pairs of rows; transposed for tiles */ \
+    X(both, columns, queries * whole / 2)        /* q or dout in bf16, pairs of columns */ \
+    X(both, left, keys * queries / 2)            /* weights or dscores in bf16, in pairs */ \
+    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* tile kernels' sums or transposed rows */ \
     X(both, k, keys * stride) \
     X(both, v, keys * stride) \
-    X(both, weights, keys * tile)                /* scores, then weights */ \
+    X(both, weights, keys * tile)                /* scores, which become weights */ \
     X(both, q, queries * stride) \
     X(both, qt, blocks * qt_rows * tile)         /* q transposed, for each block of queries of a task */ \
     X(forward, out, max_queries * stride) \
     X(forward, max, max_queries)               /* running maximum of the scores */ \
     X(forward, sum, max_queries)                /* sum of the weights */ \
-    X(backward, v_pairs, keys * whole / 2)       /* v, each two columns interleaved,
-        for dot products of 16-bit pairs */ \
-    X(backward, q_pairs, queries * stride / 2)   /* pairs of rows of q */ \
+    X(backward, v_pairs, keys * whole / 2)       /* v in bf16, pairs of columns */ \
+    X(backward, q_pairs, queries * stride / 2)   /* q in bf16, pairs of rows */ \
     X(backward, dout_pairs, queries * stride / 2) \
     X(backward, dk, keys * stride) \
     X(backward, dv, keys * stride) \
@@ -229,13 +231,14 @@ typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
    its capacity; w_rows and w_cols: the shape of in[1] at capacity. */
 static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
 {
-    tt__mnk p = {rows, w_rows, cols};              /* LINEAR: the operands are x and w                      */
-    if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* the operands are dy and w                             */
+    tt__mnk p = {rows, w_rows, cols};              /* LINEAR multiplies x (rows, cols) by the transpose
+                                                      of w (w_rows, w_cols) */
+    if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* LINEAR_DX multiplies dy by w */
     if (i->op == TT__OP_MATMUL && i->attr.untransposed) {
         p.n = w_cols;
         p.k = w_rows;
     }
-    if (i->op == TT__OP_LINEAR_DW || i->op == TT__OP_MATMUL_DB) { /* LINEAR_DW: the operands are dy and x   */
+    if (i->op == TT__OP_LINEAR_DW || i->op == TT__OP_MATMUL_DB) { /* LINEAR_DW multiplies dy^T by x */
         p.m = cols;
         p.n = w_cols;
         p.k = rows;

@@ -76,9 +76,9 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
 }
 
 /* Appends a part of the sum of v at the end of a step. v is a storage of gradients or of counts, with a slot
-   for each leaf of the tree of sums (src/ranks/threads.h). stage 0, if each rank needs only its shard of the
-   sum, and stage 1, if each needs the whole sum: the data ranks sum slot k. stage 2: each rank sums its
-   slots. The last stage writes `total` if it is not 0. */
+   for each leaf. In stages 0 and 1 the data ranks sum slot k: in stage 0 if each rank needs only its shard of
+   the sum, in stage 1 if each rank needs the whole sum. In stage 2 each rank sums its slots. The last stage
+   that is needed writes `total` if that is not 0, else v. */
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
@@ -230,7 +230,8 @@ static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
     return r->first && r->next;
 }
 
-/* Returns whether operand x needs a parameter whole, in the backward or, if not `backward`, the forward. */
+/* Returns whether operand x (numbered as in tt__readers) needs a parameter whole, in the backward or, if not
+   `backward`, the forward. */
 static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
 {
     const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];

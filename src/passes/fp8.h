@@ -63,7 +63,7 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
 
 /* The QUANTIZE instruction that rounds a value to fp8. */
 typedef struct tt__quantized {
-    int at;      /* 1 + number of the QUANTIZE before tt__settle; 0: none */
+    int at;      /* 1 + number of the QUANTIZE, which holds until tt__settle renumbers; 0: none */
     int before;  /* the instruction before which the QUANTIZE is inserted */
 } tt__quantized;
 
@@ -177,7 +177,7 @@ static tt_status tt__pass_fp8(tt_tape *t)
         const bool pays = tt__pays_in_fp8(t, &t->code[k]);
         any |= pays;
         if (pays && tt__operand_sums(&t->code[k]))
-            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* sums of unrounded operands */
+            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* sums the unrounded operands */
         for (int o = 0; o < 2 && pays && ok; o++) ok = tt__read_fp8(&f, k, o);
         for (int j = 0; j < TT__MAX_OUT; j++)
             if (t->code[k].out[j]) f.written[t->values[t->code[k].out[j]].base] = k + 1;

@@ -130,8 +130,9 @@ static void tt__order_products(tt_tape *t, int first, int last)
     for (int k = first; k <= last; k++) t->code[k].with_next = k < last;
 }
 
-/* Makes the values in role `role` of products `first` to `last` views of one new value. Marks persistent
-   values instead, so that they become adjacent in memory. Returns false if out of memory. */
+/* Makes the values in role `role` (an operand or a result) of products `first` to `last` views of one new
+   value. Marks persistent values instead, so that they become adjacent in memory. Returns false if out of
+   memory. */
 static bool tt__join_values(tt_tape *t, int first, int last, int role)
 {
     const bool below = tt__lies_below(&t->code[first], role);
@@ -176,7 +177,7 @@ static tt_status tt__pass_join(tt_tape *t, int32_t root)
         tt__order_products(t, first, last);
         for (int role = 0; role < TT__ROLES && ok; role++)
             if (role != tt__shared_role(&t->code[first])) ok = tt__join_values(t, first, last, role);
-        k -= first != k; /* the moves have put a later instruction at this place */
+        k -= first != k; /* visits this place again if the moves have put a later instruction there */
     }
     tt__free(t->ctx, apart);
     return ok ? TT_OK : TT_ERR_MEMORY;

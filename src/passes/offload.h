@@ -65,7 +65,8 @@ typedef struct tt__use {
                                      none */
     bool several, reads_several, all_slots, always;
     bool in;                      /* the range reads contents that were written before the range */
-    bool later;                   /* the contents are read only in runs where add_later adds */
+    bool later;                   /* the contents are read only to add to them, after a step's first
+                                     micro-batch */
 } tt__use;
 
 static void tt__note_use(const tt_tape *t, const tt__instr *i, int32_t id, int out, tt__use *u)
@@ -185,7 +186,7 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
             bool known = !out;
             for (int m = 0; m < n && !known; m++) known = tt__same_part(t, written[m], was);
             if (known) continue;
-            if (n == TT__COUNT(written)) written[0] = like; /* all elements */
+            if (n == TT__COUNT(written)) written[0] = like; /* too many parts: `like` covers them all */
             else written[n++] = was;
         }
     const tt__instr last = t->code[to];
@@ -223,7 +224,8 @@ static void tt__reach(tt__range *r, int k)
 }
 
 /* Makes the instructions of a micro-batch use one copy of v in the forward and another in the backward. of[0]
-   and of[1]: ranges of instructions that use v in each. Returns false if out of memory. */
+   and of[1]: the ranges of instructions that use v in the forward and in the backward. Returns false if out
+   of memory. */
 static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
 {
     for (int backward = 0; backward < 2; backward++) {
@@ -263,8 +265,8 @@ static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
 
 /* Cuts a group off the instructions that run together from k on, and returns its range; the remaining
    instructions run together after the group. The instructions of a group work on one memory and use at most
-   `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes so
-   far of the group that the limit TT__OFFLOAD_TOGETHER would give. */
+   `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes that
+   the group would have so far if `max` were TT__OFFLOAD_TOGETHER. */
 static tt__range tt__cut_group(tt_tape *t, int k, size_t max, size_t *largest)
 {
     tt__range r = {k, k};

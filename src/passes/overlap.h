@@ -90,8 +90,9 @@ static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
     return (double)max * (double)tt_dtype_bytes(x->shape.dtype);
 }
 
-/* The limit of an instruction's speed. PRODUCT, ATTENTION: FLOPs; ROWS: bytes of other kernels; UPDATE: bytes
-   of updates and of other work once a step; RANKS: bytes that a collective loads. */
+/* The cost that limits the speed of an instruction. PRODUCT and ATTENTION: its FLOPs; RANKS: the bytes that a
+   collective loads; UPDATE: the bytes of work that is done once a step, such as updates; ROWS: the bytes of
+   all other kernels. */
 typedef enum tt__cost {
     TT__COST_PRODUCT, TT__COST_ATTENTION, TT__COST_ROWS, TT__COST_UPDATE, TT__COST_RANKS, TT__COST_KINDS
 } tt__cost;
@@ -156,7 +157,7 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 typedef struct tt__spent {
     double compute, exposed;    /* computation; exposed: time for which computation waits for transfers */
     double on_host;             /* part of `compute` that the host's processor computes */
-    double busy[TT__STREAMS];   /* for each stream: its transfers */
+    double busy[TT__STREAMS];   /* for each stream: seconds of its transfers */
 } tt__spent;
 
 /* step: seconds of a step with one micro-batch on each data rank. micro: seconds of each further
@@ -444,7 +445,7 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
             o->begin[wait] = now;
             o->block[wait] = blocks;
         } else if (!t->code[k].stream) {
-            o->seconds[k] = seconds; /* also a copy that stays on the computation stream */
+            o->seconds[k] = seconds; /* computation, or a copy that stays on the computation stream */
         }
         now += o->seconds[k];
         blocks += o->ends[k];
@@ -514,11 +515,11 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
         const double end = fmin(*next, o.begin[o.wait[k]]);
         const bool host_copy = t->values[t->values[t->code[k].out[0]].base].host_copy;
         tt__hoist(&o, k, end, ahead);
-        const double latest = end - o.moves[k]; /* a start that moves past joint updates is earlier than
-                                                   necessary */
+        /* The latest time for the start; o.begin[k] is earlier if it moved past updates that run together. */
+        const double latest = end - o.moves[k];
         *next = fmin(*next, host_copy ? fmax(o.begin[k], latest) : o.begin[k]);
     }
-    for (int at = 0; at < o.n && ok; at++) { /* visits starts in their new order */
+    for (int at = 0; at < o.n && ok; at++) { /* visits the starts in the order in which they now are */
         const int k = o.at[at];
         if (!o.wait[k] || tt__brings(t, &t->code[k])) continue;
         double *end = &idle[t->code[k].stream];

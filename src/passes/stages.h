@@ -41,8 +41,9 @@ static int32_t *tt__first_writers(const tt_tape *t)
     return first;
 }
 
-/* Finds the places where tt_block_end marks allow to cut the forward, and returns their number. `cut` and
-   `cross` have room for n + 1 entries; `cross` is all 0. *all: FLOPs of the whole forward. */
+/* Finds the places where tt_block_end marks allow to cut the forward, writes them to `cut`, and returns their
+   number. `cut` has room for n + 1 entries; `cross` is scratch memory for n + 1 numbers, all 0 at first. Sets
+   *all to the FLOPs of the whole forward. */
 static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut *cut, int *cross, double *all)
 {
     int cuts = 0, crossing = 0;
@@ -392,7 +393,7 @@ static tt_status tt__pass_stages(tt_tape *t)
 }
 
 /* Marks the storages of a stage that hold several micro-batches at once: up to `max` micro-batches are
-   between their forward and backward. first: from tt__first_writers. */
+   between their forward and backward. first: for each storage, 1 + the first instruction that writes it. */
 static void tt__hold_micros(tt_tape *t, const int32_t *first, int max)
 {
     const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);

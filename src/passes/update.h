@@ -87,8 +87,9 @@ static bool tt__is_listed(const tt_tape *t, int32_t v)
     return tt__is_trained(t, v) || (t->values[v].elsewhere && t->values[v].grad);
 }
 
-/* Returns the trained parameters in the order of the rows of `squares`. The first *parted of the *n
-   parameters are those that tensor ranks shard. The caller frees the array. NULL: out of memory. */
+/* Returns the *n trained parameters in the order in which t->squares has their gradients' squared norms. The
+   first *parted parameters are those that tensor ranks shard. The caller frees the array. NULL: out of
+   memory. */
 static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
 {
     int32_t *list = (int32_t *)tt__alloc(t->ctx, sizeof *list * (size_t)t->n_values);
@@ -109,7 +110,7 @@ static bool tt__is_tied_again(const tt_tape *t, int32_t v)
     return t->values[v].tied[1] && t->values[v].tied[1] == t->stage;
 }
 
-/* Appends an instruction that runs once a step, together with the one before if both have the same op. */
+/* Appends an instruction that runs once a step, together with the instruction before if both have one op. */
 static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 {
     const tt__instr i = tt__instr_of(op, in, out);
@@ -123,17 +124,18 @@ typedef struct tt__due {
     int32_t average;        /* the parameter's moving average; 0: none */
     uint32_t random;
     int32_t chunks;         /* value with the squared norm of each chunk of the gradient; 0: none yet */
-    int next;               /* updates in the backward: 1 + the row of the next parameter that is due at the
-                               same instruction; 0: none */
+    int next;               /* for updates in the backward: 1 + the index in `list` of the next parameter
+                               whose update is due at the same instruction; 0: none */
 } tt__due;
 
 typedef struct tt__updater {
     tt_tape *t;
     const tt_optimizer_options *o;
-    int32_t *list;          /* the n trained parameters, by row; tensor ranks shard the first `parted` */
+    int32_t *list;          /* the n trained parameters; tensor ranks shard the first `parted` of them */
     int n, parted;
-    int32_t parts;          /* squared norms of this rank's shards of the first `parted` gradients */
-    int *row, rows;         /* rows of the parameters that the pass updates together now */
+    int32_t parts;          /* value with the squared norms of this rank's shards of the first `parted`
+                               gradients */
+    int *row, rows;         /* indices in `list` of the parameters that the pass updates together now */
     tt__due *due;           /* for each value; used for trained parameters only */
 } tt__updater;
 
@@ -157,7 +159,7 @@ static bool tt__square_gradients(tt__updater *u)
         ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
                            tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
     }
-    /* 0: squares the chunks of a shard; 1: gathers the squares; 2: sums them */
+    /* Stage 0 squares the chunks of each shard, stage 1 gathers the squares, stage 2 sums them. */
     for (int stage = 0; stage < 3; stage++)
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
@@ -388,7 +390,8 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
 
 /* Inserts the updates of trained parameters into the backward, of n instructions. An update is due after the
    last instruction that writes the gradient, reads the parameter, or adds to the counts of losses. Due
-   updates wait until their gradients have TT__UPDATE_FROM elements. head: n numbers, 0 at first. */
+   updates wait until their gradients have TT__UPDATE_FROM elements. head: scratch memory for n numbers, all
+   0 at first. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;

@@ -20,7 +20,7 @@ typedef struct tt__collective {
     tt__members all, near;  /* all members; the members of this process or, in a pair, both members */
     int rank, me, low;      /* this rank; its member number; the lowest member number in this process */
     int processes, own;     /* number of processes with members; number of this process among them */
-    int grain, nodes;       /* number of members of a node; number of nodes of a process */
+    int grain, nodes;       /* number of consecutive members that form a node; nodes of a process */
     int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
     bool no_peer;             /* some ranks in `near` cannot load from one another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in staging memory on the host */
@@ -46,7 +46,7 @@ static bool tt__has_no_peer(const tt__device_group *c, tt__members m)
 static tt__collective tt__collective_of(tt__device_group *group, int rank, tt__members all, int me,
                                         tt__over over)
 {
-    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* index: tt__over */
+    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* the messages' tag for each value of tt__over */
     tt__collective c;
     int local = 0;
     memset(&c, 0, sizeof c);

@@ -17,7 +17,7 @@ typedef struct tt__device_group {
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
     tt__pool *threads;             /* a thread for each rank; NULL until opened, or for a single rank */
-    tt__rank_group *rank_group;              /* barriers and counters of these threads */
+    tt__rank_group *rank_group;    /* barriers and counters of the ranks' threads */
     /* For each rank, staging memory on the host: TT__STAGE bytes, or twice that with several processes. NULL
        on the CPU in a single process. */
     void *stage[TT__RANKS];

@@ -20,9 +20,10 @@
    so few rows and columns that the overhead of launches dominates, and grows until steps are long. A block
    with one row measures the update, which dominates its steps. */
 
-/* STEP_LONG, COPY_LONG: seconds from which a step or a copy is long enough to measure. STEPS_LONG: seconds of
-   all steps of a program. WIDTH: number of rows and of columns of a block; UPDATE_WIDTH: of columns. COPY:
-   bytes of a copy. */
+/* TT__STEP_LONG and TT__COPY_LONG: seconds from which a step or a copy is long enough to measure.
+   TT__STEPS_LONG: seconds of steps after which a program runs no more. ..._WIDTH: number of rows and of
+   columns of a block; TT__UPDATE_WIDTH: number of columns of a block with one row. ..._COPY: bytes of a
+   copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
@@ -121,7 +122,8 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
 {
     const tt_tape *t = s->p->built.t;
     double now, all = 0;
-    tt_status status = tt__sample_step(s, &now); /* the first step also touches memory and loads kernels */
+    tt_status status = tt__sample_step(s, &now); /* not timed: the first step also touches memory and loads
+                                                    kernels */
     double *each = (double *)tt__alloc(ctx, sizeof *each * (size_t)t->n_code);
     if (!each) return TT_ERR_MEMORY;
     for (int k = 0; k < t->n_code; k++) each[k] = INFINITY;
@@ -290,7 +292,8 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt_context *own = tt_open(&o);
     if (!own)
         return tt__fail(ctx, TT_ERR_MEMORY,
-                        "tt_measure_costs: cannot open a context, for lack of memory or threads");
+                        "tt_measure_costs: cannot open a second context, for lack of memory or threads: set "
+                        "`threads` lower, or free memory");
     tt__sample s; /* runs like users' programs, with streams and graphs of launches */
     tt__profile update;
     double min, ignored;

@@ -153,8 +153,8 @@ static tt_status tt__params_ready(const tt_program *p)
     return status;
 }
 
-/* Returns the offset, in bytes, of the region with storage x in a rank's device memory: persistent,
-   transient, or only on data rank 0. */
+/* Returns the offset, in bytes, at which the part of a rank's device memory that has storage x begins. The
+   parts are: persistent storages, transient storages, and storages of data rank 0 alone. */
 static size_t tt__region(const tt_program *p, const tt__tape_value *x)
 {
     if (!x->persistent) return p->arena->persistent;
@@ -162,7 +162,7 @@ static size_t tt__region(const tt_program *p, const tt__tape_value *x)
 }
 
 /* tt__host_size returns the bytes of a rank's values in the host's memory. tt__host_region returns the
-   offset, in bytes, of the region with storage x there. */
+   offset, in bytes, at which the part of that memory that has storage x begins. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;

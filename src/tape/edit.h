@@ -56,7 +56,8 @@ static bool tt__writes(const tt_tape *t, const tt__instr *i, int32_t base)
 }
 
 static int tt__uses(const tt_tape *t, int32_t v) { return t->values[t->values[v].base].uses; }
-static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].producer - 1; } /* -1: none */
+/* Returns the number of the first instruction that writes v; -1 if there is none. */
+static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].producer - 1; }
 
 /* Returns whether exactly one operand reads v and nothing needs v's contents afterwards: v is a transient
    storage, not a view, and neither `root` (the loss), an output nor the end of a pipeline stage. */
@@ -150,8 +151,8 @@ static tt_status tt__settle(tt_tape *t, int n)
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    /* For each place, the number of instructions inserted there; later, the new number of the next of
-       them. */
+    /* For each place, the number of instructions that are inserted there; later, the new number of the first
+       of them that is not yet moved. */
     int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;

@@ -80,7 +80,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     v->base = b->base;
     v->offset = b->offset + offset;
     v->ld = ld;
-    v->needs_grad = b->needs_grad; /* for views that autodiff makes */
+    v->needs_grad = b->needs_grad; /* views that autodiff makes get needs_grad here; a pass has set that of
+                                      all earlier values */
     v->persistent = b->persistent;
     v->space = b->space;
     v->part = b->part;

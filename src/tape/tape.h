@@ -92,13 +92,13 @@ typedef struct tt__tape_value {
     bool saved;
     int32_t copies;
     int32_t ends;       /* 1 + number of the pipeline stage whose last value this is; 0: none */
-    bool elsewhere;     /* the parameter is read by other pipeline stages only */
+    bool elsewhere;     /* only other pipeline stages read the parameter */
     int tied[2];        /* pipeline stages that read the parameter, the lower first; tied[1] is 0 if only one
                            stage reads it */
-    bool parted;        /* in a program: the address of the value or its storage depends on the run, see
-                           tt__resolve_part */
+    bool parted;        /* in a program: the place of the value or of its storage depends on the run
+                           (tt__resolve_part) */
     int32_t base;       /* the value whose storage this value shares; the value itself unless it is a view */
-    int64_t offset;     /* elements from the start of the storage of `base` */
+    int64_t offset;     /* distance in elements from the start of the storage of `base` */
     int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; else -1 */
     int state;          /* of a STATE value: number of the optimizer's state, from 1; TT__EMA: the average */
     int held;           /* 1 + the layout in which an arena holds the parameter; 0: no arena does */
@@ -107,8 +107,8 @@ typedef struct tt__tape_value {
     bool offload;       /* of a storage: tt_offload has marked it */
     tt__mark mark;      /* set by tt_keep or tt_recompute */
     bool persistent;    /* the value keeps its contents from run to run */
-    bool pinned_f32;    /* the value stays f32 in any precision: statistics, losses */
-    bool residual;      /* the value is part of the residual stream, see the option `residual` */
+    bool pinned_f32;    /* the value stays f32 in any precision, as statistics and losses do */
+    bool residual;      /* the value is part of the residual stream (tt_compile_options.residual) */
     bool needs_grad;    /* the value depends on a trainable parameter */
     int32_t grad;       /* number of the value that holds the gradient; 0: none yet */
     /* Set by tt__index. producer: 1 + the first instruction that writes the value; 0: none. The other fields
@@ -139,7 +139,7 @@ struct tt_tape {
     uint32_t n_random;
     size_t alignment;                               /* alignment of storages in bytes, required by the kind of
                                                        device */
-    bool host;                                      /* device and host have one memory (CPU) */
+    bool host;                                      /* the device is a CPU, whose memory is the host's */
     bool accumulate;                                /* a step may have several micro-batches, on one rank or
                                                        on several */
     bool by_totals;                                 /* all losses have a total (tt_loss_total) */
@@ -148,7 +148,8 @@ struct tt_tape {
     int zero;                                       /* tt_parallel.zero */
     bool unverified;                                /* the verifier skips this tape, which only serves an
                                                        estimate */
-    bool early;                                     /* the backward updates parameters */
+    bool early;                                     /* parameters are updated in the backward, as soon as
+                                                       their gradients are final */
     bool on_host;                                   /* large parameters are updated in the host's memory */
     bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
                                                        summed over ranks after each micro-batch, see
@@ -199,7 +200,7 @@ static int tt__numbers(const tt__instr *i) { return (int)(tt__ops[i->op].flags >
 
 static const char *tt__act_name(int act)
 {
-#define TT__NAME(ACT, function, by_result) &#function[3], /* without "tt_" */
+#define TT__NAME(ACT, function, by_result) &#function[3], /* the function's name without "tt_" */
     static const char *const names[] = {"none", TT__ACTS(TT__NAME)};
 #undef TT__NAME
     return names[act];

@@ -323,13 +323,18 @@ enum {
 typedef struct tt__unicode {
     uint8_t bits[0x110000];               /* TT__IS_... */
     uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
-    uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank of their combining class */
-    uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
-    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, sorted by their points */
+    uint32_t marks[TT__MARK_ROWS][2];     /* runs of combining marks: first << 11 | last - first; rank of
+                                             their combining class */
+    uint32_t pairs[TT__PAIRS][3];         /* decompositions: c << 11 | whether NFC composes c; the first and
+                                             the second code point of c, or 0 */
+    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* indices of the rows of `pairs` that NFC composes, sorted by the
+                                             two code points */
     uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
-    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
-    uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | (stride - 1) * 3 +
-                                                 step; lower case of `first` */
-    uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | count */
+    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* runs of code points of one class: first << 11; last << 4 |
+                                                 TT__GRAPHEME_... */
+    uint32_t lower[TT__LOWER_RUNS][2];        /* runs of capitals: first << 11 | last - first (8 bits) << 3 |
+                                                 (stride - 1) * 3 + step; lower case of `first` */
+    uint32_t compat[TT__COMPAT_ROWS][2];      /* compatibility decompositions: c << 11; index in
+                                                 compat_points << 5 | number of code points there */
     uint32_t compat_points[TT__COMPAT_POINTS];
 } tt__unicode;

@@ -55,7 +55,8 @@ static int tt__hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-static int tt__byte_token(const char *text, size_t bytes) /* returns the byte that "<0x0A>" names; -1: none */
+/* Returns the byte that a token such as "<0x0A>" stands for; -1: `text` is no such token. */
+static int tt__byte_token(const char *text, size_t bytes)
 {
     if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
     int high = tt__hex_digit(text[3]), low = tt__hex_digit(text[4]);

@@ -156,7 +156,8 @@ static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int no
     if (valid && bytes >= 4) memcpy(&trie, all, 4);
     if (!valid || trie < 4 || trie % 4 || trie > bytes - 4)
         return tt__json_wrong(j, key, member, valid ? "not a trie with its size before it" : "not in base 64",
-                              "the normalization rules as SentencePiece compiles them");
+                              "the normalization rules as SentencePiece compiles them: if the file is "
+                              "damaged, copy it from the model's origin again");
     all[bytes] = 0;
     s->from = (const char *)all + 4;
     s->from_bytes = trie;
@@ -244,7 +245,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
                                "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
     const tt__step_name *name = &tt__patterns[known].name;
     const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    const bool whole = name->kind == TT__STEP_REGEX; /* each character is in a match */
+    const bool whole = name->kind == TT__STEP_REGEX; /* every character of a text is in some match */
     if (whole ? !isolated && !(removed && invert) : !isolated || invert)
         return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");

@@ -66,7 +66,7 @@ static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* returns
     return n == 3;
 }
 
-/* Returns the end of the piece that splitter number `step` cuts off at `at`. */
+/* Returns the end of the part of a text that begins at `at` and that splitter number `step` cuts off. */
 static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
@@ -124,7 +124,8 @@ static void tt__split_white(tt__encoder *e, int step, const char *text, size_t b
     }
 }
 
-/* Cuts a text into words with the splitters from `step` on. first: see tt__is_first. */
+/* Cuts a text into words with the splitters from `step` on. first: a part that begins at `text` may be the
+   first part of the whole text. */
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;

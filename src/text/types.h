@@ -60,15 +60,16 @@ typedef struct tt__text_step {
     bool each;                     /* DIGITS, PUNCTUATION: each character is a word; else each run is a word.
                                       WORDPIECE: cleanup removes spaces before some punctuation and
                                       contractions */
-    bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each
-                                      mark */
+    bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each mark,
+                                      the character that stands for a space */
     bool prefix_space;             /* BYTES: puts a space before the text */
-    bool prefix_always, prefix_first; /* METASPACE: puts a mark before each part; prefix_first: only before
-                                         the first part */
+    bool prefix_always, prefix_first; /* METASPACE: puts the mark for a space before each part of the text;
+                                         prefix_first: only before the first part */
     bool left, right;              /* TRIM: removes white space at the text's start (left), end (right) */
-    const char *from, *to;         /* text to replace and its replacement; PREPEND reads only `to`, STRIP only
-                                      `from`. SPACES replaces each run of two or more spaces. PRECOMPILED: the
-                                      trie's units; the replacing texts, each ended by a NUL */
+    const char *from, *to;         /* REPLACE: replaces `from` by `to`. SPACES: replaces each run of two or
+                                      more spaces by `to`. PREPEND: puts `to` before the text. STRIP: removes
+                                      the character `from`. PRECOMPILED: `from` has the trie's units, `to` the
+                                      replacing texts, each ended by a NUL */
     size_t from_bytes, to_bytes;
     int64_t start, stop;           /* STRIP: max number of characters to remove at the start; at the end */
 } tt__text_step;
@@ -83,8 +84,8 @@ typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__buc
 
 /* Hash table from texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    /* base: the texts, plus `skipped`; a slice gives a text's offset. The table leaves out the first
-       `skipped` bytes of each text. */
+    /* The table leaves out the first `skipped` bytes of each text. base: address of the texts plus `skipped`;
+       the slice of a text has its offset from there. */
     const char *base;
     uint32_t skipped;
     const tt__text_slice *slices; /* the slice of each id */
@@ -137,7 +138,8 @@ typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPI
 typedef struct tt__token_model {
     tt__model_kind kind;
     int unk;                      /* id of the unknown token; -1: text without a token is left out */
-    bool byte_fallback;           /* byte-pair encoding, Unigram: `fallback` serves unknown characters */
+    bool byte_fallback;           /* byte-pair encoding, Unigram: an unknown character becomes the tokens
+                                     `fallback` of its bytes */
     int32_t fallback[256];        /* ids of tokens "<0x00>" to "<0xFF>"; -1: no token */
     int64_t word_chars;           /* WordPiece: max characters of a word; longer words are unknown */
     const char *piece;            /* WordPiece: prefix of tokens that continue a word */
@@ -168,8 +170,9 @@ typedef struct tt__finisher {
     tt__template one, two;         /* templates of one text and of a pair */
     int templates;                 /* number of post-processors that put ids around texts */
     int trims;                     /* number of post-processors that leave white space out of spans */
-    bool trims_prefix[TT__STEP_LIMIT]; /* for each of them: a space may be added before the text */
-    bool pairs;                    /* `two` has the first text once, and then the second text once */
+    bool trims_prefix[TT__STEP_LIMIT]; /* for each of these `trims`: a space may be added before the text */
+    bool pairs;                    /* pairs can be encoded: `two` has the first text once, and then the
+                                      second text once */
     int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;
     bool decodes;                  /* tokenizer.json has a decoder; if not, spaces join tokens */

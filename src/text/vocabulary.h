@@ -206,7 +206,7 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
     for (size_t i = 0; i <= bytes; i++) {
         const int32_t parent = node;
         if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
-            if (t->count == (1 << 28) - 1) /* a later node could make an edge UINT64_MAX */
+            if (t->count == (1 << 28) - 1) /* an edge to a later node could be UINT64_MAX, a free entry */
                 return tt__fail(ctx, TT_ERR_UNSUPPORTED, "the vocabulary is too large: its tokens have more "
                                 "than %d different beginnings", t->count);
             if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
@@ -226,7 +226,7 @@ static tt_status tt__rest_of_vocab(tt_tokenizer *k)
 {
     tt__ids_by_text *t = &k->model.rest;
     const uint32_t piece = (uint32_t)strlen(k->model.piece);
-    for (int turn = 0, count = 0; turn < 2; turn++) { /* turn 0 counts the tokens */
+    for (int turn = 0, count = 0; turn < 2; turn++) { /* turn 0 counts the tokens, turn 1 adds them to t */
         if (turn && !tt__token_table(k->ctx, t, k->vocab.texts + piece, k->vocab.text, (size_t)count))
             return TT_ERR_MEMORY;
         t->skipped = piece;

@@ -56,11 +56,12 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 #endif
 }
 
-#define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* larger than any key: the products skip no key */
+#define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* a diagonal beyond all keys: every query sees every
+                                                        key */
 
-/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond the
-   block. If no query sees any key, the result has keys <= skip. key, query: the first key and the first
-   query, counted in the sequence. */
+/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond
+   the block. If no query sees any key, the result has `keys <= skip`. key, query: the first key and the
+   first query, counted in the sequence. */
 TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attention_task) *t, int64_t key,
                                                             int64_t keys, int64_t query, int64_t n)
 {
@@ -114,9 +115,9 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
         for (int64_t j = 0; j < d && correction[i] != 1.0f; j += TT__LANES)
             TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
     }
-    /* The weights are not rounded here. With rounded weights, dout * out would differ from the backward's sum
-       of weights times their gradients, and the gradients of keys, in which terms cancel out, would have
-       errors half as large again. */
+    /* The weights are not rounded here. With rounded weights, dout * out would differ from the backward's
+       sum of weights times their gradients. The gradients of keys, in which terms cancel out, would then
+       have errors 1.5 times as large. */
     if (s.by == TT__BF16_DOT) s.by = TT__BF16_CONVERT;
     TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, !first);
 }
@@ -194,7 +195,8 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     key_begin &= ~(int64_t)15;
     int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES);
     int64_t key_block = tt__attention_block(key_end - key_begin, TT__ATTENTION_KEYS);
-    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* in bf16, the products are scaled instead */
+    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* with bf16, the scores are scaled after the
+                                                                 product */
     for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
         int64_t n = tt__min(query_block, queries - i);
         TT__K(attention_pack)(&a->q, a->query_at, t.x.first + first + i, n, column, d, q_scale, b->q, stride);
@@ -252,8 +254,9 @@ TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64
     }
 }
 
-/* Adds to dq, dk and dv in the buffers the contributions of a block of queries and a block of keys. span: the
-   first query whose lse, delta and dq are in the buffers. first: dq has no sums yet and is written. */
+/* Computes the contributions of a block of queries and a block of keys to dq, dk and dv, and adds them to
+   the sums in the buffers. span: the first query whose lse, delta and dq are in the buffers. first: dq has
+   no sums yet and is written. */
 TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                            int64_t keys, int64_t span, int64_t query, int64_t n)
 {
@@ -273,7 +276,7 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool 
     TT__K(attention_columns)(a, b, b->dout, n, 1.0f, b->doutt);
     TT__K(attention_scores)(&s, query_scale, half ? b->k_pairs : b->k, b->qt, b->weights);
     TT__K(attention_scores)(&s, keep_scale, half ? b->v_pairs : b->v, b->doutt, b->dscores);
-    float lses[TT__ATTENTION_QUERIES], deltas[TT__ATTENTION_QUERIES]; /* 0 after the last query */
+    float lses[TT__ATTENTION_QUERIES], deltas[TT__ATTENTION_QUERIES]; /* zeros after the last of n queries */
     for (int64_t i = 0; i < tt__attention_padded(n); i++) {
         lses[i] = i < n ? b->lse[query - span + i] : 0;
         deltas[i] = i < n ? b->delta[query - span + i] : 0;
@@ -312,7 +315,8 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
 {
     const tt__attention_args *a = t->a;
     const int64_t d = a->head_size, stride = tt__attention_stride(d), row = to->row + key;
-    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* bf16 products do not scale dout */
+    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* with bf16, dout was packed without
+                                                                    keep_scale, so dv gets the factor */
     const float *dk = t->b.dk + from * stride, *dv = t->b.dv + from * stride;
     TT__K(attention_unpack)(&to->dk, NULL, row, count, to->column, d, a->scale, dk, stride,
                             add || to->add_dk);
@@ -320,7 +324,8 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
                             add || to->add_dv);
 }
 
-/* Does the work of attention_backward_span for a sequence with block-sparse attention. */
+/* Computes, for block-sparse attention, the gradients that come from n queries of a sequence, beginning with
+   query `span`; attention_backward_span does the same for dense sequences. */
 TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                              int64_t span, int64_t n)
 {
@@ -368,14 +373,16 @@ TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K
     for (int64_t key = 0; key < key_end && !x->blocks; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
         const bool seen_now = key < seen_end && key + keys > seen_from;
-        if (a->window && span && !seen_now) continue; /* earlier spans wrote the gradients of these keys */
+        if (a->window && span && !seen_now) continue; /* earlier spans of queries have written the gradients
+                                                         of these keys */
         if (seen_now) TT__K(attention_take_keys)(t, x->begin + key, keys, true);
         memset(b->dk, 0, (size_t)(keys * stride) * sizeof(float));
         memset(b->dv, 0, (size_t)(keys * stride) * sizeof(float));
         for (int64_t query = span; seen_now && query < span + n; query += query_block)
             TT__K(attention_backward_tile)(t, !a->window && key == 0, key, keys, span, query,
                                            tt__min(query_block, span + n - query));
-        /* Earlier spans have written gradients of the first `old` keys, to which gradients are added here. */
+        /* Earlier spans of queries have written gradients of the first `old` keys; the new gradients are
+           added to those. */
         const int64_t seen = x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys,
                       old = span ? seen : 0;
         for (int64_t from = 0, end = old; from < keys; from = end, end = keys)

@@ -14,8 +14,9 @@ typedef struct TT__K(attention_call) {
     const tt__attention_args *a;
     int64_t longest;
     float query_scale;  /* scale * log2 e                       */
-    float keep_scale;   /* 1 / (1 - p)                          */
-    uint32_t either[4]; /* see tt__attention_either             */
+    float keep_scale;   /* 1 / (1 - p), p: rate of dropout */
+    uint32_t either[4]; /* masks for comparing random bits with the threshold of dropout
+                           (tt__attention_either) */
     uint64_t keys[2 * TT__DRAW_ROUNDS];
 } TT__K(attention_call);
 
@@ -34,7 +35,7 @@ typedef struct TT__K(attention_lanes) {
     tt__vi first, last;   /* the first and the last key of the block that each lane sees */
     int64_t skip;         /* no lane sees keys before this key                         */
     int64_t from, seen;   /* no lane sees keys outside [from, seen); from: a multiple of 8 */
-    int64_t whole, full;  /* all lanes see [whole, full) */
+    int64_t whole, full;  /* all lanes see the keys in [whole, full) */
     tt__vu row;           /* each lane's row of the batch                              */
     int64_t first_key;    /* the block's first key, counted in the sequence            */
     int32_t head;
@@ -106,7 +107,8 @@ TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t
 
 TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
 
-/* Returns a mask of the lanes where dropout keeps the weight for key i (0 to 7) of attention_draw. */
+/* Returns a mask of the lanes where dropout keeps the weight for one key. kept: the result of attention_draw
+   for 8 keys; i: the key's number among the 8 keys, from 0. */
 TT__INLINE tt__vi TT__K(attention_keep)(tt__vu kept, int i) { return (tt__vi)(kept << (7 - i)) >> 31; }
 
 /* Returns a mask of the lanes that see key r. */
@@ -202,7 +204,8 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
 }
 
 /* Turns scores (`weights`) into weights after dropout, and the gradients of these weights (`dscores`) into
-   gradients of the scores: weight before dropout * ((kept ? gradient : 0) - delta). */
+   gradients of the scores. A score's gradient is `p * (g - delta)`, where p is the weight before dropout,
+   and g is the weight's gradient if dropout keeps the weight, otherwise 0. */
 TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l,
                                                   int64_t keys, float *weights, float *dscores,
                                                   const float *lse, const float *delta)

@@ -12,9 +12,10 @@ namespace {
 
 // ----------------------------------------------------- the backward in one kernel, and by warpgroups (wgmma)
 
-// The work of a thread block of attention_backward: a sequence, with its rows of the batch (begin, count) and
-// its queries (first, queries), one head of keys, and the end of the heads of q that share this head.
-// `thread` is 0. The compiler does not know the 0, so it computes values again and saves registers.
+// The work of a thread block of attention_backward: a sequence, with its rows of the batch (begin, count)
+// and its queries (first, queries), one head of keys, and the end of the heads of q that share this head.
+// `thread` is 0, but the compiler does not know the 0. Expressions that contain `thread` are therefore
+// computed where they are used and take no registers before.
 struct attention_whole {
     int begin, count, first, queries, key_head, heads_end, thread;
     __device__ __forceinline__ void find(const attention_args &p)
@@ -78,8 +79,8 @@ template <int D, int DOWN> __device__ __forceinline__ void attention_clear_sums(
         for (int k = 0; k < DOWN; k++) part[k][c] = 0;
 }
 
-// Makes dq of the tile of queries that begins at `from`: multiplies the gradients of scores (`slopes`) by the
-// keys that these queries see. part_q: column sums of dq, which grow by the tile's.
+// Makes dq of the tile of queries that begins at `from`: multiplies the gradients of scores (`slopes`) by
+// the keys that these queries see. part_q: column sums of dq, to which the tile's column sums are added.
 template <class T, int D, int WARPS>
 __device__ __forceinline__ void attention_whole_dq(const attention_args &p, const attention_whole &of,
                                                    const T *slopes, const T *ks, float (*part_q)[D], int from,
@@ -129,8 +130,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     const int mine = 16 * MT * (int)(threadIdx.x / 32);
     const bool diagonal = p.causal && !p.query_row;
     if (threadIdx.x == 0) { random = attention_key(p); of.find(p); }
-    const auto write_sums = [&](int of_head) { // writes column sums of dq; each thread clears sums that it
-                                               // read
+    const auto write_sums = [&](int of_head) { // writes the column sums of dq, and clears them
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
                                 p.head_size, (int)threadIdx.x);
@@ -179,7 +179,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         if (from >= of.queries) { from = 0; head++; }
     }
     tt__cp_async_wait<0>(); // waits for k and v, if the loop did not run
-    __syncthreads();        // dq may have the memory of dk, and dk is added to it after this barrier
+    __syncthreads();        // completes dq: if dk has the memory of dq, dk is added to dq below
     if (p.sums_q) // writes the last head's sums or, without queries, the zeros of all heads
         for (int h = of.queries > 0 ? of.heads_end - 1 : of.key_head * p.group;
              h < (of.key_head + 1) * p.group; h++)
@@ -203,17 +203,17 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
 }
 
 // The backward by warpgroups, in one kernel with five products. A block of two warpgroups owns 256 keys of a
-// sequence in tiles of 64 keys: one group has the even tiles, the other the odd tiles, with dk and dv in
+// sequence in tiles of 64 keys. One group has the even tiles, the other the odd tiles, with dk and dv in
 // registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
-// to shared memory. The groups take turns: one multiplies these gradients by the keys, while the other begins
-// the next tile. The product is the block's part of dq. It is the whole of dq where no sequence has more than
-// 256 keys (p.parts is NULL); otherwise the block writes it in f32 to a slot of p.parts. The first launch
-// runs the first p.slots blocks of each sequence, one for each slot. Each later launch runs the next p.slots
-// blocks, which add to the slots. Finally attention_sum_parts sums the slots.
+// to shared memory. The groups take turns: one multiplies these gradients by the keys, while the other
+// begins the next tile. The product is the block's part of dq. Where no sequence has more than 256 keys
+// (p.parts is NULL), this part is the whole of dq. Otherwise the block writes the part in f32 to a slot of
+// p.parts. The first launch runs the first p.slots blocks of each sequence, one for each slot. Each later
+// launch runs the next p.slots blocks, which add to the slots. Finally attention_sum_parts sums the slots.
 enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = TT__CUDA_ATTENTION_SLOTS };
 
-// Returns the row of p.parts that has, in a slot, the first query of a sequence that begins at query `first`.
-// In causal attention the rows before number 256 * slot of the sequence are not there.
+// Returns the row of p.parts where, in slot `slot`, a sequence begins. first: the number of the sequence's
+// first query. In causal attention, a slot lacks the first `256 * slot` rows of each sequence.
 __device__ __forceinline__ int64_t attention_slot_row(const attention_args &p, int first, int slot)
 {
     const int before = TT__SPAN * slot;
@@ -234,9 +234,10 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
         }
 }
 
-// Returns the span of keys that block `n` of a head has; if at < 0, the block has none. The first spans of
-// causal sequences are seen by most queries. They come first, so that the blocks that begin last have least
-// work. The numbers of spans fill a matrix of span_cols columns by rows; blocks take them column by column.
+// Returns the span of keys that block `n` of a head has; its `at` is negative if the block has none. Most
+// queries of a causal sequence see the sequence's first span. First spans are therefore given out first, so
+// that the blocks that begin last have least work: the numbers of the spans fill the rows of a matrix with
+// span_cols columns, and blocks take the numbers column by column.
 __device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int n)
 {
     const bool within = n < p.span_rows * p.span_cols;
@@ -255,7 +256,7 @@ __device__ __forceinline__ attention_tile attention_find_span(const attention_ar
 template <class T> struct attention_span_queries {
     const T *q, *dout;
     const float *lse, *delta;
-    const int *row; // the queries' rows of the batch
+    const int *row; // each query's row of the batch
     int from, head;
 };
 
@@ -285,7 +286,8 @@ __device__ __forceinline__ void attention_span_put(const attention_args &p, cons
 }
 
 // Makes the block's part of dq for the tile of queries that begins at `from`. slopes: the gradients of
-// scores, (KEYS, QUERIES) in the layout of tt__wgmma_matrix. part_q: column sums of dq; the tile's are added.
+// scores, (KEYS, QUERIES) in the layout of tt__wgmma_matrix. part_q: column sums of dq, to which the tile's
+// column sums are added.
 template <class T>
 __device__ __forceinline__ void attention_span_dq(const attention_args &p, const attention_tile &t,
                                                   const T *slopes, const T *ks, float (*part_q)[64], int from,
@@ -297,7 +299,8 @@ __device__ __forceinline__ void attention_span_dq(const attention_args &p, const
     const uint32_t a = tt__wgmma_matrix(slopes), b = tt__wgmma_matrix(ks);
     float dq[8][4];
     tt__wgmma_fence();
-    tt__wgmma_across<T>(dq, a, b, false); // outside the loop, or cleared sums would take registers before it
+    // The first product overwrites dq. In the loop it would need a cleared dq, which takes registers.
+    tt__wgmma_across<T>(dq, a, b, false);
     for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
     tt__wgmma_commit();
     tt__wgmma_wait<0>();
@@ -378,7 +381,8 @@ __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv
     tt__wgmma_fence();
     attention_wide_add<T>(*(float (*)[1][8][4])dk, dw, b.q);
     tt__wgmma_commit();
-    // Part n, of 16 bytes, of a row of `slopes` is stored in place n ^ row % 8.
+    // A row of `slopes` has 8 parts of 16 bytes. Part n is stored in place `n ^ row % 8`, as the layout of
+    // tt__wgmma_matrix demands.
     char *to = (char *)slopes + (row + group) * 128 + pair * 2;
     TT__UNROLL for (int n = 0; n < 8; n++)
         TT__UNROLL for (int h = 0; h < 2; h++)
@@ -401,7 +405,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     T *ks = attention_room(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
     T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), in the layout of tt__wgmma_matrix
     float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                        // rows of the batch
+    int *rows = (int *)(deltas + 2 * QUERIES); // (2, QUERIES): each query's row of the batch
     const int key_heads = p.heads / p.group;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
     const int64_t sums_begin = attention_sums_begin(p, key_heads, key_head);

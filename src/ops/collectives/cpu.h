@@ -29,7 +29,8 @@ TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 TT__INLINE tt__vf TT__K(reduce_two)(const tt__reduce how, const tt_dtype dtype, tt__vf a, tt__vf b)
 {
     if (how == TT__SUM) return TT__K(rounded)(a + b, dtype);
-    tt__vf max = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* `max` is b if a or b is NaN */
+    tt__vf max = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* TT__K(max) and TT__K(min) give b if
+                                                                          a or b is NaN */
     return (tt__vf)TT__K(select)(a != a, (tt__vu)a, (tt__vu)max);
 }
 
@@ -48,8 +49,8 @@ TT__INLINE tt__vf TT__K(two_leaves)(const tt__leaves *t, int k, int64_t c, int64
     return TT__K(reduce_two)(how, dtype, a, b);
 }
 
-/* Computes a vector of the tree's sum: n elements, beginning with element c. count: t->present if this is 2
-   or 4, otherwise 0. */
+/* Computes a vector of n sums over all members by the tree of sums (src/ranks/threads.h), beginning with
+   element c. count: t->present if t->present is 2 or 4, otherwise 0. */
 TT__INLINE tt__vf TT__K(tree)(const tt__leaves *t, int64_t c, int64_t n, const tt__reduce how,
                               const tt_dtype dtype, const int count)
 {
@@ -82,8 +83,8 @@ TT__INLINE void TT__K(reduce_many)(const tt__leaves *t, void *y, int64_t n, cons
     else TT__K(reduce_as)(t, y, n, how, dtype, 0);
 }
 
-/* Reduces n elements of all members' in[0], beginning with element `from`, by the tree. Writes or adds the
-   results to out[0], beginning with element `to`. */
+/* Reduces n elements of all members' in[0], beginning with element `from`, by the tree of sums
+   (src/ranks/threads.h). Writes or adds the results to out[0], beginning with element `to`. */
 TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;
@@ -147,7 +148,8 @@ TT__FN tt_status TT__K(run_SUM_SLOTS)(const tt__launch *l)
     return l->present ? tt__for_elements(l, tt__elements(&l->out[0]), TT__K(reduce_rows)) : TT_OK;
 }
 
-TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* RECV fetches x */
+/* Does nothing, because the RECV of the receiving member reads the sender's memory. */
+TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; }
 
 TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
 {

@@ -51,7 +51,7 @@ static void tt__all_gather_rows(const tt__launch *l, int64_t from, int64_t to, f
     }
 }
 
-/* Copies elements [from, to) of this member's shard of out[0] from in[0] of member 0. */
+/* Copies elements `[from, to)` of this member's shard: from in[0] of member 0 to this member's out[0]. */
 static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t first;
@@ -80,8 +80,8 @@ static double tt__reduce_two(tt__reduce how, double a, double b)
     return (how == TT__MAX ? a > b : a < b) ? a : b;
 }
 
-/* Reduces n f64 elements of all members' in[0], beginning with element `from`, by the tree. Writes or adds
-   the results to out[0], beginning with element `to`. */
+/* Reduces n f64 elements of all members' in[0], beginning with element `from`, by the tree of sums
+   (src/ranks/threads.h). Writes or adds the results to out[0], beginning with element `to`. */
 static void tt__reduce_doubles(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;

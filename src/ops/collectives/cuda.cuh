@@ -19,7 +19,8 @@ enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 };
 
 __device__ __forceinline__ float reduce_two(int how, tt_dtype dtype, float a, float b)
 {
-    if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b; // NaN if either is NaN
+    // The result is NaN if a or b is NaN.
+    if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b;
     if (dtype == TT_F32) return a + b;
     TT__WITH_HALF(dtype, T, return to_float(round_to<T>(a + b)));
 }
@@ -161,7 +162,7 @@ cudaError_t launch_copies(move_batch *b)
 
 // The work of a collective in one phase. Each member has a shard of the whole tensor. Unless `spread`, a
 // member makes its own shard from the same elements of all members' operands. If `spread`, a member copies
-// every member's shard from this member's operand.
+// the shard of each member from the operand of that member.
 struct move_plan {
     bool spread;
     bool sums;          // true: sums the operands of all present members; false: copies one operand

@@ -6,8 +6,10 @@
 
 /* ------------------------------------------------------------------------------------- ops of the caller */
 
-/* Returns a matrix as an array for the caller's functions: in place, or in scratch at byte *used of the
-   workspace, which *used then includes. reads: copies numbers to scratch. adds: see tt__custom_bytes. */
+/* Returns a matrix as an array for the caller's functions: the matrix itself, or a copy of the matrix in the
+   workspace. A copy begins at byte *used of the workspace, and its size is added to *used. If `reads`, the
+   numbers of the matrix are copied; otherwise the copy only has room for the functions' result. adds: the
+   result is added to the matrix. */
 TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__mat *m, bool reads, bool adds,
                                                 size_t *used)
 {
@@ -27,7 +29,8 @@ TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__m
     return a;
 }
 
-/* Moves a result of the caller's functions from scratch to its matrix, if it is in scratch. */
+/* Moves a result of the caller's functions from its copy in the workspace to its matrix; does nothing if
+   there is no copy. */
 TT__OUTLINE void TT__K(custom_store)(const tt__mat *m, const tt_custom_array *a, bool adds)
 {
     float *x = (float *)a->data, before;

@@ -30,7 +30,9 @@ TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
 TT__ROW_FN(row_ADD_ROW) { TT__K(axpby)(y, 1, x[0], 1, (const float *)more, n); }
 TT__RUN_ROWS(ADD_ROW, const float *row = TT__K(row_in)(&l->in[1], 0, scratch, 3);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(row_ADD_ROW), row))
-/* more: the row by which every row of a is multiplied, or NULL: the operand b has one column. */
+/* If `more` is not NULL, `more` is a row, and every row of a is multiplied by this row. If `more` is NULL,
+   the operand b has one column, and row r of a is multiplied by b's number for the row, or by b's only
+   number. */
 TT__ROW_FN(row_MUL_BROADCAST)
 {
     const float *row = (const float *)more;
@@ -64,8 +66,8 @@ TT__ROWS_FN(swiglu_backward_rows)
 {
     const int64_t n = l->in[0].cols;
     for (int64_t r = from; r < to; r++) {
-        const float *x[3]; /* dy, gate, up */
-        float *y[2];       /* dgate, dup; an absent result is computed into scratch */
+        const float *x[3]; /* rows of dy, gate and up */
+        float *y[2];       /* rows of dgate and dup; an absent result is computed into scratch */
         for (int k = 0; k < 3; k++) x[k] = TT__K(row_in)(&l->in[k], r, scratch, 2 + k);
         for (int k = 0; k < 2; k++) {
             float *row = TT__K(scratch_row)(scratch, n, k);
@@ -90,7 +92,8 @@ TT__FN tt_status TT__K(run_SWIGLU_BACKWARD)(const tt__launch *l)
    rounding to float is at most 2e-9. */
 TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
 {
-    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52, rounds numbers */
+    /* Adding and subtracting `nearest`, 1.5 * 2^52, rounds a number to the nearest integer. */
+    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0;
     const double turns = (angle / half_pi + nearest) - nearest, x = angle - turns * half_pi, y = x * x;
     const double s = x * (1 - y / 6 * (1 - y / 20 * (1 - y / 42 * (1 - y / 72 * (1 - y / 110)))));
     const double c = 1 - y / 2 * (1 - y / 12 * (1 - y / 30 * (1 - y / 56 * (1 - y / 90))));
@@ -108,7 +111,8 @@ TT__ROWS_FN(rotary_rows)
     const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs_of(o);
     const int32_t *position = (const int32_t *)l->in[1].data;
     const float *frequency = tt__workspace_at(l, 0), sign = i->attr.scale;
-    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* both are in one row of scratch */
+    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* the cosines c and the sines s share one
+                                                                     row of scratch */
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
@@ -167,9 +171,9 @@ TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
     return l->add[0] ? TT_OK : tt__for_rows(l, &l->out[0], 0, TT__K(fill_rows));
 }
 
-/* Computes row r of dropout: y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual
-   if it is present. Element c is decided by 16 random bits, number c % 8 of Philox counter {r, c / 8, 0, 0}.
-   more: the keys of Philox. */
+/* Computes row r of dropout: y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the
+   residual if it is present. Element c is decided by 16 random bits: number `c % 8` of Philox counter
+   `{r, c / 8, 0, 0}`. more: the keys of Philox. */
 TT__ROW_FN(dropout_row)
 {
     const tt__vu groups = TT__K(philox_groups)();

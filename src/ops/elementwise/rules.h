@@ -30,7 +30,8 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
-/* Returns the instruction with out[0] v, if v has only one reader, so that the two can be merged; else -1. */
+/* Returns the number of the instruction that computes v as its out[0] and can be merged with the reader of
+   v. Returns -1 if v has several readers, or if v is not the out[0] of an instruction. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
@@ -72,7 +73,7 @@ static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__la
 
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
 {
-    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* if not, tt__record fails */
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* without a or b, tt__record fails */
     const bool row = both && !t->values[b.id].shape.axis &&
                      !tt__same_rows(&t->values[a.id].shape, &t->values[b.id].shape);
     return tt__record(t, tt__new_instr(row ? TT__OP_ADD_ROW : TT__OP_ADD), "vv", a, b);
@@ -83,7 +84,8 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
     const tt__tape_value *v = b->t->values;
     tt_dtype dtype = v[g].shape.dtype;
     int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
-    tt__grad_pass(b, g, f->in[1 - take], false); /* first, because in[take] may take over g */
+    tt__grad_pass(b, g, f->in[1 - take], false); /* must come first, because after the next call g may be the
+                                                    gradient of in[take] */
     tt__grad_pass(b, g, f->in[take], true);
 }
 
@@ -159,7 +161,7 @@ static bool tt__broadcasts(const tt__shape *a, const tt__shape *b)
 
 tt_value tt_mul(tt_tape *t, tt_value a, tt_value b)
 {
-    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b); /* if not, tt__record fails */
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b); /* without a or b, tt__record fails */
     const bool spread = both && tt__broadcasts(&t->values[a.id].shape, &t->values[b.id].shape);
     return tt__record(t, tt__new_instr(spread ? TT__OP_MUL_BROADCAST : TT__OP_MUL), "vv", a, b);
 }
@@ -287,7 +289,8 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
     *to = *o;
     to->heads = 0; /* attr.heads has the number of heads, which is less for a shard of x */
     if (!to->size && o->heads > 0) to->size = (int)tt__min(tt_value_width(t, x) / o->heads, INT_MAX);
-    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* options that are not read get fixed values */
+    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* options that the scaling does not read get fixed
+                                                          values */
     if (o->scaling < TT_ROTARY_LLAMA3) to->original = 1;
     if (o->scaling < TT_ROTARY_LLAMA3 || (o->low == 0 && o->high == 0)) {
         to->low = 1;
@@ -388,15 +391,16 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p)
 
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    /* With the random numbers of f, this DROPOUT drops the same elements. */
+    /* With the random numbers of f, this DROPOUT drops the same elements as f. */
     if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0");
     tt__grad_pass(b, g, f->in[1], true);
 }
 
 static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
 
-/* Returns whether a device has one kernel for both i and `next`, which reads the first result of i: for
-   dropout and a norm of its result, or for the backward of a norm and dropout of the resulting gradient. */
+/* Returns whether a device has one kernel for the two instructions i and `next`, where `next` reads the
+   first result of i. One such kernel computes dropout and a norm of the result. The other computes the
+   backward of a norm, and dropout of the gradient from this backward. */
 static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
 {
     if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;

@@ -10,8 +10,8 @@ namespace {
 
 // ==================================================================================================== fp8
 
-// A tensor x that is rounded to fp8. The scale is computed from the magnitude *known, in a row of the
-// history, or from x's largest magnitude if known is NULL or *known is 0.
+// A tensor x that is rounded to fp8. The scale is computed from *known, the largest magnitude in the history,
+// or, if known is NULL or *known is 0, from the largest magnitude of x.
 struct fp8_tensor {
     tt__mat x;
     unsigned char *q, *across; // the results, row by row and transposed; NULL: not wanted
@@ -22,8 +22,8 @@ struct fp8_tensor {
     bool wide, e5m2;
 };
 
-// Returns the largest of the magnitudes `peak`, given as bits, of a block's 256 threads. As bits, a NaN is
-// larger than infinity.
+// Returns the largest `peak` of a block's 256 threads. Each `peak` is the bits of a magnitude; as bits, a
+// NaN is larger than infinity.
 __device__ __forceinline__ unsigned fp8_largest_of_block(unsigned peak)
 {
     TT__SHARED(unsigned, part, [8]);
@@ -41,8 +41,8 @@ __device__ __forceinline__ unsigned fp8_larger(unsigned peak, const float (&v)[8
     return peak;
 }
 
-// Returns the bits of the largest magnitude in a part of t.x. Each 256 groups of eight elements form a block;
-// the part consists of blocks number block, block + step, block + 2 * step, ...
+// Returns the bits of the largest magnitude in a part of t.x. In units of 256 groups of eight elements, the
+// part consists of the units `block`, `block + step`, `block + 2 * step` and so on.
 __device__ __forceinline__ unsigned fp8_largest_of(const fp8_tensor &t, int64_t block, int64_t step)
 {
     const int64_t groups = (t.x.cols + 7) / 8;
@@ -126,7 +126,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
     for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const int64_t r0 = (int64_t)(tile / across) * ROWS + 4 * four, c0 = tile % across * COLS;
         const int64_t c = c0 + 8 * part;
-        const int left = (int)min((int64_t)4, x.rows - r0); // number of the four rows that exist
+        const int left = (int)min((int64_t)4, x.rows - r0); // how many of the four rows exist
         const char *from = (const char *)row_at(x, r0);
         unsigned char *to = t.q + r0 * t.q_ld + c;
         uint2 q[4]; // eight bytes of each of four rows
@@ -160,7 +160,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
                 float v[8] = {};
                 if (k < left && c < x.cols) load8(v, row_at(x, r0 + k), x.dtype, c, x.cols - c, t.wide);
                 peak = fp8_larger(peak, v);
-                // v - v turns an infinity into NaN.
+                // v - v is NaN for an infinity, which thus becomes NaN instead of the largest number.
                 TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]);
                 q[k] = fp8_of<E5M2>(v);
             }

@@ -33,7 +33,8 @@
 #define TT__ATTENTION_NV 2
 #endif
 #define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
-#define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* max lines of a panel */
+#define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* max rows of A, or columns
+                                                                                   of B, in a panel */
 #define TT__GEMM_TILES 32 /* rows, and columns, of C that four tiles hold */
 
 /* Reads n numbers, beginning with element `at`, as floats. Rounds f32 numbers to dtype `narrow`, unless
@@ -70,9 +71,10 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 
 /* ---- packing ---- */
 
-/* Within each four lanes, LOW and HIGH interleave the first (HIGH: the last) two lanes of a with those of b;
-   FIRST and LAST concatenate the first (LAST: the last) two lanes of a and those of b. */
-#if TT__LANES == 16 /* masked with all ones because g++ 12 warns about the plain forms */
+/* These macros work within each four lanes. LOW interleaves the first two lanes of a with the first two
+   lanes of b, and HIGH interleaves the last two lanes of a and b. FIRST concatenates the first two lanes of
+   a and b, and LAST concatenates the last two. */
+#if TT__LANES == 16 /* these instructions have masks of ones because g++ 12 warns about the plain forms */
 #define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__FIRST(a, b) (tt__vf)_mm512_maskz_shuffle_ps(0xffff, (__m512)(a), (__m512)(b), 0x44)
@@ -136,12 +138,12 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 #undef TT__QUARTERS
 #undef TT__HALVES
 
-/* An operand seen as lines of k elements. The lines are the rows of A or the columns of B; element (line, k)
-   is at line * line_step + k * k_step. Panels hold units: floats or, for dot products and tiles, pairs of
-   bf16. The functions below count k in units. */
+/* An operand seen as lines of k elements. The lines are the rows of A or the columns of B; element k of a
+   line is at `line * line_step + k * k_step`. Panels hold units: floats or, for dot products and tiles,
+   pairs of bf16. The functions below count k in units. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
-    tt_dtype dtype, narrow; /* narrow: see tt__gemm_args.b_narrow */
+    tt_dtype dtype, narrow; /* narrow: dtype to which f32 elements are rounded; TT_F32: not rounded */
     bool pairs;
     int64_t lines, line_step, k_step, elements; /* elements: number of elements of a line */
 } TT__K(gemm_operand);
@@ -179,16 +181,18 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     }
 }
 
-/* Packs `lines` lines, beginning with `line`, and of each line k units, beginning with k0, of an operand with
-   k_step 1. Writes panels [k][width] that begin `panel` floats apart; lines missing from the last panel
-   become 0. Where a vector is several panels wide, one transposition packs several times as many units. */
+/* Packs `lines` lines of an operand with k_step 1, beginning with number `line`. Of each line, packs k
+   units, beginning with unit k0. Writes panels [k][width] that begin `panel` floats apart; lines missing
+   from the last panel become 0. If a vector is several panels wide, one transposition packs several times
+   TT__LANES units. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width,
                                             const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
 {
     enum { L = TT__LANES };
     const int parts = width < L && L % width == 0 ? L / width : 1;
-    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* copy of lines that are incomplete or not float */
+    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* holds copies of lines that are incomplete or are not
+                                                     float */
     for (int64_t done = 0; done < lines; done += width, to += panel) {
         int64_t present = tt__min(width, lines - done);
         for (int64_t kk = 0; kk < k; kk += TT__GEMM_CHUNK) {
@@ -245,7 +249,7 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int wi
     for (int64_t kk = 0; kk < k; kk++) {
         for (int64_t strip = 0; strip < lines; strip += TT__GEMM_STRAIGHT) {
             int64_t some = tt__min(TT__GEMM_STRAIGHT, lines - strip);
-            /* number of lines that are read beyond the last panel */
+            /* number of lines beyond the last panel that are read because loads are whole vectors */
             const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width;
             bool copied = x->dtype != TT_F32 || x->narrow != TT_F32 || some % width
                 || line + strip + some + spill > x->lines;

@@ -16,14 +16,15 @@ typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     TT__K(micro_fn) micro;
     int mr, nr;                           /* mr: lines of a panel of A; nr: of a panel of B */
-    bool tiles, in_place;                 /* whether tile kernels run; in_place: they read A in place */
+    bool tiles, in_place;                 /* tiles: tile kernels compute the product; in_place: they read A in
+                                             place */
     bool direct;                          /* C itself holds the sums, which begin as `base` or as 0 */
     tt__mat base;
     TT__K(gemm_operand) a, b;
     /* partial: the sums over units [0, k0), as [panel of columns][partial_rows][NR]. */
     float *a_panels, *b_panels, *partial;
     int64_t row, rows, col, cols, k0, k, partial_rows;
-    bool last;                            /* whether this is the last block of k */
+    bool last;                            /* whether this step adds the last units of k */
     int64_t a_tasks, pack_tasks;          /* numbers of packing tasks of A, and of A and B together */
     int64_t tile_rows, tile_cols, tiles_across;
 } TT__K(gemm_block);
@@ -252,7 +253,8 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
             do {
                 w.k = tt__min(depth, units - w.k0);
                 w.last = w.k0 + w.k == units;
-                const bool whole = w.k == units; /* if so, panels of an earlier block can be used again */
+                const bool whole = w.k == units; /* then the panels of A from an earlier block can be used
+                                                    again */
                 if (whole && w.col > 0 && w.rows == g->m) w.a_tasks = 0;
                 else if (!w.tiles) w.a_tasks = TT__K(gemm_pack_count)(&w, &w.a, w.rows);
                 else w.a_tasks = w.in_place ? 0 : tt__ceil_div(w.rows, TT__GEMM_PACK_LINES);
@@ -276,8 +278,8 @@ typedef struct TT__K(gemm_few) {
     int64_t a_row;
 } TT__K(gemm_few);
 
-/* Adds to sums[i * STRIP + j] the dot product of row i of A and column j of b, over k elements. Does this for
-   up to 4 rows and 2 columns at once, so that there are fewer loads than multiplications. */
+/* Adds the dot product of row i of A and column j of b, over k elements, to `sums[i * TT__GEMM_STRIP + j]`.
+   Works on up to 4 rows and 2 columns at once, so that there are fewer loads than multiplications. */
 TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row,
                                  const float *b, int64_t b_col, int64_t k, float *sums)
 {

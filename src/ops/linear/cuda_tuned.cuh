@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, 
 {
     tt__begin_kernel();
     for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (int64_t)gridDim.x * 256) {
-        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // a hash: Knuth, TAOCP 3, 6.4; then MurmurHash3's
-                                                       // final mix
+        // A hash of i and the seed: Knuth, TAOCP 3, 6.4, and then MurmurHash3's final mix.
+        uint32_t u = (uint32_t)i * 2654435761u ^ seed;
         u = (u ^ u >> 16) * 0x85ebca6bu;
         u = (u ^ u >> 13) * 0xc2b2ae35u;
         const float v = (float)(int32_t)(u ^ u >> 16) * 0x1p-31f;
@@ -240,7 +240,8 @@ cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool
         if (!trial.of[way].asked) continue;
         if (trial.of[way].known) trial.of[way].known->met = true;
         else unknown = true;
-        known = !unknown && trial.of[way].known->possible; // a program would make the product in this way
+        // If true, programs make the product in this way and need no entries for later ways.
+        known = !unknown && trial.of[way].known->possible;
     }
     trial.asks = false;
     if (e == cudaSuccess && unknown && times) e = time_product(l, g, untimed);
@@ -274,7 +275,8 @@ void forget_choices(tt__device *d)
 // ---- tuned entries as text: a title, a line about the device, a line for each tuned product, a last line
 
 void append(text_buffer *text, const char *format, ...) TT_PRINTF(2, 3);
-void append(text_buffer *text, const char *format, ...) // counts text that does not fit
+// Appends text as printf does; text->length also counts what does not fit.
+void append(text_buffer *text, const char *format, ...)
 {
     va_list args;
     const size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
@@ -374,7 +376,7 @@ const char *read_tuned(const char *line, tuned_product *x)
     return NULL;
 }
 
-// Reads the text of tuned entries, see tt__backend.learn.
+// Reads a text of tuned entries: does the work of tt__backend.learn.
 tt_status cuda_learn(tt__device *d, const char *text, int *line)
 {
     char device[512], now[1024];
@@ -414,7 +416,7 @@ tt_status cuda_learn(tt__device *d, const char *text, int *line)
             if (!wrong && !add_tuned(d, x)) status = fail(d, TT_ERR_MEMORY, "out of memory");
         }
     }
-    if (wrong) status = fail(d, TT_ERR_FORMAT, "%s", wrong);
+    if (wrong) status = fail(d, TT_ERR_FORMAT, "%s: the file is damaged; remove it, or use another", wrong);
     free(status == TT_OK ? before : d->tuned);
     if (status == TT_OK) {
         forget_choices(d);

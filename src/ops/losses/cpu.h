@@ -19,14 +19,15 @@ TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 
-/* Returns the weights of classes, f32 as all inputs; NULL: the operand has weights of rows. */
+/* Returns the weights of classes, which are f32 as all inputs are, or NULL if the operand has weights of
+   rows. */
 TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
 {
     return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
 }
 
-/* Returns the logarithm of the sum of exp(x[c]) over a row x of n numbers. Sets *most to the largest number
-   of the row and *sum_x to the sum of the row. */
+/* Returns the logarithm of the sum of exp(x[c]) over a row x of n numbers. Sets *max to the largest number of
+   the row and *sum_x to the sum of the row. */
 TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *max, float *sum_x)
 {
     tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
@@ -61,7 +62,7 @@ TT__ROWS_FN(cross_entropy_rows)
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
         const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
-        if (weights) { /* row_loss includes the weights of classes, which differ within the row */
+        if (weights) { /* with weights of classes, row_loss is already weighted */
             float all = 0;
             for (int64_t c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
             row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
@@ -99,8 +100,9 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, without the
-   step's settings, by the total of tt_loss_total or the sum of the targets' weights. */
+/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm of the step's
+   settings. Without the settings, the divisor is the total of tt_loss_total or, if the loss has no total, the
+   sum of the targets' weights. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
     const int divisor = l->instr->attr.by_total ? 3 : 1;
@@ -146,7 +148,7 @@ TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
                   chunk = tt__ceil_div(rows, tt__ceil_div(rows, TT__LOSS_CHUNK));
     float *row_loss = (float *)l->workspace, *row_right = row_loss + rows,
           *lse = row_loss + tt__align_up((size_t)rows * 8) / 4;
-    float *logits = lse + tt__align_up((size_t)chunk * 4) / 4; /* see tt__loss_bytes */
+    float *logits = lse + tt__align_up((size_t)chunk * 4) / 4; /* tt__loss_bytes is the sum of these parts */
     double total = 0;
     tt__launch forward = *l, loss = *l, back = *l, part = *l;
     for (int64_t r = 0; r < rows; r++)
@@ -274,8 +276,9 @@ TT__ROW_FN(row_MEAN_SQUARED_ERROR_BACKWARD)
 
 TT__RUN_MAP(MEAN_SQUARED_ERROR_BACKWARD, 1, 2)
 
-/* Computes the mean over columns of p * target * log(1 + e^-x) + (1 - target) * log(1 + e^x), and whether the
-   row is predicted right. p: the positive weights; they are f32, as are all inputs. */
+/* Computes the loss of each row, and whether all predictions of the row are right. The loss is the mean over
+   the columns of `p * target * log(1 + e^-x) + (1 - target) * log(1 + e^x)`. p: the positive weights, which
+   are f32, as are all inputs. */
 TT__ROWS_FN(sigmoid_cross_entropy_rows)
 {
     float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;

@@ -43,7 +43,7 @@ struct square_sum {
 
 struct square_sums {
     int count;
-    double *partial; // the sum of each thread block
+    double *partial; // partial[k]: sum of squares of thread block k
     square_sum of[TT__TENSORS];
 };
 
@@ -117,7 +117,7 @@ cudaError_t run_mean_loss(const tt__launch *l)
 }
 TT__RUN_BY(MEAN_LOSS, run_mean_loss)
 
-// Writes the counts of a loss to totals, a tt__totals, or (add) adds them.
+// Writes the counts of a loss to totals, a tt__totals, or adds them if `add`.
 __global__ void add_counts(const float *counts, double *totals, bool add)
 {
     tt__begin_kernel();
@@ -231,10 +231,11 @@ __device__ __forceinline__ uint32_t round_up(float x, uint32_t random)
     return (uint32_t)min((int)__float_as_uint(x), 0x7fff0000) + random;
 }
 
-// Rounds elements [i, i + 8) of a vector to its dtype and writes them. Rounds element e of a 16-bit vector
-// stochastically, by number e % 8 of Philox counter {e / 8}. Steps smaller than half a unit in the last place
-// then survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015). e counts
-// from the first element of the whole tensor; the vector begins at element 8 * first of the tensor.
+// Rounds elements `[i, i + 8)` of a vector to its dtype and writes them. Element e of a 16-bit vector is
+// rounded stochastically, by number `e % 8` of Philox counter `{e / 8}`. Steps smaller than half a unit in
+// the last place then survive on average (Gupta et al., "Deep learning with limited numerical precision",
+// 2015). e counts from the first element of the whole tensor; the vector begins at element `8 * first` of
+// the tensor.
 __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
                                         const float (&x)[8], const philox_keys &keys, int64_t first)
 {
@@ -269,7 +270,7 @@ struct param_update { // the update of one parameter, or of a rank's shard of it
     int64_t n, begin;   // p has n elements, beginning with element 8 * begin of the whole parameter
     unsigned first;
     float weight_decay, lr_factor;
-    uint32_t random;    // the instruction's stream of random numbers
+    uint32_t random;    // number of the instruction's stream of random numbers
     uint8_t types[3];   // dtype of g; dtype of p; dtype of m and v
     bool wide;
 };
@@ -291,11 +292,11 @@ struct param_updates {
 #define TT__PEERS (CUDART_VERSION >= 12010 ? 2048 : 256)
 #endif
 
-struct member_sum { // a sum of members' elements, see ops/collectives/cuda.cuh
+struct member_sum { // the sum of the members' elements in a collective (ops/collectives/cuda.cuh)
     void *y;
     int64_t n;
     unsigned first;
-    int peers, present; // index of the sum's first operand in member_sums.peers; number of operands
+    int peers, present; // peers: index of the first operand in member_sums.peers; present: number of operands
     uint8_t type, how;
     bool add, wide;
 };
@@ -365,7 +366,7 @@ cudaError_t run_squares(const tt__launch *l, int count)
         const unsigned tensors = (unsigned)s->count;
         cudaError_t e = cudaSuccess;
         if (op == TT__OP_SUM_SQUARES) e = TT__LAUNCH(sum_squares, blocks, 256, 0, d->stream, *s);
-        if (op == TT__OP_CHUNK_SQUARES && blocks) // 0 blocks: all of the rank's shards may be empty
+        if (op == TT__OP_CHUNK_SQUARES && blocks) // there are no blocks if all shards of the rank are empty
             e = TT__LAUNCH(chunk_squares, blocks, 256, 0, d->stream, *s);
         if (op == TT__OP_FOLD_SQUARES) e = TT__LAUNCH(fold_squares, tensors, 256, 0, d->stream, *s);
         if (e == cudaSuccess && op == TT__OP_SUM_SQUARES)
@@ -380,10 +381,10 @@ TT__RUN_BY(FOLD_SQUARES, run_squares)
 
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // number of elements that a block updates
 
-// Updates parameters. Reads and writes, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12
-// for SGD without; in 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all
-// parameters and their states; or ANY. With ANY, only three blocks fit a multiprocessor: a thread needs more
-// registers than the 64 that four blocks allow.
+// Updates parameters. For each f32 element, reads and writes 28 bytes for Adam, 20 bytes for SGD with
+// momentum, and 12 bytes for SGD without momentum; for a 16-bit element, half as many. G: dtype of all
+// gradients of the launch, or ANY; P: dtype of all parameters and their states, or ANY. If P is ANY, only
+// three blocks fit a multiprocessor: a thread needs more registers than the 64 that four blocks allow.
 template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__step_settings *run)
@@ -440,7 +441,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     int64_t i = from + 8 * threadIdx.x;
     if (P == ANY) {
         for (; i < to; i += 2048) update(i, to - i);
-    } else { // whole groups of 8 elements, then the last elements
+    } else { // updates whole groups of 8 elements, then the elements that are left
         for (; i + 8 <= to; i += 2048) update(i, 8);
         if (i < to) update(i, to - i);
     }
@@ -476,7 +477,8 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
 {
     if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
     param_updates *u = &l->device->arguments->updates;
-    for (int from = 0; from < count; from += u->count) { // a kernel launch has updates by one rule
+    // Each round launches a kernel for updates that follow one rule.
+    for (int from = 0; from < count; from += u->count) {
         const update_rule rule = rule_of(&l[from]);
         const float *clip = (const float *)l[from].in[1].data;
         unsigned blocks = 0;

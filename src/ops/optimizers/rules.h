@@ -53,7 +53,7 @@ static const tt__rules tt__rules_CHUNK_SQUARES = {tt__shape_CHUNK_SQUARES, tt__l
 static const tt__rules tt__rules_FOLD_SQUARES = {tt__shape_FOLD_SQUARES, tt__layout_FOLD_SQUARES, {NULL},
     tt__no_bytes};
 
-/* Fails unless operand k has dtype f64 and shape (1, 3). Such values are parts of tt__results. */
+/* Fails unless operand k has dtype f64 and shape (1, 3), as the parts of tt__results have. */
 static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k)
 {
     const tt__shape *s = tt__in(t, i, k);
@@ -146,7 +146,8 @@ static int tt__use_CUSTOM_UPDATE(const tt_optimizer_options *o, tt__attr *a, tt_
     return known ? c->states : 0;
 }
 
-/* The moving average of a parameter, beside the states of any optimizer. */
+/* The rules of EMA, which updates the moving average of a parameter. The average is a further state, whatever
+   the optimizer. */
 static const tt__rules tt__rules_EMA = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__no_bytes};
 
 enum { TT__STATES = 2 }; /* max number of states that an op keeps for a parameter */
@@ -160,5 +161,6 @@ typedef struct tt__optimizer {
 } tt__optimizer;
 #define TT__OPTIMIZER(kind, name, op, decoupled, state, word, second, its_word) \
     {name, TT__OP_##op, decoupled, {{state, word}, {second, its_word}}, tt__use_##op},
-static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* index: tt_optimizer_kind */
+static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* element k is for
+                                                                                  tt_optimizer_kind k */
 #undef TT__OPTIMIZER

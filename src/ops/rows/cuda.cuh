@@ -10,7 +10,8 @@ namespace {
 
 // ------------------------------------------------------------------- rows: gather, scatter, pooling, patches
 
-// Computes y[r] = x[index[r] - first], or zeros where x has no such row. Reads the rows of x and writes y.
+// Computes y[r], row `index[r] - first` of x, or zeros where x has no such row. Reads the rows of x and
+// writes y.
 struct op_gather {
     static constexpr int KIND = HOT_CASTS;
     const int32_t *index;
@@ -70,15 +71,16 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
 }
 TT__RUN_BY(MEAN_POOL_BACKWARD, run_mean_pool_backward)
 
-// Arguments of patches, which sets y[r] to patch number position[r] - 1 of the image of row r, one channel
-// after another, or to zeros if position[r] is 0. A thread works on up to 8 pixels of a line of a patch, with
-// all C channels. words: groups of 8 pixels begin at multiples of 4 bytes. Reads pixels and writes y once.
+// Arguments of patches, which writes one patch to each row y[r], one channel after another. The patch has
+// number `position[r] - 1` in the image of row r; if position[r] is 0, y[r] becomes zeros. A thread works on
+// up to 8 pixels of a line of a patch, with all C channels. words: groups of 8 pixels begin at multiples of
+// 4 bytes. Reads pixels and writes y once.
 struct patches_args {
     const uint8_t *pixels;
     int64_t ld, seqs;
     const int32_t *position, *start;
     int width, patch;
-    float scale[4], shift[4]; // factor and addend of each channel
+    float scale[4], shift[4]; // factor and addend of the pixels of each channel
     tt__mat y;
     bool add, vector, words;
 };
@@ -176,8 +178,8 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
     }
 }
 
-// Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence, and each of its
-// warps every eighth row. Reads x once.
+// Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence; each warp of the
+// block sums every eighth row. Reads x once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
                                                              bool add, bool vector)
 {
@@ -321,7 +323,7 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     const unsigned *bits = resident_of(l)->words;
     float *partial = resident_of(l)->sums + used / sizeof(float);
     cudaError_t e = run_mark_rows(l, dy->rows);
-    if (e == cudaSuccess && l->out[1].data) { // first, because dx may have the memory of dy
+    if (e == cudaSuccess && l->out[1].data) { // sums dy first, because dx may have the memory of dy
         const int64_t all = (dy->rows + 31) / 32;
         const int64_t blocks = sum_blocks(d, 2, (all + 7) / 8, used, (size_t)dy->cols * 4);
         const int64_t words = (all + blocks - 1) / blocks;
