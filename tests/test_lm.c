@@ -291,7 +291,7 @@ TEST(factors_and_norms_of_gemma)
     for (int k = 0; k < 4; k++) {
         golden g;
         int scales = 0, norms = 0;
-        if (k == 3) ranks.device = "cpu*2", ranks.tensor = 2;
+        if (k == 3) ranks.device = "cpu*2", ranks.tensor = 2, ranks.pipeline = 1;
         const tt_train_options o = golden_options(precisions[k % 3]);
         ranks.device = NULL;
         if (!golden_open(&g, "gemma3", 1) || !golden_trainer(&g, &o)) return;

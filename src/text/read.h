@@ -238,6 +238,12 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
     if (status == TT_OK) status = tt__json_read_bool(j, node, "invert", &invert);
     if (status != TT_OK) return status;
     regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
+    const char *string = tt__json_text(j, tt__json_get(j, pattern, "String"));
+    const tt__text_step *last = k->normalize.n ? &k->normalize.all[k->normalize.n - 1] : NULL;
+    const bool no_spaces = last && last->kind == TT__STEP_REPLACE && last->from_bytes == 1 &&
+                           *last->from == ' ' && !memchr(last->to, ' ', last->to_bytes);
+    if (string && strcmp(string, " ") == 0 && no_spaces) return TT_OK; /* Gemma's Split, which splits nothing
+                                                                          as the spaces are replaced */
     while (known < TT__COUNT(tt__patterns) && !(regex && strcmp(regex, tt__patterns[known].regex) == 0))
         known++;
     if (known == TT__COUNT(tt__patterns))

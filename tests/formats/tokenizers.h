@@ -166,6 +166,54 @@ TEST(tokenizer_golden_bpe)
     }
 }
 
+/* Gemma's tokenizer.json splits texts at spaces, after a normalizer has replaced all spaces. The splitter
+   then changes nothing; without the normalizer it is refused. */
+TEST(split_at_spaces_that_are_gone)
+{
+    static const char split[] = "{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},"
+                                "\"behavior\":\"MergedWithPrevious\",\"invert\":false},";
+    static const char text[] = "the quick  brown fox, \xc3\xa9t\xc3\xa9 ";
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    char folder[1024], edited[1024];
+    int32_t ids[2][64];
+    int64_t n[2] = {0};
+    size_t bytes;
+    snprintf(folder, sizeof folder, "%s/llama2", TEST_GOLDEN("bpe"));
+    snprintf(edited, sizeof edited, "%s", test_folder());
+    char *json = test_read(test_path(folder, "tokenizer.json"), &bytes);
+    char *at = json ? strstr(json, "\"pre_tokenizer\":null,") : NULL;
+    REQUIRE(at != NULL);
+    for (int k = 0; k < 3; k++) { /* the file itself; with the splitter; without the normalizer, too */
+        char *to = (char *)malloc(bytes + sizeof split + 32);
+        const int used = sprintf(to, "%.*s\"pre_tokenizer\":%s%s", (int)(at - json), json,
+                                 k ? split : "null,", at + strlen("\"pre_tokenizer\":null,"));
+        char *normalizer = k == 2 ? strstr(to, "\"normalizer\":") : NULL;
+        if (k == 2 && CHECK(normalizer != NULL)) memcpy(normalizer, "\"normalizeX\":", 13);
+        test_write(test_path(edited, "tokenizer.json"), to, (size_t)used);
+        free(to);
+        tt_tokenizer *t = tt_tokenizer_load(ctx, edited);
+        if (k == 2) {
+            CHECK(t == NULL);
+            CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "the pattern of a Split, a String, is not supported");
+        } else if (CHECK(t != NULL)) {
+            tt_encoding e;
+            memset(&e, 0, sizeof e);
+            e.text = text;
+            e.bytes = strlen(text);
+            e.room = 64;
+            e.ids = ids[k];
+            n[k] = tt_tokenizer_encode(t, &e);
+        } else {
+            fprintf(stderr, "%s\n", tt_error(ctx));
+        }
+        tt_tokenizer_free(t);
+    }
+    CHECK(n[0] > 5 && n[0] == n[1] && memcmp(ids[0], ids[1], sizeof(int32_t) * (size_t)n[0]) == 0);
+    free(json);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* Decodes random ids, as untrained models give them, with split characters and invalid bytes. If ids come one
    at a time, their texts add up to the text of all ids, and the number of ids that each call decodes again
    does not grow. */
