@@ -453,6 +453,7 @@ TEST(heads_that_folders_name)
         test_allocator a;
         tt_head head;
         long calls = 0;
+        if (decodes(heads[k].name)) continue;
         for (long n = 0; n <= calls; n++) {
             tt_context *ctx = test_open(&a);
             const long before = a.calls;
