@@ -19,7 +19,7 @@ static double tt__quota_in(const char *folder)
         FILE *f = fopen(path, "r");
         if (!f) continue;
         int read = fscanf(f, k == 0 ? "%lf %lf" : "%lf", &value[at], &value[1]);
-        if (read < 1) value[at] = 0; /* the file holds the word "max" */
+        if (read < 1) value[at] = 0; /* the file holds the word "max": there is no quota */
         fclose(f);
     }
     for (int k = 0; k < 4; k += 2)
@@ -38,7 +38,8 @@ static void tt__each_group(const char *root, const char *controller,
     if (snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) >= (int)sizeof folder) return;
     FILE *f = fopen(folder, "r");
     if (!f) return;
-    while (fgets(line, sizeof line, f)) { /* a line is number:controllers:/path, in version 2 number::/path */
+    while (fgets(line, sizeof line, f)) { /* a line is `number:controllers:/path`, in version 2
+                                             `number::/path` */
         char *controllers = strchr(line, ':'), *group = controllers ? strchr(++controllers, ':') : NULL;
         if (!group) continue;
         *group++ = 0;

@@ -204,8 +204,8 @@ static tt__stored tt__param_stored(const tt_param *p)
     return tt__stored_of(p, &tt__param_placement(p)->part, p->owner);
 }
 
-/* Returns how many elements of the tensor a rank stores. Sets *first to the number of the first one, counted
-   within the shard of its tensor rank. */
+/* Returns how many elements of the tensor a rank stores. Sets *first to the number of the rank's first
+   element, counted within the shard of its tensor rank. */
 static int64_t tt__stored_shard(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;

@@ -258,7 +258,8 @@ __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t ke
     }
 }
 
-// The keys of all rounds of a draw, two rounds in a uint4, for kernels with few keys in shared memory.
+// The keys of all rounds of Philox for one draw; a uint4 holds the keys of two rounds. Kernels that use few
+// draw keys keep the expanded keys in shared memory.
 typedef uint4 philox_keys[(TT__DRAW_ROUNDS + 1) / 2];
 __device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
 {

@@ -346,10 +346,10 @@ __device__ __forceinline__ uint32_t tt__bytes(uint32_t low, uint32_t high, uint3
 #endif
 
 // Returns the lower half of the matrix descriptor of rows in shared memory that a warpgroup's product reads
-// (PTX ISA, "Matrix Descriptor Format", "Canonical Layouts"). Chunk c, of 16 bytes, of a row of 128 bytes is
-// stored at chunk c ^ row % 8. Groups of eight rows follow one another, the first at a multiple of 1,024
-// bytes; the leading dimension is not read. p: row 0 of a group of 8, at a multiple of 16 columns. The
-// descriptor of an address n bytes further is larger by n / 16.
+// (PTX ISA, "Matrix Descriptor Format", "Canonical Layouts"). A row of 128 bytes has 8 chunks of 16 bytes.
+// Chunk `c` of row `r` is stored at the place of chunk `c ^ (r % 8)`. Groups of eight rows follow one
+// another, the first at a multiple of 1,024 bytes; the leading dimension is not read. p: row 0 of a group of
+// 8, at a multiple of 16 columns. The descriptor for an address n bytes after p is larger by `n / 16`.
 __device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 {
     return (tt__shared_address(p) & 0x3ffff) >> 4 | 1 << 16;

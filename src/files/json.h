@@ -16,8 +16,8 @@ typedef enum tt__json_kind {
     TT__JSON_OBJECT
 } tt__json_kind;
 
-/* A value of a JSON text. Nodes are stored in the order of the text: the first child of node i is i + 1, its
-   next sibling nodes[i].after. */
+/* A value of a JSON text. Nodes are stored in the order of the text: the first child of `nodes[i]` is
+   `nodes[i + 1]`, and the next sibling of `nodes[i]` is `nodes[nodes[i].after]`. */
 typedef struct tt__json_node {
     uint8_t kind;
     bool exact;              /* the number is an integer that `integer` holds */
@@ -254,7 +254,8 @@ static bool tt__json_less(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Sorts the members of an object that was read to its end by key. Fails if two members have the same key. */
+/* Sorts the members of an object by key, after the object was read to its end. Fails if two members have the
+   same key. */
 static bool tt__json_index(tt__json *j, int object)
 {
     int from = j->n_sorted, member = object + 1;
