@@ -13,8 +13,9 @@
 #define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
 #define TT__WEIGHT_BITS 22   /* fraction bits of a weight: a sum has 32 bits, a pixel takes 8, 2 are spare */
 
-/* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is the sum over
-   t < used[x] of weights[x * taps + t] * (input pixel first[x] + t). */
+/* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is a weighted sum of
+   used[x] consecutive input pixels, the first of which has the number first[x]. The t-th of the input pixels,
+   from 0 on, has the weight weights[x * taps + t]. */
 typedef struct tt__filter {
     int in, out, taps;
     tt_resample kind;
@@ -92,7 +93,7 @@ static uint32_t tt__level(uint32_t sum)
 typedef struct tt__window { int top, left, height, width; bool mirror; } tt__window;
 
 /* Resamples one row of an image horizontally to the columns of a window. A pixel of `in` has `stride`
-   channels. Channel c of an output pixel comes from channel c * step of `in`. */
+   channels. Channel c of an output pixel comes from channel `c * step` of `in`. */
 static void tt__resample_across(const tt__filter *f, const tt__window *window, const uint8_t *in, int stride,
                                 int step, int channels, uint32_t *out)
 {

@@ -329,7 +329,8 @@ static void tt__fit_forget_features(tt__fit_run *f)
     }
 }
 
-/* Makes evaluations read the features of the validation source, if there are features, or ends that. */
+/* Does nothing without features. If `begin`, makes evaluations read the features of the validation source;
+   otherwise ends that, and micro-batches take the features of the training source again. */
 static void tt__fit_judge(tt__fit_run *f, bool begin)
 {
     tt__features *x = f->r->features;
@@ -363,7 +364,8 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     return status == TT_OK ? back : status;
 }
 
-/* Calls `keep`, while the parameters are their moving averages if there are any. */
+/* Calls the callback `keep`. If there are moving averages, the parameters have their values during the
+   call. */
 static tt_status tt__fit_keep(tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;

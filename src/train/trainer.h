@@ -25,8 +25,8 @@ struct tt_trainer {
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
-    /* With features_once, else NULL: `train` and `head` read features, and `head` evaluates; `eval` computes
-       the features and all that follows. */
+    /* The next two fields are NULL without features_once. With features_once, `train` and `head` read
+       features, `head` evaluates, and `eval` computes the features and everything after them. */
     tt__features *features;
     tt_program *head;
     bool by_features; /* evaluations use `head` */
@@ -46,7 +46,8 @@ struct tt_trainer {
     int32_t *positions, *seq_start; /* for max_seqs sequences of max_length rows, if model.same_length */
     float *class_weights; /* (2, classes). Row 0: the options' weights; row 1: ones, for evaluation. NULL: no
                              weights */
-    void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
+    void *zeros; /* zeros: the data that predictions set for inputs that only the loss reads; as large as the
+                    largest of these inputs */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -658,7 +659,8 @@ static tt_status tt__cached_embeddings(tt_trainer *r)
     return status;
 }
 
-/* Runs forward and backward of the step's micro-batches, which begins with the cached gradients. */
+/* Runs the forward and the backward of each micro-batch of the step. The backward begins with the cached
+   gradients. */
 static tt_status tt__cached_backward(tt_trainer *r)
 {
     tt__grad_cache *g = r->cache;
@@ -681,7 +683,8 @@ static tt_status tt__cached_backward(tt_trainer *r)
     return status;
 }
 
-/* Keeps a micro-batch; runs the step if it is the last. The statistics are those of the step's loss. */
+/* Keeps a copy of a micro-batch. If the micro-batch is the last of its step, runs the step. The statistics
+   are those of the step's loss. */
 static tt_status tt__cached_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
 {
     tt__grad_cache *g = r->cache;
