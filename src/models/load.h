@@ -154,8 +154,9 @@ static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, in
     return NULL;
 }
 
-/* Returns whether a tensor of the checkpoint is a classifier (letter C, K or N) for another task or with
-   another number of classes than the model's, which then keeps its random initial values. */
+/* Returns whether tensor `info`, a classifier (its shape begins with the letter C, K or N), does not fit the
+   model: it is for another task or another number of classes. The model's classifier then keeps its random
+   initial values. */
 static bool tt__starts_anew(const tt__layout *l, const tt__tensor_row *row, const tt_tensor_info *info,
                             const int64_t *dims)
 {

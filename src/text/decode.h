@@ -278,8 +278,9 @@ void tt_decode_stream_free(tt_decode_stream *s)
     tt__free(s->k->ctx, s);
 }
 
-/* Removes ids whose text has been returned, except the context of the next ids, which must have a text.
-   clean: the text of all ids has been returned. */
+/* Removes ids whose text has been returned from s->ids, but keeps some of them as context of the next ids.
+   Removes none if the ids that remain would have no text. clean: the text of all ids has been returned.
+   Returns false if memory runs out. */
 static bool tt__stream_cut(tt_decode_stream *s, bool clean)
 {
     const int from = clean ? s->context

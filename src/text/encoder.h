@@ -110,8 +110,9 @@ static void tt__encoder_trim(const tt__encoder *e, const char *text, size_t byte
     if (walked == trailing) span->end = end > span->begin ? end : span->begin;
 }
 
-/* Adds the span of a token. text: the bytes of e->layer that the token stands for. added: the token is an
-   added token, and white space is trimmed as in e->layer, not as in the vocabulary. */
+/* Adds the span of a token. text: the bytes of e->layer that the token stands for. added: whether the token
+   is an added token. If spans are trimmed, the white space at the ends of a text leaves the span. An added
+   token's text is then `text`; any other token's text is its text in the vocabulary. */
 static void tt__encoder_add_span(tt__encoder *e, int32_t id, const char *text, size_t bytes, bool added)
 {
     const tt__finisher *f = &e->k->finish;

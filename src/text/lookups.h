@@ -122,7 +122,7 @@ static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
 }
 
 /* Returns the index in t->edges of an edge, or of the free entry where the edge belongs. key: the edge's
-   parent << 8 | byte. */
+   `parent << 8 | byte`. */
 static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key)
 {
     size_t at = (size_t)(key * 0x9E3779B97F4A7C15u >> t->shift);

@@ -79,9 +79,9 @@ static void tt__rewrite_map(tt__rewrite *w)
     for (size_t i = 0; i < w->size; i++) spans[w->mapped++] = span;
 }
 
-/* Ends the piece that was written last: moves past the old characters that the piece replaces. If these
-   belong to the front (tt__encoder.front) of the old text, the piece's bytes belong to the front of the new
-   text. */
+/* Ends the piece that was written last: moves past the old characters that the piece replaces. If the piece
+   comes from a character of the old text's front (tt__encoder.front), the piece's bytes belong to the front
+   of the new text. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -259,8 +259,9 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 /* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    /* The characters read last are, if `picture`, a picture and its extenders; if `joined`, these and then a
-       joiner; if `consonant`, a consonant and its extenders; if `linked`, these with a linker among them. */
+    /* Flags for the characters read last. picture: a picture and its extenders. joined: a picture, its
+       extenders and then a joiner. consonant: a consonant and its extenders. linked: a consonant and its
+       extenders, with a linker among them. */
     bool picture = false, joined = false;
     bool consonant = false, linked = false;
     int before = TT__GRAPHEME_OTHER;

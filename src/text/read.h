@@ -78,8 +78,9 @@ static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node,
     return status;
 }
 
-/* Returns the "type" of a component. Returns NULL if the component is null, if *status is an error, or if the
-   component is a Sequence, whose components, in its array `key`, the function then reads. */
+/* Returns the "type" of a component; NULL if the component is null. If the component is a Sequence, reads the
+   Sequence's components, in the array `key`, by function `read`, and returns NULL. Returns NULL after an
+   error, too. */
 static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, const char *what,
                                  const char *key, tt__reader read, tt_status *status)
 {

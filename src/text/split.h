@@ -95,8 +95,8 @@ static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, s
     }
 }
 
-/* Returns whether the part that begins at text + from is the first part of the whole text. first: whether a
-   part that begins at `text` may be the first. */
+/* Returns whether the part that begins at `text + from` is the first part of the whole text. first: whether
+   a part that begins at `text` may be the first. */
 static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);

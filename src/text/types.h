@@ -84,8 +84,9 @@ typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__buc
 
 /* Hash table from texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    /* The table leaves out the first `skipped` bytes of each text. base: address of the texts plus `skipped`;
-       the slice of a text has its offset from there. */
+    /* The table leaves out the first `skipped` bytes of each text. base: address of the texts plus `skipped`.
+       A slice has the place of a whole text: `base` plus the slice's start is the address of the bytes that
+       are not left out. */
     const char *base;
     uint32_t skipped;
     const tt__text_slice *slices; /* the slice of each id */
@@ -162,7 +163,8 @@ typedef struct tt__around { int32_t ids[TT__AROUND], types[TT__AROUND]; int n; }
 
 /* The ids that the post-processor puts around one text, or around and between a pair of texts. */
 typedef struct tt__template {
-    tt__around around[3];          /* ids before the first text; after it; after the second text of a pair */
+    tt__around around[3];          /* ids before the first text, after the first text, and after the second
+                                      text of a pair */
     int32_t types[2];              /* the token type of each text's ids */
 } tt__template;
 

@@ -25,8 +25,8 @@ static uint32_t tt__unicode_from(uint32_t before, const char **at)
 }
 
 /* Sets the bits of each code point in `to` from `rows` runs of code points. A row is two numbers: the
-   distance of the run's first code point from the end of the previous run, and (last - first) << shift |
-   bits. texts: one string, or several. */
+   distance of the run's first code point from the end of the previous run, and
+   `(last - first) << shift | bits`. texts: one string, or several. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
 {
     const char *at = *texts;
@@ -117,7 +117,7 @@ static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees the res
 }
 
 /* Returns how many rows of a sorted table begin with a code point that is at most c. A row has `columns`
-   numbers, of which the first is code point << 11. */
+   numbers, of which the first is the row's code point, shifted left by 11 bits. */
 static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
 {
     int low = 0, high = rows;

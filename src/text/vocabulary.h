@@ -51,9 +51,9 @@ typedef struct tt__recipe { /* the files from which a tokenizer is built */
 typedef struct tt__vocab_reader {
     const tt__recipe *r;
     const tt__json *j;
-    int node, child, place;       /* nodes of the vocabulary and of the next token; number of the next
-                                     token */
-    size_t at, offset;            /* offset of the next line; offset of the last JSON token */
+    int node, child, place;       /* node: the node of the vocabulary; child: the node of the next token;
+                                     place: the number of the next token */
+    size_t at, offset;            /* at: offset of the next line; offset: offset of the last token in JSON */
 } tt__vocab_reader;
 
 /* Reads the next line of vocab.txt, a token without the white space at its end. */
