@@ -3635,8 +3635,8 @@ static bool tt__match(const char *pattern, const char *name)
 
 typedef struct tt__pool tt__pool;
 typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see src/cpu/ */
-/* How the CPU's kernels multiply bf16 matrices: converted to fp32, by dot-product instructions, or by Intel
-   AMX. tt_context_options.bf16 forces one. */
+/* The way in which the CPU's kernels multiply bf16 matrices: after conversion to fp32, by dot-product
+   instructions, or by the tiles of Intel AMX. tt_context_options.bf16 can demand one of the ways. */
 typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16;
 
 /* The CPU as a device: the threads that run its kernels, and the kernels' instruction set. */
@@ -3656,8 +3656,8 @@ struct tt_context {
     char error[TT__ERROR];
     size_t allocated;
     pthread_mutex_t mutex; /* guards the allocator, `allocated` and the fields about errors */
-    bool late;             /* set by tests: the CPU does the work of all streams but the compute stream only
-                              when a WAIT for that work runs */
+    bool late;             /* set by tests: the CPU postpones work on streams other than the compute stream
+                              until a WAIT for that work runs */
     bool apart;            /* set by tests: device "cpu" has its own memory, as GPUs have */
     bool ranks_run;        /* several ranks run: only the first of their errors is kept */
     bool rank_failed;      /* an error was recorded since the ranks began to run */
@@ -3702,9 +3702,10 @@ static bool tt__is_option(const char *field, size_t n)
     return k < TT__COUNT(fields);
 }
 
-/* Copies an error message and writes options in the program's words. Where FIELD is an option in TT__OPTIONS,
-   "{FIELD VALUE}" loses its braces, and if tt_context_options.wording has a name for FIELD (such as "--lr"),
-   that name replaces FIELD, and VALUE loses quotes and "=". Other text in braces is copied unchanged. */
+/* Copies an error message, and names the options in the message as the user's program does. The message has
+   an option of TT__OPTIONS as "{FIELD VALUE}", for example "{batch = 8}". The copy has no braces. If
+   tt_context_options.wording has a name for FIELD, such as "--batch", the name replaces FIELD, and quotes and
+   "=" are left out of VALUE. Other text in braces is copied unchanged. */
 static void tt__name_options(const tt_context *ctx, const char *from, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};
@@ -3725,8 +3726,9 @@ static void tt__name_options(const tt_context *ctx, const char *from, char *to, 
     }
 }
 
-/* Records the sentence that tt_error() returns, and returns `status`. Names options by tt__name_options.
-   While several ranks run, keeps the first of their errors. */
+/* Records the sentence that tt_error() returns, and returns `status`. In the sentence, tt__name_options
+   replaces the names of options by those of the user's program. While several ranks run, keeps the first of
+   their errors. */
 TT_PRINTF(3, 4)
 static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
 {
@@ -4084,10 +4086,10 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
     return failed == 0;
 }
 
-/* A function that does one task. A pool runs the function for `count` tasks on all threads, the caller
-   included. In each call a thread begins with its own slice of the tasks, whose data may still be in the
-   thread's cache; then it helps with the slices of other threads. Results must depend on the task only, not
-   on the thread or the number of threads. Idle workers sleep. */
+/* A function that does one task. tt__run_tasks runs the function once for each task of a call, on all threads
+   of the pool, the caller included. In each call a thread begins with its own slice of the tasks, whose data
+   may still be in the thread's cache; then the thread helps with the slices of other threads. Results must
+   depend on the task only, not on the thread or the number of threads. Idle workers sleep. */
 typedef void (*tt__task_function)(void *arg, int64_t task, int thread);
 
 typedef struct tt__worker {
@@ -4245,7 +4247,7 @@ static double tt__quota_in(const char *folder)
         FILE *f = fopen(path, "r");
         if (!f) continue;
         int read = fscanf(f, k == 0 ? "%lf %lf" : "%lf", &value[at], &value[1]);
-        if (read < 1) value[at] = 0; /* the file holds the word "max" */
+        if (read < 1) value[at] = 0; /* the file holds the word "max": there is no quota */
         fclose(f);
     }
     for (int k = 0; k < 4; k += 2)
@@ -4264,7 +4266,8 @@ static void tt__each_group(const char *root, const char *controller,
     if (snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) >= (int)sizeof folder) return;
     FILE *f = fopen(folder, "r");
     if (!f) return;
-    while (fgets(line, sizeof line, f)) { /* a line is number:controllers:/path, in version 2 number::/path */
+    while (fgets(line, sizeof line, f)) { /* a line is `number:controllers:/path`, in version 2
+                                             `number::/path` */
         char *controllers = strchr(line, ':'), *group = controllers ? strchr(++controllers, ':') : NULL;
         if (!group) continue;
         *group++ = 0;
@@ -4491,7 +4494,7 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
     int error = 0;
     if (!folder) return false;
     for (struct dirent *entry;;) {
-        errno = 0; /* errno then tells an error of readdir from the end of the folder */
+        errno = 0; /* so that errno tells whether readdir failed or the folder has no more entries */
         if (!(entry = readdir(folder))) { error = errno; break; }
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         if (!each(arg, entry->d_name)) break;
@@ -4501,9 +4504,9 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
     return error == 0;
 }
 
-/* Locks the file `path` with flock, which drops the lock when the process ends in any way, and writes `text`
-   to it. If the previous holder removes the file between open and flock, the locked file no longer has the
-   name `path`. The loop then tries again with a new file. */
+/* Locks the file `path` with flock, and writes `text` to the file. The system drops the lock when the process
+   ends in any way. If the previous holder removes the file between open and flock, the locked file no longer
+   has the name `path`. The loop then tries again with a new file. */
 static void *tt__posix_lock(void *user, const char *path, const char *text, bool *held)
 {
     *held = false;
@@ -4718,7 +4721,7 @@ static tt_status tt__writer_end(tt__writer *w)
     return w->status;
 }
 
-/* Returns whether heapsort puts item a before item b. The function must be a strict total order. Heapsort
+/* Returns whether heapsort puts item a before item b. The function must define a strict total order. Heapsort
    needs no memory and takes n log n steps for any input. */
 typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
 
@@ -13997,9 +14000,10 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 /* ---- one variant for each instruction set ----
 
    The variants are most of a compiler's work. A build of many programs, such as the Makefile's build of the
-   tests, compiles them once: an object compiled with TT__KERNELS_ONLY has the variants' tables, and its
-   source ends here; programs compiled with TT__KERNELS_ELSEWHERE only declare the tables. The object also has
-   the public functions above. The linker is told to take the first definition, which is the program's own. */
+   tests, compiles the variants once, into an object for which TT__KERNELS_ONLY is defined. The source of that
+   object ends here. The programs are compiled with TT__KERNELS_ELSEWHERE and only declare the variants'
+   tables. The object and each program define the public functions above. The linker is told to take the
+   first definition, which is the program's own. */
 
 #define TT__LANES 4
 #define TT__ISA portable
@@ -14506,8 +14510,8 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
     TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
 }
 
-/* Loads f16, or fewer than TT__LANES elements, for load_as. load_rest and store_rest are not inlined, because
-   many places call them for few elements. */
+/* Does the rarer work of load_as: loads f16, or fewer than TT__LANES elements. load_rest and store_rest are
+   not inlined, because many places call them for few elements. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     uint16_t some[TT__LANES] = {0};
@@ -14526,7 +14530,8 @@ TT__OUTLINE void TT__K(store_rest)(void *p, tt_dtype dtype, int64_t i, tt__vf x,
     memcpy((uint16_t *)p + i, some, (size_t)n * 2);
 }
 
-/* Loads the first TT__LANES of n elements from element i of an array of any float dtype, zeros beyond n. */
+/* Loads TT__LANES elements of an array of any float dtype, from element i on. The array has n elements from
+   there on. If n < TT__LANES, the other lanes become 0. */
 TT__INLINE tt__vf TT__K(load_as)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     if (n >= TT__LANES && dtype == TT_F32) return TT__K(load)((const float *)p + i);
@@ -20337,7 +20342,7 @@ typedef struct tt__placement {
     tt__part part;      /* the shard of the parameter that a rank stores */
 } tt__placement;
 
-/* The values of the option `memory`, and below the words by which users give them. */
+/* The values of the option `memory`. tt__memory_names has the words by which users give the values. */
 typedef enum tt__memory_kind {
     TT__OWN_MEMORY, TT__MANAGED, TT__OVERSUBSCRIBED, TT__MEMORY_KINDS
 } tt__memory_kind;
@@ -20355,10 +20360,12 @@ enum { TT__WINDOWS = 3 }; /* number of windows of instructions that are on the d
 typedef struct tt__paging {
     size_t room;        /* bytes on the device for all blocks that are not `kept` there */
     size_t blocks;      /* number of blocks of the arena */
-    uint64_t *used;     /* for each block: `clock` at the start of the last window that used it; 0: none */
-    uint64_t *stamp;    /* for each block: `stamps` when an instruction last added it to a window */
+    uint64_t *used;     /* for each block: value of `clock` when the last window of instructions that uses the
+                           block began; 0: no window has used the block */
+    uint64_t *stamp;    /* for each block: value of `stamps` when an instruction last added the block to a
+                           window */
     bool *kept;         /* for each block: it always stays on the device */
-    uint64_t clock;     /* 1 + bytes of blocks, without kept blocks, that all windows so far have used */
+    uint64_t clock;     /* 1 + bytes of the blocks, without kept blocks, that all windows so far have used */
     uint64_t stamps;    /* number of instructions added to windows so far */
     uint64_t prefetched; /* bytes prefetched so far */
     void *began, *there[TT__WINDOWS]; /* began: event at the start of the window of instructions that runs;
@@ -20480,9 +20487,10 @@ static tt_status tt__placements_grow(tt_context *ctx, tt__arena *a)
     return TT_OK;
 }
 
-/* Returns the arena in which a program of arena `a` finds parameter p; NULL if none stores p yet. That is p's
-   `owner` or, in a pipeline of `stages` stages, the one of `owner` and `second_owner` that belongs to stage
-   `stage`. If the device has no backend in this build, parameters have no owner, and the arena is `a`. */
+/* Returns the arena in which a program of arena `a` finds parameter p: p's `owner` or, in a pipeline of
+   `stages` stages, the one of `owner` and `second_owner` that belongs to stage `stage`. Returns NULL if no
+   arena stores p for that stage yet. If the device has no backend in this build, parameters have no owner,
+   and the result is `a` if `a` stores p. */
 static tt__arena *tt__placement_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {
@@ -20696,7 +20704,8 @@ static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
     for (int r = c->first; r < c->first + c->local; r++) {
         if (c->device[r]) continue;
         c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
-        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory or threads for a CPU device */
+        if (!c->device[r] && c->kind->host) return ctx->status; /* a CPU device: the error (no memory or
+                                                                   threads) is set */
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
                             tt__device_name(c->kind, c->index[r], name), why,
@@ -20762,8 +20771,9 @@ static void tt__device_group_task(void *arg, int64_t task, int thread)
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
-    if (!job->failed || (named && !job->named)) { /* a rank without an error message of its own failed only
-                                                     because another rank did */
+    if (!job->failed || (named && !job->named)) { /* a rank that has no error message of its own failed only
+                                                     because of another rank, so a named error replaces its
+                                                     error */
         job->status = status;
         job->failed = rank + 1;
         job->named = named;
@@ -20864,8 +20874,8 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
     return tt__device_status(a->group->ctx, a->group, x->rank, status);
 }
 
-/* Returns `option` or, if it is NULL or empty, the value of environment variable `variable`; NULL if that is
-   not set or empty. */
+/* Returns `option`. If `option` is NULL or empty, returns the value of the environment variable `variable`;
+   NULL if the variable is not set or empty. */
 static const char *tt__option(const char *option, const char *variable)
 {
     if (!option || !*option) option = getenv(variable);
@@ -20917,9 +20927,10 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* Returns the device group that has in each process the `local` devices with numbers index[]. Makes the group
-   if it does not exist; its devices are not open then. moved: the number of devices that this host's earlier
-   processes take, which is included in index[]. Returns NULL after tt__fail. */
+/* Returns the device group in which each process has `local` devices. index: the numbers of this process's
+   devices. moved: the number of devices that earlier processes of this host take; index[] already counts from
+   there. Makes the group if it does not exist; the devices of a new group are not open. Returns NULL after
+   tt__fail. */
 static tt__device_group *tt__device_group_of(tt_context *ctx, const tt__device_kind *kind, const int *index,
                              int local, int moved)
 {
@@ -21250,7 +21261,8 @@ static bool tt__param_slots_grow(tt_context *ctx)
 tt_param *tt_param_find(tt_context *ctx, const char *name)
 {
     uint32_t found = ctx->n_params ? *tt__param_slot(ctx, name) : 0;
-    if (found) ctx->unmade[0] = 0; /* the parameter exists: forgets the error of a second tt_param_new */
+    if (found) ctx->unmade[0] = 0; /* the caller finds the existing parameter, so the error of a second
+                                      tt_param_new for it no longer counts */
     return found ? ctx->params[found - 1] : NULL;
 }
 
@@ -21394,8 +21406,8 @@ static tt__stored tt__param_stored(const tt_param *p)
     return tt__stored_of(p, &tt__param_placement(p)->part, p->owner);
 }
 
-/* Returns how many elements of the tensor a rank stores. Sets *first to the number of the first one, counted
-   within the shard of its tensor rank. */
+/* Returns how many elements of the tensor a rank stores. Sets *first to the number of the rank's first
+   element, counted within the shard of its tensor rank. */
 static int64_t tt__stored_shard(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;
@@ -27985,9 +27997,9 @@ static tt__state_header tt__state_header_of(const tt_program *p)
    with one row measures the update, which dominates its steps. */
 
 /* TT__STEP_LONG and TT__COPY_LONG: seconds from which a step or a copy is long enough to measure.
-   TT__STEPS_LONG: seconds of steps after which a program runs no more. ..._WIDTH: number of rows and of
-   columns of a block; TT__UPDATE_WIDTH: number of columns of a block with one row. ..._COPY: bytes of a
-   copy. */
+   TT__STEPS_LONG: a program runs 2 to 6 steps, until they have taken this many seconds together. ..._WIDTH:
+   number of rows and of columns of a block; TT__UPDATE_WIDTH: number of columns of a block with one row.
+   ..._COPY: bytes of a copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
@@ -28080,8 +28092,8 @@ typedef struct tt__profile {
 } tt__profile;
 
 /* Runs some steps and takes the shortest time of each launch, because other work on the machine slows down
-   some steps but seldom all. *seconds: the sum of these times or, if steps are very long, the duration of the
-   last step. */
+   some steps but seldom all. *seconds: the sum of the launches' shortest times or, if steps are very long,
+   the duration of the last step. */
 static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
@@ -28142,9 +28154,10 @@ static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool si
     }
 }
 
-/* Computes the seconds of a launch from steps whose launches are not timed: the shortest of them, less the
-   seconds that the rates predict for its work, divided by the number of launches. min: seconds of a step
-   whose launches were timed one by one, an upper bound. */
+/* Sets costs->launch, the seconds that a launch takes beside its work. Runs steps whose launches are not
+   timed, subtracts the seconds that the rates predict for the work of a step from the seconds of the shortest
+   step, and divides the difference by the number of launches. min: seconds of a step whose launches were
+   timed one by one; the shortest step counts as at most that long. */
 static tt_status tt__measure_launch(tt__sample *s, double min, tt_costs *costs)
 {
     double seconds;
@@ -28354,8 +28367,8 @@ static double tt__moved_by(const tt_program *p, int rank, double *min)
         const tt__members all = tt__members_of(p, rank, &i->move, &me);
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
-        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* or counts of losses
-                                                                                    (F64) */
+        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* also true for counts of
+                                                                                    losses (F64) */
         if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *min += item * loads.min;
     }
     return bytes;
@@ -28746,8 +28759,9 @@ static void tt__print_xml(tt__text_buffer *text, const char *name)
 }
 
 /* The categories of memory, in the order of the plot's layers from below. tt__live_layers returns live[k * N
-   + c]: the bytes in use in column k of the categories tt__layer[0] to tt__layer[c]. If several of the n
-   instructions share a column, it shows the one with the most bytes. NULL: out of memory. */
+   + c]: for column k of the plot, the bytes in use of the categories tt__layer[0] to tt__layer[c] together. A
+   column that stands for several of the n instructions shows the instruction with the most bytes. Returns
+   NULL if memory runs out. */
 static const tt_category tt__layer[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS,
                                         TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
 static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
@@ -28838,7 +28852,8 @@ static bool tt__is_marked(const tt_tape *t, const tt__instr *i, int kind)
     return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->recomputed;
 }
 
-/* Draws a line below each instruction for which tt__is_marked returns true. Returns whether there is any. */
+/* Draws a line below each instruction for which tt__is_marked returns true. Returns whether a line was
+   drawn. */
 static bool tt__draw_marks(tt__text_buffer *text, const tt_tape *t, int kind, const char *colour)
 {
     bool any = false;
@@ -29312,24 +29327,29 @@ enum {
     TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* Hangul */
 };
 
-/* The unpacked tables. c << 11 | x: a code point in the upper 21 bits of a number and a small number x in the
-   lower 11. */
+/* The unpacked tables. An expression `c << 11 | x` stands for a number with a code point c in the upper
+   21 bits and a small number x in the lower 11 bits. */
 typedef struct tt__unicode {
     uint8_t bits[0x110000];               /* TT__IS_... */
     uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
-    uint32_t marks[TT__MARK_ROWS][2];     /* runs of combining marks: first << 11 | last - first; rank of
-                                             their combining class */
-    uint32_t pairs[TT__PAIRS][3];         /* decompositions: c << 11 | whether NFC composes c; the first and
-                                             the second code point of c, or 0 */
+    uint32_t marks[TT__MARK_ROWS][2];     /* runs of combining marks. [0]:
+                                             `first << 11 | (last - first)`; [1]: rank of their
+                                             combining class */
+    uint32_t pairs[TT__PAIRS][3];         /* decompositions of code points c. [0]: `c << 11 | x`, where x
+                                             is 1 if NFC composes c, else 0; [1], [2]: the first and the
+                                             second code point of the decomposition, or 0 */
     uint32_t by_pair[TT__COMPOSED_PAIRS]; /* indices of the rows of `pairs` that NFC composes, sorted by the
                                              two code points */
     uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
-    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* runs of code points of one class: first << 11; last << 4 |
-                                                 TT__GRAPHEME_... */
-    uint32_t lower[TT__LOWER_RUNS][2];        /* runs of capitals: first << 11 | last - first (8 bits) << 3 |
-                                                 (stride - 1) * 3 + step; lower case of `first` */
-    uint32_t compat[TT__COMPAT_ROWS][2];      /* compatibility decompositions: c << 11; index in
-                                                 compat_points << 5 | number of code points there */
+    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* runs of code points of one class. [0]: `first << 11`; [1]:
+                                                 `last << 4 | TT__GRAPHEME_...` */
+    uint32_t lower[TT__LOWER_RUNS][2];        /* runs of capitals. [0]:
+                                                 `first << 11 | (last - first) << 3 | x` with 8 bits
+                                                 for last - first and x = `(stride - 1) * 3 + step`;
+                                                 [1]: lower case of `first` */
+    uint32_t compat[TT__COMPAT_ROWS][2];      /* compatibility decompositions of code points c. [0]:
+                                                 `c << 11`; [1]: `at << 5 | n` for the n code points
+                                                 from compat_points[at] on */
     uint32_t compat_points[TT__COMPAT_POINTS];
 } tt__unicode;
 
@@ -29357,8 +29377,8 @@ static uint32_t tt__unicode_from(uint32_t before, const char **at)
 }
 
 /* Sets the bits of each code point in `to` from `rows` runs of code points. A row is two numbers: the
-   distance of the run's first code point from the end of the previous run, and (last - first) << shift |
-   bits. texts: one string, or several. */
+   distance of the run's first code point from the end of the previous run, and
+   `(last - first) << shift | bits`. texts: one string, or several. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
 {
     const char *at = *texts;
@@ -29449,7 +29469,7 @@ static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees the res
 }
 
 /* Returns how many rows of a sorted table begin with a code point that is at most c. A row has `columns`
-   numbers, of which the first is code point << 11. */
+   numbers, of which the first is the row's code point, shifted left by 11 bits. */
 static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
 {
     int low = 0, high = rows;
@@ -29736,8 +29756,8 @@ typedef enum tt__json_kind {
     TT__JSON_OBJECT
 } tt__json_kind;
 
-/* A value of a JSON text. Nodes are stored in the order of the text: the first child of node i is i + 1, its
-   next sibling nodes[i].after. */
+/* A value of a JSON text. Nodes are stored in the order of the text: the first child of `nodes[i]` is
+   `nodes[i + 1]`, and the next sibling of `nodes[i]` is `nodes[nodes[i].after]`. */
 typedef struct tt__json_node {
     uint8_t kind;
     bool exact;              /* the number is an integer that `integer` holds */
@@ -29974,7 +29994,8 @@ static bool tt__json_less(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Sorts the members of an object that was read to its end by key. Fails if two members have the same key. */
+/* Sorts the members of an object by key, after the object was read to its end. Fails if two members have the
+   same key. */
 static bool tt__json_index(tt__json *j, int object)
 {
     int from = j->n_sorted, member = object + 1;
@@ -30533,7 +30554,8 @@ const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key)
     return tt__json_text(&s->json, tt__json_get(&s->json, tt__json_get(&s->json, 0, "__metadata__"), key));
 }
 
-/* Fails unless tensor i exists and has n elements, or n bytes if not `elements`, from number `first` on. */
+/* Fails unless tensor i exists and has the elements [first, first + n) or, if not `elements`, the bytes
+   [first, first + n). */
 static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t first, uint64_t n,
                                        bool elements)
 {
@@ -30876,16 +30898,18 @@ typedef struct tt__text_step {
 
 typedef struct tt__step_list { tt__text_step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
-typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* place of a text in a buffer; bytes
-                                                                  TT__NO_TOKEN: no text */
+typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* place of a text in a buffer; if
+                                                                            `bytes` is TT__NO_TOKEN, there is
+                                                                            no text */
 /* A slot of a hash table of texts. head: the first 8 bytes of a text, padded with zeros; bytes: the text's
    length; id: -1 in a free slot. */
 typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
 
 /* Hash table from texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    /* The table leaves out the first `skipped` bytes of each text. base: address of the texts plus `skipped`;
-       the slice of a text has its offset from there. */
+    /* The table leaves out the first `skipped` bytes of each text. base: address of the texts plus `skipped`.
+       A slice has the place of a whole text: `base` plus the slice's start is the address of the bytes that
+       are not left out. */
     const char *base;
     uint32_t skipped;
     const tt__text_slice *slices; /* the slice of each id */
@@ -30962,7 +30986,8 @@ typedef struct tt__around { int32_t ids[TT__AROUND], types[TT__AROUND]; int n; }
 
 /* The ids that the post-processor puts around one text, or around and between a pair of texts. */
 typedef struct tt__template {
-    tt__around around[3];          /* ids before the first text; after it; after the second text of a pair */
+    tt__around around[3];          /* ids before the first text, after the first text, and after the second
+                                      text of a pair */
     int32_t types[2];              /* the token type of each text's ids */
 } tt__template;
 
@@ -30983,7 +31008,7 @@ struct tt_tokenizer {
     tt__unicode *unicode;
     tt__chunk *chunks;            /* texts of steps and added tokens */
     tt__step_list normalize, split;
-    bool maps_ascii;              /* to an ASCII text the normalizers do only what `ascii` says */
+    bool maps_ascii;              /* the normalizers change an ASCII text only as `ascii` says */
     uint8_t ascii[128];           /* for each ASCII character: its normalized form; above 0x7F: dropped */
     int mapped_at;                /* number of the ByteLevel splitter: later splitters see bytes as
                                      characters; split.n: none */
@@ -30995,7 +31020,8 @@ struct tt_tokenizer {
     int n_added, cap_added;
     int32_t *added_of;            /* for each id: its index in `added`; -1: not an added token */
     tt__added_tree trees[2];      /* added tokens to find before and after normalization */
-    bool lowercase;               /* option of a tokenizer from a vocab.txt, a file that `kept` lacks */
+    bool lowercase;               /* option of a tokenizer that was loaded from a vocab.txt; `kept` lacks that
+                                     file */
     tt__kept_file kept[6];        /* the loaded files, which tt_tokenizer_save writes unchanged */
     int n_kept;
 };
@@ -31135,7 +31161,7 @@ static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
 }
 
 /* Returns the index in t->edges of an edge, or of the free entry where the edge belongs. key: the edge's
-   parent << 8 | byte. */
+   `parent << 8 | byte`. */
 static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key)
 {
     size_t at = (size_t)(key * 0x9E3779B97F4A7C15u >> t->shift);
@@ -31255,8 +31281,9 @@ static void tt__encoder_trim(const tt__encoder *e, const char *text, size_t byte
     if (walked == trailing) span->end = end > span->begin ? end : span->begin;
 }
 
-/* Adds the span of a token. text: the bytes of e->layer that the token stands for. added: the token is an
-   added token, and white space is trimmed as in e->layer, not as in the vocabulary. */
+/* Adds the span of a token. text: the bytes of e->layer that the token stands for. added: whether the token
+   is an added token. If spans are trimmed, the white space at the ends of a text leaves the span. An added
+   token's text is then `text`; any other token's text is its text in the vocabulary. */
 static void tt__encoder_add_span(tt__encoder *e, int32_t id, const char *text, size_t bytes, bool added)
 {
     const tt__finisher *f = &e->k->finish;
@@ -31382,9 +31409,9 @@ static void tt__rewrite_map(tt__rewrite *w)
     for (size_t i = 0; i < w->size; i++) spans[w->mapped++] = span;
 }
 
-/* Ends the piece that was written last: moves past the old characters that the piece replaces. If these
-   belong to the front (tt__encoder.front) of the old text, the piece's bytes belong to the front of the new
-   text. */
+/* Ends the piece that was written last: moves past the old characters that the piece replaces. If the piece
+   comes from a character of the old text's front (tt__encoder.front), the piece's bytes belong to the front
+   of the new text. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -31562,8 +31589,9 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 /* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    /* The characters read last are, if `picture`, a picture and its extenders; if `joined`, these and then a
-       joiner; if `consonant`, a consonant and its extenders; if `linked`, these with a linker among them. */
+    /* Flags for the characters read last. picture: a picture and its extenders. joined: a picture, its
+       extenders and then a joiner. consonant: a consonant and its extenders. linked: a consonant and its
+       extenders, with a linker among them. */
     bool picture = false, joined = false;
     bool consonant = false, linked = false;
     int before = TT__GRAPHEME_OTHER;
@@ -31890,8 +31918,8 @@ static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, s
     }
 }
 
-/* Returns whether the part that begins at text + from is the first part of the whole text. first: whether a
-   part that begins at `text` may be the first. */
+/* Returns whether the part that begins at `text + from` is the first part of the whole text. first: whether
+   a part that begins at `text` may be the first. */
 static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
@@ -31964,7 +31992,7 @@ static void tt__split_text(tt__encoder *e, int step, const char *text, size_t by
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
 /* Returns the id of the longest token of t with which a text begins, and sets *taken to the token's number of
-   bytes. -1: no token does. */
+   bytes. Returns -1 if the text begins with no token of t. */
 static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, const char *text, size_t bytes,
                               size_t *taken)
 {
@@ -32040,9 +32068,10 @@ static void tt__bpe_put(tt__bpe_symbols *s, int32_t id, size_t bytes)
     s->ids[s->n++] = id;
 }
 
-/* Adds the symbols of one character, of `of` bytes. The symbols are the character's token or, without one,
-   the tokens of its bytes. Without these too, the character is unknown: adds its bytes to *unknown and no
-   symbol, as following unknown characters may share one unknown token. */
+/* Adds the symbols of one character, which takes `of` bytes of the word. The symbols are the character's
+   token or, without one, the tokens of its bytes. If the vocabulary also lacks a token of a byte, the
+   character is unknown: adds `of` to *unknown, but no symbol, as following unknown characters may share one
+   unknown token. */
 static void tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, size_t of, tt__bpe_symbols *s, size_t *unknown)
 {
     char text[4];
@@ -32188,8 +32217,8 @@ static void tt__bpe_merge_long(tt__encoder *e, tt__bpe_symbols *s)
 }
 
 /* Adds the ids of a word or of a part of it. No run of U+2581, which stands for a space, begins inside the
-   part. e->at moves on by the bytes of the symbols, as the package `tokenizers` counts: an unknown character
-   without a symbol does not count. */
+   part. Moves e->at by the bytes of all symbols. An unknown character without a symbol counts no bytes, as in
+   the package `tokenizers`. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -32240,12 +32269,14 @@ static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
 /* ==== src/text/unigram.h */
 /* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
-/* An entry for each byte of a word: the best spelling, a sequence of tokens, of the word up to this byte; and
-   the token of the whole word's best spelling that begins at this byte. */
+/* An entry for each place between two bytes of a word, and for its start and end. score, from, id: the best
+   spelling, which is a sequence of tokens, of the word up to the place. to, next: the token that begins at
+   the place in the best spelling of the whole word. */
 typedef struct tt__naming {
     double score;
-    int32_t from, id;      /* start (-1: no spelling yet) and id of the last token before this byte */
-    int32_t to, next;      /* end and id of the token that begins at this byte */
+    int32_t from, id;      /* from, id: start and id of the last token of the spelling up to here;
+                              from = -1: no spelling yet */
+    int32_t to, next;      /* to, next: end and id of the token that begins here */
 } tt__naming;
 
 static void tt__naming_try(tt__naming *s, double score, size_t from, int32_t id)
@@ -32806,8 +32837,9 @@ void tt_decode_stream_free(tt_decode_stream *s)
     tt__free(s->k->ctx, s);
 }
 
-/* Removes ids whose text has been returned, except the context of the next ids, which must have a text.
-   clean: the text of all ids has been returned. */
+/* Removes ids whose text has been returned from s->ids, but keeps some of them as context of the next ids.
+   Removes none if the ids that remain would have no text. clean: the text of all ids has been returned.
+   Returns false if memory runs out. */
 static bool tt__stream_cut(tt_decode_stream *s, bool clean)
 {
     const int from = clean ? s->context
@@ -32954,8 +32986,9 @@ static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node,
     return status;
 }
 
-/* Returns the "type" of a component. Returns NULL if the component is null, if *status is an error, or if the
-   component is a Sequence, whose components, in its array `key`, the function then reads. */
+/* Returns the "type" of a component; NULL if the component is null. If the component is a Sequence, reads the
+   Sequence's components, in the array `key`, by function `read`, and returns NULL. Returns NULL after an
+   error, too. */
 static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, const char *what,
                                  const char *key, tt__reader read, tt_status *status)
 {
@@ -33436,7 +33469,7 @@ static void tt__token_put(tt__ids_by_text *t, int id)
 typedef struct tt__recipe { /* the files from which a tokenizer is built */
     const tt__json *j;            /* tokenizer.json, or a substitute without a vocabulary */
     const char *text;             /* the text that was parsed into j */
-    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: `j` is */
+    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: `j` is the source */
     tt__first_word first;
     const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in `j` or in `lines` */
     const tt__file_bytes *lines;  /* vocab.txt; NULL: no such file */
@@ -33448,9 +33481,9 @@ typedef struct tt__recipe { /* the files from which a tokenizer is built */
 typedef struct tt__vocab_reader {
     const tt__recipe *r;
     const tt__json *j;
-    int node, child, place;       /* nodes of the vocabulary and of the next token; number of the next
-                                     token */
-    size_t at, offset;            /* offset of the next line; offset of the last JSON token */
+    int node, child, place;       /* node: the node of the vocabulary; child: the node of the next token;
+                                     place: the number of the next token */
+    size_t at, offset;            /* at: offset of the next line; offset: offset of the last token in JSON */
 } tt__vocab_reader;
 
 /* Reads the next line of vocab.txt, a token without the white space at its end. */
@@ -34514,8 +34547,9 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
 #define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
 #define TT__WEIGHT_BITS 22   /* fraction bits of a weight: a sum has 32 bits, a pixel takes 8, 2 are spare */
 
-/* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is the sum over
-   t < used[x] of weights[x * taps + t] * (input pixel first[x] + t). */
+/* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is a weighted sum of
+   used[x] consecutive input pixels, the first of which has the number first[x]. The t-th of the input pixels,
+   from 0 on, has the weight weights[x * taps + t]. */
 typedef struct tt__filter {
     int in, out, taps;
     tt_resample kind;
@@ -34593,7 +34627,7 @@ static uint32_t tt__level(uint32_t sum)
 typedef struct tt__window { int top, left, height, width; bool mirror; } tt__window;
 
 /* Resamples one row of an image horizontally to the columns of a window. A pixel of `in` has `stride`
-   channels. Channel c of an output pixel comes from channel c * step of `in`. */
+   channels. Channel c of an output pixel comes from channel `c * step` of `in`. */
 static void tt__resample_across(const tt__filter *f, const tt__window *window, const uint8_t *in, int stride,
                                 int step, int channels, uint32_t *out)
 {
@@ -35239,8 +35273,9 @@ static tt_status tt__table_value(tt__table *t, float x)
     return TT_OK;
 }
 
-/* Checks that the dataset's last row, whose values begin at index `first`, has as many values as the rows
-   before, or as there are classes. */
+/* Checks the number of values of the dataset's last row, whose values begin at index `first`. The row must
+   have as many values as the rows before or, in the first row, as there are classes, if the caller has named
+   classes. */
 static tt_status tt__table_row_end(const tt_dataset *d, tt__table *t, int first)
 {
     const int n = t->n_values - first, width = t->width ? t->width : t->order ? d->n_classes : n;
@@ -35792,7 +35827,7 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
     return tt__row_labels(d, t, j, line, at[TT__COLUMN_LABEL], e);
 }
 
-/* Reads a file whose lines are JSON objects. The dataset keeps copies, so that the file is closed. */
+/* Reads a file whose lines are JSON objects, and closes the file: the dataset has copies of the texts. */
 static tt_status tt__read_json_rows(tt_dataset *d, tt__table *t, const char *split)
 {
     tt_status status = TT_OK;
@@ -36031,10 +36066,12 @@ enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
 
 typedef struct tt__dealer {
     const char *of;                /* name of the loader in messages */
-    int batch, max_seqs;           /* examples of a step; max examples of a micro-batch */
+    int batch, max_seqs;           /* batch: number of examples of a step; max_seqs: max number of examples of
+                                      a micro-batch */
     int groups, data;              /* values of tt_parallel.groups and tt_parallel.data */
     bool shuffle, accumulates;     /* accumulates: a step may have more micro-batches than `data` */
-    int64_t count, used, steps;    /* number of all examples; of examples in an epoch; of steps in an epoch */
+    int64_t count, used, steps;    /* count: number of all examples; used, steps: number of examples and of
+                                      steps in an epoch */
     int64_t epoch, step;           /* epoch and step of the next micro-batch */
     uint32_t *order;               /* the numbers of all `count` examples, in the epoch's order */
 } tt__dealer;
@@ -36100,9 +36137,9 @@ static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, in
     return TT_OK;
 }
 
-/* The tokens of a sequence: of a text or a pair, or, with TT_TASK_EMBED, of each text of a pair or triplet.
-   ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens; types: NULL if all are 0; tags:
-   for TT_TASK_TAGS, as in tt_batch. */
+/* The tokens of a sequence. A sequence is a text or a pair of texts; with TT_TASK_EMBED, one text of a pair
+   or triplet. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens; types: NULL if all are
+   0; tags: for TT_TASK_TAGS, as in tt_batch. */
 typedef struct tt__tokens {
     const void *ids;
     const uint8_t *types;
@@ -36135,8 +36172,9 @@ struct tt_loader {
     int32_t *labels;
     int64_t *index;
     tt_source source;
-    pthread_mutex_t mutex;         /* guards `failed`, the fields of images listed below, and, while texts
-                                      are tokenized, `chunks`, `longest`, `cut` and `empty` */
+    pthread_mutex_t mutex;         /* guards `failed` and the fields that the comment about images below
+                                      lists; while texts are tokenized, also `chunks`, `longest`, `cut` and
+                                      `empty` */
     bool failed;
 
     /* ---- fields for texts, all of which are tokenized when the loader is created */
@@ -36158,14 +36196,16 @@ struct tt_loader {
     uint32_t *sorted, *step_order;
     int micro;                     /* micro-batches of the current step that were handed out */
     /* dealt: texts of the current step, one micro-batch after another; ends: the end of each micro-batch in
-       `dealt`. Scratch: by_length: the places in the step, longest text first; micro_of: the micro-batch of
-       each place; filled: the number of tokens of each micro-batch. All have `batch` entries. */
+       `dealt`. The other arrays are scratch memory. by_length: the places of the step's texts, longest text
+       first. micro_of: the micro-batch of the text at each place. filled: the number of tokens of each
+       micro-batch. All arrays have `batch` entries. */
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
     int32_t *tags;                 /* tags of the micro-batch, for TT_TASK_TAGS */
     float *label_values;           /* values of the micro-batch, for TT_TASK_LABELS and TT_TASK_SCORES */
-    int32_t *roles;                /* TT_TASK_EMBED: 0, 1, 2, ..., which all three arrays share */
+    int32_t *roles;                /* TT_TASK_EMBED: the numbers 0, 1, 2, ...; the data of each of `arrays`
+                                      are a part of them */
     tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives" */
 
     /* ---- fields for images. Threads make the images of micro-batches `base` to `base + slots - 1`, while
@@ -36221,7 +36261,8 @@ static void tt__loader_tags(const tt__example *e, const tt_span *spans, int firs
     }
 }
 
-/* Returns how sequence `number` of a loader is encoded, without memory for the result. */
+/* Returns the options with which sequence `number` of a loader is encoded. The caller adds the pointers to
+   memory for the result. */
 static tt_encoding tt__loader_encoding(const tt_loader *l, int64_t number)
 {
     const tt__example *e = &l->d->examples[number / l->parts];
@@ -36286,8 +36327,8 @@ static int tt__example_tokens(const tt__tokens *tokens, int parts, uint32_t exam
     return (int)tt__min(n, INT32_MAX);
 }
 
-/* A list of examples, by whose indices (places) tt__place_longer sorts. The example at a place has the number
-   texts[place] or, if `texts` is NULL, the number `place`. */
+/* The argument of tt__place_longer, which compares two places (indices) of a list of examples. The example at
+   a place has the number texts[place] or, if `texts` is NULL, the number `place`. */
 typedef struct tt__step_texts {
     const tt__tokens *tokens;
     int parts;
@@ -36482,8 +36523,9 @@ static bool tt__image_channels(const tt_image_options *o, int channels, char why
     return false;
 }
 
-/* Returns the pixel at which a crop of `wanted` of `size` pixels begins along an axis; negative: in the
-   padding. */
+/* Returns the pixel at which a crop begins along an axis; a negative pixel is in the padding. size: number of
+   pixels of the axis without padding; wanted: number of pixels of the crop; random: any number, for a random
+   crop. */
 static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int wanted)
 {
     int spare = size + 2 * o->pad - wanted;
@@ -36944,8 +36986,9 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
-/* Sets for which data ranks, first to end - 1 of `data`, this process needs images. Threads make no images
-   for other ranks. by_step: a micro-batch goes to a rank by its number in the step, not in the epoch. */
+/* Tells the loader for which of the `data` data ranks this process needs images: for the ranks [first, end).
+   Threads make no images for other ranks. by_step: a micro-batch goes to a rank by its number in the step,
+   not in the epoch. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -36993,9 +37036,9 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Collects the texts of a window (consecutive steps) and, if l->sort, sorts them by length, so that the texts
-   of a step have similar lengths, and shuffles the window's steps. An incomplete last step remains the last
-   of its epoch. */
+/* Collects the texts of a window, which is a number of consecutive steps. If l->sort, sorts the texts by
+   length, so that the texts of a step have similar lengths, and shuffles the window's steps. An incomplete
+   last step remains the last of its epoch. */
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
@@ -37160,8 +37203,9 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* number of special ids that the tokenizer puts before each document */
-    int64_t spelled[2]; /* number of documents whose text begins with the spelling of the special ids; whose
-                           text ends with the spelling of the token `end` */
+    int64_t spelled[2]; /* spelled[0]: number of documents whose text begins with the spelling of the special
+                           ids; spelled[1]: number of documents whose text ends with the spelling of token
+                           `end` */
     bool texts;         /* the stream was built from texts: tokens stand for known texts or bytes */
 };
 
@@ -37253,8 +37297,9 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
     return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
 }
 
-/* Adds a document to a stream: its special tokens, its tokens, the end token. *scratch: memory for *capacity
-   ids, which the function grows if necessary. *room: number of ids for which the store has memory. */
+/* Adds a document to a stream: first its special tokens, then the tokens of its text, then the end token.
+   *scratch: memory for *capacity ids, which the function grows if necessary. *room: number of ids for which
+   the store has memory. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -37324,7 +37369,7 @@ static const char *tt__document_end(const char *text, const char *end, const cha
 }
 
 /* Adds the documents of a text to a stream, except documents that are only white space. path: the name of the
-   text in messages, if it must be UTF-8; NULL: any bytes are allowed. */
+   text in messages; the text must then be UTF-8. NULL: the text may have any bytes. */
 static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const char *text, size_t bytes,
                                      const char *separator, int64_t *room)
 {
@@ -37687,7 +37732,7 @@ void tt_token_loader_free(tt_token_loader *l)
 typedef struct tt__window_survey {
     int32_t end; /* the token that ends a document; -1: no token does */
     /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
-       of documents that end among these tokens; max: max number of documents in a window so far */
+       of documents that end in the current window so far; max: max number of documents in a window so far */
     int length, at, here, max;
     uint64_t hash;
 } tt__window_survey;
@@ -37883,13 +37928,15 @@ typedef struct tt__architecture {
     size_t hidden, layers, heads, classes, activation, range; /* offsets of fields in the config's struct; 0:
                                                                  no such field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
-    /* Appends to `all` the mistakes in a config that its table rows cannot tell; or NULL. */
+    /* Appends to `all` the mistakes in a config that the table rows do not show. NULL: the table rows show
+       all mistakes. */
     void (*check)(tt__text_buffer *all, const void *config);
     /* Reads a tensor whose shape differs from the parameter's, if the model can adapt the tensor, and sets
        *done. NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
     size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
-    /* Prints the members of config.json that no table row describes; or NULL. */
+    /* Prints the members of config.json that no table row describes. NULL: the table rows describe all
+       members. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
     /* Returns the end of the class name in "architectures", after class_name. "Model": the model has no
@@ -38246,8 +38293,9 @@ static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, in
     return NULL;
 }
 
-/* Returns whether a tensor of the checkpoint is a classifier (letter C, K or N) for another task or with
-   another number of classes than the model's, which then keeps its random initial values. */
+/* Returns whether tensor `info`, a classifier (its shape begins with the letter C, K or N), does not fit the
+   model: it is for another task or another number of classes. The model's classifier then keeps its random
+   initial values. */
 static bool tt__starts_anew(const tt__layout *l, const tt__tensor_row *row, const tt_tensor_info *info,
                             const int64_t *dims)
 {
@@ -38515,7 +38563,8 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
-/* The state of a search for a file of an earlier save, whose name has another number of files. */
+/* The state of a search for a file of an earlier save. The name of the file has a number of files that is not
+   `files`. */
 typedef struct tt__stale_files { int files; char name[64]; } tt__stale_files;
 
 static bool tt__find_stale(void *arg, const char *name)
@@ -38919,7 +38968,7 @@ static void tt__list_names(tt__text_buffer *to, const char *const *names, int n)
 /* Gives a model and a dataset the same names and numbers of classes, for tt_bert_name_classes and
    tt_vit_name_classes. If both have the same names, renumbers the dataset's classes as the model numbers
    them; otherwise gives the model the dataset's names. names: the model's class names, (classes, 64). kept:
-   the model's classifier comes from a checkpoint. */
+   the model's classifier comes from a checkpoint, so the function warns when it replaces the names. */
 static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[64], int classes, bool kept,
                                   tt_dataset *d)
 {
@@ -39856,7 +39905,8 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
     return tt__task_loss(t, m->config.task, *output, &in, o);
 }
 
-/* Sets the metrics of a model's task. Tags whose names begin with "B-" are those of entities. */
+/* Sets the metrics of a model's task. TT_TASK_TAGS gets the metrics of entities if a class has a name that
+   begins with "B-". */
 static void tt__bert_metrics(const tt_bert *m, tt_metric to[TT_METRICS])
 {
     bool entities = false;
@@ -39970,7 +40020,8 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
     memset(m, 0, sizeof *m);
     tt_status status = tt__checkpoint_open(ctx, folder, &from);
     if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
-    /* A classifier may have been saved into a folder of sentence-transformers. */
+    /* A classifier may have been saved into a folder of sentence-transformers, whose other files then do not
+       count. */
     if (status == TT_OK && !tt__bert_is(&from.config, "*For*Classification"))
         status = tt__embedder_read(ctx, folder, &config);
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);
@@ -41244,8 +41295,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     return TT_OK;
 }
 
-/* Reads generation_config.json, if the folder has that file, and the ids that end an answer from it or else
-   from config.json. */
+/* Reads generation_config.json, if the folder has that file. Reads the ids of the tokens that end an answer
+   from that file or, if the folder lacks the file, from config.json. */
 static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const char *folder)
 {
     char path[TT__PATH];
@@ -41313,9 +41364,9 @@ tt_status tt_lm_save(const tt_lm *m, const char *folder)
 
 /* ==== src/models/adapters.h */
 /* ------------------------------------------------------------------------------------- low-rank adapters
-   An adapter adds scale * x * A^T * B^T to the output of a module (peft's word for a linear layer), where x
-   is the module's input. Only A (rank, in) and B (out, rank) are trained. Files have the rows of B in the
-   order in which they have the rows of the module's weight. */
+   An adapter adds `scale * x * A^T * B^T` to the output of a module (peft's word for a linear layer),
+   where x is the module's input. Only A (rank, in) and B (out, rank) are trained. In files, the rows of B
+   have the order that the rows of the module's weight have in files. */
 
 tt_lora_options tt_lora_options_default(void)
 {
@@ -41341,8 +41392,9 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
     return y;
 }
 
-/* Returns the weight of module (linear layer) k, from 0 on in the order of the layout; NULL if the model has
-   fewer modules. Sets `name` to the module's name and *order to the order of the weight's rows in files. */
+/* Returns the weight of module number k. The modules, which are linear layers, are numbered from 0 in the
+   order of the layout. Returns NULL if the model has at most k modules. Sets `name` to the module's name and
+   *order to the order of the weight's rows in files. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -41570,7 +41622,7 @@ tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
 }
 
 /* Reads adapter_config.json into *o, and fails if the file has settings that this library does not support.
-   Sets *base to the name of the base model, if the file has that name, which lives as long as j. */
+   If the file has the name of the base model, sets *base to the name, which lives as long as j. */
 static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, const char **base)
 {
     static const char *const none[] = {"use_dora", "use_rslora", "lora_bias", "use_qalora"};
@@ -41889,8 +41941,9 @@ struct tt_generator {
     /* Shapes of the arrays are in parentheses. */
     tt__continued *slot;                     /* (max_seqs): the sequences in work */
     int32_t *row_id, *row_position, *row_at; /* (max_tokens): data of the inputs ids, positions and at */
-    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1) each: data of the inputs start and last; for
-                                                each row of logits, index in `slot` of its sequence */
+    int32_t *starts, *picked, *picked_slot;  /* starts, picked: data of the inputs start and last;
+                                                picked_slot: for each row of logits, the index in `slot` of
+                                                the row's sequence. Each: (max_seqs + 1) */
     float *scores;                           /* (max_seqs, vocab): logits */
     int32_t *order;                          /* (vocab): scratch memory for a heap of tokens */
 };
@@ -41974,8 +42027,8 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* of "cpu*8 in 4 processes"
-                                                                                   takes "cpu*8" */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* "cpu*8" of the name "cpu*8
+                                                                                   in 4 processes" */
         if (!c.device) c.device = device;
         if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
@@ -42358,13 +42411,14 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
 /* ------------------------------------------------------------------------------------------ gradient caching
    Trains embeddings with the negatives of a whole step, which has several micro-batches (Gao et al., "Scaling
    deep contrastive learning batch size under memory limited setup", 2021). First the program `embed` computes
-   the embeddings of all micro-batches, with dropout. Then the program `loss` computes the contrastive loss of
-   all embeddings, which are its parameter, and their gradients. Then the training program repeats each
-   micro-batch's forward with the same dropout, and its backward begins with these gradients. All programs
-   share one arena. */
+   the embeddings of all micro-batches, with dropout. The embeddings become the parameter of the program
+   `loss`, which computes the contrastive loss and the gradients of the embeddings. Then the training program
+   repeats each micro-batch's forward with the same dropout, and begins its backward with the gradients of the
+   embeddings. All programs share one arena. */
 
-/* Names of the inputs of the training program, (seqs, width): the embeddings with opposite signs; and the
-   numbers from which the backward's gradient follows (tt__surrogate_loss). */
+/* Names of two inputs of the training program, (seqs, width). TT__CACHED_MINUS: the embeddings with opposite
+   signs. TT__CACHED_TARGET: the numbers from which the gradient of the embeddings follows
+   (tt__surrogate_loss). */
 #define TT__CACHED_MINUS "embeddings.minus"
 #define TT__CACHED_TARGET "embeddings.target"
 
@@ -42384,8 +42438,9 @@ typedef struct tt__grad_cache {
 } tt__grad_cache;
 
 /* Records the loss of the training program. minus: the embeddings with opposite signs, so that their sum with
-   the embeddings is 0. The mean squared error of 0 and `target` has the gradient -2 * target / elements, so
-   target = -gradient * elements / 2, where `elements` counts all numbers of a step's embeddings. */
+   the embeddings is 0. The mean squared error of 0 and `target` has the gradient
+   `-2 * target / elements`, where `elements` is the number of all numbers of a step's embeddings. So the
+   target for a gradient is `-gradient * elements / 2`. */
 static tt_value tt__surrogate_loss(tt_tape *t, tt_value embeddings)
 {
     const int64_t rows = tt_value_axis(t, embeddings), width = tt_value_width(t, embeddings);
@@ -42493,7 +42548,8 @@ static const tt_array *tt__array_of(const tt_batch *b, const char *name)
     return NULL;
 }
 
-/* Copies the rows of the step's loss from an array of the next micro-batch, and adds `first` to each. */
+/* Appends to `to`, which has *n numbers, the row numbers in array `name` of the next micro-batch. Adds
+   `first` to each: the array counts rows within the micro-batch, and `to` counts rows within the step. */
 static tt_status tt__grad_cache_index(tt__grad_cache *g, const tt_batch *b, const char *name, int first,
                                       int32_t *to, int *n)
 {
@@ -42574,8 +42630,8 @@ static tt_status tt__grad_cache_differentiate(tt__grad_cache *g, tt_stats *stats
    The features (src/passes/features.h) of each example of a source, computed once and kept in the host's
    memory. */
 
-/* The features of a source's examples. The features of an example are stored one after another: of each
-   feature one row or, if by_token, a row for each token of the example. */
+/* The features of a source's examples. An example's features are stored one after another. A feature takes
+   one row or, if by_token, one row for each token of the example. */
 typedef struct tt__feature_set {
     int64_t examples;   /* 1 + the largest index of an example */
     int64_t room;       /* number of examples that `place` and `tokens` have room for */
@@ -42663,8 +42719,8 @@ static tt__features *tt__features_new(tt_tape *t, tt_value output, tt_tape **hea
     return NULL;
 }
 
-/* Returns the number of tokens of sequence s of a batch. same: the number that each sequence has; 0: the
-   number is that of seq_start. */
+/* Returns the number of tokens of sequence s of a batch. same: the number of tokens of every sequence; 0:
+   sequences may differ, and seq_start of the batch tells the number, which is 1 without seq_start. */
 static int32_t tt__tokens_in(const tt_batch *b, int s, int same)
 {
     return same ? same : b->seq_start ? b->seq_start[s + 1] - b->seq_start[s] : 1;
@@ -42689,7 +42745,8 @@ static tt_status tt__has_index(tt_context *ctx, const tt_batch *b)
     return TT_OK;
 }
 
-/* Gives the examples of a batch their places in a set. same: see tt__tokens_in. */
+/* Gives the examples of a batch their places in a set. same: the number of tokens of every example; 0:
+   examples may differ. */
 static tt_status tt__feature_places(const tt__features *f, tt__feature_set *to, const tt_batch *b, int same)
 {
     tt_status status = tt__has_index(f->ctx, b);
@@ -42725,7 +42782,8 @@ static float *tt__feature_at(const tt__features *f, const tt__feature_set *set, 
     return set->data + place;
 }
 
-/* Copies features of a micro-batch that a data rank of program p has computed into a set. */
+/* Copies the features of a micro-batch into a set. Data rank `rank` of program p has computed the
+   features. */
 static tt_status tt__features_get(const tt__features *f, tt_program *p, int rank, const tt__feature_set *to,
                                   const int64_t *index, const int32_t *tokens, int seqs)
 {
@@ -42742,8 +42800,8 @@ static tt_status tt__features_get(const tt__features *f, tt_program *p, int rank
     return status;
 }
 
-/* Sets the features of a batch on a data rank of a program that reads the features. same: see
-   tt__tokens_in. */
+/* Sets the inputs of a data rank of program p, which reads features, to the features of a batch's examples.
+   same: the number of tokens of every example; 0: examples may differ. */
 static tt_status tt__features_set(const tt__features *f, tt_program *p, int rank, const tt_batch *b, int same)
 {
     tt_status status = tt__has_index(f->ctx, b);
@@ -42778,8 +42836,8 @@ struct tt_trainer {
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
-    /* With features_once, else NULL: `train` and `head` read features, and `head` evaluates; `eval` computes
-       the features and all that follows. */
+    /* The next two fields are NULL without features_once. With features_once, `train` and `head` read
+       features, `head` evaluates, and `eval` computes the features and everything after them. */
     tt__features *features;
     tt_program *head;
     bool by_features; /* evaluations use `head` */
@@ -42799,7 +42857,8 @@ struct tt_trainer {
     int32_t *positions, *seq_start; /* for max_seqs sequences of max_length rows, if model.same_length */
     float *class_weights; /* (2, classes). Row 0: the options' weights; row 1: ones, for evaluation. NULL: no
                              weights */
-    void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
+    void *zeros; /* zeros: the data that predictions set for inputs that only the loss reads; as large as the
+                    largest of these inputs */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -42998,8 +43057,9 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
 
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that a saved state contains. state: 0: a parameter; 1 and, for Adam, 2: the optimizer's states of
-   the parameter; TT__EMA: its moving average. stage: the first pipeline stage that has the value. */
+/* A value that a saved state contains. state: 0 for a parameter; 1 and, with Adam, 2 for the optimizer's
+   states of the parameter; TT__EMA for the parameter's moving average. stage: the first pipeline stage that
+   has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
@@ -43411,7 +43471,8 @@ static tt_status tt__cached_embeddings(tt_trainer *r)
     return status;
 }
 
-/* Runs forward and backward of the step's micro-batches, which begins with the cached gradients. */
+/* Runs the forward and the backward of each micro-batch of the step. The backward begins with the cached
+   gradients. */
 static tt_status tt__cached_backward(tt_trainer *r)
 {
     tt__grad_cache *g = r->cache;
@@ -43434,7 +43495,8 @@ static tt_status tt__cached_backward(tt_trainer *r)
     return status;
 }
 
-/* Keeps a micro-batch; runs the step if it is the last. The statistics are those of the step's loss. */
+/* Keeps a copy of a micro-batch. If the micro-batch is the last of its step, runs the step. The statistics
+   are those of the step's loss. */
 static tt_status tt__cached_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
 {
     tt__grad_cache *g = r->cache;
@@ -43535,8 +43597,8 @@ static double tt__f1(const int64_t counts[3], double absent)
     return all > 0 ? right / all : absent;
 }
 
-/* Computes F1 of each class to f1 (classes), if f1 is not NULL, and of all classes together. Returns NaN if
-   the task has no classes, or if memory runs out. */
+/* Returns F1 of all classes together, and writes F1 of each class to f1 (classes), unless f1 is NULL. Returns
+   and writes NaN if the task has no F1 of classes, or if memory runs out. */
 static double tt__f1_of(const tt_predictions *p, double *f1)
 {
     int64_t all[3] = {0, 0, 0};
@@ -43703,9 +43765,9 @@ tt_metric tt_spearman(void) { return tt__prediction_metric("spearman", tt__spear
 /* ---------------------------------------------------------------------------------------------------- recall
    The share of texts whose pair is among the nearest of all pairs and negatives. */
 
-/* unit: (rows, width) the embeddings divided by their lengths. anchors: (n) the rows of the texts.
-   candidates: (all) the rows of their n pairs, in the order of the texts, then of the negatives. hits: (n)
-   1 if a text's pair is among its `nearest` candidates. */
+/* unit: (rows, width) the embeddings, each divided by its length. anchors: (n) the row in `unit` of each
+   text. candidates: (all) the rows of the pairs of the n texts, then the rows of the negatives. hits: (n) 1
+   if the pair of a text is among the `nearest` candidates of the text. */
 typedef struct tt__recall {
     float *unit;
     int64_t *anchors, *candidates;
@@ -43724,8 +43786,8 @@ static float tt__inner(const float *x, const float *y, int64_t n)
     return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }
 
-/* Sets hits[task]. Candidates that are as near as the pair share their mean rank, so that equal embeddings of
-   all texts are no hits. */
+/* Sets hits[task]. If candidates are as near as the pair, the pair counts at the mean of their ranks, so that
+   equal embeddings of all texts are no hits. */
 static void tt__recall_task(void *arg, int64_t task, int thread)
 {
     const tt__recall *r = (const tt__recall *)arg;
@@ -43849,8 +43911,8 @@ static void tt__source_lines(const tt_source *s, const char *what, tt__text_buff
               (unsigned long long)(s->hash ? s->hash(s->self) : 0), what);
 }
 
-/* Returns `status`, the result of a user's callback `what`. If the callback failed without an error message,
-   sets a message. The caller clears the message before the callback. */
+/* Returns `status`, the result of a user's callback. what: the name of the callback. If the callback failed
+   without an error message, sets a message. The caller clears the message before it calls the callback. */
 static tt_status tt__returned(tt_context *ctx, tt_status status, const char *what, int64_t epoch,
                               int64_t step)
 {
@@ -43891,7 +43953,8 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 /* Returns the number of items (tokens, images, ...) of a batch: rows or, if it has no rows, sequences. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
-/* The predictions of an evaluation while they are collected. `p`, the first field, shows the arrays. */
+/* The predictions of an evaluation, while they are collected. The pointers of `p`, the first field, are set
+   to the arrays at the end of the collection. */
 typedef struct tt__collected {
     tt_predictions p;
     int64_t done;              /* rows whose predictions are known; the labels of later rows are known */
@@ -44019,7 +44082,7 @@ static tt__collected *tt__collect(tt_trainer *r, const tt_source *source)
     return c;
 }
 
-/* Ends the collection: shows the arrays in c->p. */
+/* Ends the collection: sets the pointers of c->p to the arrays. */
 static void tt__collected_show(tt__collected *c)
 {
     c->p.seq_start = c->seq_start;
@@ -44029,8 +44092,8 @@ static void tt__collected_show(tt__collected *c)
     c->p.outputs = c->outputs;
 }
 
-/* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the items that were read.
-   Collects predictions in *c. stop and c may be NULL. */
+/* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the number of items that
+   were read. Collects predictions in *c. stop and c may be NULL. */
 static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, const volatile int *stop,
                               tt_stats *stats, double *items, tt__collected *c)
 {
@@ -44403,8 +44466,8 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     return TT_OK;
 }
 
-/* Copies the rows of the fp8 history that a stage uses, from its first rank to `history`; with `write`, from
-   `history` to each rank. All ranks of a stage have equal rows. */
+/* Copies the rows of the fp8 history that a stage uses: from the first rank of the stage to `history` or, if
+   `write`, from `history` to each rank of the stage. All ranks of a stage have equal rows. */
 static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float *history)
 {
     const tt_program *p = s->p->stage[stage];
@@ -44793,7 +44856,8 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
 /* ------------------------------------------------------------------------------------------------------ ema
    Exchanges parameters and their moving averages. */
 
-/* Copies the average of a parameter to `to` or, if `to` is NULL, copies `from` to all ranks that have it. */
+/* Copies the average of a parameter to `to`. If `to` is NULL, copies `from` into the average instead, on all
+   ranks of this process that store the average. */
 static tt_status tt__move_average(const tt_program *head, const tt__kept *x, float *to, const float *from)
 {
     tt_status status = TT_OK;
@@ -44886,8 +44950,8 @@ typedef struct tt__fit_point {
 typedef struct tt__fit_run {
     tt_trainer *r;
     const tt_source *train, *validation;
-    int n_metrics, by;           /* number of the model's metrics; index of the metric that texts and the
-                                    picture show */
+    int n_metrics, by;           /* n_metrics: number of the model's metrics; by: index of the metric that
+                                    texts and the picture show */
     tt_metric metric;            /* metric number `by`; without a name: none */
     double values[TT_METRICS];   /* the metrics of the last validation */
     const tt__feature_set *judged; /* features of the validation source */
@@ -44895,8 +44959,10 @@ typedef struct tt__fit_run {
     bool best_by_metric;         /* whether the metric, not the loss, tells the best validation */
     tt_fit_options o;
     tt_progress p;
-    int64_t steps, first_step;   /* number of steps of an epoch; number of steps done before tt_fit began */
-    double started, saved;       /* clock in seconds: start of tt_fit plus time of validations; last save */
+    int64_t steps, first_step;   /* steps: number of steps of an epoch; first_step: number of steps done
+                                    before tt_fit began */
+    double started, saved;       /* clock in seconds; started: start of tt_fit plus the time of validations;
+                                    saved: the last save */
     double began;                /* clock in seconds at the start of the current step */
     struct { bool any; float lr; double items; int64_t reads; } last; /* a step not yet counted, if any */
     double items, flops, peak;   /* items and FLOPs since tt_fit began; the machine's peak FLOP/s */
@@ -44907,15 +44973,16 @@ typedef struct tt__fit_run {
     bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
     void *lock;                  /* the open and locked file `lock_path`, while tt_fit runs */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* number of steps skipped since the last step that updated; those of them
-                                    that were not finite and that no validation has judged yet */
+    int in_row, not_finite;      /* in_row: number of steps skipped since the last step that updated;
+                                    not_finite: number of steps since then that were not finite and that no
+                                    validation has judged yet */
     char why[TT__ERROR];         /* reason of the last skipped step */
     int64_t updated;             /* number of steps since tt_fit began that were not skipped */
     bool reported_skipped;           /* a skipped step was logged */
     bool reported_diverged;          /* a diverged loss was logged */
     bool stopped;                /* with several processes: a process was asked to stop */
-    bool reported_short, reported_idle;  /* logged: an epoch with too few steps; data ranks without
-                                            micro-batches */
+    bool reported_short, reported_idle;  /* reported_short: an epoch with too few steps was logged;
+                                            reported_idle: data ranks without micro-batches were logged */
     char *csv;                   /* text of metrics.csv so far */
     size_t csv_bytes, csv_room;
     tt__fit_point *point;        /* the `points` lines of metrics.csv */
@@ -45324,7 +45391,8 @@ static void tt__fit_panel(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_va
 /* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
 static void tt__fit_draw(tt__text_buffer *svg, const void *arg)
 {
-    /* In pixels: the tops of the panels of the loss and of the metric; the height of the metric's panel. */
+    /* In pixels. LOSS, METRIC: tops of the panels of the loss and of the metric; PANEL: height of the
+       metric's panel. */
     enum { LOSS = 40, METRIC = 316, PANEL = 168 };
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
     const tt__fit_run *f = (const tt__fit_run *)arg;
@@ -45669,7 +45737,8 @@ static void tt__fit_forget_features(tt__fit_run *f)
     }
 }
 
-/* Makes evaluations read the features of the validation source, if there are features, or ends that. */
+/* Does nothing without features. If `begin`, makes evaluations read the features of the validation source;
+   otherwise ends that, and micro-batches take the features of the training source again. */
 static void tt__fit_judge(tt__fit_run *f, bool begin)
 {
     tt__features *x = f->r->features;
@@ -45703,7 +45772,8 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     return status == TT_OK ? back : status;
 }
 
-/* Calls `keep`, while the parameters are their moving averages if there are any. */
+/* Calls the callback `keep`. If there are moving averages, the parameters have their values during the
+   call. */
 static tt_status tt__fit_keep(tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;

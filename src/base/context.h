@@ -75,8 +75,8 @@ static bool tt__is_option(const char *field, size_t n)
     return k < TT__COUNT(fields);
 }
 
-/* Copies an error message, and names the options in the message as the user's program does. An option of
-   TT__OPTIONS stands in the message as "{FIELD VALUE}", for example "{batch = 8}". The copy has no braces. If
+/* Copies an error message, and names the options in the message as the user's program does. The message has
+   an option of TT__OPTIONS as "{FIELD VALUE}", for example "{batch = 8}". The copy has no braces. If
    tt_context_options.wording has a name for FIELD, such as "--batch", the name replaces FIELD, and quotes and
    "=" are left out of VALUE. Other text in braces is copied unchanged. */
 static void tt__name_options(const tt_context *ctx, const char *from, char *to, size_t capacity)

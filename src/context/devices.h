@@ -114,8 +114,9 @@ static void tt__device_group_task(void *arg, int64_t task, int thread)
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
-    if (!job->failed || (named && !job->named)) { /* a rank without an error message of its own failed only
-                                                     because another rank did */
+    if (!job->failed || (named && !job->named)) { /* a rank that has no error message of its own failed only
+                                                     because of another rank, so a named error replaces its
+                                                     error */
         job->status = status;
         job->failed = rank + 1;
         job->named = named;

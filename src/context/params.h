@@ -60,7 +60,8 @@ static bool tt__param_slots_grow(tt_context *ctx)
 tt_param *tt_param_find(tt_context *ctx, const char *name)
 {
     uint32_t found = ctx->n_params ? *tt__param_slot(ctx, name) : 0;
-    if (found) ctx->unmade[0] = 0; /* the parameter exists: forgets the error of a second tt_param_new */
+    if (found) ctx->unmade[0] = 0; /* the caller finds the existing parameter, so the error of a second
+                                      tt_param_new for it no longer counts */
     return found ? ctx->params[found - 1] : NULL;
 }
 

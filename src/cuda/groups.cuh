@@ -41,8 +41,8 @@ __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
     return load_any(m.data, m.dtype, i * m.ld + j);
 }
 
-// Arguments of the last step of a sum. `partial` has `parts` rows, `stride` floats apart. to[c] becomes the
-// sum of column c of the rows; if `add`, the sum is added to to[c]. The structure has no padding, because in
+// Arguments of the last step of a sum. `partial` has `parts` rows, `stride` floats apart. The sum of column c
+// of the rows becomes `to[c]` or, if `add`, is added to `to[c]`. The structure has no padding, because in
 // arrays of structures gcc 12 with -ftrivial-auto-var-init clears wrong bytes instead of the padding.
 struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
 struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };

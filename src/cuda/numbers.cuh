@@ -90,8 +90,8 @@ __device__ __forceinline__ uint32_t pack_as(tt_dtype dtype, float low, float hig
     return dtype == TT_BF16 ? pack<bf16>(low, high) : pack<f16>(low, high);
 }
 
-// Loads elements [i, i + 8) of p, of which the first `left` exist; the others become `absent`. i is a
-// multiple of 8; wide: p is a multiple of 16 bytes.
+// Loads elements [i, i + 8) of p, of which the first `left` exist; the elements that do not exist become
+// `absent`. i is a multiple of 8. wide: whether the address p is a multiple of 16 bytes.
 __device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left,
                                       bool wide, float absent = 0)
 {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dty
 }
 
 // Stores eight 16-bit numbers, whose bits are h, to elements [i, i + 8) of p, of which the first `left`
-// exist. i is a multiple of 8; wide: p is a multiple of 16 bytes.
+// exist. i is a multiple of 8. wide: whether the address p is a multiple of 16 bytes.
 __device__ __forceinline__ void store8_bits(void *p, int64_t i, int64_t left, bool wide,
                                             const uint32_t (&h)[8])
 {

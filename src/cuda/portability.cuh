@@ -14,8 +14,9 @@
 #define TT__DYN_SHARED(T, name)                                    \
     extern __shared__ __align__(128) unsigned char tt__dyn_smem[]; \
     T *name = (T *)tt__dyn_smem
-// Launches a kernel: TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) is a cudaError_t. A
-// template needs parentheses: (kernel<64, 2>). The stream may be a tt__stream.
+// Launches a kernel: TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...). The result is a
+// cudaError_t. A kernel that is a template needs parentheses: (kernel<64, 2>). The stream may be a
+// tt__stream.
 #define TT__LAUNCH(kernel, grid, block, shared, stream, ...) \
     tt__launch_kernel(kernel, grid, block, shared, tt__stream_of(stream), __VA_ARGS__)
 

@@ -46,7 +46,7 @@ void tt_token_loader_free(tt_token_loader *l)
 typedef struct tt__window_survey {
     int32_t end; /* the token that ends a document; -1: no token does */
     /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
-       of documents that end among these tokens; max: max number of documents in a window so far */
+       of documents that end in the current window so far; max: max number of documents in a window so far */
     int length, at, here, max;
     uint64_t hash;
 } tt__window_survey;

@@ -21,9 +21,9 @@
    with one row measures the update, which dominates its steps. */
 
 /* TT__STEP_LONG and TT__COPY_LONG: seconds from which a step or a copy is long enough to measure.
-   TT__STEPS_LONG: seconds of steps after which a program runs no more. ..._WIDTH: number of rows and of
-   columns of a block; TT__UPDATE_WIDTH: number of columns of a block with one row. ..._COPY: bytes of a
-   copy. */
+   TT__STEPS_LONG: a program runs 2 to 6 steps, until they have taken this many seconds together. ..._WIDTH:
+   number of rows and of columns of a block; TT__UPDATE_WIDTH: number of columns of a block with one row.
+   ..._COPY: bytes of a copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002

@@ -76,8 +76,9 @@ typedef struct tt__text_step {
 
 typedef struct tt__step_list { tt__text_step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
-typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* place of a text in a buffer; bytes
-                                                                  TT__NO_TOKEN: no text */
+typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* place of a text in a buffer; if
+                                                                            `bytes` is TT__NO_TOKEN, there is
+                                                                            no text */
 /* A slot of a hash table of texts. head: the first 8 bytes of a text, padded with zeros; bytes: the text's
    length; id: -1 in a free slot. */
 typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
@@ -185,7 +186,7 @@ struct tt_tokenizer {
     tt__unicode *unicode;
     tt__chunk *chunks;            /* texts of steps and added tokens */
     tt__step_list normalize, split;
-    bool maps_ascii;              /* to an ASCII text the normalizers do only what `ascii` says */
+    bool maps_ascii;              /* the normalizers change an ASCII text only as `ascii` says */
     uint8_t ascii[128];           /* for each ASCII character: its normalized form; above 0x7F: dropped */
     int mapped_at;                /* number of the ByteLevel splitter: later splitters see bytes as
                                      characters; split.n: none */
@@ -197,7 +198,8 @@ struct tt_tokenizer {
     int n_added, cap_added;
     int32_t *added_of;            /* for each id: its index in `added`; -1: not an added token */
     tt__added_tree trees[2];      /* added tokens to find before and after normalization */
-    bool lowercase;               /* option of a tokenizer from a vocab.txt, a file that `kept` lacks */
+    bool lowercase;               /* option of a tokenizer that was loaded from a vocab.txt; `kept` lacks that
+                                     file */
     tt__kept_file kept[6];        /* the loaded files, which tt_tokenizer_save writes unchanged */
     int n_kept;
 };

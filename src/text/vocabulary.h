@@ -39,7 +39,7 @@ static void tt__token_put(tt__ids_by_text *t, int id)
 typedef struct tt__recipe { /* the files from which a tokenizer is built */
     const tt__json *j;            /* tokenizer.json, or a substitute without a vocabulary */
     const char *text;             /* the text that was parsed into j */
-    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: `j` is */
+    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: `j` is the source */
     tt__first_word first;
     const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in `j` or in `lines` */
     const tt__file_bytes *lines;  /* vocab.txt; NULL: no such file */

@@ -21,8 +21,8 @@ typedef struct tt__fit_point {
 typedef struct tt__fit_run {
     tt_trainer *r;
     const tt_source *train, *validation;
-    int n_metrics, by;           /* number of the model's metrics; index of the metric that texts and the
-                                    picture show */
+    int n_metrics, by;           /* n_metrics: number of the model's metrics; by: index of the metric that
+                                    texts and the picture show */
     tt_metric metric;            /* metric number `by`; without a name: none */
     double values[TT_METRICS];   /* the metrics of the last validation */
     const tt__feature_set *judged; /* features of the validation source */
@@ -30,7 +30,8 @@ typedef struct tt__fit_run {
     bool best_by_metric;         /* whether the metric, not the loss, tells the best validation */
     tt_fit_options o;
     tt_progress p;
-    int64_t steps, first_step;   /* number of steps of an epoch; number of steps done before tt_fit began */
+    int64_t steps, first_step;   /* steps: number of steps of an epoch; first_step: number of steps done
+                                    before tt_fit began */
     double started, saved;       /* clock in seconds; started: start of tt_fit plus the time of validations;
                                     saved: the last save */
     double began;                /* clock in seconds at the start of the current step */

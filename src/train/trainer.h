@@ -246,8 +246,9 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
 
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that a saved state contains. state: 0: a parameter; 1 and, for Adam, 2: the optimizer's states of
-   the parameter; TT__EMA: its moving average. stage: the first pipeline stage that has the value. */
+/* A value that a saved state contains. state: 0 for a parameter; 1 and, with Adam, 2 for the optimizer's
+   states of the parameter; TT__EMA for the parameter's moving average. stage: the first pipeline stage that
+   has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
