@@ -75,7 +75,8 @@ static double tt__cgroup_quota(const char *root)
     return quota;
 }
 
-/* Returns the number after `key` in the first line of folder/file that begins with `key`; -1 if none does. */
+/* Returns the number after `key` in the first line of folder/file that begins with `key`; -1 if no line
+   begins with `key` and a number. */
 static double tt__number_in(const char *folder, const char *file, const char *key)
 {
     char path[8192], line[256], *end;

@@ -40,7 +40,7 @@ static void tt__device_group_try(tt_context *ctx, tt__device_group *c)
     else if (pairs) tt__log(ctx, TT_LOG_WARNING, "peers", "%s", first);
 }
 
-/* Opens the devices of a device group that are not open yet, and starts its threads. */
+/* Opens the devices of a device group that are not open yet, and starts the group's threads. */
 static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
 {
     char why[512] = "no reason given", name[32];

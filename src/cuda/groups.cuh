@@ -416,8 +416,8 @@ template <class OP> cudaError_t launch_typed_groups(tt__device *d, const group_a
     return launch_groups<OP, ANY, ANY>(d, g, op);
 }
 
-// Computes y (or y += if `add`) by op. by_row: the op uses numbers of rows or columns, so contiguous matrices
-// are not taken as one long row. Operands whose data is NULL are absent.
+// Computes y (or y += if `add`) by op. by_row: whether the op uses the numbers of rows or columns as indices.
+// If not, contiguous matrices are taken as one long row. Operands whose data is NULL are absent.
 template <class OP>
 cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
 {

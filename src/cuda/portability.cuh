@@ -53,8 +53,8 @@ __device__ __forceinline__ void tt__begin_kernel()
 #endif
 }
 
-// Returns x and hides its value from the compiler. So the compiler does not compute values that depend on x
-// before a loop, which would have no registers for them.
+// Returns x and hides its value from the compiler. Without this function the compiler would compute values
+// that depend on x ahead of a loop that uses them, and the loop has no registers to hold the values.
 __device__ __forceinline__ int tt__opaque(int x)
 {
     asm volatile("" : "+r"(x));

@@ -141,7 +141,8 @@ struct tt_loader {
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
     bool typed;                    /* token types may differ from 0 */
-    bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
+    bool sort;                     /* sort the texts of each window by length, and shuffle the window's steps;
+                                      a window is consecutive steps */
     int parts;                     /* sequences of an example: with TT_TASK_EMBED 2 or 3, else 1 */
     tt__tokens *tokens;            /* (count, parts) the tokens of each example */
     tt__chunk *chunks;             /* memory of the ids */

@@ -187,9 +187,9 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
 }
 
 /* Resizes an image to height * width pixels and writes a window of the result to `to`, whose rows are `pitch`
-   bytes apart. channels: number of channels of `to`: the image's number; 3 for an image with 4 channels,
-   whose alpha is left out; or any number for an image with 1 channel, which is repeated. Returns false if
-   memory runs out. */
+   bytes apart. channels: number of channels of `to`. An image with 1 channel allows any number and repeats
+   the channel. An image with 4 channels also allows 3 and leaves out alpha. For all other images it is the
+   image's number of channels. Returns false if memory runs out. */
 static bool tt__resample_image(tt_context *ctx, tt__resampler *r, const tt_image *image, int height,
                                int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)

@@ -212,7 +212,8 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     for (int v = 0; v < vocab; v++) {
         const float weight = expf((x[v] - max) * slope);
         if (all || s->top_k == 0) sum += weight;
-        if (all) x[v] = weight; /* else the heap compares scores: different scores may have one weight */
+        if (all) x[v] = weight; /* without `all`, x keeps the scores, which the heap compares, because
+                                   different scores may round to one weight */
     }
     if (all) {
         double left = u * sum;

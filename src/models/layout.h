@@ -44,8 +44,8 @@ typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
     int naming;                /* index of the naming for config.json and a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
-    const char *activation_key, *more;   /* key of the activation in config.json; members of config.json that
-                                            are equal in all models */
+    const char *activation_key, *more;   /* activation_key: key of the activation in config.json; more:
+                                            members of config.json that are equal in all models */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
                                     Without %d all layers share one layer's parameters */

@@ -75,8 +75,8 @@ static void tt__label(tt__text_buffer *text, int x, int y, const char *anchor, c
 }
 
 /* Draws the layers of memory, the highest first and each down to the axis, so that lower layers cover higher
-   ones. The unit of coordinates is a tenth of a pixel; they begin in the lower left corner. scale: tenths of
-   a pixel per byte. drawn: receives, for each layer, whether it has any bytes. */
+   ones. Coordinates are tenths of a pixel from the lower left corner. scale: tenths of a pixel per byte.
+   drawn: gets, for each layer, whether the layer has any bytes. */
 static void tt__draw_layers(tt__text_buffer *text, const int64_t *live, int columns, double scale,
                             const char *const *colour, bool *drawn)
 {

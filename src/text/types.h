@@ -71,7 +71,8 @@ typedef struct tt__text_step {
                                       the character `from`. PRECOMPILED: `from` has the trie's units, `to` the
                                       replacing texts, each ended by a NUL */
     size_t from_bytes, to_bytes;
-    int64_t start, stop;           /* STRIP: max number of characters to remove at the start; at the end */
+    int64_t start, stop;           /* STRIP: max number of characters to remove at the start of the text
+                                      (start) and at its end (stop) */
 } tt__text_step;
 
 typedef struct tt__step_list { tt__text_step all[TT__STEP_LIMIT]; int n; } tt__step_list;

@@ -168,7 +168,8 @@ static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
     return true;
 }
 
-/* Keeps for tt__collect_outputs the labels of a batch that will run on a data rank. */
+/* Keeps the labels of a batch that will run on a data rank. tt__collect_outputs adds the predictions for the
+   batch after the run. */
 static tt_status tt__collect_labels(tt_trainer *r, tt__collected *c, int rank, const tt_batch *b)
 {
     const bool tags = c->p.task == TT_TASK_TAGS;

@@ -210,9 +210,10 @@ tt_metric tt_spearman(void) { return tt__prediction_metric("spearman", tt__spear
 /* ---------------------------------------------------------------------------------------------------- recall
    The share of texts whose pair is among the nearest of all pairs and negatives. */
 
-/* unit: (rows, width) the embeddings, each divided by its length. anchors: (n) the row in `unit` of each
-   text. candidates: (all) the rows of the pairs of the n texts, then the rows of the negatives. hits: (n) 1
-   if the pair of a text is among the `nearest` candidates of the text. */
+/* The data of a recall. The pair of a text is the other text of its example. unit: (rows, width) the
+   embeddings, each divided by its length. anchors: (n) the row in `unit` of each text. candidates: (all) the
+   row of the pair of each of the n texts, then the rows of the negatives. hits: (n) 1 if the pair of a text
+   is among the `nearest` candidates of the text. */
 typedef struct tt__recall {
     float *unit;
     int64_t *anchors, *candidates;
