@@ -4303,7 +4303,8 @@ static double tt__cgroup_quota(const char *root)
     return quota;
 }
 
-/* Returns the number after `key` in the first line of folder/file that begins with `key`; -1 if none does. */
+/* Returns the number after `key` in the first line of folder/file that begins with `key`; -1 if no line
+   begins with `key` and a number. */
 static double tt__number_in(const char *folder, const char *file, const char *key)
 {
     char path[8192], line[256], *end;
@@ -20697,7 +20698,7 @@ static void tt__device_group_try(tt_context *ctx, tt__device_group *c)
     else if (pairs) tt__log(ctx, TT_LOG_WARNING, "peers", "%s", first);
 }
 
-/* Opens the devices of a device group that are not open yet, and starts its threads. */
+/* Opens the devices of a device group that are not open yet, and starts the group's threads. */
 static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
 {
     char why[512] = "no reason given", name[32];
@@ -28805,8 +28806,8 @@ static void tt__label(tt__text_buffer *text, int x, int y, const char *anchor, c
 }
 
 /* Draws the layers of memory, the highest first and each down to the axis, so that lower layers cover higher
-   ones. The unit of coordinates is a tenth of a pixel; they begin in the lower left corner. scale: tenths of
-   a pixel per byte. drawn: receives, for each layer, whether it has any bytes. */
+   ones. Coordinates are tenths of a pixel from the lower left corner. scale: tenths of a pixel per byte.
+   drawn: gets, for each layer, whether the layer has any bytes. */
 static void tt__draw_layers(tt__text_buffer *text, const int64_t *live, int columns, double scale,
                             const char *const *colour, bool *drawn)
 {
@@ -29501,8 +29502,8 @@ static int tt__grapheme_class(const tt__unicode *u, uint32_t c)
     return (int)(u->graphemes[row][1] & 15);
 }
 
-/* Returns the rank of the combining class of code point c; higher classes have higher ranks. 0: c is a
-   starter, not a mark. */
+/* Returns the rank of the combining class of code point c; higher classes have higher ranks. Returns 0 if c
+   is a starter, not a mark. */
 static uint32_t tt__mark_rank(const tt__unicode *u, uint32_t c)
 {
     int row = c < 0x300 ? -1 : tt__rows_to(&u->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
@@ -29560,7 +29561,7 @@ static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint3
     return n;
 }
 
-/* Returns the composition of two code points. 0: a and b do not compose. */
+/* Returns the composition of two code points. Returns 0 if a and b do not compose. */
 static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
 {
     if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xAC00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;
@@ -30120,8 +30121,8 @@ static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
     return status;
 }
 
-/* Returns the node of member `key` of an object; -1: the object has no such member, or the node is no
-   object. */
+/* Returns the node of member `key` of an object. Returns -1 if the object has no such member, or if the node
+   is no object. */
 static int tt__json_get(const tt__json *j, int object, const char *key)
 {
     if (object < 0 || j->nodes[object].kind != TT__JSON_OBJECT || !j->nodes[object].count) return -1;
@@ -30138,7 +30139,8 @@ static int tt__json_get(const tt__json *j, int object, const char *key)
     return -1;
 }
 
-/* Returns the text of a string node. NULL: the node is not a string, or the string holds a NUL. */
+/* Returns the text of a string node. Returns NULL if the node is not a string, or if the string holds a
+   NUL. */
 static const char *tt__json_text(const tt__json *j, int node)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -30893,7 +30895,8 @@ typedef struct tt__text_step {
                                       the character `from`. PRECOMPILED: `from` has the trie's units, `to` the
                                       replacing texts, each ended by a NUL */
     size_t from_bytes, to_bytes;
-    int64_t start, stop;           /* STRIP: max number of characters to remove at the start; at the end */
+    int64_t start, stop;           /* STRIP: max number of characters to remove at the start of the text
+                                      (start) and at its end (stop) */
 } tt__text_step;
 
 typedef struct tt__step_list { tt__text_step all[TT__STEP_LIMIT]; int n; } tt__step_list;
@@ -31010,8 +31013,8 @@ struct tt_tokenizer {
     tt__step_list normalize, split;
     bool maps_ascii;              /* the normalizers change an ASCII text only as `ascii` says */
     uint8_t ascii[128];           /* for each ASCII character: its normalized form; above 0x7F: dropped */
-    int mapped_at;                /* number of the ByteLevel splitter: later splitters see bytes as
-                                     characters; split.n: none */
+    int mapped_at;                /* number of the ByteLevel splitter, after which splitters see bytes as
+                                     characters; split.n if there is no ByteLevel splitter */
     tt__vocab vocab;
     tt__token_model model;
     tt__finisher finish;
@@ -31055,7 +31058,8 @@ static uint32_t tt__byte_char(uint32_t b)
     return tt__byte_prints(b) ? b : 0x100 + (b <= 0x20 ? b : b <= 0xA0 ? b - 0x7F + 33 : 67);
 }
 
-static int tt__char_byte(uint32_t c) /* returns the byte for which GPT-2's character c stands; -1: none */
+static int tt__char_byte(uint32_t c) /* returns the byte for which GPT-2's character c stands, or -1 if c
+                                        stands for none */
 {
     if (c < 0x100) return tt__byte_prints(c) ? (int)c : -1;
     if (c > 0x143) return -1;
@@ -31153,7 +31157,8 @@ static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t byt
     return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
 }
 
-/* Returns the id of the vocabulary's or the added token with this text; -1: no token has this text. */
+/* Returns the id of the token with this text, in the vocabulary or among the added tokens. Returns -1 if no
+   token has this text. */
 static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
 {
     const int id = tt__token_find(&k->vocab.by_text, text, bytes);
@@ -31322,7 +31327,7 @@ static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, siz
     return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
 }
 
-/* Returns the id of the token that stands for the word `text`; -1: none. */
+/* Returns the id of the token that stands for the word `text`, or -1 if no token does. */
 static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__ids_by_text *t = &e->k->vocab.by_word;
@@ -31626,11 +31631,11 @@ static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t by
     return bytes;
 }
 
-/* Finds the shortest prefix of `text` that a Precompiled map has, and returns the text that replaces it.
-   NULL: the map has no prefix of `text`. The map is a double-array trie (Aoe 1989; Yata's darts-clone), an
-   array of 32-bit units. A byte b leads from a node at position p to the unit at p xor b, whose lowest 8 bits
-   must equal b. If bit 8 of that unit is set, the map has the prefix that ends with b, and the unit at the
-   new node's position has the offset of the replacing text. */
+/* Finds the shortest prefix of `text` that a Precompiled map has, and returns the text that replaces the
+   prefix. Returns NULL if the map has no prefix of `text`. The map is a double-array trie (Aoe 1989; Yata's
+   darts-clone), an array of 32-bit units. A byte b leads from a node at position p to the unit at p xor b,
+   whose lowest 8 bits must equal b. If bit 8 of that unit is set, the map has the prefix that ends with b,
+   and the unit at the new node's position has the offset of the replacing text. */
 static const char *tt__precompiled_find(const tt__text_step *s, const char *text, size_t bytes,
                                         size_t *to_bytes)
 {
@@ -31834,8 +31839,9 @@ static const char *tt__normalize_text(tt__encoder *e, const char *text, size_t *
 
 static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
 
-/* Returns the number of bytes of an English contraction ('s, 'll, ...) at `text`, directly after the
-   apostrophe; 0: none. any_case: also accepts capitals and U+017F, which is a form of "s". */
+/* Returns the number of bytes at `text` that form an English contraction with the apostrophe directly before
+   `text` ('s, 'll, ...). Returns 0 if there is no contraction. any_case: also accepts capitals and U+017F,
+   which is a form of "s". */
 static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
 {
     const char other = any_case ? 0x20 : 0;
@@ -32614,7 +32620,7 @@ static int tt__hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-/* Returns the byte that a token such as "<0x0A>" stands for; -1: `text` is no such token. */
+/* Returns the byte for which a token such as "<0x0A>" stands. Returns -1 if `text` is not such a token. */
 static int tt__byte_token(const char *text, size_t bytes)
 {
     if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
@@ -32746,7 +32752,7 @@ static void tt__decode_step(const tt__text_step *s, const tt__parts *from, tt__p
     tt__free(to->ctx, run);
 }
 
-/* Returns the text of an id, as the first decoder step reads it. NULL: the id has no text. */
+/* Returns the text of an id, as the first decoder step reads the text. Returns NULL if the id has no text. */
 static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
 {
     if (id < 0 || id >= k->size) return NULL;
@@ -32915,8 +32921,8 @@ int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
 /* ==== src/text/read.h */
 /* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
 
-/* Returns the characters of a JSON string, which may contain a NUL, and their number in *bytes. NULL: the
-   node is not a string. */
+/* Returns the characters of a JSON string, which may contain a NUL. Sets *bytes to their number. Returns NULL
+   if the node is not a string. */
 static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -33029,7 +33035,7 @@ static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, 
                     j->path, j->base + j->nodes[node].offset);
 }
 
-/* Returns the value of a base-64 digit (RFC 4648). -1: c is not a digit. */
+/* Returns the value of a base-64 digit (RFC 4648). Returns -1 if c is not a digit. */
 static int tt__base64_digit(char c)
 {
     if (c >= 'A' && c <= 'Z') return c - 'A';
@@ -33535,8 +33541,8 @@ static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char
                     j->base + at->offset, *id, tt__json_kind_name(j, child), TT__IDS_LIMIT);
 }
 
-/* Writes the bytes that a token of byte-level encoding stands for, and returns their number. TT__NO_TOKEN:
-   the token does not stand for bytes. */
+/* Writes the bytes for which a token of byte-level encoding stands, and returns their number. Returns
+   TT__NO_TOKEN if the token does not stand for bytes. */
 static uint32_t tt__token_bytes(const char *token, size_t n, char *to)
 {
     uint32_t made = 0;
@@ -34355,7 +34361,7 @@ static const char tt__llama_way[] =
     "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
     "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
 
-/* Returns the string member `key` of JSON file j. NULL: the file or the member is missing. */
+/* Returns the string member `key` of JSON file j. Returns NULL if the file or the member is missing. */
 static const char *tt__folder_text(const tt__json *j, const char *key)
 {
     return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
@@ -34369,8 +34375,8 @@ static bool tt__class_is(const char *name, const char *which)
     return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
 }
 
-/* Returns the row of tt__classes with this class name or, if `name` is NULL, with this model type. -1:
-   none. */
+/* Returns the row of tt__classes with this class name or, if `name` is NULL, with this model type. Returns -1
+   if there is no such row. */
 static int tt__class_of(const char *name, const char *type)
 {
     for (int i = 0; i < TT__COUNT(tt__classes); i++)
@@ -34553,7 +34559,8 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
 typedef struct tt__filter {
     int in, out, taps;
     tt_resample kind;
-    int32_t *first, *used; /* for each output pixel: the first input pixel; the number of input pixels */
+    int32_t *first, *used; /* for each output pixel: number of the first input pixel (first) and number of
+                              input pixels (used) */
     int32_t *weights;      /* (out, taps), times 2^TT__WEIGHT_BITS; a row's weights sum to about 1 */
     tt__buffer memory;
 } tt__filter;
@@ -34721,9 +34728,9 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
 }
 
 /* Resizes an image to height * width pixels and writes a window of the result to `to`, whose rows are `pitch`
-   bytes apart. channels: number of channels of `to`: the image's number; 3 for an image with 4 channels,
-   whose alpha is left out; or any number for an image with 1 channel, which is repeated. Returns false if
-   memory runs out. */
+   bytes apart. channels: number of channels of `to`. An image with 1 channel allows any number and repeats
+   the channel. An image with 4 channels also allows 3 and leaves out alpha. For all other images it is the
+   image's number of channels. Returns false if memory runs out. */
 static bool tt__resample_image(tt_context *ctx, tt__resampler *r, const tt_image *image, int height,
                                int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
@@ -35402,7 +35409,7 @@ static const char *tt__table_separator(char separator, char name[24])
     return name;
 }
 
-/* Returns the first character of a text that commonly separates columns; 0: none does. */
+/* Returns the first character of a text that commonly separates columns, or 0 if the text has none. */
 static char tt__table_other_separator(const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -36181,7 +36188,8 @@ struct tt_loader {
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
     bool typed;                    /* token types may differ from 0 */
-    bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
+    bool sort;                     /* sort the texts of each window by length, and shuffle the window's steps;
+                                      a window is consecutive steps */
     int parts;                     /* sequences of an example: with TT_TASK_EMBED 2 or 3, else 1 */
     tt__tokens *tokens;            /* (count, parts) the tokens of each example */
     tt__chunk *chunks;             /* memory of the ids */
@@ -37730,7 +37738,7 @@ void tt_token_loader_free(tt_token_loader *l)
 /* The state of a sweep over all tokens, which computes the hash of the ids and the max number of documents in
    a window, where a part of a document counts as a document. */
 typedef struct tt__window_survey {
-    int32_t end; /* the token that ends a document; -1: no token does */
+    int32_t end; /* the token that ends a document, or -1 if documents have no such token */
     /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
        of documents that end in the current window so far; max: max number of documents in a window so far */
     int length, at, here, max;
@@ -37914,8 +37922,8 @@ typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
     int naming;                /* index of the naming for config.json and a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
-    const char *activation_key, *more;   /* key of the activation in config.json; members of config.json that
-                                            are equal in all models */
+    const char *activation_key, *more;   /* activation_key: key of the activation in config.json; more:
+                                            members of config.json that are equal in all models */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
                                     Without %d all layers share one layer's parameters */
@@ -42120,7 +42128,8 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     for (int v = 0; v < vocab; v++) {
         const float weight = expf((x[v] - max) * slope);
         if (all || s->top_k == 0) sum += weight;
-        if (all) x[v] = weight; /* else the heap compares scores: different scores may have one weight */
+        if (all) x[v] = weight; /* without `all`, x keeps the scores, which the heap compares, because
+                                   different scores may round to one weight */
     }
     if (all) {
         double left = u * sum;
@@ -42672,7 +42681,7 @@ static void tt__features_free(tt__features *f)
     tt__free(f->ctx, f);
 }
 
-/* Returns the axis of the input `name` of a tape; 0: no such input. */
+/* Returns the axis of the input `name` of a tape. Returns 0 if the tape has no such input. */
 static int32_t tt__axis_of_input(const tt_tape *t, const char *name)
 {
     for (int32_t v = 1; v < t->n_values; v++)
@@ -42771,8 +42780,8 @@ static tt_status tt__feature_places(const tt__features *f, tt__feature_set *to, 
     return status;
 }
 
-/* Returns where set->data has feature k of the example with index `at`. NULL: the set lacks the example, or
-   the example has another number of tokens. */
+/* Returns where set->data has feature k of the example with index `at`. Returns NULL if the set lacks the
+   example, or if the example in the set has another number of tokens. */
 static float *tt__feature_at(const tt__features *f, const tt__feature_set *set, int k, int64_t at,
                              int64_t tokens)
 {
@@ -43087,7 +43096,7 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
-/* Returns the value of a stage that entry *x of a state describes; 0: the stage lacks the value. */
+/* Returns the value of a stage that entry *x of a state describes. Returns 0 if the stage lacks the value. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
@@ -43765,9 +43774,10 @@ tt_metric tt_spearman(void) { return tt__prediction_metric("spearman", tt__spear
 /* ---------------------------------------------------------------------------------------------------- recall
    The share of texts whose pair is among the nearest of all pairs and negatives. */
 
-/* unit: (rows, width) the embeddings, each divided by its length. anchors: (n) the row in `unit` of each
-   text. candidates: (all) the rows of the pairs of the n texts, then the rows of the negatives. hits: (n) 1
-   if the pair of a text is among the `nearest` candidates of the text. */
+/* The data of a recall. The pair of a text is the other text of its example. unit: (rows, width) the
+   embeddings, each divided by its length. anchors: (n) the row in `unit` of each text. candidates: (all) the
+   row of the pair of each of the n texts, then the rows of the negatives. hits: (n) 1 if the pair of a text
+   is among the `nearest` candidates of the text. */
 typedef struct tt__recall {
     float *unit;
     int64_t *anchors, *candidates;
@@ -43996,7 +44006,8 @@ static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
     return true;
 }
 
-/* Keeps for tt__collect_outputs the labels of a batch that will run on a data rank. */
+/* Keeps the labels of a batch that will run on a data rank. tt__collect_outputs adds the predictions for the
+   batch after the run. */
 static tt_status tt__collect_labels(tt_trainer *r, tt__collected *c, int rank, const tt_batch *b)
 {
     const bool tags = c->p.task == TT_TASK_TAGS;
@@ -44952,7 +44963,7 @@ typedef struct tt__fit_run {
     const tt_source *train, *validation;
     int n_metrics, by;           /* n_metrics: number of the model's metrics; by: index of the metric that
                                     texts and the picture show */
-    tt_metric metric;            /* metric number `by`; without a name: none */
+    tt_metric metric;            /* metric number `by`; if its name is NULL, the model has no metric */
     double values[TT_METRICS];   /* the metrics of the last validation */
     const tt__feature_set *judged; /* features of the validation source */
     const char *unit;            /* name of the items that the model counts */
@@ -45500,7 +45511,8 @@ static tt_status tt__fit_save(tt__fit_run *f)
     return status;
 }
 
-/* Returns the step that is in the name of a kept state, state-STEP.safetensors; -1: it is another file. */
+/* Returns the step that is in the name of a kept state, state-STEP.safetensors. Returns -1 if the name is
+   that of another file. */
 static int64_t tt__kept_step(const char *name)
 {
     static const char before[] = "state-", after[] = ".safetensors";
@@ -45977,7 +45989,8 @@ static bool tt__fit_is_stale(const tt__fit_run *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Returns the name that has this hash, "loss" or the name of a metric; "metric" if none has it. */
+/* Returns the name, "loss" or the name of a metric, that has this hash. Returns "metric" if no name has the
+   hash. */
 static const char *tt__fit_name_of(const tt__fit_run *f, uint64_t hash)
 {
     for (int k = 0; k < f->n_metrics; k++)

@@ -86,8 +86,8 @@ __device__ __forceinline__ void tt__begin_kernel()
 #endif
 }
 
-// Returns x and hides its value from the compiler. So the compiler does not compute values that depend on x
-// before a loop, which would have no registers for them.
+// Returns x and hides its value from the compiler. Without this function the compiler would compute values
+// that depend on x ahead of a loop that uses them, and the loop has no registers to hold the values.
 __device__ __forceinline__ int tt__opaque(int x)
 {
     asm volatile("" : "+r"(x));
@@ -1687,8 +1687,8 @@ template <class OP> cudaError_t launch_typed_groups(tt__device *d, const group_a
     return launch_groups<OP, ANY, ANY>(d, g, op);
 }
 
-// Computes y (or y += if `add`) by op. by_row: the op uses numbers of rows or columns, so contiguous matrices
-// are not taken as one long row. Operands whose data is NULL are absent.
+// Computes y (or y += if `add`) by op. by_row: whether the op uses the numbers of rows or columns as indices.
+// If not, contiguous matrices are taken as one long row. Operands whose data is NULL are absent.
 template <class OP>
 cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
 {

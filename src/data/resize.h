@@ -19,7 +19,8 @@
 typedef struct tt__filter {
     int in, out, taps;
     tt_resample kind;
-    int32_t *first, *used; /* for each output pixel: the first input pixel; the number of input pixels */
+    int32_t *first, *used; /* for each output pixel: number of the first input pixel (first) and number of
+                              input pixels (used) */
     int32_t *weights;      /* (out, taps), times 2^TT__WEIGHT_BITS; a row's weights sum to about 1 */
     tt__buffer memory;
 } tt__filter;

@@ -380,8 +380,8 @@ static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
     return status;
 }
 
-/* Returns the node of member `key` of an object; -1: the object has no such member, or the node is no
-   object. */
+/* Returns the node of member `key` of an object. Returns -1 if the object has no such member, or if the node
+   is no object. */
 static int tt__json_get(const tt__json *j, int object, const char *key)
 {
     if (object < 0 || j->nodes[object].kind != TT__JSON_OBJECT || !j->nodes[object].count) return -1;
@@ -398,7 +398,8 @@ static int tt__json_get(const tt__json *j, int object, const char *key)
     return -1;
 }
 
-/* Returns the text of a string node. NULL: the node is not a string, or the string holds a NUL. */
+/* Returns the text of a string node. Returns NULL if the node is not a string, or if the string holds a
+   NUL. */
 static const char *tt__json_text(const tt__json *j, int node)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;

@@ -151,7 +151,7 @@ static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, siz
     return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
 }
 
-/* Returns the id of the token that stands for the word `text`; -1: none. */
+/* Returns the id of the token that stands for the word `text`, or -1 if no token does. */
 static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__ids_by_text *t = &e->k->vocab.by_word;

@@ -296,11 +296,11 @@ static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t by
     return bytes;
 }
 
-/* Finds the shortest prefix of `text` that a Precompiled map has, and returns the text that replaces it.
-   NULL: the map has no prefix of `text`. The map is a double-array trie (Aoe 1989; Yata's darts-clone), an
-   array of 32-bit units. A byte b leads from a node at position p to the unit at p xor b, whose lowest 8 bits
-   must equal b. If bit 8 of that unit is set, the map has the prefix that ends with b, and the unit at the
-   new node's position has the offset of the replacing text. */
+/* Finds the shortest prefix of `text` that a Precompiled map has, and returns the text that replaces the
+   prefix. Returns NULL if the map has no prefix of `text`. The map is a double-array trie (Aoe 1989; Yata's
+   darts-clone), an array of 32-bit units. A byte b leads from a node at position p to the unit at p xor b,
+   whose lowest 8 bits must equal b. If bit 8 of that unit is set, the map has the prefix that ends with b,
+   and the unit at the new node's position has the offset of the replacing text. */
 static const char *tt__precompiled_find(const tt__text_step *s, const char *text, size_t bytes,
                                         size_t *to_bytes)
 {

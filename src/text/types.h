@@ -189,8 +189,8 @@ struct tt_tokenizer {
     tt__step_list normalize, split;
     bool maps_ascii;              /* the normalizers change an ASCII text only as `ascii` says */
     uint8_t ascii[128];           /* for each ASCII character: its normalized form; above 0x7F: dropped */
-    int mapped_at;                /* number of the ByteLevel splitter: later splitters see bytes as
-                                     characters; split.n: none */
+    int mapped_at;                /* number of the ByteLevel splitter, after which splitters see bytes as
+                                     characters; split.n if there is no ByteLevel splitter */
     tt__vocab vocab;
     tt__token_model model;
     tt__finisher finish;

@@ -105,8 +105,8 @@ static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char
                     j->base + at->offset, *id, tt__json_kind_name(j, child), TT__IDS_LIMIT);
 }
 
-/* Writes the bytes that a token of byte-level encoding stands for, and returns their number. TT__NO_TOKEN:
-   the token does not stand for bytes. */
+/* Writes the bytes for which a token of byte-level encoding stands, and returns their number. Returns
+   TT__NO_TOKEN if the token does not stand for bytes. */
 static uint32_t tt__token_bytes(const char *token, size_t n, char *to)
 {
     uint32_t made = 0;

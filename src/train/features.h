@@ -58,7 +58,7 @@ static void tt__features_free(tt__features *f)
     tt__free(f->ctx, f);
 }
 
-/* Returns the axis of the input `name` of a tape; 0: no such input. */
+/* Returns the axis of the input `name` of a tape. Returns 0 if the tape has no such input. */
 static int32_t tt__axis_of_input(const tt_tape *t, const char *name)
 {
     for (int32_t v = 1; v < t->n_values; v++)
@@ -157,8 +157,8 @@ static tt_status tt__feature_places(const tt__features *f, tt__feature_set *to, 
     return status;
 }
 
-/* Returns where set->data has feature k of the example with index `at`. NULL: the set lacks the example, or
-   the example has another number of tokens. */
+/* Returns where set->data has feature k of the example with index `at`. Returns NULL if the set lacks the
+   example, or if the example in the set has another number of tokens. */
 static float *tt__feature_at(const tt__features *f, const tt__feature_set *set, int k, int64_t at,
                              int64_t tokens)
 {

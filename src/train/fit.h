@@ -92,7 +92,8 @@ static tt_status tt__fit_save(tt__fit_run *f)
     return status;
 }
 
-/* Returns the step that is in the name of a kept state, state-STEP.safetensors; -1: it is another file. */
+/* Returns the step that is in the name of a kept state, state-STEP.safetensors. Returns -1 if the name is
+   that of another file. */
 static int64_t tt__kept_step(const char *name)
 {
     static const char before[] = "state-", after[] = ".safetensors";
@@ -569,7 +570,8 @@ static bool tt__fit_is_stale(const tt__fit_run *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Returns the name that has this hash, "loss" or the name of a metric; "metric" if none has it. */
+/* Returns the name, "loss" or the name of a metric, that has this hash. Returns "metric" if no name has the
+   hash. */
 static const char *tt__fit_name_of(const tt__fit_run *f, uint64_t hash)
 {
     for (int k = 0; k < f->n_metrics; k++)

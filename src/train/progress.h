@@ -23,7 +23,7 @@ typedef struct tt__fit_run {
     const tt_source *train, *validation;
     int n_metrics, by;           /* n_metrics: number of the model's metrics; by: index of the metric that
                                     texts and the picture show */
-    tt_metric metric;            /* metric number `by`; without a name: none */
+    tt_metric metric;            /* metric number `by`; if its name is NULL, the model has no metric */
     double values[TT_METRICS];   /* the metrics of the last validation */
     const tt__feature_set *judged; /* features of the validation source */
     const char *unit;            /* name of the items that the model counts */

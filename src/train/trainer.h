@@ -276,7 +276,7 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
-/* Returns the value of a stage that entry *x of a state describes; 0: the stage lacks the value. */
+/* Returns the value of a stage that entry *x of a state describes. Returns 0 if the stage lacks the value. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
