@@ -94,9 +94,9 @@ static double tt__number_in(const char *folder, const char *file, const char *ke
     return n;
 }
 
-/* Memory that the process may still allocate. bytes: the bytes that the tightest limit leaves. limit: that
-   limit in bytes. of: that limit's name for messages. group_limit: the smallest limit of the control groups
-   in bytes. swap: bytes of free swap space. */
+/* Memory that the process may still allocate. bytes: the bytes that the tightest limit leaves. limit: the
+   tightest limit in bytes. of: the name of the tightest limit, for messages. group_limit: the smallest limit
+   of the control groups in bytes. swap: bytes of free swap space. */
 typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
 
 static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)

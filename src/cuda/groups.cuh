@@ -134,10 +134,10 @@ int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, s
 
 #define TT__ROW_COLUMNS 4096 // largest number of columns of a row that fits the registers of a block
 
-// Returns the number of rows in a chunk of column sums. All kernels that sum the columns of a gradient must
-// give the same bits, because a pipeline stage may itself sum a gradient from the next stage. So each kernel
-// sums the numbers as they are stored, chunk by chunk. The threads of a block form sum_teams() teams, which
-// take the rows of a chunk in turn.
+// Returns the number of rows in a chunk of column sums. The columns of a gradient may be summed by the kernel
+// that computes the gradient, or by another kernel, if a pipeline stage gets the gradient from the next
+// stage. The bits must be equal. So each kernel sums the numbers as they are stored, chunk by chunk. The
+// threads of a block form sum_teams() teams, which take the rows of a chunk in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
     // Number of layernorm_backward's blocks that fit a multiprocessor.

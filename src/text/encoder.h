@@ -45,8 +45,8 @@ struct tt__encoder {
                               the text before normalization. A part that begins with one of these bytes is
                               the first part of the text */
     /* The fields from here to `at` are used if spans are wanted. whole_text: the text before all changes;
-       layer: the text that normalizers and splitters have made of it so far; map: the span of each byte of
-       `layer` in `whole_text`; NULL: both are the same text. */
+       layer: the text that normalizers and splitters have made of whole_text so far; map: the span of each
+       byte of `layer` in `whole_text`, or NULL if `layer` is the same text as `whole_text`. */
     const char *whole_text, *layer;
     size_t whole_bytes;
     const tt_span *map;

@@ -248,8 +248,8 @@ static tt_status tt__fit_stuck(const tt__fit_run *f)
 }
 
 /* Skips a step that updated nothing because none of its targets counts, or because the loss or a gradient is
-   not finite, and counts it like a step that loss scaling skips. Fails after too many skipped steps in a row.
-   Returns `status`, the step's error, if it has another cause. lr: the step's learning rate. */
+   not finite. Counts the step like a step that loss scaling skips. Fails after too many skipped steps in a
+   row. If `status`, the step's error, has another cause, returns `status`. lr: the step's learning rate. */
 static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
 {
     enum { MAX_IN_A_ROW = 10 };
