@@ -3672,8 +3672,8 @@ struct tt_context {
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* number of tapes made so far */
-    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error; "":
-                               none */
+    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error, or "" if
+                               none failed */
     uint32_t *param_slots, n_param_slots; /* hash table of parameter names (tt__param_slot). An entry is 1 +
                                              the parameter's index; 0: free */
     bool writes_nothing;   /* this process writes no files; the first process writes all files */
@@ -4322,9 +4322,9 @@ static double tt__number_in(const char *folder, const char *file, const char *ke
     return n;
 }
 
-/* Memory that the process may still allocate. bytes: the bytes that the tightest limit leaves. limit: that
-   limit in bytes. of: that limit's name for messages. group_limit: the smallest limit of the control groups
-   in bytes. swap: bytes of free swap space. */
+/* Memory that the process may still allocate. bytes: the bytes that the tightest limit leaves. limit: the
+   tightest limit in bytes. of: the name of the tightest limit, for messages. group_limit: the smallest limit
+   of the control groups in bytes. swap: bytes of free swap space. */
 typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
 
 static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
@@ -13549,9 +13549,9 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
 
 struct tt__isa_table {
     const char *name;
-    /* Functions that run the fastest multiply-adds in a loop, in one thread: peak[0] in fp32,
-       peak[TT__BF16_DOT] and peak[TT__BF16_TILES] in bf16; NULL: the instruction set has none. They return
-       the number of FLOPs done. */
+    /* Functions that run the fastest multiply-adds in a loop, in one thread, and return the number of FLOPs
+       done. peak[0]: in fp32; peak[TT__BF16_DOT], peak[TT__BF16_TILES]: in bf16, or NULL if the instruction
+       set has none. */
     double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
     bool optimized; /* the compiler optimised the kernels */
@@ -14298,7 +14298,7 @@ TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
     static const float c[] = {1.559467754e-4f, 1.340664390e-3f, 9.617692975e-3f, 5.550310551e-2f,
                               2.402265278e-1f, 6.931472150e-1f, 1.0f};
     const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23 + 127: adding `magic` rounds to an
-                                                                integer, plus the exponent's bias */
+                                                                integer and adds the exponent's bias */
     x = TT__K(max)(TT__K(splat)(-126.0f), x); /* x comes second: max() returns its second operand for NaN */
     tt__vf shifted = x + magic, r = x - (shifted - magic);
     /* the low bits of `shifted` are the biased exponent */
@@ -20356,8 +20356,9 @@ static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "manage
 enum { TT__WINDOWS = 3 }; /* number of windows of instructions that are on the device at a time: one runs, the
                              next ones are prefetched */
 
-/* State of an arena in managed memory that exceeds the device's free memory: which blocks should be on the
-   device. A window of instructions is consecutive instructions whose blocks are prefetched together. */
+/* State of an arena that is in managed memory and is larger than the device's free memory: which blocks of
+   the arena should be on the device. A window of instructions is consecutive instructions whose blocks are
+   prefetched together. */
 typedef struct tt__paging {
     size_t room;        /* bytes on the device for all blocks that are not `kept` there */
     size_t blocks;      /* number of blocks of the arena */
@@ -20402,8 +20403,8 @@ typedef struct tt__arena {
     const void *results_of; /* program whose last outputs are still in the transient bytes; NULL: none */
 } tt__arena;
 
-/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, which the
-   device's backend names. */
+/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, for which the
+   device's backend sets the message. */
 static char *tt__host_allocate(tt_context *ctx, const tt__device_group *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
@@ -30887,8 +30888,8 @@ typedef struct tt__text_step {
     bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each mark,
                                       the character that stands for a space */
     bool prefix_space;             /* BYTES: puts a space before the text */
-    bool prefix_always, prefix_first; /* METASPACE: puts the mark for a space before each part of the text;
-                                         prefix_first: only before the first part */
+    bool prefix_always, prefix_first; /* METASPACE: puts the mark for a space before each part of the text
+                                         (prefix_always) or only before the first part (prefix_first) */
     bool left, right;              /* TRIM: removes white space at the text's start (left), end (right) */
     const char *from, *to;         /* REPLACE: replaces `from` by `to`. SPACES: replaces each run of two or
                                       more spaces by `to`. PREPEND: puts `to` before the text. STRIP: removes
@@ -31221,8 +31222,8 @@ struct tt__encoder {
                               the text before normalization. A part that begins with one of these bytes is
                               the first part of the text */
     /* The fields from here to `at` are used if spans are wanted. whole_text: the text before all changes;
-       layer: the text that normalizers and splitters have made of it so far; map: the span of each byte of
-       `layer` in `whole_text`; NULL: both are the same text. */
+       layer: the text that normalizers and splitters have made of whole_text so far; map: the span of each
+       byte of `layer` in `whole_text`, or NULL if `layer` is the same text as `whole_text`. */
     const char *whole_text, *layer;
     size_t whole_bytes;
     const tt_span *map;
@@ -31394,8 +31395,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Sets the spans of the bytes of the piece that was written last to the span of the old character that the
-   piece replaces. */
+/* Gives each byte of the piece that was written last the span of the old character that the piece
+   replaces. */
 static void tt__rewrite_map(tt__rewrite *w)
 {
     const size_t all = (w->mapped + w->size) * sizeof(tt_span);
@@ -32417,8 +32418,8 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
 }
 
 /* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids and spans; ids or
-   spans may be NULL. Returns the number of ids; -1: out of memory. Unless `whole`, encoding and counting may
-   end after `room` ids. */
+   spans may be NULL. Returns the number of ids, or -1 if memory runs out. Unless `whole`, encoding and
+   counting may end after `room` ids. */
 static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, tt_span *spans,
                           int64_t room, bool whole)
 {
@@ -32560,7 +32561,7 @@ int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *
 }
 
 /* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns the
-   number of ids of the text; -1: out of memory. */
+   number of ids of the text, or -1 if memory runs out. */
 static int64_t tt__encode_ids(const tt_tokenizer *k, const char *text, size_t bytes, bool special,
                               int32_t *ids, int64_t room)
 {
@@ -33319,7 +33320,7 @@ static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int no
 
 /* Reads a list of a template, [{"SpecialToken": {"id": name, "type_id": n}}, {"Sequence": {"id": "A",
    "type_id": n}}, ...]: sets the types of the texts "A" and "B" and adds the ids around them to `to`. Writes
-   the letters of the texts, in their order, to `order`, which has room for room - 1 letters and a NUL. */
+   the letters of the texts, in their order, and a NUL to `order`, which has space for `room` characters. */
 static tt_status tt__read_pieces(const tt_tokenizer *k, const tt__json *j, int node, int list,
                                  tt__template *to, char *order, int room)
 {
@@ -38242,9 +38243,9 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* Makes tensor `index` of file s, whose shape must be `dims`, the source of parameter p. part: the third of
-   the tensor, 1 to 3, that is p; 0: p is the whole tensor. order: the order of the file's elements; NULL: the
-   order of p. */
+/* Makes a tensor the source of parameter p: tensor `index` of file s. dims: the shape that p demands of the
+   tensor (see tt__tensor_fits). part: 1 to 3 if p is only that third of the tensor; 0 if p is the whole
+   tensor. order: the order of the file's elements, or NULL if it is the order of p. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
                                      int part, const tt__packing *order)
 {
@@ -39564,8 +39565,8 @@ static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 }
 
 /* Writes the candidates for the random blocks of block i (of n blocks) to x, and returns their number.
-   Candidates are the blocks of the first 1024 tokens that are not near block i. transformers follows this
-   plan of the paper for 1024, 3072 and 4096 positions. */
+   Candidates are the blocks of the first 1024 tokens that are not near block i. transformers has these
+   candidates, which are those of the BigBird paper, for 1024, 3072 and 4096 positions. */
 static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
 {
     int last = n - 1, count = 0, start = i - 2, end = i; /* excludes blocks start + 1 to end + 1 */
@@ -39580,9 +39581,9 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Returns whether block j may be a random block of block i where the paper has no plan: transformers then
-   draws from the first `max` blocks. Excluded are block i, its neighbours, and blocks 0 and max - 1; block 1
-   and block max - 2 also exclude each other. */
+/* Returns whether block j may be a random block of block i for other numbers of positions than 1024, 3072 and
+   4096. transformers then draws from the first `max` blocks. Excluded are block i, its neighbours, and blocks
+   0 and max - 1; block 1 and block max - 2 also exclude each other. */
 static bool tt__big_bird_may(int i, int j, int max)
 {
     const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == max - 1;
@@ -40143,9 +40144,9 @@ static void tt__cubic_weights(float x, float w[4])
     }
 }
 
-/* Interpolates the position embeddings of a grid of from * from patches to a grid of to * to patches, as
-   transformers does: bicubic, with pixel centres aligned and edges repeated. Copies the class token's
-   embedding. Shapes: old (1 + from^2, n), now (1 + to^2, n). */
+/* Interpolates position embeddings, from a square grid with `from` patches on a side to a square grid with
+   `to` patches on a side. Does so as transformers does: bicubic, with pixel centres aligned and edges
+   repeated. Copies the class token's embedding. Shapes: `old` (1 + from^2, n), `now` (1 + to^2, n). */
 static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
 {
     memcpy(now, old, sizeof *now * (size_t)n);
@@ -41150,9 +41151,9 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 
 static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* Prints the members of config.json for rotary positions, except members that `said` has (NULL: none).
-   transformers 5 reads rope_parameters. Older versions read the other keys, and use base 10,000 if a key for
-   the base is missing. */
+/* Prints the members of config.json for rotary positions, except members that `said` has (NULL: all members
+   are printed). transformers 5 reads rope_parameters. Older versions read all members but rope_parameters,
+   and use base 10,000 if the member for the base is missing. */
 static void tt__lm_print_rotary(tt__text_buffer *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
@@ -42520,8 +42521,8 @@ static tt_status tt__grad_cache_loss(tt__grad_cache *g, const tt_train_options *
     return g->loss ? TT_OK : g->ctx->status;
 }
 
-/* Compiles the programs beside the training program `train`, which tape t was compiled into. embeddings: the
-   model's output on the tape. */
+/* Compiles the programs `embed` and `loss`. train: the training program, compiled from tape t. embeddings:
+   the model's output on the tape. */
 static tt_status tt__grad_cache_new(tt_context *ctx, tt_tape *t, tt_value embeddings,
                                     const tt_train_options *o, const tt_program *train, tt__attempt *attempt,
                                     tt__grad_cache **made)
@@ -42612,7 +42613,8 @@ static tt_status tt__grad_cache_add(tt__grad_cache *g, const tt_batch *b)
 }
 
 /* Computes the loss of the step's embeddings, and the targets from which the backward's gradients follow.
-   Afterwards `embeddings` has opposite signs, and `gradient` has the targets. stats: of the step's loss. */
+   Afterwards `embeddings` has opposite signs, and `gradient` has the targets. stats: gets the statistics of
+   the step's loss. */
 static tt_status tt__grad_cache_differentiate(tt__grad_cache *g, tt_stats *stats)
 {
     const size_t used = (size_t)g->seqs * (size_t)g->width, all = (size_t)g->max_seqs * (size_t)g->width;
@@ -43574,8 +43576,8 @@ static int64_t tt__prediction_count(const tt_predictions *p)
     return p->task == TT_TASK_LABELS ? p->rows * p->classes : p->rows;
 }
 
-/* Counts for each class how often a prediction is right, wrong (the class is predicted, and is not there) and
-   missed. counts: (classes, 3). */
+/* Counts the predictions of each class. counts: (classes, 3) how often the class was predicted and is there,
+   was predicted and is not there, and was not predicted but is there. */
 static void tt__f1_counts(const tt_predictions *p, int64_t *counts)
 {
     memset(counts, 0, sizeof *counts * 3 * (size_t)p->classes);
@@ -45668,8 +45670,8 @@ static tt_status tt__fit_stuck(const tt__fit_run *f)
 }
 
 /* Skips a step that updated nothing because none of its targets counts, or because the loss or a gradient is
-   not finite, and counts it like a step that loss scaling skips. Fails after too many skipped steps in a row.
-   Returns `status`, the step's error, if it has another cause. lr: the step's learning rate. */
+   not finite. Counts the step like a step that loss scaling skips. Fails after too many skipped steps in a
+   row. If `status`, the step's error, has another cause, returns `status`. lr: the step's learning rate. */
 static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
 {
     enum { MAX_IN_A_ROW = 10 };

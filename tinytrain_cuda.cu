@@ -1200,7 +1200,7 @@ __device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint
     return (uint64_t)out[1] << 32 | out[0];
 }
 
-// Returns the sum over a warp, added in a fixed order, in every lane.
+// Returns to every lane of a warp the sum of the lanes' v. The sum is added in a fixed order.
 template <class V> __device__ __forceinline__ V warp_sum(V v)
 {
     TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
@@ -1212,8 +1212,8 @@ __device__ __forceinline__ float warp_max(float v)
     return v;
 }
 
-// Returns the sum over a block of THREADS threads, added in a fixed order, in every thread. All threads must
-// call this function.
+// Returns to every thread of a block the sum of the threads' v. The sum is added in a fixed order. THREADS:
+// number of threads of the block, which must all call this function.
 template <int THREADS, class V> __device__ __forceinline__ V block_sum(V v)
 {
     TT__SHARED(V, part, [THREADS / 32]);
@@ -1405,10 +1405,10 @@ int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, s
 
 #define TT__ROW_COLUMNS 4096 // largest number of columns of a row that fits the registers of a block
 
-// Returns the number of rows in a chunk of column sums. All kernels that sum the columns of a gradient must
-// give the same bits, because a pipeline stage may itself sum a gradient from the next stage. So each kernel
-// sums the numbers as they are stored, chunk by chunk. The threads of a block form sum_teams() teams, which
-// take the rows of a chunk in turn.
+// Returns the number of rows in a chunk of column sums. The columns of a gradient may be summed by the kernel
+// that computes the gradient, or by another kernel, if a pipeline stage gets the gradient from the next
+// stage. The bits must be equal. So each kernel sums the numbers as they are stored, chunk by chunk. The
+// threads of a block form sum_teams() teams, which take the rows of a chunk in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
     // Number of layernorm_backward's blocks that fit a multiprocessor.
@@ -1464,8 +1464,8 @@ tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-// Writes the sums of the columns of dy to `to`, or adds them to it if `add`. Each launch takes as many
-// columns as have room for their partial sums.
+// Writes the sums of the columns of dy to `to`, or adds them to `to` if `add`. Each launch takes as many
+// columns as the resident workspace has room for their partial sums.
 cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
 {
     tt__device *d = l->device;
@@ -1776,8 +1776,8 @@ enum {
 // Returns the kernels of op number OP. Without a TT__RUN_BY(OP, ...) CUDA has no kernel for the op.
 template <int OP> op_kernels kernels_of() { return {}; }
 
-// Says by which function an op runs, and optionally the max numbers of rows and columns. The line stands
-// below that function.
+// Says by which function an op runs, and optionally the max numbers of rows and columns. Write the TT__RUN_BY
+// of an op below that function.
 #define TT__RUN_BY(OP, ...) \
     template <> op_kernels kernels_of<TT__OP_##OP>() { return {__VA_ARGS__}; }
 

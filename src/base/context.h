@@ -45,8 +45,8 @@ struct tt_context {
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* number of tapes made so far */
-    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error; "":
-                               none */
+    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error, or "" if
+                               none failed */
     uint32_t *param_slots, n_param_slots; /* hash table of parameter names (tt__param_slot). An entry is 1 +
                                              the parameter's index; 0: free */
     bool writes_nothing;   /* this process writes no files; the first process writes all files */

@@ -32,8 +32,9 @@ static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "manage
 enum { TT__WINDOWS = 3 }; /* number of windows of instructions that are on the device at a time: one runs, the
                              next ones are prefetched */
 
-/* State of an arena in managed memory that exceeds the device's free memory: which blocks should be on the
-   device. A window of instructions is consecutive instructions whose blocks are prefetched together. */
+/* State of an arena that is in managed memory and is larger than the device's free memory: which blocks of
+   the arena should be on the device. A window of instructions is consecutive instructions whose blocks are
+   prefetched together. */
 typedef struct tt__paging {
     size_t room;        /* bytes on the device for all blocks that are not `kept` there */
     size_t blocks;      /* number of blocks of the arena */
@@ -78,8 +79,8 @@ typedef struct tt__arena {
     const void *results_of; /* program whose last outputs are still in the transient bytes; NULL: none */
 } tt__arena;
 
-/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, which the
-   device's backend names. */
+/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, for which the
+   device's backend sets the message. */
 static char *tt__host_allocate(tt_context *ctx, const tt__device_group *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);

@@ -280,7 +280,7 @@ __device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint
     return (uint64_t)out[1] << 32 | out[0];
 }
 
-// Returns the sum over a warp, added in a fixed order, in every lane.
+// Returns to every lane of a warp the sum of the lanes' v. The sum is added in a fixed order.
 template <class V> __device__ __forceinline__ V warp_sum(V v)
 {
     TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
@@ -292,8 +292,8 @@ __device__ __forceinline__ float warp_max(float v)
     return v;
 }
 
-// Returns the sum over a block of THREADS threads, added in a fixed order, in every thread. All threads must
-// call this function.
+// Returns to every thread of a block the sum of the threads' v. The sum is added in a fixed order. THREADS:
+// number of threads of the block, which must all call this function.
 template <int THREADS, class V> __device__ __forceinline__ V block_sum(V v)
 {
     TT__SHARED(V, part, [THREADS / 32]);

@@ -59,8 +59,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Sets the spans of the bytes of the piece that was written last to the span of the old character that the
-   piece replaces. */
+/* Gives each byte of the piece that was written last the span of the old character that the piece
+   replaces. */
 static void tt__rewrite_map(tt__rewrite *w)
 {
     const size_t all = (w->mapped + w->size) * sizeof(tt_span);

@@ -63,8 +63,8 @@ typedef struct tt__text_step {
     bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each mark,
                                       the character that stands for a space */
     bool prefix_space;             /* BYTES: puts a space before the text */
-    bool prefix_always, prefix_first; /* METASPACE: puts the mark for a space before each part of the text;
-                                         prefix_first: only before the first part */
+    bool prefix_always, prefix_first; /* METASPACE: puts the mark for a space before each part of the text
+                                         (prefix_always) or only before the first part (prefix_first) */
     bool left, right;              /* TRIM: removes white space at the text's start (left), end (right) */
     const char *from, *to;         /* REPLACE: replaces `from` by `to`. SPACES: replaces each run of two or
                                       more spaces by `to`. PREPEND: puts `to` before the text. STRIP: removes

@@ -108,8 +108,8 @@ static tt_status tt__grad_cache_loss(tt__grad_cache *g, const tt_train_options *
     return g->loss ? TT_OK : g->ctx->status;
 }
 
-/* Compiles the programs beside the training program `train`, which tape t was compiled into. embeddings: the
-   model's output on the tape. */
+/* Compiles the programs `embed` and `loss`. train: the training program, compiled from tape t. embeddings:
+   the model's output on the tape. */
 static tt_status tt__grad_cache_new(tt_context *ctx, tt_tape *t, tt_value embeddings,
                                     const tt_train_options *o, const tt_program *train, tt__attempt *attempt,
                                     tt__grad_cache **made)
@@ -200,7 +200,8 @@ static tt_status tt__grad_cache_add(tt__grad_cache *g, const tt_batch *b)
 }
 
 /* Computes the loss of the step's embeddings, and the targets from which the backward's gradients follow.
-   Afterwards `embeddings` has opposite signs, and `gradient` has the targets. stats: of the step's loss. */
+   Afterwards `embeddings` has opposite signs, and `gradient` has the targets. stats: gets the statistics of
+   the step's loss. */
 static tt_status tt__grad_cache_differentiate(tt__grad_cache *g, tt_stats *stats)
 {
     const size_t used = (size_t)g->seqs * (size_t)g->width, all = (size_t)g->max_seqs * (size_t)g->width;

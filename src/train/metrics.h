@@ -10,8 +10,8 @@ static int64_t tt__prediction_count(const tt_predictions *p)
     return p->task == TT_TASK_LABELS ? p->rows * p->classes : p->rows;
 }
 
-/* Counts for each class how often a prediction is right, wrong (the class is predicted, and is not there) and
-   missed. counts: (classes, 3). */
+/* Counts the predictions of each class. counts: (classes, 3) how often the class was predicted and is there,
+   was predicted and is not there, and was not predicted but is there. */
 static void tt__f1_counts(const tt_predictions *p, int64_t *counts)
 {
     memset(counts, 0, sizeof *counts * 3 * (size_t)p->classes);
