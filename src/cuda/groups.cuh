@@ -193,8 +193,8 @@ tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-// Writes the sums of the columns of dy to `to`, or adds them to `to` if `add`. Each launch takes only so many
-// columns that their partial sums fit the resident workspace.
+// Writes the sums of the columns of dy to `to`, or adds them to `to` if `add`. Each launch takes some of the
+// columns, because their partial sums must fit the resident workspace.
 cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
 {
     tt__device *d = l->device;
