@@ -128,7 +128,7 @@ extern size_t emu_address_space; // bytes of addresses of one device
 extern emu_running_block emu_block;
 extern emu_fiber *emu_current_fiber;
 extern emu_op *emu_current_op;
-extern emu_clock emu_host_clock; // vector clock of the host: a wait of one host thread counts for all host threads
+extern emu_clock emu_host_clock; // vector clock of the host: the waits of one host thread count for all
 extern char *emu_shared_arena;
 extern emu_counts emu_stats;
 extern unsigned emu_refused; // algorithms that cuBLASLt refuses, a bit each

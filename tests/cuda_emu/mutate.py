@@ -352,8 +352,8 @@ def main():
         for k in wanted:
             what, number, line = found[k][:3]
             seen, tried = {}, {}
-            # The last build runs first, because the last build notices most. The runs of the first build choose
-            # the tests, because the first build tells best which mutants a test reaches.
+            # The last build runs first, because the last build notices most. The runs of the first build
+            # choose the tests, because the first build tells best which mutants a test reaches.
             for b in reversed(builds):
                 seen[b], tried[b], spent = None, 0, 0
                 if options.first and any(seen.values()):

@@ -599,8 +599,8 @@ TEST(loader_of_tasks)
 }
 
 /* A loader of tags: the first token of each word has the tag, as in the token classification of transformers.
-   The rows are the words of the package `tokenizers` (is_pretokenized), whose first tokens have the number of
-   the word. */
+   In `rows`, the package `tokenizers` (is_pretokenized) has split the words into tokens. The first token of
+   each word has the word's number, and all other tokens have -100. */
 TEST(loader_of_tags)
 {
     static const char *const words[] = {"EU", "quick's", "jumps", "1984,", "brown-fox",
