@@ -428,7 +428,7 @@ TEST(f16_conversions)
         uint32_t ups = 0, draws = 64;
         int pattern = k / 2;
         if ((pattern & 0x7fff) > 0x7bfe) continue;
-        for (uint32_t r = 0; r < draws; r++) { /* r: evenly over 16 bits, and so over the lower 13 */
+        for (uint32_t r = 0; r < draws; r++) { /* `r * 1024` covers 16 bits evenly, so also the lower 13 */
             uint16_t y = f16_stochastic(x, r * 1024);
             CHECK(y == pattern || y == pattern + 1);
             ups += y != pattern;

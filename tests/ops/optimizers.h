@@ -116,8 +116,9 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
 
 /* Each instruction set rounds like bf16_stochastic and f16_stochastic, with the documented random numbers:
    16-bit halves of the words of Philox counter {element / 8} under the key of step, tensor and instruction.
-   From 0 with a rate of 1, a step of SGD leaves the negative gradient: numbers of every size, near the limits
-   of both dtypes, infinities and NaN; the last chunk is no whole number of vectors. */
+   A step of SGD with a rate of 1 turns parameters of 0 into the rounded negative gradient. The gradient has
+   numbers of every size, numbers near the limits of both dtypes, infinities and NaN. The last chunk is no
+   whole number of vectors. */
 TEST(stochastic_rounding_of_each_isa)
 {
     enum { N = 2 * TT__CHUNK + 1237 };
