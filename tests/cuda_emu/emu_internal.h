@@ -39,7 +39,8 @@ struct emu_pin { const char *p; size_t n; bool device_writes; }; // pinned memor
 struct emu_work { // the work of an operation of a stream, or of a node of a graph
     emu_kind kind = EMU_MARK;
     std::string name;
-    // mask of devices whose memory the work may use; bit 31: a kernel, which may use no other memory
+    // mask of the devices whose memory the work may use; bit 31: the work is a kernel, which may use no other
+    // memory
     unsigned devices = 0;
     int least_parts = 1;  // the min and max number of parts; other streams' work may run between two parts
     int most_parts = 1;

@@ -306,14 +306,14 @@ inline cudaError_t ring_all_reduce(ring *R)
         TRY(cudaSetDevice(r));
         TRY(cudaEventRecord(R->ready[r], R->compute[r]));
     }
-    for (int s = 0; s < n - 1; s++) { // reduce-scatter: in step s rank r sends chunk r - s to rank r + 1
+    for (int s = 0; s < n - 1; s++) { // reduce-scatter: rank r sends chunk `r - s` to rank `r + 1` (modulo n)
         for (int r = 0; r < n; r++) {
             int q = (r + 1) % n, k = (r - s + n) % n;
             TRY(cudaSetDevice(r));
-            // The chunk that is sent is final.
+            // Waits until the chunk that is sent is final.
             TRY(cudaStreamWaitEvent(R->copy[r], s == 0 ? R->ready[r] : R->added[r][s - 1], 0));
             TRY(cudaStreamWaitEvent(R->copy[r], s < 2 ? R->ready[q] : R->added[q][s - 2],
-                                    0)); // the receiver's buffer is free
+                                    0)); // waits until the receiver's buffer is free
             TRY(cudaMemcpyPeerAsync(R->received[q] + (s & 1) * c, q, R->data[r] + k * c, r, c * sizeof(float),
                                     R->copy[r]));
             TRY(cudaEventRecord(R->sent[r][s], R->copy[r]));
@@ -327,7 +327,7 @@ inline cudaError_t ring_all_reduce(ring *R)
             TRY(cudaEventRecord(R->added[q][s], R->compute[q]));
         }
     }
-    for (int s = 0; s < n - 1; s++) { // all-gather: in step s rank r sends chunk r + 1 - s to rank r + 1
+    for (int s = 0; s < n - 1; s++) { // all-gather: rank r sends chunk `r + 1 - s` to rank `r + 1` (modulo n)
         for (int r = 0; r < n; r++) {
             int q = (r + 1) % n, k = (r + 1 - s + n) % n;
             TRY(cudaSetDevice(r));

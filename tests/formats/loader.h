@@ -118,7 +118,7 @@ TEST(loader_batches)
                 if (shuffle && o.batch < 100)
                     CHECK(memcmp(first.index, second.index, (size_t)first.seqs * sizeof *first.index) != 0);
                 log_free(&again);
-                /* a seek to a step equals reading up to the step */
+                /* a seek to a step gives the same rest of the epoch as reading */
                 for (int step = expected; step >= 0; step -= 2) {
                     epoch_log rest = read_epoch(l, d, k, &o, 1, step);
                     int skip = step * o.batch < second.seqs ? step * o.batch : second.seqs;

@@ -35,7 +35,8 @@ static int wrong_bits(const kept_case *c, const tt__instr *i, const tt__step_set
     return wrong;
 }
 
-/* Returns the largest difference of n 16-bit numbers, relative to the largest number of a. */
+/* Returns the largest difference between the n 16-bit numbers of `a` and of `b`, divided by the largest
+   number of `a`. */
 static double most_apart(const void *a, const void *b, tt_dtype dtype, int64_t n)
 {
     double apart = 0, max = 0;
@@ -103,7 +104,7 @@ static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dty
     report(run_on_cuda(l, deltas), "fails without room");
     i.workspace = room;
     for (int k = 0; k < OUTS; k++) without[k] = l->out[k].data;
-    for (int wanted = 0; wanted < 3; wanted++) { /* wanted: dq, dk and dv; dq only; dk and dv only */
+    for (int wanted = 0; wanted < 3; wanted++) { /* 0: wants dq, dk and dv; 1: dq alone; 2: dk and dv */
         for (int k = 0; k < OUTS; k++)
             l->out[k] = some(dtype, k ? rows : queries, k ? key_width : width, 0, 0, s);
         for (int k = 0; k < OUTS; k++) {
@@ -170,8 +171,8 @@ TEST(cuda_dropout_kept_for_keys)
 
 /* Places of the matrices of one test. The forward runs dropout and then a norm of dropout's result. The
    backward runs a norm's backward and then dropout of the dx of that norm. One call for both ops must leave
-   the same bits in memory as two calls. The matrices of rows are stored one after another, and each field is the
-   index of a matrix. `shift`: by how many rows the second op's result begins later. */
+   the same bits in memory as two calls. The matrices of rows are stored one after another, and each field is
+   the index of a matrix. `shift`: by how many rows the second op's result begins later. */
 typedef struct norm_places {
     const char *what;
     int from, residual, h, y; /* forward: operands and result of dropout, result of the norm */
