@@ -35,8 +35,8 @@ typedef struct tt_tape tt_tape;       /* the recorded values and instructions of
 typedef struct tt_program tt_program; /* a compiled program: instructions with places in one arena */
 typedef struct tt_param tt_param;     /* a named tensor that outlives programs */
 
-/* Lets the compiler check a function that formats like printf: `text` is the number of the format argument,
-   `first` the number of the first argument to format (0: a va_list). */
+/* Lets the compiler check a function that formats like printf. `text`: the number of the format argument.
+   `first`: the number of the first argument to format; 0 if the arguments come in a va_list. */
 #ifdef __GNUC__
 #define TT_PRINTF(text, first) __attribute__((__format__(__printf__, text, first)))
 #else
@@ -124,9 +124,9 @@ typedef struct tt_context_options {
                                "portable", "avx2", "avx512", "neon"; default NULL: TINYTRAIN_ISA in the
                                environment if it is set, else the best */
     double timeout;         /* Set it higher if a rank may keep the other ranks waiting for longer than ten
-                               minutes, and lower to notice a failure sooner: seconds, above 0, that a rank
-                               waits for another rank before all fail, and tt_open and tt_close for other
-                               processes; default 600 */
+                               minutes, and lower to notice a failure sooner: seconds, above 0. A rank that
+                               has waited so long for another rank fails, and all ranks with it; tt_open and
+                               tt_close wait so long for other processes; default 600 */
     const char *bf16;       /* Set it to get the same bits of bf16 training on CPUs of different models:
                                "convert" (to fp32), "dot" (bf16 dot-product instructions) or "tiles" (Intel
                                AMX); default NULL: TINYTRAIN_BF16 in the environment if it is set, else the
@@ -158,8 +158,8 @@ void tt_close(tt_context *ctx);
 const char *tt_error(const tt_context *ctx);
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
-/* Return the number of this process, and how many processes a launcher such as mpirun has started (needs
-   TINYTRAIN_MPI). Without a launcher the functions return 0 and 1. */
+/* tt_process returns the number of this process, tt_processes the number of processes that a launcher such as
+   mpirun has started (needs TINYTRAIN_MPI). Without a launcher tt_process returns 0 and tt_processes 1. */
 int tt_process(const tt_context *ctx);
 int tt_processes(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* returns "avx512", "avx2", "neon" or "portable" */

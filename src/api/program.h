@@ -68,8 +68,8 @@ tt_optimizer_options tt_optimizer_options_default(void);
 
 /* Table of the schedules of the learning rate: X(kind, name). WSD: warmup, stable, decay (Hu et al.,
    "MiniCPM", 2024): the learning rate is constant until the last decay_steps, in which it falls linearly or,
-   as 1 - sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations",
-   2024), first steeply and then slowly. */
+   with "wsd-sqrt", first steeply and then slowly: as `1 - sqrt(x)` after the fraction x of these steps
+   (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations", 2024). */
 #define TT__SCHEDULES(X) \
     X(TT_CONSTANT, "constant") X(TT_LINEAR, "linear") X(TT_COSINE, "cosine") X(TT_WSD, "wsd") \
     X(TT_WSD_SQRT, "wsd-sqrt")
@@ -181,8 +181,8 @@ typedef struct tt_costs {
     double memory;                      /* bytes a second of the device's memory, which no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second from the device to the host, from the host to
                                                  the device, and between ranks */
-    double launch, barrier;             /* seconds to start an op; seconds of a barrier before ranks move
-                                           data */
+    double launch, barrier;             /* launch: seconds to start an op; barrier: seconds of a barrier
+                                           before ranks move data */
 } tt_costs;
 /* Returns the costs of an imagined device, an A100 or H100 with PCIe 4: 300 TFLOP/s in 16 bits and 60 in
    fp32, 2 TB/s of memory, links of 25 GB/s to the host and 50 GB/s between ranks, 50 GB/s of updates in the
@@ -368,8 +368,8 @@ typedef struct tt_plan {
     const char *device;                /* kind of device: "cpu", "cuda" */
     int ranks, data, tensor, pipeline; /* number of all ranks, and numbers of ranks along each axis
                                           (tt_parallel) */
-    int64_t params, split_params;      /* numbers in the program's parameters, and in the parameters that are
-                                          sharded over the tensor ranks */
+    int64_t params, split_params;      /* params: numbers in the program's parameters; split_params: numbers
+                                          in those parameters that are sharded over the tensor ranks */
     size_t bytes;                      /* the arena: exactly this much is allocated. If an earlier program's
                                           arena holds parameters, only that program's plan counts them.
                                           `bytes` and the fields below describe rank 0, which has most */
@@ -390,11 +390,12 @@ typedef struct tt_plan {
                                           resident workspace */
     /* Bytes of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps
        there, where programs that share an arena share the parameters. If the device has its own memory, also
-       each input twice, in transit, and a buffer of 64 KiB that the programs of an arena share; with several
-       ranks, each has 4 MiB more that all programs share. With several processes, each rank has 8 MiB for
-       messages, on any device. A pipeline adds the inputs of parallel.micros micro-batches of a data rank (of
-       one if it is 0; more are allocated as they come), and, if devices have their own memory, each
-       micro-batch's values in transit from a stage to another process. */
+       two buffers for each input, from which it is copied to the device, and a buffer of 64 KiB that the
+       programs of an arena share; with several ranks, each has 4 MiB more that all programs share. With
+       several processes, each rank has 8 MiB for messages, on any device. A pipeline adds the inputs of
+       parallel.micros micro-batches of a data rank (of one if it is 0; more are allocated as they come), and,
+       if devices have their own memory, each micro-batch's values in transit from a stage to another
+       process. */
     size_t host_bytes;
     /* Bytes that a rank copies between device and host because of `offload`, in a step of one full
        micro-batch on each data rank, and in each further micro-batch. */

@@ -118,8 +118,8 @@ int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
 /* Decodes ids as they come, in constant time for each. `put` returns the text that is certain so far and was
    not returned before, `end` the remaining text; all returned texts together are the text of all ids. The
    text is valid until the next call, and not terminated. The stream holds back an incomplete character, and
-   an incomplete run of tokens for single bytes, because only whole runs form texts. Both return NULL when out
-   of memory. */
+   an incomplete run of tokens for single bytes, because only whole runs form texts. `put` and `end` return
+   NULL when out of memory. */
 typedef struct tt_decode_stream tt_decode_stream;
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special);
 const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_t n, size_t *bytes);

@@ -8,9 +8,9 @@
 
 /* ---------------------------------------------------------------------------------------------------- join
    Makes products run together that would be one product if their operands were adjacent in memory
-   (tt__is_one_product). Their transient operands become views of one value. tt__place_persistent makes
-   parameters and persistent gradients adjacent. If the operands are not adjacent in the end, each product is
-   launched alone. */
+   (tt__is_one_product). The transient operands of these products become views of one value.
+   tt__place_persistent makes parameters and persistent gradients adjacent. If the operands are not adjacent
+   in the end, each product is launched alone. */
 
 /* Largest distance, in instructions. Products further apart are not joined. Values whose first write or last
    read is further apart are not joined either, because both would then stay in memory for longer. */
@@ -58,7 +58,8 @@ static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const b
            row % 16 == 0;
 }
 
-/* Returns whether another storage may directly follow persistent storage v: v fills all its bytes. */
+/* Returns whether another storage may directly follow persistent storage v: whether v has no padding at its
+   end. */
 static bool tt__may_be_followed(const tt_tape *t, int32_t v)
 {
     const tt__shape *x = &t->values[v].shape;
@@ -117,7 +118,8 @@ static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
 }
 
 /* Sorts products by the numbers of their weights, or of the gradients of their weights, and makes them run
-   together. Persistent values have this order in the arena, and recomputed products the same order. */
+   together. The arena has persistent values in the order of their numbers, and recomputed products are in the
+   order of the products that they repeat. */
 static void tt__order_products(tt_tape *t, int first, int last)
 {
     for (int k = first + 1; k <= last; k++) {
