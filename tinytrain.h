@@ -322,14 +322,14 @@ typedef struct tt_param tt_param;     /* a named tensor that outlives programs *
 
 typedef enum tt_log_level { TT_LOG_DEBUG, TT_LOG_INFO, TT_LOG_WARNING, TT_LOG_ERROR } tt_log_level;
 
-/* Receives messages. id is a short stable word ("threads", "checkpoint"), message one sentence without a
+/* Receives messages. `id` is a short stable word ("threads", "checkpoint"), `message` one sentence without a
    newline. */
 typedef struct tt_logger {
     void (*log)(void *user, tt_log_level level, const char *id, const char *message);
     void *user;
 } tt_logger;
 
-/* Memory functions. allocate returns memory aligned to `alignment` (a power of two, at least 64) or NULL. A
+/* Memory functions. `allocate` returns memory aligned to `alignment` (a power of two, at least 64) or NULL. A
    context calls one of these functions at a time, but not always from the same thread. */
 typedef struct tt_allocator {
     void *(*allocate)(void *user, size_t bytes, size_t alignment);
@@ -337,9 +337,9 @@ typedef struct tt_allocator {
     void *user;
 } tt_allocator;
 
-/* File functions. open takes mode 'r' or 'w' (create or truncate) and returns NULL on failure. read and write
-   move exactly n bytes or return false; reads are positioned, writes are sequential. reason() describes the
-   last failure. */
+/* File functions. `open` takes mode 'r' or 'w' (create or truncate) and returns NULL on failure. `read` and
+   `write` move exactly n bytes or return false; reads are positioned, writes are sequential. `reason`
+   describes the last failure. */
 typedef struct tt_files {
     void *(*open)(void *user, const char *path, char mode);
     int64_t (*size)(void *user, void *file);
@@ -350,15 +350,16 @@ typedef struct tt_files {
     bool (*rename)(void *user, const char *from, const char *to);
     bool (*remove)(void *user, const char *path);
     bool (*make_folder)(void *user, const char *path); /* returns true also if the folder already exists */
-    /* Calls each() with the name of every entry until each() returns false. Returns false if the folder does
+    /* Calls `each` with the name of every entry until `each` returns false. Returns false if the folder does
        not exist, or on an error. */
     bool (*list)(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg);
     const char *(*reason)(void *user);
     void *user;
-    /* lock and space may be NULL. lock opens a file, creates the file if necessary, writes a text into it and
-       locks it. Until the file is closed or the process has ended, no second call can lock the file, not even
-       in this process. lock returns NULL on failure, and sets *held to true if the file is already locked.
-       space returns how many bytes can still be written to a folder, or -1 if the number is unknown. */
+    /* `lock` and `space` may be NULL. `lock` opens a file, creates the file if necessary, writes a text into
+       it and locks it. Until the file is closed or the process has ended, no second call can lock the file,
+       not even in this process. `lock` returns NULL on failure, and sets *held to true if the file is already
+       locked. `space` returns how many bytes can still be written to a folder, or -1 if the number is
+       unknown. */
     void *(*lock)(void *user, const char *path, const char *text, bool *held);
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
@@ -810,14 +811,14 @@ void tt_loss_total(tt_tape *t, tt_value loss, tt_value total);
 typedef struct tt_custom_array { void *data; tt_dtype dtype; int64_t rows, width; } tt_custom_array;
 
 /* An op whose kernels are the caller's functions on the CPU. Each run calls them with its rows, from the
-   thread of each rank. They must be pure: recompute calls forward again, with the same inputs, for the same
-   output. A function that returns an error fails the run, which then has updated nothing. */
+   thread of each rank. The functions must be pure: recompute calls `forward` again, with the same inputs, for
+   the same output. A function that returns an error fails the run, which then has updated nothing. */
 typedef struct tt_custom_op {
-    const char *name; /* names the op in plans and errors */
+    const char *name; /* Computes `out` from the n inputs. */
     /* Computes out from the n inputs. */
     tt_status (*forward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out);
-    /* Computes the gradients din of the inputs from the inputs, the output and its gradient dout. din[k].data
-       is NULL if input k needs no gradient. NULL: the op has no backward. */
+    /* Computes the gradients `din` of the inputs from the inputs, the output and its gradient `dout`.
+       din[k].data is NULL if input k needs no gradient. NULL: the op has no backward. */
     tt_status (*backward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out,
                           const tt_custom_array *dout, const tt_custom_array *din);
     void *user;       /* argument of `forward` and `backward` */
@@ -1673,7 +1674,7 @@ typedef struct tt_image_source {
     const char *const *class_names;  /* (classes) names in UTF-8; copied */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the
-       image cannot be decoded. A loader's threads call read and release, several at a time. */
+       image cannot be decoded. A loader's threads call `read` and `release`, several at a time. */
     const char *(*read)(void *user, int64_t index, tt_image *image);
     void (*release)(void *user, tt_image *image); /* releases an image that `read` has returned, once the
                                                      loader no longer needs the pixels. NULL: images need no
@@ -1843,8 +1844,9 @@ typedef struct tt_source {
        gives fewer, the logger gets one warning from tt_fit. The last micro-batch of a step must set
        last_of_step. */
     int64_t steps;
-    /* Largest micro-batch in sequences and tokens (0: unknown), and whether a step may have more
-       micro-batches than the trainer has data ranks. tt_train_options_make_room reads all three. */
+    /* max_seqs, max_tokens: size of the largest micro-batch in sequences and in tokens; 0: unknown.
+       accumulates: whether a step may have more micro-batches than the trainer has data ranks.
+       tt_train_options_make_room reads all three. */
     int max_seqs, max_tokens;
     bool accumulates;
     /* Returns a hash of all training data, so that a resumed run notices other data. NULL: no check. */
@@ -2487,7 +2489,7 @@ tt_sampling tt_sampling_default(void);
    other sequences, but products of few rows may round differently from products of many. */
 tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
                       const tt_sampling *sampling, int32_t *out, int *count);
-/* Continues a text. put receives the bytes that the answer adds to the text, as they come, in whole
+/* Continues a text. `put` receives the bytes that the answer adds to the text, as they come, in whole
    characters; returning false ends the answer. k: the model's tokenizer; NULL: tokens are bytes, and 256 ends
    a document. The function does not read `token` and `user` of `sampling` (NULL: defaults). tt_lm.stop and
    the token that ends a document end the answer as well. A text without tokens is continued as a new
@@ -3167,8 +3169,8 @@ typedef struct tt__scale_state {
                                    all steps without an update */
 } tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
-typedef struct tt__clipped { /* the gradient's norm (not finite: no parameter was changed), and the factor
-                                that updates apply to gradients */
+typedef struct tt__clipped { /* norm: the gradient's norm; if it is not finite, no parameter was changed.
+                                factor: the factor that updates apply to gradients */
     float norm, factor;
 } tt__clipped;
 typedef struct tt__results { tt__totals totals; tt__scale_state scale; tt__clipped clipped; } tt__results;
@@ -3203,8 +3205,8 @@ typedef struct tt__launch {
     const tt__mat *peer_in, *peer_out;
     /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
        holds what tt__backend.stage copied from member k (NULL: kernels can load from it). Only elements
-       [from, from + max) of each shard are processed. staged NULL: all elements, from peer_in and
-       peer_out. */
+       [from, from + max) of each shard are processed. If `staged` is NULL, all elements are processed, from
+       peer_in and peer_out. */
     void *const *staged;
     int64_t from, max;
     void *workspace;        /* scratch memory of tt__device_kind.workspace bytes */
@@ -3260,9 +3262,9 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 /* Computes the masks with which a kernel compares 16 random numbers of 8 bits (one draw of Philox) with the
    threshold `drop`, all at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The kernel goes
    from bit 0 to bit 7. Its word `kept` has a bit for each number: whether the number's bits seen so far are
-   at least those of the threshold. If bit b of the threshold is 1, a number stays in `kept` if its bit b is
-   1, too. If bit b of the threshold is 0, a number is in `kept` if it was before or if its bit b is 1. For a
-   word x of random bits this is `kept = (x & kept) | (either & (x | kept))`, first for the lower halves of
+   at least those of the threshold. If bit b of the threshold is 1, a number stays in `kept` only if its bit b
+   is 1, too. If bit b of the threshold is 0, a number is in `kept` if it was before or if its bit b is 1. For
+   a word x of random bits this is `kept = (x & kept) | (either & (x | kept))`, first for the lower halves of
    the words, then for the higher. */
 static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 {
@@ -3388,9 +3390,9 @@ static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat 
     return rows * q->cols * 4;
 }
 
-/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 * (head +
-   1) / n. For any other number of heads, n is the largest power of two below it: the first n heads have the
-   slopes of n heads, the others have every second slope of 2 * n heads. */
+/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, the result is -8 *
+   (head + 1) / n. For any other number of heads, n is the largest power of two below that number: the first n
+   heads have the slopes of n heads, the others have every second slope of 2 * n heads. */
 static inline double tt__alibi_exponent(int head, int heads)
 {
     int n = 1;
@@ -4846,8 +4848,8 @@ typedef struct tt__tape_value {
     tt__space space;
     tt__part part;
     /* slots: number of slots of a storage, which are stored one after another; each slot has the gradients of
-       one leaf of the tree of sums (src/ranks/threads.h). 0: one slot. slot: 1 + number of the slot of a
-       view; 0: the slot of the micro-batch that runs. */
+       one leaf of the tree of sums (src/ranks/threads.h). 0: one slot. slot: of a view, 1 + the number of its
+       slot; 0: the slot of the micro-batch that runs. */
     int32_t slots, slot;
     bool host_copy;        /* temporary host copy of a device storage, for an update in host memory */
     /* Fields of a pipeline stage's storages. saved: the contents are saved from the forward of a micro-batch
@@ -8988,9 +8990,9 @@ static tt__split *tt__first_layouts(const tt_tape *t)
     return layout;
 }
 
-/* Verifies a tape. Each value is written once, and before it is read; results have the shapes and the kinds
-   of dtypes of their op's rule. Work on another stream has one WAIT, before which no instruction uses its
-   results or changes its operands. */
+/* Verifies a tape. Each value is written once, and before it is read; results have the shapes, and the kinds
+   of dtypes, that the shape rule of their op gives. Work on another stream has one WAIT, before which no
+   instruction uses its results or changes its operands. */
 static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;
@@ -9649,8 +9651,8 @@ static bool tt__by_own_rows(const tt__tensor *s, int k)
     return fits && out[0] == TT__ROWS;
 }
 
-/* Counts, for each storage, the operands that instructions of role OWN (each rank computes its shard of the
-   rows) read whole, in own_uses. */
+/* Counts in own_uses, for each storage, the operands through which instructions of role OWN (each rank
+   computes its shard of the rows) read the storage whole. */
 static void tt__count_own_uses(tt__tensor *s)
 {
     memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
@@ -9661,9 +9663,9 @@ static void tt__count_own_uses(tt__tensor *s)
     }
 }
 
-/* Returns whether the operands that instruction k, of role OWN (each rank computes its shard of the rows),
-   reads whole may have partial gradients. Each of these operands must be a parameter that only instructions
-   of role OWN read, so that the ranks can sum all its gradients. */
+/* Returns whether gradients may be partial for the operands that instruction k reads whole. Instruction k has
+   the role OWN: each rank computes its shard of the rows. Each of the operands must be a parameter that only
+   instructions of role OWN read, so that the ranks can sum all gradients of the parameter. */
 static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];
@@ -10459,8 +10461,8 @@ static bool tt__is_trained(const tt_tape *t, int32_t v)
    stage saves all that its backward reads once for each micro-batch in flight (tt__tape_value.copies). A
    stage has the parameters that it reads. */
 
-/* A possible cut of the forward: after instruction `at`, all later instructions depend only on its result
-   `value`. */
+/* A possible cut of the forward, after instruction `at`: of all results before the cut, later instructions
+   read only `value`. */
 typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* FLOPs before the cut */
 
 static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
@@ -11551,10 +11553,10 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
     }
 }
 
-/* Inserts the updates of trained parameters into the backward, of n instructions. An update is due after the
-   last instruction that writes the gradient, reads the parameter, or adds to the counts of losses. Due
-   updates wait until their gradients have TT__UPDATE_FROM elements. head: scratch memory for n numbers, all
-   0 at first. */
+/* Inserts the updates of trained parameters into the backward. n: number of instructions of the tape before.
+   An update is due after the last instruction that writes the gradient, reads the parameter, or adds to the
+   counts of losses. Due updates wait until their gradients have TT__UPDATE_FROM elements. head: scratch
+   memory for n numbers, all 0 at first. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;
@@ -11969,8 +11971,8 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     return d;
 }
 
-/* Inserts, before instruction `from`, the copies into storage d of the elements that the use u reads. Storage
-   d is a copy of value `like`. */
+/* Inserts, before instruction `from`, copies of the elements that the use u reads into storage d, which is a
+   copy of value `like`. */
 static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, int32_t d)
 {
     const tt__instr first = t->code[from];
@@ -12641,8 +12643,9 @@ static void tt__move_to(tt__order *o, int x, int to)
     o->place[x] = to;
 }
 
-/* Returns whether place k is between updates in the host's memory that run together. A transfer does not stop
-   there but moves past all of them, and so runs beside them, because they take long. */
+/* Returns whether place k is between updates in the host's memory that run together. A transfer moves past
+   all these updates instead of stopping between them, and so runs beside them, because updates in the host's
+   memory take long. */
 static bool tt__amid_updates(const tt__order *o, int k)
 {
     const tt__instr *i = &o->t->code[o->at[k - 1]];
@@ -12919,9 +12922,9 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
    read is further apart are not joined either, because both would then stay in memory for longer. */
 enum { TT__TOGETHER = 32 };
 
-/* Returns, for each storage, whether it must keep its own place in memory: another stream or a collective
-   uses the storage, or an instruction overwrites it with a result in place, or it holds such a result. The
-   caller frees the array. NULL: out of memory. */
+/* Returns, for each storage, whether it must keep its own place in memory. It must if another stream or a
+   collective uses it, if an instruction stores its result in the place of the storage, or if the storage is
+   such a result in the place of another storage. The caller frees the array. NULL: out of memory. */
 static bool *tt__never_joined(const tt_tape *t)
 {
     bool *apart = (bool *)tt__calloc(t->ctx, sizeof *apart * (size_t)t->n_values);
@@ -12949,8 +12952,8 @@ static bool tt__is_plain(const tt_tape *t, int32_t v)
            x->part.split == TT__WHOLE && x->space == TT__DEVICE;
 }
 
-/* Returns whether v may become a view of a joined value: v does not outlive the step, and its rows are
-   multiples of the 16 bytes to which kernels need rows aligned. */
+/* Returns whether v may become a view of a joined value: v does not outlive the step, and the bytes of a row
+   are a multiple of 16, because kernels need rows that are aligned to 16 bytes. */
 static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
 {
     const tt__tape_value *x = &t->values[v];
@@ -19036,7 +19039,7 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            /* An error of test: the other process cannot be reached, so the message never ends. */
+            /* An error of `test`: the other process cannot be reached, so the message never ends. */
             if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true;
             left += !r[k].done;
         }
@@ -19171,7 +19174,7 @@ static void tt__net_close(tt_context *ctx)
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }
-    if (all) n->transport->close(n); /* otherwise close would wait for a process that is gone */
+    if (all) n->transport->close(n); /* otherwise `close` would wait for a process that is gone */
     ctx->net = NULL;
     pthread_mutex_destroy(&n->mutex);
     tt__free(ctx, n->note);
@@ -22588,7 +22591,7 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
 }
 
 /* Notes the SEND instructions of a pipeline stage, and for each SEND the segment that first writes its
-   operand. first: from tt__first_writers. */
+   operand. first: for each storage, 1 + the first instruction that writes it (tt__first_writers). */
 static void tt__note_sends(tt__built *b, const int32_t *first)
 {
     const tt_tape *t = b->t;
@@ -26475,7 +26478,7 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
-/* Launches n instructions together that are not collectives. The instructions run on the device or, if
+/* Launches n instructions, none of them a collective, together. The instructions run on the device or, if
    tt__instr.on_host, on the CPU once the device has computed their operands. */
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
@@ -27811,8 +27814,8 @@ static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so
     return found;
 }
 
-/* Finds a parameter's gradient and the factor by which its stored numbers are multiplied to be those of the
-   mean loss. Fails if there is no gradient now. caller: name of the public function, for the error. */
+/* Finds a parameter's gradient and the factor that turns the stored numbers into the gradient of the mean
+   loss. Fails if there is no gradient now. caller: name of the public function, for the error. */
 static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const char *caller, tt__so_far *g,
                                   double *factor)
 {

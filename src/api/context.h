@@ -45,14 +45,14 @@ typedef struct tt_param tt_param;     /* a named tensor that outlives programs *
 
 typedef enum tt_log_level { TT_LOG_DEBUG, TT_LOG_INFO, TT_LOG_WARNING, TT_LOG_ERROR } tt_log_level;
 
-/* Receives messages. id is a short stable word ("threads", "checkpoint"), message one sentence without a
+/* Receives messages. `id` is a short stable word ("threads", "checkpoint"), `message` one sentence without a
    newline. */
 typedef struct tt_logger {
     void (*log)(void *user, tt_log_level level, const char *id, const char *message);
     void *user;
 } tt_logger;
 
-/* Memory functions. allocate returns memory aligned to `alignment` (a power of two, at least 64) or NULL. A
+/* Memory functions. `allocate` returns memory aligned to `alignment` (a power of two, at least 64) or NULL. A
    context calls one of these functions at a time, but not always from the same thread. */
 typedef struct tt_allocator {
     void *(*allocate)(void *user, size_t bytes, size_t alignment);
@@ -60,9 +60,9 @@ typedef struct tt_allocator {
     void *user;
 } tt_allocator;
 
-/* File functions. open takes mode 'r' or 'w' (create or truncate) and returns NULL on failure. read and write
-   move exactly n bytes or return false; reads are positioned, writes are sequential. reason() describes the
-   last failure. */
+/* File functions. `open` takes mode 'r' or 'w' (create or truncate) and returns NULL on failure. `read` and
+   `write` move exactly n bytes or return false; reads are positioned, writes are sequential. `reason`
+   describes the last failure. */
 typedef struct tt_files {
     void *(*open)(void *user, const char *path, char mode);
     int64_t (*size)(void *user, void *file);
@@ -73,15 +73,16 @@ typedef struct tt_files {
     bool (*rename)(void *user, const char *from, const char *to);
     bool (*remove)(void *user, const char *path);
     bool (*make_folder)(void *user, const char *path); /* returns true also if the folder already exists */
-    /* Calls each() with the name of every entry until each() returns false. Returns false if the folder does
+    /* Calls `each` with the name of every entry until `each` returns false. Returns false if the folder does
        not exist, or on an error. */
     bool (*list)(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg);
     const char *(*reason)(void *user);
     void *user;
-    /* lock and space may be NULL. lock opens a file, creates the file if necessary, writes a text into it and
-       locks it. Until the file is closed or the process has ended, no second call can lock the file, not even
-       in this process. lock returns NULL on failure, and sets *held to true if the file is already locked.
-       space returns how many bytes can still be written to a folder, or -1 if the number is unknown. */
+    /* `lock` and `space` may be NULL. `lock` opens a file, creates the file if necessary, writes a text into
+       it and locks it. Until the file is closed or the process has ended, no second call can lock the file,
+       not even in this process. `lock` returns NULL on failure, and sets *held to true if the file is already
+       locked. `space` returns how many bytes can still be written to a folder, or -1 if the number is
+       unknown. */
     void *(*lock)(void *user, const char *path, const char *text, bool *held);
     int64_t (*space)(void *user, const char *folder);
 } tt_files;

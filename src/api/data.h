@@ -127,7 +127,7 @@ typedef struct tt_image_source {
     const char *const *class_names;  /* (classes) names in UTF-8; copied */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the
-       image cannot be decoded. A loader's threads call read and release, several at a time. */
+       image cannot be decoded. A loader's threads call `read` and `release`, several at a time. */
     const char *(*read)(void *user, int64_t index, tt_image *image);
     void (*release)(void *user, tt_image *image); /* releases an image that `read` has returned, once the
                                                      loader no longer needs the pixels. NULL: images need no
@@ -297,8 +297,9 @@ typedef struct tt_source {
        gives fewer, the logger gets one warning from tt_fit. The last micro-batch of a step must set
        last_of_step. */
     int64_t steps;
-    /* Largest micro-batch in sequences and tokens (0: unknown), and whether a step may have more
-       micro-batches than the trainer has data ranks. tt_train_options_make_room reads all three. */
+    /* max_seqs, max_tokens: size of the largest micro-batch in sequences and in tokens; 0: unknown.
+       accumulates: whether a step may have more micro-batches than the trainer has data ranks.
+       tt_train_options_make_room reads all three. */
     int max_seqs, max_tokens;
     bool accumulates;
     /* Returns a hash of all training data, so that a resumed run notices other data. NULL: no check. */

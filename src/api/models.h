@@ -519,7 +519,7 @@ tt_sampling tt_sampling_default(void);
    other sequences, but products of few rows may round differently from products of many. */
 tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
                       const tt_sampling *sampling, int32_t *out, int *count);
-/* Continues a text. put receives the bytes that the answer adds to the text, as they come, in whole
+/* Continues a text. `put` receives the bytes that the answer adds to the text, as they come, in whole
    characters; returning false ends the answer. k: the model's tokenizer; NULL: tokens are bytes, and 256 ends
    a document. The function does not read `token` and `user` of `sampling` (NULL: defaults). tt_lm.stop and
    the token that ends a document end the answer as well. A text without tokens is continued as a new

@@ -300,14 +300,14 @@ void tt_loss_total(tt_tape *t, tt_value loss, tt_value total);
 typedef struct tt_custom_array { void *data; tt_dtype dtype; int64_t rows, width; } tt_custom_array;
 
 /* An op whose kernels are the caller's functions on the CPU. Each run calls them with its rows, from the
-   thread of each rank. They must be pure: recompute calls forward again, with the same inputs, for the same
-   output. A function that returns an error fails the run, which then has updated nothing. */
+   thread of each rank. The functions must be pure: recompute calls `forward` again, with the same inputs, for
+   the same output. A function that returns an error fails the run, which then has updated nothing. */
 typedef struct tt_custom_op {
-    const char *name; /* names the op in plans and errors */
+    const char *name; /* Computes `out` from the n inputs. */
     /* Computes out from the n inputs. */
     tt_status (*forward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out);
-    /* Computes the gradients din of the inputs from the inputs, the output and its gradient dout. din[k].data
-       is NULL if input k needs no gradient. NULL: the op has no backward. */
+    /* Computes the gradients `din` of the inputs from the inputs, the output and its gradient `dout`.
+       din[k].data is NULL if input k needs no gradient. NULL: the op has no backward. */
     tt_status (*backward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out,
                           const tt_custom_array *dout, const tt_custom_array *din);
     void *user;       /* argument of `forward` and `backward` */

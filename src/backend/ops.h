@@ -206,8 +206,8 @@ typedef struct tt__scale_state {
                                    all steps without an update */
 } tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
-typedef struct tt__clipped { /* the gradient's norm (not finite: no parameter was changed), and the factor
-                                that updates apply to gradients */
+typedef struct tt__clipped { /* norm: the gradient's norm; if it is not finite, no parameter was changed.
+                                factor: the factor that updates apply to gradients */
     float norm, factor;
 } tt__clipped;
 typedef struct tt__results { tt__totals totals; tt__scale_state scale; tt__clipped clipped; } tt__results;
@@ -242,8 +242,8 @@ typedef struct tt__launch {
     const tt__mat *peer_in, *peer_out;
     /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
        holds what tt__backend.stage copied from member k (NULL: kernels can load from it). Only elements
-       [from, from + max) of each shard are processed. staged NULL: all elements, from peer_in and
-       peer_out. */
+       [from, from + max) of each shard are processed. If `staged` is NULL, all elements are processed, from
+       peer_in and peer_out. */
     void *const *staged;
     int64_t from, max;
     void *workspace;        /* scratch memory of tt__device_kind.workspace bytes */
@@ -299,9 +299,9 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 /* Computes the masks with which a kernel compares 16 random numbers of 8 bits (one draw of Philox) with the
    threshold `drop`, all at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The kernel goes
    from bit 0 to bit 7. Its word `kept` has a bit for each number: whether the number's bits seen so far are
-   at least those of the threshold. If bit b of the threshold is 1, a number stays in `kept` if its bit b is
-   1, too. If bit b of the threshold is 0, a number is in `kept` if it was before or if its bit b is 1. For a
-   word x of random bits this is `kept = (x & kept) | (either & (x | kept))`, first for the lower halves of
+   at least those of the threshold. If bit b of the threshold is 1, a number stays in `kept` only if its bit b
+   is 1, too. If bit b of the threshold is 0, a number is in `kept` if it was before or if its bit b is 1. For
+   a word x of random bits this is `kept = (x & kept) | (either & (x | kept))`, first for the lower halves of
    the words, then for the higher. */
 static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 {
@@ -427,9 +427,9 @@ static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat 
     return rows * q->cols * 4;
 }
 
-/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 * (head +
-   1) / n. For any other number of heads, n is the largest power of two below it: the first n heads have the
-   slopes of n heads, the others have every second slope of 2 * n heads. */
+/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, the result is -8 *
+   (head + 1) / n. For any other number of heads, n is the largest power of two below that number: the first n
+   heads have the slopes of n heads, the others have every second slope of 2 * n heads. */
 static inline double tt__alibi_exponent(int head, int heads)
 {
     int n = 1;

@@ -16,9 +16,9 @@
    read is further apart are not joined either, because both would then stay in memory for longer. */
 enum { TT__TOGETHER = 32 };
 
-/* Returns, for each storage, whether it must keep its own place in memory: another stream or a collective
-   uses the storage, or an instruction overwrites it with a result in place, or it holds such a result. The
-   caller frees the array. NULL: out of memory. */
+/* Returns, for each storage, whether it must keep its own place in memory. It must if another stream or a
+   collective uses it, if an instruction stores its result in the place of the storage, or if the storage is
+   such a result in the place of another storage. The caller frees the array. NULL: out of memory. */
 static bool *tt__never_joined(const tt_tape *t)
 {
     bool *apart = (bool *)tt__calloc(t->ctx, sizeof *apart * (size_t)t->n_values);
@@ -46,8 +46,8 @@ static bool tt__is_plain(const tt_tape *t, int32_t v)
            x->part.split == TT__WHOLE && x->space == TT__DEVICE;
 }
 
-/* Returns whether v may become a view of a joined value: v does not outlive the step, and its rows are
-   multiples of the 16 bytes to which kernels need rows aligned. */
+/* Returns whether v may become a view of a joined value: v does not outlive the step, and the bytes of a row
+   are a multiple of 16, because kernels need rows that are aligned to 16 bytes. */
 static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
 {
     const tt__tape_value *x = &t->values[v];

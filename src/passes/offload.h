@@ -147,8 +147,8 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     return d;
 }
 
-/* Inserts, before instruction `from`, the copies into storage d of the elements that the use u reads. Storage
-   d is a copy of value `like`. */
+/* Inserts, before instruction `from`, copies of the elements that the use u reads into storage d, which is a
+   copy of value `like`. */
 static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, int32_t d)
 {
     const tt__instr first = t->code[from];

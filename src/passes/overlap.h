@@ -271,8 +271,9 @@ static void tt__move_to(tt__order *o, int x, int to)
     o->place[x] = to;
 }
 
-/* Returns whether place k is between updates in the host's memory that run together. A transfer does not stop
-   there but moves past all of them, and so runs beside them, because they take long. */
+/* Returns whether place k is between updates in the host's memory that run together. A transfer moves past
+   all these updates instead of stopping between them, and so runs beside them, because updates in the host's
+   memory take long. */
 static bool tt__amid_updates(const tt__order *o, int k)
 {
     const tt__instr *i = &o->t->code[o->at[k - 1]];

@@ -19,8 +19,8 @@
    stage saves all that its backward reads once for each micro-batch in flight (tt__tape_value.copies). A
    stage has the parameters that it reads. */
 
-/* A possible cut of the forward: after instruction `at`, all later instructions depend only on its result
-   `value`. */
+/* A possible cut of the forward, after instruction `at`: of all results before the cut, later instructions
+   read only `value`. */
 typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* FLOPs before the cut */
 
 static double tt__forward_cost(const tt_tape *t, const tt__instr *i)

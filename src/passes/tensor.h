@@ -410,8 +410,8 @@ static bool tt__by_own_rows(const tt__tensor *s, int k)
     return fits && out[0] == TT__ROWS;
 }
 
-/* Counts, for each storage, the operands that instructions of role OWN (each rank computes its shard of the
-   rows) read whole, in own_uses. */
+/* Counts in own_uses, for each storage, the operands through which instructions of role OWN (each rank
+   computes its shard of the rows) read the storage whole. */
 static void tt__count_own_uses(tt__tensor *s)
 {
     memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
@@ -422,9 +422,9 @@ static void tt__count_own_uses(tt__tensor *s)
     }
 }
 
-/* Returns whether the operands that instruction k, of role OWN (each rank computes its shard of the rows),
-   reads whole may have partial gradients. Each of these operands must be a parameter that only instructions
-   of role OWN read, so that the ranks can sum all its gradients. */
+/* Returns whether gradients may be partial for the operands that instruction k reads whole. Instruction k has
+   the role OWN: each rank computes its shard of the rows. Each of the operands must be a parameter that only
+   instructions of role OWN read, so that the ranks can sum all gradients of the parameter. */
 static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];

@@ -392,10 +392,10 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
     }
 }
 
-/* Inserts the updates of trained parameters into the backward, of n instructions. An update is due after the
-   last instruction that writes the gradient, reads the parameter, or adds to the counts of losses. Due
-   updates wait until their gradients have TT__UPDATE_FROM elements. head: scratch memory for n numbers, all
-   0 at first. */
+/* Inserts the updates of trained parameters into the backward. n: number of instructions of the tape before.
+   An update is due after the last instruction that writes the gradient, reads the parameter, or adds to the
+   counts of losses. Due updates wait until their gradients have TT__UPDATE_FROM elements. head: scratch
+   memory for n numbers, all 0 at first. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;

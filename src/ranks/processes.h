@@ -225,7 +225,7 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            /* An error of test: the other process cannot be reached, so the message never ends. */
+            /* An error of `test`: the other process cannot be reached, so the message never ends. */
             if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true;
             left += !r[k].done;
         }
@@ -360,7 +360,7 @@ static void tt__net_close(tt_context *ctx)
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }
-    if (all) n->transport->close(n); /* otherwise close would wait for a process that is gone */
+    if (all) n->transport->close(n); /* otherwise `close` would wait for a process that is gone */
     ctx->net = NULL;
     pthread_mutex_destroy(&n->mutex);
     tt__free(ctx, n->note);

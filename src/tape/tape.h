@@ -82,8 +82,8 @@ typedef struct tt__tape_value {
     tt__space space;
     tt__part part;
     /* slots: number of slots of a storage, which are stored one after another; each slot has the gradients of
-       one leaf of the tree of sums (src/ranks/threads.h). 0: one slot. slot: 1 + number of the slot of a
-       view; 0: the slot of the micro-batch that runs. */
+       one leaf of the tree of sums (src/ranks/threads.h). 0: one slot. slot: of a view, 1 + the number of its
+       slot; 0: the slot of the micro-batch that runs. */
     int32_t slots, slot;
     bool host_copy;        /* temporary host copy of a device storage, for an update in host memory */
     /* Fields of a pipeline stage's storages. saved: the contents are saved from the forward of a micro-batch
