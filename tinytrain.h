@@ -372,7 +372,7 @@ typedef struct tt_files {
     X("parallel.groups") X("parallel.micros") \
     X("parallel.pipeline") X("parallel.reduce_micros") X("parallel.schedule") X("parallel.sequence") \
     X("parallel.server") X("parallel.tensor") X("parallel.zero") X("precision") X("recompute") X("residual") \
-    X("rows") X("tune") X("update") X("weight_decay")
+    X("rows") X("step_seqs") X("temperature") X("tune") X("update") X("weight_decay")
 
 /* The name by which errors call a field of TT__OPTIONS, such as {"clip_norm", "--clip"}. */
 typedef struct tt_option_name { const char *field, *name; } tt_option_name;
@@ -38991,6 +38991,7 @@ static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[6
     if (d->n_classes != classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, but the model has %d: load the "
                         "model for the dataset's number of classes", d->n_classes, classes);
+    if (!classes) return TT_OK; /* TT_TASK_EMBED */
     for (int c = 0; c < classes; c++)
         if (strlen(d->classes[c]) >= sizeof *names)
             return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.40s...' has more than 63 bytes: rename it",
@@ -42959,14 +42960,13 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing is %g, but must be in [0, 1)", o->label_smoothing);
     if (!(o->temperature > 0 && isfinite(o->temperature)))
-        tt__print(&all, "; temperature is %g, but must be a finite number above 0", o->temperature);
+        tt__print(&all, "; {temperature = %g}, but must be a finite number above 0", o->temperature);
     if (o->step_seqs < 0 || (o->step_seqs && (model->task != TT_TASK_EMBED || !o->compile.train)))
-        tt__print(&all, "; step_seqs is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
+        tt__print(&all, "; {step_seqs} is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
                   o->step_seqs);
     if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net || o->features_once))
-        tt__print(&all, "; step_seqs is set, but %s: leave step_seqs 0",
-                  ctx->net ? "there are several processes" : o->features_once ?
-                  "so is features_once" : "the program is a pipeline");
+        tt__print(&all, "; {step_seqs} excludes %s", ctx->net ? "several processes" :
+                  o->features_once ? "{features_once}" : "pipelines");
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
@@ -42986,7 +42986,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all, "; compile.share is set, but a trainer needs an arena of its own: leave it NULL");
     if (tt__parse_settings(ctx, &o->compile, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
     else if (o->step_seqs && settings.scales)
-        tt__print(&all, "; step_seqs is set, but the precision needs loss scaling: use bf16-mixed");
+        tt__print(&all, "; {step_seqs} excludes loss scaling: use {precision 'bf16-mixed'}");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
@@ -44116,7 +44116,8 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
         set = 0;
     }
     if (set) tt__forget_inputs(tt__evaluator(r)); /* the round was stopped or failed */
-    if (status != TT_OK || (stop && *stop) || stats->targets > 0) return status;
+    const bool no_loss = r->model.task == TT_TASK_EMBED && !r->train; /* the program only embeds */
+    if (status != TT_OK || (stop && *stop) || stats->targets > 0 || no_loss) return status;
     return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts (all are "
                     "ignored or have weight 0): check the labels");
 }

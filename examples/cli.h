@@ -69,7 +69,8 @@ static const tt_option_name flag_names[] = {
     {"parallel.pipeline", "--pipeline"}, {"parallel.reduce_micros", "--reduce-micros"},
     {"parallel.schedule", "--stages"}, {"parallel.sequence", "--sequence"}, {"parallel.server", "--server"},
     {"parallel.tensor", "--tensor"}, {"parallel.zero", "--zero"}, {"precision", "--precision"},
-    {"recompute", "--recompute"}, {"tune", "--tune"}, {"update", "--update"}, {"weight_decay", "--decay"},
+    {"recompute", "--recompute"}, {"step_seqs", "--negatives step"},
+    {"temperature", "--temperature"}, {"tune", "--tune"}, {"update", "--update"}, {"weight_decay", "--decay"},
     {"rows", "rows (a smaller --batch or a larger --accumulate)"}, {NULL, NULL}};
 static const tt_wording as_flags = {flag_names, write_megabytes, NULL};
 
@@ -578,6 +579,9 @@ typedef struct cli_training {
     int validate_every, patience, keep_states;
     int seed, threads, batch, accumulate, epochs, train, test; /* train, test: of classifiers only */
     double timeout, lr, warmup, decay, layer_decay, ema, cooldown, clip, dropout, label_smoothing;
+    double temperature;        /* of the contrastive loss */
+    const char *negatives;     /* "micro" or "step"; NULL: the program trains no embeddings */
+    int step_seqs;             /* tt_train_options.step_seqs */
     size_t budget;
     bool plan, resume, measure, features_once, gpu; /* gpu: `device` begins with "cuda" */
     bool largest, finished; /* largest: --batch max; finished: all epochs are done */
@@ -785,6 +789,8 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.label_smoothing = (float)run->label_smoothing;
     if (o.compile.train) o.class_weights = run->weights;
     o.features_once = run->features_once;
+    if (run->negatives) o.temperature = (float)run->temperature;
+    if (o.compile.train) o.step_seqs = run->step_seqs;
     if (run->measure) o.compile.costs = &run->costs;
     return o;
 }

@@ -153,7 +153,7 @@ static int predict(void)
     b.pixels = pixels;
     must(ctx, tt_image_prepare(ctx, &image, &prepared, pixels));
     must(ctx, tt_predict(t, &b, probability));
-    show_prediction(&c, probability, opt.run.predict);
+    show_prediction(&c, probability, c.model.classes, opt.run.predict);
     free(probability), free(pixels), free_pixels(NULL, &image);
     tt_trainer_free(t), tt_vit_free(&m), tt_close(ctx);
     return 0;

@@ -608,6 +608,28 @@ def features_of_a_frozen_encoder(folder):
 
 
 @check
+def similar_texts(folder):
+    """Checks that --task embed finds answers to questions, with the negatives of a micro-batch or of the step."""
+    run, widths = os.path.join(folder, "run"), []
+    for k, more in enumerate(([], ["--accumulate=4", "--negatives=step"])):
+        status, out, err = call(TEXT, "--task=embed", "--batch=32", "--epochs=8", *more, "--out", run + str(k))
+        metrics = metrics_of_test(out)
+        expect(status == 0 and list(metrics) == ["recall_at_1", "recall_at_10"], out, err)
+        expect(metrics["recall_at_1"] > 0.8 and metrics["recall_at_10"] == 1, out)
+        status, out, err = call(TEXT, "--out", run + str(k), "--predict", "Where can I swim in Oslo?")
+        expect(status == 0 and out.endswith("\tWhere can I swim in Oslo?\n"), out, err)
+        widths.append(len(out.split("\t")[0].split()))
+    expect(widths == [128, 128], widths)
+    expect(os.path.isfile(os.path.join(run + "1", "modules.json")), os.listdir(run + "1"))
+    refused(TEXT, "--task=embed", "--batch=max", "--out", run + "2", saying="--batch max is not for --task embed")
+    refused(TEXT, "--task=embed", "--class-weights=balanced", "--out", run + "2",
+            saying="--class-weights is for classes, but --task embed has none")
+    refused(TEXT, "--negatives=step", "--out", run + "2", saying="--negatives step is for --task embed only")
+    refused(TEXT, "--task=embed", "--temperature=0", "--out", run + "2",
+            saying="--temperature 0, but must be a finite number above 0")
+
+
+@check
 def samples_are_those_of_the_script(folder):
     status, out, err = call(sys.executable, "examples/data/make_tasks.py", "--out", folder)
     expect(status == 0, out, err)

@@ -14,6 +14,7 @@ B: folder of the built examples (build), CC: compiler (cc), both from the enviro
     tune, predict   train a tiny model on a table; classify a text with such a model
     labels          prints the labels of examples/data/requests.tsv
     similar         compares the embeddings of two texts
+    pairs           trains embeddings on a table of pairs
     continue        continues a text with a decoder of tokens and with one of bytes
     implementation  is the implementation for a file that only includes the header
     part            is a function, which a main of PARTS calls
@@ -261,6 +262,22 @@ def check_similar(program, name, folder, line):
     check(f"{name}_similar_line_{line}", wrong)
 
 
+def check_pairs(program, name, folder, line):
+    """Checks that a program trains embeddings, saves them for sentence-transformers, and prints the recall."""
+    model, table = small_model(os.path.join(folder, f"pairs_{line}_model"), "heads/embed_mean"), "pairs.tsv"
+    with open(os.path.join(folder, table), "w") as f:
+        f.write("text\ttext_pair\tsplit\n")
+        f.writelines(f"a word{k} film\tword{k} good\t{'validation' if k % 3 else 'train'}\n" for k in range(27))
+    to = os.path.join(folder, f"pairs_{line}_trained")
+    status, said = call(program, model, os.path.join(folder, table), to)
+    wrong = refuses_no_model(program, "examples/data/questions.tsv", to)
+    if status or not re.fullmatch(r"recall_at_10 (0\.\d\d|1\.00)\n", said):
+        wrong.append(f"status {status}: {said[-300:]}")
+    files = "modules.json", "1_Pooling/config.json", "model.safetensors", "vocab.txt"
+    wrong += [f"'{to}' has no {file}" for file in files if not os.path.isfile(os.path.join(to, file))]
+    check(f"{name}_pairs_line_{line}", wrong)
+
+
 def check_continue(program, name, folder, line):
     """Checks that a program continues a text, twice in the same way, with a decoder whose tokens are letters,
     and with one of bytes, which the example gpt makes."""
@@ -283,7 +300,7 @@ def check_continue(program, name, folder, line):
 
 
 MARKS = {"run": None, "resume": check_resume, "tune": check_tune, "predict": check_predict,
-         "labels": check_labels, "similar": check_similar, "continue": check_continue,
+         "labels": check_labels, "similar": check_similar, "pairs": check_pairs, "continue": check_continue,
          "implementation": None, "part": None}
 # The file that holds the implementation, and a file that uses the implementation.
 LINES = '#define TINYTRAIN_IMPLEMENTATION\n#include "tinytrain.h"\n'

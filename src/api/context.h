@@ -95,7 +95,7 @@ typedef struct tt_files {
     X("parallel.groups") X("parallel.micros") \
     X("parallel.pipeline") X("parallel.reduce_micros") X("parallel.schedule") X("parallel.sequence") \
     X("parallel.server") X("parallel.tensor") X("parallel.zero") X("precision") X("recompute") X("residual") \
-    X("rows") X("tune") X("update") X("weight_decay")
+    X("rows") X("step_seqs") X("temperature") X("tune") X("update") X("weight_decay")
 
 /* The name by which errors call a field of TT__OPTIONS, such as {"clip_norm", "--clip"}. */
 typedef struct tt_option_name { const char *field, *name; } tt_option_name;

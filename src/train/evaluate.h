@@ -290,7 +290,8 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
         set = 0;
     }
     if (set) tt__forget_inputs(tt__evaluator(r)); /* the round was stopped or failed */
-    if (status != TT_OK || (stop && *stop) || stats->targets > 0) return status;
+    const bool no_loss = r->model.task == TT_TASK_EMBED && !r->train; /* the program only embeds */
+    if (status != TT_OK || (stop && *stop) || stats->targets > 0 || no_loss) return status;
     return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts (all are "
                     "ignored or have weight 0): check the labels");
 }

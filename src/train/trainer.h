@@ -146,14 +146,13 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing is %g, but must be in [0, 1)", o->label_smoothing);
     if (!(o->temperature > 0 && isfinite(o->temperature)))
-        tt__print(&all, "; temperature is %g, but must be a finite number above 0", o->temperature);
+        tt__print(&all, "; {temperature = %g}, but must be a finite number above 0", o->temperature);
     if (o->step_seqs < 0 || (o->step_seqs && (model->task != TT_TASK_EMBED || !o->compile.train)))
-        tt__print(&all, "; step_seqs is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
+        tt__print(&all, "; {step_seqs} is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
                   o->step_seqs);
     if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net || o->features_once))
-        tt__print(&all, "; step_seqs is set, but %s: leave step_seqs 0",
-                  ctx->net ? "there are several processes" : o->features_once ?
-                  "so is features_once" : "the program is a pipeline");
+        tt__print(&all, "; {step_seqs} excludes %s", ctx->net ? "several processes" :
+                  o->features_once ? "{features_once}" : "pipelines");
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
@@ -173,7 +172,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all, "; compile.share is set, but a trainer needs an arena of its own: leave it NULL");
     if (tt__parse_settings(ctx, &o->compile, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
     else if (o->step_seqs && settings.scales)
-        tt__print(&all, "; step_seqs is set, but the precision needs loss scaling: use bf16-mixed");
+        tt__print(&all, "; {step_seqs} excludes loss scaling: use {precision 'bf16-mixed'}");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
