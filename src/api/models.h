@@ -418,10 +418,10 @@ typedef struct tt_lm {
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
 /* Loads a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
    files that the index names, which must be in the folder. The function refuses, by name, a key of
-   config.json that asks for something unsupported (such as another rope_type), and a last product's weight
-   that differs from the embedding to which config.json ties it. The function sets m->stop, from
-   generation_config.json if the folder has that file. Tensors stream into place when a program allocates its
-   arena. */
+   config.json that asks for something unsupported (such as another rope_type), and a weight of the logits'
+   linear layer that differs from the embedding although config.json ties the two. The function sets m->stop,
+   from generation_config.json if the folder has that file. Tensors stream into place when a program allocates
+   its arena. */
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
 /* Writes files that transformers reads into a folder, which the function creates if necessary: config.json,
    model.safetensors and, if the model was loaded with one, generation_config.json. A model of more than

@@ -58,8 +58,9 @@ typedef struct tt_optimizer_options {
        step, usually to 0.99 to 0.9999; default 0: none. In [0, 1). The exponential moving averages of the
        trained parameters are a further state of the optimizer. The first update copies the parameters; each
        later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
-       get_ema_avg_fn. The averages are f32, so the parameters must be: precision "32-true" or one that ends
-       with "-mixed". A saved state has them with "ema." before the names. See tt_trainer_use_ema. */
+       get_ema_avg_fn. The averages are f32, so the parameters must be f32, too: precision "32-true" or one
+       that ends with "-mixed". A saved state has them with "ema." before the names. See
+       tt_trainer_use_ema. */
     float ema_decay;
     float clip_norm;                /* Set it, usually to 1, if single large gradients disturb the training:
                                        the largest norm of all gradients together; default 0: no limit */
@@ -119,11 +120,11 @@ typedef struct tt_parallel {
     /* Set `tensor` if a layer is too large or too slow for one device; `data` then follows. The fields are
        the numbers of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor / pipeline.
        With several data ranks, gradients are divided by the loss's targets on all data ranks; several losses
-       need tt_loss_total. Tensor ranks divide large embeddings, and groups of 1,000,000 weights or more:
-       consecutive linear layers with the ops between them, and attention, by heads, if the number of heads is
-       a multiple of the number of tensor ranks. Each tensor rank computes everything else whole.
-       tt_plan.split_params says how much is divided. If a program keeps a layer whole because the layer's
-       hidden values are an output, later programs with the layer's parameters keep it whole. */
+       need tt_loss_total. Tensor ranks divide large embeddings. Tensor ranks also divide groups of 1,000,000
+       weights or more: consecutive linear layers with the ops between them and, if the number of heads is a
+       multiple of the number of tensor ranks, attention by heads. Each tensor rank computes everything else
+       whole. tt_plan.split_params says how much is divided. If a program keeps a layer whole because the
+       layer's hidden values are an output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
     /* Set it higher if several data ranks need too much memory each, and to 0 to shard nothing: the tensors
        that are sharded over the data ranks; default 1 (Rajbhandari et al., "ZeRO", 2020). 0: none; 1: the
@@ -276,13 +277,13 @@ typedef struct tt_compile_options {
     bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them; default
                         false */
     /* Set it to read gradients after a step as well (tt_get_gradient), until the next step begins; default
-       false. The plan then keeps all gradients. It excludes update "backward", which reuses the memory of
-       gradients, and parallel.pipeline. */
+       false. The plan then keeps all gradients. keep_gradients excludes update "backward", which reuses the
+       memory of gradients, and parallel.pipeline. */
     bool keep_gradients;
-    /* Set it to read or change gradients before an update; default NULL. It is called with `user` in each
-       step (counted from 0), when the step's gradients are complete and before the update reads them. It may
-       call tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates
-       nothing and fails with that error. With several processes it is called in each. It implies
+    /* Set it to read or change gradients before an update; default NULL. The function is called with `user`
+       in each step (counted from 0), when the step's gradients are complete and before the update reads them.
+       It may call tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates
+       nothing and fails with that error. With several processes it is called in each. before_update implies
        keep_gradients. */
     tt_status (*before_update)(void *user, tt_program *p, int64_t step);
     void *user; /* argument of before_update */

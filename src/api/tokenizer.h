@@ -64,7 +64,7 @@ int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* returns -1 i
 /* Returns the id of the token with this purpose, or -1. With vocab.txt the special tokens are BERT's.
    Otherwise tokenizer_config.json, special_tokens_map.json and config.json (bos_token_id and so on), in this
    order, name the special tokens. If none of the files names TT_TOKEN_EOS, which ends a document, that token
-   is "<|endoftext|>" if it exists; likewise, with a warning to the logger, if config.json names a token that
+   is "<|endoftext|>" if it exists; so it is, with a warning to the logger, if config.json names a token that
    ordinary texts contain. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* The range of bytes [begin, end) of a text. */
