@@ -814,8 +814,8 @@ typedef struct tt_custom_array { void *data; tt_dtype dtype; int64_t rows, width
    thread of each rank. The functions must be pure: recompute calls `forward` again, with the same inputs, for
    the same output. A function that returns an error fails the run, which then has updated nothing. */
 typedef struct tt_custom_op {
-    const char *name; /* Computes `out` from the n inputs. */
-    /* Computes out from the n inputs. */
+    const char *name; /* names the op in plans and errors */
+    /* Computes `out` from the n inputs. */
     tt_status (*forward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out);
     /* Computes the gradients `din` of the inputs from the inputs, the output and its gradient `dout`.
        din[k].data is NULL if input k needs no gradient. NULL: the op has no backward. */
@@ -2087,7 +2087,7 @@ typedef enum tt_bert_kind {
     TT_BERT,
     TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
                       TT_TASK_TAGS no kind has layers before the classifier */
-    TT_ROBERTA,    /* positions start at pad_token + 1, one token type; head: classifier.dense, tanh */
+    TT_ROBERTA,    /* positions start at pad_token + 1; one token type; head: classifier.dense, tanh */
     TT_BIG_BIRD,   /* head: classifier.dense, then `activation`. BigBird's pooler is kept but unused */
     TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
     TT_ALBERT      /* all layers share one set of parameters, and embeddings have embedding_size columns;
@@ -12239,7 +12239,7 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
         const tt__tape_value *x = &t->values[i->out[1]];
-        /* out[1] stays if its dtype is another: out[0] is then computed from the rounded values of out[1] */
+        /* out[1] stays if its dtype is not that of out[0], which is then computed from the rounded out[1] */
         bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
         if (same && !needed[x->base]) i->out[1] = 0;
     }

@@ -303,8 +303,8 @@ typedef struct tt_custom_array { void *data; tt_dtype dtype; int64_t rows, width
    thread of each rank. The functions must be pure: recompute calls `forward` again, with the same inputs, for
    the same output. A function that returns an error fails the run, which then has updated nothing. */
 typedef struct tt_custom_op {
-    const char *name; /* Computes `out` from the n inputs. */
-    /* Computes out from the n inputs. */
+    const char *name; /* names the op in plans and errors */
+    /* Computes `out` from the n inputs. */
     tt_status (*forward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out);
     /* Computes the gradients `din` of the inputs from the inputs, the output and its gradient `dout`.
        din[k].data is NULL if input k needs no gradient. NULL: the op has no backward. */
