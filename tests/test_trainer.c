@@ -62,6 +62,7 @@ static const test_case tests[] = {
     TEST_CASE(step_negatives_have_the_gradients_of_one_micro_batch),
     TEST_CASE(fit_ends_early), TEST_CASE(fit_validates_moving_averages),
     TEST_CASE(fit_writes_metrics), TEST_CASE(fit_refuses_metrics_with_other_columns),
+    TEST_CASE(fit_goes_on_with_metrics_that_lack_columns),
     TEST_CASE(pictures_of_a_training), TEST_CASE(lines_of_metrics),
     TEST_CASE(fit_of_a_trainer_that_only_evaluates), TEST_CASE(names_that_a_state_cannot_have),
     TEST_CASE(fit_of_models_of_ones_own), TEST_CASE(best_by_metric_or_loss),
