@@ -77,7 +77,7 @@ typedef struct emu_counts {
     long uneven_gemms; /* cublasLtMatmul products of which some matrix has a number of rows (the matrices
                           are column-major) or a leading dimension that is no multiple of 8 */
     long gelus, gelu_slopes, bias_gradients, tf32,
-        fp8; /* matrix products with the epilogue or the operands of that name */
+        fp8; /* matrix products with the epilogue or the operands that the field names */
     long heuristics;                                     /* calls of cuBLASLt's heuristic */
     long by_algorithm[5];                                /* products of cuBLASLt, by the algorithm's number */
     long watched;                                        /* launches of emu_watch's kernel */

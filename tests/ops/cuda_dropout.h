@@ -175,7 +175,7 @@ TEST(cuda_dropout_kept_for_keys)
    the index of a matrix. `shift`: by how many rows the second op's result begins later. */
 typedef struct norm_places {
     const char *what;
-    int from, residual, h, y; /* forward: operands and result of dropout, result of the norm */
+    int from, residual, h, y; /* forward: `h` is dropout's result, `y` is the norm's result */
     int dy, dx, masked;       /* matrices of the backward, which reads h, too */
     int shift;
 } norm_places;

@@ -233,7 +233,7 @@ static int exponent_from(double x, int min)
 static double fp8_sum_error(const double *a, const double *b, int n, bool a_e5m2)
 {
     enum { AT_ONCE = 32, BITS = 13, MAX_RUNS = 8 };
-    /* exact sums of the runs, each with another beginning */
+    /* exact sums of the runs of instructions; each run begins at another instruction */
     double runs[MAX_RUNS] = {0}, reach = 0, error = 0;
     for (int from = 0; from < n; from += AT_ONCE) {
         const int end = from + AT_ONCE < n ? from + AT_ONCE : n;

@@ -138,7 +138,8 @@ static void check_accumulated(tt_program *p, const expected *e, int micros, cons
     }
 }
 
-/* Checks the gradients that plain SGD with a large learning rate reveals in one tt_step. */
+/* Checks the gradients by how much one tt_step of plain SGD, with a large learning rate, changes the
+   parameters. */
 static void check_stepped(tt_program *p, const expected *e, const precision_case *precision)
 {
     const float lr = 1024;

@@ -88,7 +88,7 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
         for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT && ok; k++) {
             tt__mat *m = k < TT__MAX_IN ? &l.in[k] : &l.out[k - TT__MAX_IN];
             const tt__mat *h = k < TT__MAX_IN ? &host->in[k] : &host->out[k - TT__MAX_IN];
-            /* fp8 is stored by rows or by columns. */
+            /* An fp8 matrix is stored by rows or by columns, so the larger number bounds its lines. */
             const int64_t lines = tt__is_fp8(h->dtype) ? tt__max(h->rows, h->cols) : h->rows;
             size_t bytes = (size_t)(lines * h->ld) * tt_dtype_bytes(h->dtype);
             if (!h->data) continue;
