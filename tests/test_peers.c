@@ -563,7 +563,7 @@ typedef struct net { /* results of a training */
 } net;
 
 /* left_out: the device that skips its waits for other devices' events, from 1 in the order of their first
-   waits; 0: none. left_wait: the choice of leave_waits_out. */
+   waits; 0: none. left_wait: number of the waits that leave_waits_out removes; -1: none. */
 static int left_out, left_wait = -1;
 static void **hosts_event;
 static tt__backend fewer_waits;
@@ -589,9 +589,10 @@ static void leave_out(tt_program *p)
 }
 
 static char net_error[1024];
-/* Removes waits of updates in the host's memory: the waits for one group's copies to the host (one stream
-   completes copies in order), or the last waits for copies back, or the host's own wait. Returns the number
-   of waits that left_wait can name. */
+/* Removes waits of the updates in the host's memory, which run in groups of instructions. left_wait, from 0
+   on, names a group, and the waits for this group's copies to the host are removed; the next number names the
+   last waits for copies back to the device; the last number names the host's own wait. Copies of one stream
+   end in order, so a single missing wait would change nothing. Returns the number of choices. */
 static int leave_waits_out(tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -863,7 +864,7 @@ TEST(pairs_of_devices_are_tried)
             CHECK(n ? why && strncmp(why, links[link].expected, n) == 0 && strstr(why, " GB/s)") : !why);
             CHECK(rate > 0);
             const bool all = links[link].peers && strcmp(links[link].peers, "0") == 0;
-            why = cuda->peer(d[0], d[other], &back); /* the direction other -> 0 works */
+            why = cuda->peer(d[0], d[other], &back); /* the direction from d[other] to d[0] works */
             CHECK(all ? why && strncmp(why, "device pair 1 -> 0 is not tried", 31) == 0 : !why);
             CHECK(back > 0);
             why = cuda->peer(d[1], d[2], &same); /* two handles of one device work */

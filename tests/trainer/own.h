@@ -532,8 +532,9 @@ TEST(fit_keeps_the_state_from_before_the_loss_diverged)
     }
 }
 
-/* state.diverged.safetensors can be older than state.safetensors: after a kill between writing one and
-   removing the other, or after a run of an older build. A resumed run takes the newer file. */
+/* state.diverged.safetensors can be older than state.safetensors: after a kill between the write of
+   state.safetensors and the removal of state.diverged.safetensors, or after a run of an older build. A
+   resumed run takes the newer file. */
 TEST(fit_goes_on_from_the_newer_of_two_states)
 {
     const tt_metric none = {NULL, NULL, false, NULL};
@@ -645,7 +646,7 @@ TEST(fit_looks_for_room_on_the_disk)
     CHECK(own_fit(&w, folder, true, NULL, &finished) == TT_OK && finished); /* this run writes no state */
     const tt_files files = tt_context_options_default().files;
     CHECK(files.space(files.user, folder) > 0);
-    /* /proc has no size and reports 0. */
+    /* /proc reports a size of 0, which tells nothing: `space` returns -1. */
     CHECK(files.space(files.user, "/proc") == -1 || access("/proc", F_OK) != 0);
     close_own(&w);
 }
