@@ -282,7 +282,8 @@ TEST(heads_on_several_ranks)
     }
 }
 
-/* Predictions are the softmax, the sigmoid or the logits themselves, and need no targets. */
+/* Predictions are, by task, the softmax of the logits, the sigmoid of the logits, or the logits. Predictions
+   need no targets. */
 TEST(predictions_of_tasks)
 {
     for (int k = 0; k < TEST_COUNT(heads); k++) {
@@ -341,8 +342,8 @@ TEST(predictions_that_are_not_finite)
     }
 }
 
-/* The body of a folder loads for any task. The classifier is new if the folder has none, if the folder's is
-   for tokens instead of sequences, or if its size differs. */
+/* The body of a folder loads for any task. The classifier is new if the folder has none, if the folder's
+   classifier is for tokens instead of sequences, or if the number of outputs differs. */
 TEST(folders_for_other_tasks)
 {
     static const struct {

@@ -293,7 +293,7 @@ TEST(cifar_split) /* the split takes an equal share of each class; the seed choo
 
 /* ------------------------------------------------------------------------------------------------ sources */
 
-/* A source that draws images, of class i % 3 for image i, and counts its calls. */
+/* A source that draws images and counts its calls. Image i has the class `i % 3`. */
 typedef struct drawing {
     pthread_mutex_t mutex;
     int height, width;     /* size; 0: each image has another size */

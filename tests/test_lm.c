@@ -562,8 +562,8 @@ TEST(models_are_not_saved_beside_an_adapter)
     TEST_CLOSE(ctx, &a);
 }
 
-/* config.json holds rope_parameters for transformers 5, and rope_theta, rotary_pct and rope_scaling, from
-   which older versions read the base, the share of columns and the scaling. */
+/* config.json holds rope_parameters for transformers 5. For older versions config.json also holds rope_theta
+   (the base), rotary_pct (the share of rotated columns) and rope_scaling. */
 TEST(rotary_bases_are_saved_in_both_spellings)
 {
     static const struct { const char *name, *members[3]; } rows[] = {
@@ -1419,9 +1419,9 @@ TEST(samples_while_training)
     golden_close(&g);
 }
 
-/* A trainer of several ranks samples the tokens that a trainer of one rank samples. The last layer is the
-   largest, but a generator computes few of its rows: a generator that did not share the trainer's parameters
-   would get other stages. */
+/* A trainer of several ranks samples the tokens that a trainer of one rank samples. The last layer
+   has the most work in a training, but little work in a generator, which computes few of the layer's rows. So
+   a generator that did not share the trainer's parameters would be cut into other stages. */
 static bool sample_while_training(int32_t out[2][2][6], const tt_lm_config *c, const char *device,
                                   const tt_parallel *parallel, const char *offload)
 {

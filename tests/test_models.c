@@ -520,8 +520,8 @@ TEST(same_bits_for_any_number_of_threads)
         }
 }
 
-/* Computes the losses of four steps of a small DistilBERT with dropout, and returns its plan. all: all hidden
-   rows of the last layer are outputs; otherwise only [CLS] is used. */
+/* Computes the losses of four steps of a small DistilBERT with dropout, and returns the program's
+   plan. If `all`, all hidden rows of the last layer are outputs; otherwise only rows of [CLS] are used. */
 static tt_plan train_on_first_rows(bool all, const char *precision, const char *recompute, float loss[4])
 {
     enum { SEQS = 3, LENGTH = 7, TOKENS = SEQS * LENGTH };
@@ -971,7 +971,8 @@ TEST(save_and_reload)
     }
 }
 
-TEST(save_before_anything_is_allocated) /* saves straight from the checkpoint, also into its folder */
+/* A save reads the tensors from the checkpoint, also if the save replaces the checkpoint. */
+TEST(save_before_anything_is_allocated)
 {
     test_allocator a;
     tt_bert m, again;

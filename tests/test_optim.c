@@ -46,8 +46,8 @@ static void reference_step(reference *r, const tt_optimizer_options *o, double l
 
 static double lr_factors[2] = {1, 1}; /* factors on the learning rate of layer.0.bias, layer.2.weight */
 
-/* Returns the largest difference of parameters, relative to their size, over STEPS steps with changing
-   targets and rates. *norm_error: the largest difference of the norm. */
+/* Returns the largest difference between parameters and the float64 loop, relative to the parameters' size,
+   over STEPS steps with changing targets and rates. *norm_error: the largest difference of gradient norms. */
 static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bool decay_weight,
                               double *norm_error)
 {
@@ -984,7 +984,7 @@ TEST(before_update_reads_and_changes_gradients)
 }
 
 /* tt_set_gradient also works between the micro-batches and the update. With several ranks and groups
-   before_update reads the mean over all of them. */
+   before_update reads the mean gradient of all ranks and groups. */
 TEST(gradients_of_several_micro_batches)
 {
     static double g[2][AREA];
@@ -1095,8 +1095,8 @@ TEST(schedules)
 
 static float every_third(void *user, int64_t step) { return *(float *)user * (float)(step % 3); }
 
-/* The learning rate is constant until the last decay_steps, and then falls linearly or as 1 - sqrt; or a
-   function gives the rate. */
+/* The learning rate is constant until the last decay_steps, and then falls linearly or as 1 minus a square
+   root. Or a function gives the rate. */
 TEST(schedules_that_stay_and_functions)
 {
     static const int64_t steps[] = {0, 3, 9, 10, 11, 79, 80, 81, 95, 109, 110, 111, 5000};

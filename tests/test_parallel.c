@@ -19,7 +19,7 @@ static long pieces_from = 1, update_from = 1, loss_whole = 16L << 20, together =
 #include "test.h"
 
 enum {
-    WIDTH = 64, HIDDEN = 150, VOCAB = 410, LAYERS = 2, /* matrices of 1 to 7 chunks, whole and partial */
+    WIDTH = 64, HIDDEN = 150, VOCAB = 410, LAYERS = 2, /* matrices of 1 to 7 chunks, some partial */
     ROWS = 24, SEQS = 4, STEPS = 4, PARAMS = 32
 };
 
@@ -399,7 +399,8 @@ static bool train(const setup *s, outcome *o)
 static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
 
 
-/* ones: one rank, which sums per step or per micro-batch. layouts: compared with `ones`. */
+/* `ones`: layouts of one rank, which sums per step or per micro-batch. Trainings on `layouts` are compared
+   with trainings on `ones`. */
 static const layout ones[] = {{"cpu", 1, 0}, {"cpu", 0, MICROS}};
 static const layout layouts[] = {
     {"cpu", 0, 0},    {"cpu", 0, SERVER},   {"cpu*2", 0, 0},      {"cpu*4", 0, 0},

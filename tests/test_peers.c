@@ -223,8 +223,8 @@ static tt_status launch_phase(group *g, const job *j, int n, int phase)
 }
 
 /* Runs one phase of a collective through the host, part by part: each member copies the data that others
-   need, waits for all, and loads. A buffer is free again after the wait of the next part, when all members
-   have loaded. */
+   need, waits for all members, and loads the data that it needs. A buffer is free again after the wait of the
+   next part, because then all members have loaded. */
 static tt_status stage_phase(group *g, const job *j, int phase)
 {
     tt_status status = TT_OK;
@@ -512,7 +512,7 @@ TEST(squares_of_pieces)
     CHECK(cuda->copy(d.device[0], TT__COMPUTE_STREAM, d.memory[0], g, sizeof g) == TT_OK &&
           cuda->wait(d.device[0]) == TT_OK &&
           cuda->fill(d.device[0], d.memory[0] + at_table, 0xff, sizeof table) == TT_OK);
-    /* phases: each member's shards, then the sums of all */
+    /* Each phase but the last runs on one member's shards. The last phase sums all chunks. */
     for (int phase = 0; phase < MEMBERS + 1; phase++) {
         tt__instr i = tt__new_instr(phase < MEMBERS ? TT__OP_CHUNK_SQUARES : TT__OP_FOLD_SQUARES);
         tt__launch l[TENSORS];
@@ -552,8 +552,9 @@ TEST(squares_of_pieces)
 
 enum { NET_IN = 70, NET_HIDDEN = 130, NET_OUT = 5, NET_ROWS = 6, NET_STEPS = 3 };
 
-/* The work of a training: micro-batches of each step, number of leaves of the sum, rows of a micro-batch (0:
-   different numbers). update: NULL, or the option `update` for steps of one round without clipping. */
+/* The work of a training. `micros`: micro-batches of each step. `groups`: number of leaves. `rows`: rows of a
+   micro-batch; 0: micro-batches have different numbers of rows. `update`: NULL, or the option `update` for
+   steps of one round without clipping. */
 typedef struct net_work { int micros[NET_STEPS], groups, rows; const char *update; } net_work;
 static const net_work usual = {{11, 11, 0}, 8, 0, NULL}, *work = &usual;
 

@@ -489,7 +489,8 @@ static size_t bytes_of(const collective *c, const collective_test *t)
     return 3 * (size_t)GUARD + bytes_of_y(c) * (size_t)(slots + 1);
 }
 
-/* Returns the address of a member's x in its memory. In place, x is y or a shard of y, or the reverse. */
+/* Returns the address of a member's x in its memory. In place, x is y, x is a shard of y, or y is a
+   shard of x. */
 static char *x_of(const collective *c, const collective_test *t, char *memory, int member)
 {
     int64_t first;

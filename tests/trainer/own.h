@@ -5,8 +5,8 @@
 
 enum { OWN_STEPS = 5, OWN_MICRO = 2, OWN_ROWS = 6, OWN_WORDS = 7, OWN_TOKENS = 12, OWN_EPOCHS = 3 };
 
-/* A regression of a line through noise, with a weight for each example, or, with `language`, a language model
-   of two sequences that both count up. The numbers of the step and its epoch give the data. */
+/* If `language`, a language model of two sequences that both count up; otherwise a regression of a line
+   through noise, with a weight for each example. The numbers of the step and of the epoch decide the data. */
 typedef struct own {
     test_allocator a;
     tt_context *ctx;
@@ -457,8 +457,8 @@ static bool in_folder(const char *folder, const char *name)
     return access(test_path(folder, name), F_OK) == 0;
 }
 
-/* One example makes the loss of an epoch's last step NaN. If the loss was good before, the run continues with
-   one state, with and without a validation. If the loss had already diverged, the run fails. */
+/* One example makes the loss of an epoch's last step NaN. If the loss was good before, the run continues and
+   keeps one state, with and without a validation. If the loss had already diverged, the run fails. */
 TEST(fit_goes_on_behind_a_bad_last_step)
 {
     const tt_metric none = {NULL, NULL, false, NULL};
