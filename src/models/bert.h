@@ -320,7 +320,8 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
     memset(m, 0, sizeof *m);
     tt_status status = tt__checkpoint_open(ctx, folder, &from);
     if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
-    /* A classifier may have been saved into a folder of sentence-transformers. */
+    /* A classifier may have been saved into a folder of sentence-transformers, whose other files then do not
+       count. */
     if (status == TT_OK && !tt__is_class(&from.config, "*For*Classification"))
         status = tt__embedder_read(ctx, folder, &config);
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);
