@@ -44,8 +44,8 @@ import sys
 import tempfile
 import time
 
-# torch and transformers are imported where they are used. So this process stays small, because a child's
-# ru_maxrss starts from its parent's, even after an exec.
+# torch and transformers are imported where they are used, so that this process stays small. The ru_maxrss of
+# a child process starts from the ru_maxrss of its parent, even after an exec.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 PAIRS = {"32-true": "fp32", "bf16-mixed": "bf16 autocast", "bf16-true": "bf16 weights"}
 GEMMS = [(rows, n, m) for rows, d, ff in ((512, 768, 3072), (1536, 768, 3072), (6144, 768, 3072),
