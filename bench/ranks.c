@@ -9,8 +9,8 @@
            count the bytes that a rank reads and writes, as the program sees them. In the all-reduce, each of
            `n` ranks with `B` bytes reads `n` slices of `B / n` bytes and writes one slice. Then the rank
            reads and writes the other `n - 1` slices. Together: `(n + 1) B / n + 2 (n - 1) B / n`. A memcpy of
-           `B` bytes reads `B` and writes `B` bytes. The time lasts from one barrier of all ranks to the next, and
-           includes the waits of ranks for one another.
+           `B` bytes reads `B` and writes `B` bytes. The time lasts from one barrier of all ranks to the next,
+           and includes the waits of ranks for one another.
    step    Training steps of DistilBERT-base, --seqs x --length tokens, AdamW, on N ranks (--cpu-ranks N) with
            one thread each, beside N threads of one rank: one step of each in turn.
    replay  The time of a step on GPUs by its plan, without a GPU, and how long computation waits in it for
