@@ -80,9 +80,9 @@ def tokens_of(inputs, args):
 class Turn:
     """A lock on the GPU. The process holds the lock except while torch.compile compiles, because several
     processes compile at once. With --turn PREFIX the process writes PREFIX.ready after the first compilation,
-    or before the first use of the GPU if it compiles nothing, and then waits for PREFIX.go; it writes
-    PREFIX.timed when it no longer needs the GPU. Compilation runs at nice 19, so that measurements come
-    first."""
+    and then waits for PREFIX.go. A process that compiles nothing writes PREFIX.ready before the first use of
+    the GPU. The process writes PREFIX.timed when the process no longer needs the GPU. Compilation runs at
+    nice 19, so that measurements come first."""
 
     def __init__(self, args, wait):
         self.prefix, self.wait, self.used, self.taken = args.turn, wait, 0, False

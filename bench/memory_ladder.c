@@ -263,7 +263,7 @@ static result climb(const rung *g, bool run)
     return r;
 }
 
-/* Runs climb in a child process, so that the resident memory is that of one rung alone. */
+/* Calls climb() in a child process, so that the resident memory belongs to one rung alone. */
 static result climb_apart(const rung *g)
 {
     int ends[2], status = 0;

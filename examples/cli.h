@@ -25,7 +25,7 @@
 
 static const char *cli_program = "program"; /* the program's name, from cli_parse */
 static const char *cli_path = "";           /* argv[0] */
-static char cli_process[96];                /* such as ", process 1 (host b)"; "" if there is one process */
+static char cli_process[96];                /* such as ", process 1 (host b)"; "" in a run of one process */
 
 /* Ends the program with an error message. */
 static inline void die(const char *format, ...)

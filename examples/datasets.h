@@ -206,7 +206,7 @@ static inline tt_dataset *imdb_open(tt_context *ctx, const char *folder, const c
 enum { CIFAR_CLASSES = 10, CIFAR_SIDE = 32, CIFAR_PLANE = CIFAR_SIDE * CIFAR_SIDE };
 enum { CIFAR_PIXELS = 3 * CIFAR_PLANE };
 
-/* The images of a CIFAR-10 dataset. The dataset reads the pixels here, so free this after the dataset. */
+/* The images of a CIFAR-10 dataset. The dataset reads the pixels here, so free the dataset first. */
 typedef struct cifar {
     uint8_t *pixels; /* (images, CIFAR_PIXELS) */
     int *labels;     /* (images) */

@@ -107,8 +107,8 @@ static double element(const void *x, int bf16, size_t at)
     return (double)f;
 }
 
-/* Returns room for n floats, filled with numbers in [1, 2) and their negatives; in bf16 with the upper halves
-   of these numbers. */
+/* Returns room for n floats, filled with random numbers in [1, 2) or (-2, -1]. In bf16 the numbers are the
+   upper halves of such floats. */
 static void *numbers(size_t n, int bf16)
 {
     uint32_t random = 1;
