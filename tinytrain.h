@@ -121,8 +121,8 @@
      A program that shares another program's arena (evaluation) costs the larger of the two, not the sum. The
      arena is released with the last of its programs and parameters: in tt_close, if it holds parameters.
      recompute and offload (tt_compile_options) need less memory of the device, and in return more computation
-     or more memory of the host, which the plan counts. The results stay the same bits. Device "cpu" computes
-     in the host's memory, so offload saves nothing there.
+     or more memory of the host, which the plan counts. The bits of the results stay the same. Device "cpu"
+     computes in the host's memory, so offload saves nothing there.
 
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits: for any number of threads, after a
@@ -143,7 +143,7 @@
      add up in different orders, so their results differ by rounding of fp32 sums, and, depending on whether
      GELU or its slope is part of a product, by one rounding to 16 bits in between. Timing finds the fastest,
      and two ways that are about as fast may change places between runs: two runs from the start have the same
-     bits only if they read the ways from the same file (tune names it). This is why "off" is the default: the
+     bits only if they read the ways from the same file (tune names it). Therefore "off" is the default: the
      same inputs give the same bits unless the caller says otherwise. Within a run nothing changes: the ways
      are found once, before the first step, and are the same on all ranks. A state holds them, and a run that
      is resumed from the state has the bits of an uninterrupted run, on the same kind of GPU with the same
@@ -312,8 +312,8 @@ typedef struct tt_tape tt_tape;       /* the recorded values and instructions of
 typedef struct tt_program tt_program; /* a compiled program: instructions with places in one arena */
 typedef struct tt_param tt_param;     /* a named tensor that outlives programs */
 
-/* Lets the compiler check a function that formats like printf: `text` is the number of the format argument,
-   `first` the number of the first argument to format (0: a va_list). */
+/* Lets the compiler check a function that formats like printf. `text`: the number of the format argument.
+   `first`: the number of the first argument to format; 0 if the arguments come in a va_list. */
 #ifdef __GNUC__
 #define TT_PRINTF(text, first) __attribute__((__format__(__printf__, text, first)))
 #else
@@ -322,14 +322,14 @@ typedef struct tt_param tt_param;     /* a named tensor that outlives programs *
 
 typedef enum tt_log_level { TT_LOG_DEBUG, TT_LOG_INFO, TT_LOG_WARNING, TT_LOG_ERROR } tt_log_level;
 
-/* Receives messages. id is a short stable word ("threads", "checkpoint"), message one sentence without a
+/* Receives messages. `id` is a short stable word ("threads", "checkpoint"), `message` one sentence without a
    newline. */
 typedef struct tt_logger {
     void (*log)(void *user, tt_log_level level, const char *id, const char *message);
     void *user;
 } tt_logger;
 
-/* Memory functions. allocate returns memory aligned to `alignment` (a power of two, at least 64) or NULL. A
+/* Memory functions. `allocate` returns memory aligned to `alignment` (a power of two, at least 64) or NULL. A
    context calls one of these functions at a time, but not always from the same thread. */
 typedef struct tt_allocator {
     void *(*allocate)(void *user, size_t bytes, size_t alignment);
@@ -337,9 +337,9 @@ typedef struct tt_allocator {
     void *user;
 } tt_allocator;
 
-/* File functions. open takes mode 'r' or 'w' (create or truncate) and returns NULL on failure. read and write
-   move exactly n bytes or return false; reads are positioned, writes are sequential. reason() describes the
-   last failure. */
+/* File functions. `open` takes mode 'r' or 'w' (create or truncate) and returns NULL on failure. `read` and
+   `write` move exactly n bytes or return false; reads are positioned, writes are sequential. `reason`
+   describes the last failure. */
 typedef struct tt_files {
     void *(*open)(void *user, const char *path, char mode);
     int64_t (*size)(void *user, void *file);
@@ -350,15 +350,16 @@ typedef struct tt_files {
     bool (*rename)(void *user, const char *from, const char *to);
     bool (*remove)(void *user, const char *path);
     bool (*make_folder)(void *user, const char *path); /* returns true also if the folder already exists */
-    /* Calls each() with the name of every entry until each() returns false. Returns false if the folder does
+    /* Calls `each` with the name of every entry until `each` returns false. Returns false if the folder does
        not exist, or on an error. */
     bool (*list)(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg);
     const char *(*reason)(void *user);
     void *user;
-    /* lock and space may be NULL. lock opens a file, creates the file if necessary, writes a text into it and
-       locks it. Until the file is closed or the process has ended, no second call can lock the file, not even
-       in this process. lock returns NULL on failure, and sets *held to true if the file is already locked.
-       space returns how many bytes can still be written to a folder, or -1 if the number is unknown. */
+    /* `lock` and `space` may be NULL. `lock` opens a file, creates the file if necessary, writes a text into
+       it and locks it. Until the file is closed or the process has ended, no second call can lock the file,
+       not even in this process. `lock` returns NULL on failure, and sets *held to true if the file is already
+       locked. `space` returns how many bytes can still be written to a folder, or -1 if the number is
+       unknown. */
     void *(*lock)(void *user, const char *path, const char *text, bool *held);
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
@@ -401,9 +402,9 @@ typedef struct tt_context_options {
                                "portable", "avx2", "avx512", "neon"; default NULL: TINYTRAIN_ISA in the
                                environment if it is set, else the best */
     double timeout;         /* Set it higher if a rank may keep the other ranks waiting for longer than ten
-                               minutes, and lower to notice a failure sooner: seconds, above 0, that a rank
-                               waits for another rank before all fail, and tt_open and tt_close for other
-                               processes; default 600 */
+                               minutes, and lower to notice a failure sooner: seconds, above 0. A rank that
+                               has waited so long for another rank fails, and all ranks with it; tt_open and
+                               tt_close wait so long for other processes; default 600 */
     const char *bf16;       /* Set it to get the same bits of bf16 training on CPUs of different models:
                                "convert" (to fp32), "dot" (bf16 dot-product instructions) or "tiles" (Intel
                                AMX); default NULL: TINYTRAIN_BF16 in the environment if it is set, else the
@@ -435,8 +436,8 @@ void tt_close(tt_context *ctx);
 const char *tt_error(const tt_context *ctx);
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
-/* Return the number of this process, and how many processes a launcher such as mpirun has started (needs
-   TINYTRAIN_MPI). Without a launcher the functions return 0 and 1. */
+/* tt_process returns the number of this process, tt_processes the number of processes that a launcher such as
+   mpirun has started (needs TINYTRAIN_MPI). Without a launcher tt_process returns 0 and tt_processes 1. */
 int tt_process(const tt_context *ctx);
 int tt_processes(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* returns "avx512", "avx2", "neon" or "portable" */
@@ -629,9 +630,9 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p);
 typedef enum tt_rotary_pairs { TT_ROTARY_HALVES, TT_ROTARY_NEIGHBOURS } tt_rotary_pairs;
 /* Frequencies for sequences longer than in the pretraining. PLAIN: base^(-2j / size) for pair j. LINEAR:
    PLAIN / `factor` (Chen et al., "Extending context window of large language models via positional
-   interpolation", 2023). Between PLAIN and LINEAR: LLAMA3 by wavelength (Llama 3.1), YARN by turns within
-   `original` positions (Peng et al., "YaRN: Efficient context window extension of large language models",
-   2023). */
+   interpolation", 2023). LLAMA3 and YARN: a frequency between those of LINEAR and PLAIN. In LLAMA3 (Llama
+   3.1) it depends on the pair's wavelength, in YARN on the pair's turns within `original` positions (Peng et
+   al., "YaRN: Efficient context window extension of large language models", 2023). */
 typedef enum tt_rotary_scaling {
     TT_ROTARY_PLAIN, TT_ROTARY_LINEAR, TT_ROTARY_LLAMA3, TT_ROTARY_YARN
 } tt_rotary_scaling;
@@ -748,7 +749,8 @@ tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value se
                     const tt_patch_options *o);
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* returns a view of `width` columns
                                                                            of x, from column `from` on */
-/* Records a view of x as (rows, width), with as many elements. An axis of rows keeps the width of x. */
+/* Records a view of x as (rows, width), with as many elements as x. If rows is an axis, width must be the
+   width of x. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
     int ignore_index;      /* Set it if another target value than -100 marks rows that do not count; default
@@ -809,14 +811,14 @@ void tt_loss_total(tt_tape *t, tt_value loss, tt_value total);
 typedef struct tt_custom_array { void *data; tt_dtype dtype; int64_t rows, width; } tt_custom_array;
 
 /* An op whose kernels are the caller's functions on the CPU. Each run calls them with its rows, from the
-   thread of each rank. They must be pure: recompute calls forward again, with the same inputs, for the same
-   output. A function that returns an error fails the run, which then has updated nothing. */
+   thread of each rank. The functions must be pure: recompute calls `forward` again, with the same inputs, for
+   the same output. A function that returns an error fails the run, which then has updated nothing. */
 typedef struct tt_custom_op {
     const char *name; /* names the op in plans and errors */
-    /* Computes out from the n inputs. */
+    /* Computes `out` from the n inputs. */
     tt_status (*forward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out);
-    /* Computes the gradients din of the inputs from the inputs, the output and its gradient dout. din[k].data
-       is NULL if input k needs no gradient. NULL: the op has no backward. */
+    /* Computes the gradients `din` of the inputs from the inputs, the output and its gradient `dout`.
+       din[k].data is NULL if input k needs no gradient. NULL: the op has no backward. */
     tt_status (*backward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out,
                           const tt_custom_array *dout, const tt_custom_array *din);
     void *user;       /* argument of `forward` and `backward` */
@@ -884,8 +886,9 @@ typedef struct tt_optimizer_options {
        step, usually to 0.99 to 0.9999; default 0: none. In [0, 1). The exponential moving averages of the
        trained parameters are a further state of the optimizer. The first update copies the parameters; each
        later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
-       get_ema_avg_fn. The averages are f32, so the parameters must be: precision "32-true" or one that ends
-       with "-mixed". A saved state has them with "ema." before the names. See tt_trainer_use_ema. */
+       get_ema_avg_fn. The averages are f32, so the parameters must be f32, too: precision "32-true" or one
+       that ends with "-mixed". A saved state has them with "ema." before the names. See
+       tt_trainer_use_ema. */
     float ema_decay;
     float clip_norm;                /* Set it, usually to 1, if single large gradients disturb the training:
                                        the largest norm of all gradients together; default 0: no limit */
@@ -894,8 +897,8 @@ tt_optimizer_options tt_optimizer_options_default(void);
 
 /* Table of the schedules of the learning rate: X(kind, name). WSD: warmup, stable, decay (Hu et al.,
    "MiniCPM", 2024): the learning rate is constant until the last decay_steps, in which it falls linearly or,
-   as 1 - sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations",
-   2024), first steeply and then slowly. */
+   with "wsd-sqrt", first steeply and then slowly: as `1 - sqrt(x)` after the fraction x of these steps
+   (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations", 2024). */
 #define TT__SCHEDULES(X) \
     X(TT_CONSTANT, "constant") X(TT_LINEAR, "linear") X(TT_COSINE, "cosine") X(TT_WSD, "wsd") \
     X(TT_WSD_SQRT, "wsd-sqrt")
@@ -945,11 +948,11 @@ typedef struct tt_parallel {
     /* Set `tensor` if a layer is too large or too slow for one device; `data` then follows. The fields are
        the numbers of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor / pipeline.
        With several data ranks, gradients are divided by the loss's targets on all data ranks; several losses
-       need tt_loss_total. Tensor ranks divide large embeddings, and groups of 1,000,000 weights or more:
-       consecutive linear layers with the ops between them, and attention, by heads, if the number of heads is
-       a multiple of the number of tensor ranks. Each tensor rank computes everything else whole.
-       tt_plan.split_params says how much is divided. If a program keeps a layer whole because the layer's
-       hidden values are an output, later programs with the layer's parameters keep it whole. */
+       need tt_loss_total. Tensor ranks divide large embeddings. Tensor ranks also divide groups of 1,000,000
+       weights or more: consecutive linear layers with the ops between them and, if the number of heads is a
+       multiple of the number of tensor ranks, attention by heads. Each tensor rank computes everything else
+       whole. tt_plan.split_params says how much is divided. If a program keeps a layer whole because the
+       layer's hidden values are an output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
     /* Set it higher if several data ranks need too much memory each, and to 0 to shard nothing: the tensors
        that are sharded over the data ranks; default 1 (Rajbhandari et al., "ZeRO", 2020). 0: none; 1: the
@@ -1007,8 +1010,8 @@ typedef struct tt_costs {
     double memory;                      /* bytes a second of the device's memory, which no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second from the device to the host, from the host to
                                                  the device, and between ranks */
-    double launch, barrier;             /* seconds to start an op; seconds of a barrier before ranks move
-                                           data */
+    double launch, barrier;             /* launch: seconds to start an op; barrier: seconds of a barrier
+                                           before ranks move data */
 } tt_costs;
 /* Returns the costs of an imagined device, an A100 or H100 with PCIe 4: 300 TFLOP/s in 16 bits and 60 in
    fp32, 2 TB/s of memory, links of 25 GB/s to the host and 50 GB/s between ranks, 50 GB/s of updates in the
@@ -1102,13 +1105,13 @@ typedef struct tt_compile_options {
     bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them; default
                         false */
     /* Set it to read gradients after a step as well (tt_get_gradient), until the next step begins; default
-       false. The plan then keeps all gradients. It excludes update "backward", which reuses the memory of
-       gradients, and parallel.pipeline. */
+       false. The plan then keeps all gradients. keep_gradients excludes update "backward", which reuses the
+       memory of gradients, and parallel.pipeline. */
     bool keep_gradients;
-    /* Set it to read or change gradients before an update; default NULL. It is called with `user` in each
-       step (counted from 0), when the step's gradients are complete and before the update reads them. It may
-       call tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates
-       nothing and fails with that error. With several processes it is called in each. It implies
+    /* Set it to read or change gradients before an update; default NULL. The function is called with `user`
+       in each step (counted from 0), when the step's gradients are complete and before the update reads them.
+       It may call tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates
+       nothing and fails with that error. With several processes it is called in each. before_update implies
        keep_gradients. */
     tt_status (*before_update)(void *user, tt_program *p, int64_t step);
     void *user; /* argument of before_update */
@@ -1194,8 +1197,8 @@ typedef struct tt_plan {
     const char *device;                /* kind of device: "cpu", "cuda" */
     int ranks, data, tensor, pipeline; /* number of all ranks, and numbers of ranks along each axis
                                           (tt_parallel) */
-    int64_t params, split_params;      /* numbers in the program's parameters, and in the parameters that are
-                                          sharded over the tensor ranks */
+    int64_t params, split_params;      /* params: numbers in the program's parameters; split_params: numbers
+                                          in those parameters that are sharded over the tensor ranks */
     size_t bytes;                      /* the arena: exactly this much is allocated. If an earlier program's
                                           arena holds parameters, only that program's plan counts them.
                                           `bytes` and the fields below describe rank 0, which has most */
@@ -1216,11 +1219,12 @@ typedef struct tt_plan {
                                           resident workspace */
     /* Bytes of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps
        there, where programs that share an arena share the parameters. If the device has its own memory, also
-       each input twice, in transit, and a buffer of 64 KiB that the programs of an arena share; with several
-       ranks, each has 4 MiB more that all programs share. With several processes, each rank has 8 MiB for
-       messages, on any device. A pipeline adds the inputs of parallel.micros micro-batches of a data rank (of
-       one if it is 0; more are allocated as they come), and, if devices have their own memory, each
-       micro-batch's values in transit from a stage to another process. */
+       two buffers for each input, from which it is copied to the device, and a buffer of 64 KiB that the
+       programs of an arena share; with several ranks, each has 4 MiB more that all programs share. With
+       several processes, each rank has 8 MiB for messages, on any device. A pipeline adds the inputs of
+       parallel.micros micro-batches of a data rank (of one if it is 0; more are allocated as they come), and,
+       if devices have their own memory, each micro-batch's values in transit from a stage to another
+       process. */
     size_t host_bytes;
     /* Bytes that a rank copies between device and host because of `offload`, in a step of one full
        micro-batch on each data rank, and in each further micro-batch. */
@@ -1485,7 +1489,7 @@ int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* returns -1 i
 /* Returns the id of the token with this purpose, or -1. With vocab.txt the special tokens are BERT's.
    Otherwise tokenizer_config.json, special_tokens_map.json and config.json (bos_token_id and so on), in this
    order, name the special tokens. If none of the files names TT_TOKEN_EOS, which ends a document, that token
-   is "<|endoftext|>" if it exists; likewise, with a warning to the logger, if config.json names a token that
+   is "<|endoftext|>" if it exists; so it is, with a warning to the logger, if config.json names a token that
    ordinary texts contain. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* The range of bytes [begin, end) of a text. */
@@ -1539,8 +1543,8 @@ int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
 /* Decodes ids as they come, in constant time for each. `put` returns the text that is certain so far and was
    not returned before, `end` the remaining text; all returned texts together are the text of all ids. The
    text is valid until the next call, and not terminated. The stream holds back an incomplete character, and
-   an incomplete run of tokens for single bytes, because only whole runs form texts. Both return NULL when out
-   of memory. */
+   an incomplete run of tokens for single bytes, because only whole runs form texts. `put` and `end` return
+   NULL when out of memory. */
 typedef struct tt_decode_stream tt_decode_stream;
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special);
 const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_t n, size_t *bytes);
@@ -1570,8 +1574,8 @@ typedef enum tt_task {
    labels of TT_TASK_LABELS, the scores of TT_TASK_SCORES or the tags of TT_TASK_TAGS. */
 typedef struct tt_dataset tt_dataset;
 
-/* A word of a text: the bytes [begin, end), at least one, and the number of its tag; -1: no tag, the word
-   does not count in the loss. */
+/* A word of a text: the bytes [begin, end), at least one, and the number of the word's tag. A word with tag
+   -1 does not count in the loss. */
 typedef struct tt_word { size_t begin, end; int tag; } tt_word;
 
 /* A text, which may contain NULs, perhaps with a second text, and its labels. */
@@ -1618,7 +1622,8 @@ typedef struct tt_table_options {
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
-/* Reads a dataset from a table in a text file in UTF-8 (see tt_text_begin), by the end of its name:
+/* Reads a dataset from a table in a text file in UTF-8 (see tt_text_begin). The end of the file's name tells
+   the format:
    - .jsonl or .json: each line is a JSON object; its members are the columns.
    - With TT_TASK_TAGS any other file is in the format of CoNLL: a line for each word, which begins with the
      word and ends with its tag; spaces or tabs divide them and the columns between them. An empty line ends
@@ -1635,7 +1640,8 @@ tt_table_options tt_table_options_default(void);
    - TT_TASK_TAGS: in JSON a list of strings or numbers, one for each string of the list in the text column.
      A space joins the words to a text.
    - TT_TASK_EMBED: none. The pair's column is required instead.
-   Lists of 0 and 1 and scores have the classes LABEL_0, LABEL_1 and so on, unless `classes` names them.
+   The labels of lists of 0 and 1, and scores, are named LABEL_0, LABEL_1 and so on, unless `classes` names
+   them.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
    "valid", "val" and "dev" are synonyms. If split is one of these, "train" or "test", a row with any other
    word is an error. In a file without a split column, "test" is a tenth of the rows of each class, chosen by
@@ -1669,10 +1675,11 @@ typedef struct tt_image_source {
     const char *const *class_names;  /* (classes) names in UTF-8; copied */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the
-       image cannot be decoded. A loader's threads call read and release, several at a time. */
+       image cannot be decoded. A loader's threads call `read` and `release`, several at a time. */
     const char *(*read)(void *user, int64_t index, tt_image *image);
-    void (*release)(void *user, tt_image *image); /* releases the image that `read` returned, soon after. May
-                                                     be NULL */
+    void (*release)(void *user, tt_image *image); /* releases an image that `read` has returned, once the
+                                                     loader no longer needs the pixels. NULL: images need no
+                                                     release */
     const char *(*name)(void *user, int64_t index); /* returns a name for errors, such as a path. NULL: errors
                                                        use the index */
     void *user;
@@ -1721,8 +1728,8 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    ceil(batch / accumulate) sequences and at most max_tokens tokens. max_seqs is lower if the dataset has
    fewer sequences, or if max_tokens / 2 is less.
    With parallel.groups > 1 the loader instead deals out the sequences of a step so that the micro-batches
-   have similar numbers of tokens, and each group has equally many micro-batches, as far as there are
-   sequences: the micro-batches are the same for any number of ranks.
+   have similar numbers of tokens. The number of micro-batches is a multiple of `groups`, as far as there are
+   sequences, so that the micro-batches are the same for any number of ranks.
    A pair of texts is one sequence, cut as tt_tokenizer_encode cuts pairs. With TT_TASK_EMBED each text is a
    sequence of its own: `batch` then counts pairs or triplets, and max_seqs of the loader counts sequences. A
    micro-batch of n pairs has n texts, then their n pairs, then perhaps n negatives. Its labels are 0 for a
@@ -1767,16 +1774,16 @@ typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_
 typedef struct tt_image_options {
     int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
                                         default */
-    int channels;                    /* Set it if the model reads another number of channels than 3, 1..4;
-                                        default 3. An image must have this number of channels; for 3, an image
-                                        may also have 1 (grey, copied into all three) or 4 (alpha is
-                                        dropped) */
+    int channels;                    /* Set it if the model does not read 3 channels: the number of channels,
+                                        1..4; default 3. An image must have this number of channels. If the
+                                        number is 3, an image may also have 1 channel (grey, copied into all
+                                        three) or 4 (alpha is dropped) */
     int resize_height, resize_width; /* Set them if all images should get one size before they are cropped,
                                         whatever their proportions (tt_image_resize), 1..65535; default 0, 0:
                                         not resized */
     int resize_shortest;             /* Set it, instead of resize_height and resize_width, if images should
-                                        keep their proportions: the length of the shorter side, 1..65535; that
-                                        of the other is rounded down; default 0 */
+                                        keep their proportions: the length of the shorter side, 1..65535; the
+                                        length of the longer side follows and is rounded down; default 0 */
     tt_resample resample;            /* Set it if the model was trained on images resized with another filter;
                                         default TT_BILINEAR */
     int pad;                         /* Set it, with random_crop, to shift training images at random: the rows
@@ -1799,9 +1806,9 @@ typedef struct tt_array {
 } tt_array;
 
 /* A micro-batch. A trainer sets each input of its model to the array with the input's name: an element of
-   `arrays`, or else the field of that name; "first" is the first row of each sequence. Data that no input
-   reads may be missing. Pointers are valid until the next call on the loader or source that set the
-   pointers. */
+   `arrays`, or else the field of that name. The input "first" gets the first row of each sequence, from
+   seq_start. Data that no input reads may be missing. Pointers are valid until the next call on the loader or
+   source that set the pointers. */
 typedef struct tt_batch {
     int seqs;                 /* number of sequences, images or examples. Speeds, such as tokens per second,
                                  count rows, or seqs if rows is 0 */
@@ -1812,8 +1819,8 @@ typedef struct tt_batch {
     const int32_t *types;     /* (rows) token types: 0, and in the second text of a pair 1 if the tokenizer's
                                  template says so */
     const int32_t *seq_start; /* (seqs + 1) */
-    const int32_t *labels;    /* (seqs) class of each sequence; with TT_TASK_EMBED see tt_loader_options; with
-                                 other tasks than TT_TASK_CLASS -1 */
+    const int32_t *labels;    /* (seqs) TT_TASK_CLASS: the class of each sequence; TT_TASK_EMBED: see
+                                 tt_loader_options; other tasks: -1 */
     const float *label_values; /* (seqs, values) values of TT_TASK_LABELS and TT_TASK_SCORES */
     int values;               /* number of labels or scores */
     const int32_t *tags;      /* (rows) TT_TASK_TAGS: the tag of a word at its first token, else -100 */
@@ -1838,8 +1845,9 @@ typedef struct tt_source {
        gives fewer, the logger gets one warning from tt_fit. The last micro-batch of a step must set
        last_of_step. */
     int64_t steps;
-    /* Largest micro-batch in sequences and tokens (0: unknown), and whether a step may have more
-       micro-batches than the trainer has data ranks. tt_train_options_make_room reads all three. */
+    /* max_seqs, max_tokens: size of the largest micro-batch in sequences and in tokens; 0: unknown.
+       accumulates: whether a step may have more micro-batches than the trainer has data ranks.
+       tt_train_options_make_room reads all three. */
     int max_seqs, max_tokens;
     bool accumulates;
     /* Returns a hash of all training data, so that a resumed run notices other data. NULL: no check. */
@@ -1909,7 +1917,8 @@ typedef struct tt_stream_options {
     int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id out
                                       of range; default 0: the tokenizer's size */
     bool bare;                     /* Set it if the model was trained without a token before a document;
-                                      default false: the tokenizer's, if any */
+                                      default false: the token that the tokenizer puts before a text, if it
+                                      puts one there */
     const char *separator;         /* Set it if a text has several documents, to the line that separates them,
                                       such as "<|endoftext|>"; "": one or more empty lines; default NULL: a
                                       text is one document */
@@ -1983,13 +1992,13 @@ typedef struct tt_predictions {
                                 embedding */
     int64_t rows, seqs;
     const int64_t *seq_start; /* (seqs + 1) the first row of each sequence */
-    /* (rows) TT_TASK_CLASS and TT_TASK_TAGS: the class of a row, and the class with the largest logit, the
-       first of equal ones. A row whose label is not in 0..classes - 1 does not count. TT_TASK_EMBED: the
-       labels of tt_loader_options; `predicted` is NULL. */
+    /* (rows) labels: with TT_TASK_CLASS and TT_TASK_TAGS the class of each row; with TT_TASK_EMBED the labels
+       of tt_loader_options. A row whose label is not in 0..classes - 1 does not count. predicted: the class
+       with the largest logit of each row, the first of equal ones; with TT_TASK_EMBED NULL. */
     const int32_t *labels, *predicted;
-    /* (rows, classes) TT_TASK_LABELS: 0 or 1 for each label, and logits, which predict the label if they are
-       above 0. TT_TASK_SCORES: the scores and the predicted scores. TT_TASK_EMBED: NULL, and the
-       embeddings. */
+    /* (rows, classes) values: with TT_TASK_LABELS 0 or 1 for each label, with TT_TASK_SCORES the scores, with
+       TT_TASK_EMBED NULL. outputs: with TT_TASK_LABELS logits, which predict a label if they are above 0;
+       with TT_TASK_SCORES the predicted scores; with TT_TASK_EMBED the embeddings. */
     const float *values, *outputs;
     const char *const *class_names; /* (classes) the source's names; NULL: no names */
 } tt_predictions;
@@ -2001,8 +2010,9 @@ typedef struct tt_metric {
     double (*of)(const tt_stats *s); /* computes the metric from the sums of an evaluation; NULL:
                                         of_predictions computes it */
     bool lower_is_better;
-    /* Set it to compute the metric from predictions, in evaluations alone. NaN: the metric is undefined. The
-       model needs `classes`, and each process the labels of all data ranks. */
+    /* Set it to compute the metric from predictions, in evaluations alone. The function returns NaN if the
+       metric is undefined. The model must have `classes`, and each process must have the labels of all data
+       ranks. */
     double (*of_predictions)(const tt_predictions *p);
 } tt_metric;
 tt_metric tt_accuracy(void);   /* "accuracy": the share of targets predicted right (cross-entropy) */
@@ -2015,13 +2025,15 @@ tt_metric tt_f1_micro(void);
    tag B-X begins an entity of type X, I-X continues the entity, other names are outside of entities. NaN if
    no tag has a name of this form. */
 tt_metric tt_f1_entities(void);
-/* "pearson" and "spearman": the correlation of the scores of TT_TASK_SCORES with the predicted scores, or of
-   their ranks, where equal numbers share their mean rank; with several scores, the mean of their
-   correlations. NaN if labels or predictions are constant. */
+/* "pearson" of TT_TASK_SCORES: the correlation of the scores with the predicted scores. "spearman": the
+   correlation of their places in sorted order, where equal numbers share their mean place. With several
+   scores, either metric is the mean of the scores' correlations. NaN if labels or predictions are
+   constant. */
 tt_metric tt_pearson(void);
 tt_metric tt_spearman(void);
-/* "recall_at_1" and "recall_at_10" of TT_TASK_EMBED: the share of texts whose pair is the nearest, or among
-   the 10 nearest, of the pairs and negatives of the whole evaluation, by cosine. */
+/* Metrics of TT_TASK_EMBED. "recall_at_1": the share of texts whose pair is the nearest, by cosine, of the
+   pairs and negatives of the whole evaluation. "recall_at_10": the share of texts whose pair is among the 10
+   nearest. */
 tt_metric tt_recall_at_1(void);
 tt_metric tt_recall_at_10(void);
 /* Computes F1 of each class, label or tag, f1 (classes): 2 * right / (2 * right + wrong + missed). wrong
@@ -2036,8 +2048,8 @@ enum { TT_METRICS = 4 }; /* max metrics of a model */
 typedef struct tt_model {
     const void *self; /* argument of record */
     /* Declares inputs and records the ops for a micro-batch of up to o->max_seqs sequences (or examples) and
-       o->max_tokens tokens. Returns the loss (1, 1). *output, if record sets it, is the value that tt_forward
-       gives. An input has the name of the array in a batch that is the input's data. */
+       o->max_tokens tokens. Returns the loss (1, 1). The function may set *output, to the value that
+       tt_forward gives. An input's name is the name of the batch's array that has the input's data. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     /* The metrics, of which the first decides by default which validation is best (tt_fit_options.best_by). A
        NULL name ends the list. */
@@ -2077,7 +2089,7 @@ typedef enum tt_bert_kind {
     TT_BERT,
     TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
                       TT_TASK_TAGS no kind has layers before the classifier */
-    TT_ROBERTA,    /* positions start at pad_token + 1, one token type; head: classifier.dense, tanh */
+    TT_ROBERTA,    /* positions start at pad_token + 1; one token type; head: classifier.dense, tanh */
     TT_BIG_BIRD,   /* head: classifier.dense, then `activation`. BigBird's pooler is kept but unused */
     TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
     TT_ALBERT      /* all layers share one set of parameters, and embeddings have embedding_size columns;
@@ -2151,11 +2163,11 @@ typedef struct tt_bert {
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
 /* Loads a Hugging Face folder: config.json and model.safetensors (tensor names with or without a prefix such
    as "bert."), or instead of it the files that model.safetensors.index.json names. Tensors stream into place
-   when a program allocates its arena. classes 0: the task and the number in config.json; else TT_TASK_CLASS.
-   If the file lacks the classifier or the layer before it, or if the classifier has another size, or is of
-   tokens while the model's is of sequences, these layers start with random weights: new_head is true, and the
-   logger gets a warning with their names. A missing or misshapen tensor of the body is an error, reported
-   before anything of config.json's sizes is allocated.
+   when a program allocates its arena. classes 0: config.json gives the task and the number of classes; any
+   other number: the task is TT_TASK_CLASS. If the file lacks the classifier or the layer before it, if the
+   classifier has another size, or if it is for tokens and the model's for sequences, these layers start with
+   random weights: new_head is true, and the logger gets a warning with their names. A missing or misshapen
+   tensor of the body is an error, reported before anything of config.json's sizes is allocated.
    The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification, else
    that of "problem_type"; without problem_type TT_TASK_SCORES if there is one class, as in transformers, else
    TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
@@ -2177,11 +2189,12 @@ tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head);
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* Makes a model and a dataset agree on the numbers of the classes (labels, scores or tags). Both need one
-   task and equally many classes, named by at most 63 bytes each. Call the function before a loader reads the
-   dataset. If both have the same names, the model keeps its numbers and the dataset's labels change: call the
-   function for each dataset, also for one that tt_dataset_split took out before. Otherwise the model takes
-   the dataset's names, and the logger gets a warning if the classifier is from a checkpoint. */
+/* Makes a model and a dataset agree on the numbers of the classes (labels, scores or tags). The model and the
+   dataset must have the same task and equally many classes, each with a name of at most 63 bytes. Call the
+   function before a loader reads the dataset. If both have the same names, the model keeps its numbers and
+   the dataset's labels change: call the function for each dataset, also for one that tt_dataset_split took
+   out before. Otherwise the model takes the dataset's names, and the logger gets a warning if the classifier
+   is from a checkpoint. */
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d);
 /* Records the encoder on a tape. Returns the last hidden states (rows, hidden). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
@@ -2194,12 +2207,12 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Records the encoder, and the embedding of each sequence according to the config's pooling and normalize.
    Any task. Returns the embeddings (seqs, hidden) (Reimers, Gurevych, "Sentence-BERT", 2019). */
 tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
-/* Returns the model for a trainer. Its output are the logits, and its loss is that of the task: with
+/* Returns the model for a trainer. The model's output is the logits, and its loss is that of the task: with
    TT_TASK_CLASS the mean cross-entropy of the classes in "labels", with TT_TASK_TAGS that of the tags in
    "tags", with TT_TASK_LABELS the mean sigmoid cross-entropy and with TT_TASK_SCORES the mean squared error
    of all numbers in "label_values". Accuracy is the share of sequences or, with TT_TASK_TAGS, of tokens that
    are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
-   output are the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
+   output is the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
    right if its pair is the nearest candidate of its micro-batch. With compile.train = false there is no loss.
    m must stay valid. */
 tt_model tt_bert_model(const tt_bert *m);
@@ -2260,9 +2273,9 @@ tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
    single .safetensors file; config.json and preprocessor_config.json are read if the same folder has them.
    Tensors have the names of transformers (with or without "vit.") or of torchvision's vit_b_16 and so on.
    Without config.json the shapes of the tensors give the sizes (heads have 64 columns, in H/14 80).
-   image_size and classes 0 mean the checkpoint's. For another image_size, positions are interpolated
-   (bicubic, as transformers does), and `resize` changes in proportion. A classifier that is missing or of
-   another size starts with random weights, and the logger gets a warning. Every key of
+   image_size 0 and classes 0 stand for the checkpoint's numbers. For another image_size, positions are
+   interpolated (bicubic, as transformers does), and `resize` changes in proportion. A classifier that is
+   missing or of another size starts with random weights, and the logger gets a warning. Every key of
    preprocessor_config.json that changes pixels is followed as transformers' ViTImageProcessorPil does, or
    refused by name: a size as height and width or shortest_edge, the four filters of tt_resample, do_resize,
    do_center_crop with a crop_size, image_mean, image_std, do_normalize. Streaming and errors are those of
@@ -2377,17 +2390,17 @@ typedef struct tt_lm {
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
 /* Loads a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
    files that the index names, which must be in the folder. The function refuses, by name, a key of
-   config.json that asks for something unsupported (such as another rope_type), and a last product's weight
-   that differs from the embedding to which config.json ties it. The function sets m->stop, from
-   generation_config.json if the folder has that file. Tensors stream into place when a program allocates its
-   arena. */
+   config.json that asks for something unsupported (such as another rope_type), and a weight of the logits'
+   linear layer that differs from the embedding although config.json ties the two. The function sets m->stop,
+   from generation_config.json if the folder has that file. Tensors stream into place when a program allocates
+   its arena. */
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
-/* Writes config.json, model.safetensors and, if the model was loaded with one, generation_config.json into a
-   folder, which it creates if necessary, as transformers reads them. A model of more than shard_bytes becomes
-   several files of at most shard_bytes each, and their index. Each file is replaced as a whole. If a save of
-   several files is interrupted, some are still the old model's, and tt_lm_load refuses the folder. The
-   function refuses a folder that holds an adapter, because transformers would add the adapter to the model.
-   The function removes files of an older save that have other names. */
+/* Writes files that transformers reads into a folder, which the function creates if necessary: config.json,
+   model.safetensors and, if the model was loaded with one, generation_config.json. A model of more than
+   shard_bytes becomes several files of at most shard_bytes each, and their index. Each file is replaced as a
+   whole. If a save of several files is interrupted, some are still the old model's, and tt_lm_load refuses
+   the folder. The function refuses a folder that holds an adapter, because transformers would add the adapter
+   to the model. The function removes files of an older save that have other names. */
 tt_status tt_lm_save(const tt_lm *m, const char *folder);
 void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it closes */
 
@@ -2450,10 +2463,10 @@ typedef struct tt_sampling {
                                  are divided by it; 0: always the likeliest token; default 1 */
     int top_k;                /* Set it, for example to 50, if unlikely tokens spoil answers: only the
                                  likeliest top_k tokens are chosen among; default 0: all */
-    float top_p;              /* Set it, for example to 0.9, for the same purpose: only the fewest likeliest
-                                 tokens whose probabilities sum up to top_p are chosen among; default 1: all.
-                                 In (0, 1] (Holtzman et al., "The curious case of neural text degeneration",
-                                 2020). top_p applies to the tokens that top_k leaves */
+    float top_p;              /* Set it, for example to 0.9, if unlikely tokens spoil answers: only the fewest
+                                 likeliest tokens whose probabilities sum up to top_p are chosen among;
+                                 default 1: all. In (0, 1] (Holtzman et al., "The curious case of neural text
+                                 degeneration", 2020). top_p applies to the tokens that top_k leaves */
     float repetition_penalty; /* Set it above 1, for example to 1.1, if answers repeat themselves: tokens that
                                  already occurred become less likely; default 1. The penalty divides a
                                  positive logit and multiplies a negative logit (Keskar et al., "CTRL", 2019).
@@ -2478,7 +2491,7 @@ tt_sampling tt_sampling_default(void);
    other sequences, but products of few rows may round differently from products of many. */
 tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
                       const tt_sampling *sampling, int32_t *out, int *count);
-/* Continues a text. put receives the bytes that the answer adds to the text, as they come, in whole
+/* Continues a text. `put` receives the bytes that the answer adds to the text, as they come, in whole
    characters; returning false ends the answer. k: the model's tokenizer; NULL: tokens are bytes, and 256 ends
    a document. The function does not read `token` and `user` of `sampling` (NULL: defaults). tt_lm.stop and
    the token that ends a document end the answer as well. A text without tokens is continued as a new
@@ -2626,12 +2639,13 @@ typedef struct tt_progress {
     int64_t epoch, step;          /* the epoch and the step to train next */
     double loss_sum, targets, correct; /* sums of losses, targets and right predictions over the epoch so
                                           far */
-    double best, best_loss;       /* the best validation so far: the value that tt_fit_options.best_by
-                                     compares, and the loss */
+    double best, best_loss;       /* the best validation so far. best: the value that tt_fit_options.best_by
+                                     compares; best_loss: the loss */
     uint64_t best_by;             /* hash of the name of the value in `best`; 0: unknown */
     int64_t validated, worse;     /* validated: steps of all epochs, skipped ones included, before the last
                                      validation; worse: validations since the best validation */
-    uint64_t classes, data;       /* hash of the class names, hash of the examples; see tt_fit; 0: none */
+    uint64_t classes, data;       /* classes: hash of the class names; data: hash of the examples; see tt_fit;
+                                     0: none */
 } tt_progress;
 
 /* Save and load the state of the training program (tt_program_save, tt_program_load), with the progress
@@ -2642,7 +2656,7 @@ tt_status tt_trainer_load(tt_trainer *t, const char *path, tt_progress *progress
 /* Progress of tt_fit, after each step and each validation. */
 typedef struct tt_fit_event {
     int64_t epoch, epochs;         /* epoch counts from 0 */
-    int64_t step, steps;           /* steps done in this epoch; steps of an epoch */
+    int64_t step, steps;           /* step: steps done in this epoch; steps: steps of an epoch */
     double loss;                   /* mean loss over the targets of this epoch so far */
     const char *metric_name;       /* the metric of best_by, or else the model's first; NULL: no metric,
                                       or only validations have it */
@@ -2718,7 +2732,7 @@ tt_fit_options tt_fit_options_default(void);
    continues from an earlier state. The loss has diverged if the mean of the last 4 steps is more than ten
    times the loss of the first step and exceeds it by more than 1. While the loss has diverged, states are
    written to state.diverged.safetensors beside the last good state.safetensors. A resumed run continues from
-   the newer of the two; remove the first to continue from the second.
+   the newer of the two files; remove state.diverged.safetensors to continue from state.safetensors.
    tt_fit refuses a run before its first step if the disk has no room for its states, or if its plan needs
    more memory than the machine can give.
    No other run can use the folder meanwhile: the folder holds run.lock, which is removed at the end. The
@@ -2881,10 +2895,10 @@ typedef enum tt__segment {
 
 /* Ranks: devices that run one program together, each on its shards of the tensors. The ranks form a grid of
    stages, data ranks and tensor ranks. Rank number = (stage * data ranks + data rank) * tensor ranks + tensor
-   rank. A collective runs on all ranks of one line of the grid, the collective's members, which are numbered
-   in the order of ranks, except that stages are numbered from the last to the first. TIED (a parameter that
-   two stages share): the members are the ranks at the same place of these stages, `from` and `to`. SLOTS: the
-   members are the slots of one storage (tt__tape_value.slots). */
+   rank. A collective runs on all ranks of one line of the grid: its members. Members are numbered in the
+   order of their ranks, but in a collective over stages from the last stage to the first. TIED (a parameter
+   that two stages share): the members are the ranks at the same place of these stages, `from` and `to`.
+   SLOTS: the members are the slots of one storage (tt__tape_value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
@@ -2895,8 +2909,8 @@ typedef struct tt__move {
     tt__reduce reduce;
     int64_t unit;       /* elements that stay together: shards are whole units                              */
     bool root;          /* member 0's shard is the whole tensor, other shards are empty                     */
-    int from, to;       /* numbers of the members that send and receive. A RECV over stages has no operand:
-                           the sent value is on another tape */
+    int from, to;       /* from: number of the member that sends; to: number of the member that receives. A
+                           RECV over stages has no operand: the sent value is on another tape */
 } tt__move;
 
 /* Computes the shard that `member` of `members` has of a tensor: elements [*first, *first + count) of its
@@ -2950,7 +2964,8 @@ typedef struct tt__instr {
        partial sums: only tensor rank 0 is launched with these operands. */
     uint32_t once;
     int slot;           /* 1 + number of the instruction's slot of gradients; 0: none                       */
-    size_t workspace;   /* bytes of scratch memory of the instruction, and this memory's place in the arena */
+    size_t workspace;   /* bytes of scratch memory of the instruction; workspace_place: place of this memory
+                           in the arena */
     size_t workspace_place;
 } tt__instr;
 
@@ -2984,16 +2999,18 @@ typedef struct tt__instr {
 #define TT__MOVES 0x10000    /* out[0] is in[0], a part of in[0], in[0] times a factor, or a sum with in[0] */
 #define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                          */
 /* The backward may recompute out[0] instead of saving it. CHEAP: if in[0], or a shard of in[0], is saved
-   anyway. CHEAP_ATTENTION: under the same condition, if recompute is "attention". CHEAP_KEPT: if in[0] is an
+   anyway. CHEAP_ATTENTION: on the condition of CHEAP, if recompute is "attention". CHEAP_KEPT: if in[0] is an
    input or a parameter. */
 #define TT__CHEAP 0x40000
 #define TT__CHEAP_ATTENTION 0x80000
 #define TT__CHEAP_KEPT (TT__CHEAP | TT__CHEAP_ATTENTION)
-/* Row r of out[0] depends only on row r of the operands in `slots`: bit k is for operand k, k < 4. */
+/* Row r of out[0] depends on row r alone of each operand in `slots`. Bit k of `slots` stands for operand k, 0
+   to 3. */
 #define TT__BY_ROW(slots) ((slots) << 20)
 /* Each of the next three flags holds the number of an operand; 0: none. WEIGHT: a matrix that a product may
    round while reading it (attr.narrow). RESIDUAL: a summand, added to all else that out[0] is computed from.
-   NUMBERS: i32 (rows, 1), the batch's rows that out[0] has, if out[0] lacks some (tt__pass_rows). */
+   NUMBERS: i32 (rows, 1), for each row of out[0] its number in the batch, if out[0] lacks some of the batch's
+   rows (tt__pass_rows). */
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
@@ -3002,8 +3019,8 @@ typedef struct tt__instr {
    outputs, and only if the device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-/* Numbers of operands of losses, and of the output that has a loss's counts. TOTAL: the operand that
-   tt_loss_total sets. */
+/* The numbers of three operands of losses, and the number of the output that has a loss's counts. TOTAL: the
+   operand that tt_loss_total sets. */
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_COUNTS = 2 };
 
 #define TT__OPS(X) \
@@ -3140,7 +3157,8 @@ enum {
 /* Settings of a step, which the host writes before it runs a segment. */
 typedef struct tt__step_settings {
     uint64_t seed;
-    int64_t step, micro;    /* optimizer steps done so far; number of the micro-batch in this step          */
+    int64_t step, micro;    /* step: optimizer steps done so far; micro: number of the micro-batch in this
+                               step */
     float lr;
     double loss_norm;       /* divisor of gradients while the number of targets is unknown (accumulation) */
 } tt__step_settings;
@@ -3154,8 +3172,8 @@ typedef struct tt__scale_state {
                                    all steps without an update */
 } tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
-typedef struct tt__clipped { /* the gradient's norm (not finite: no parameter was changed), and the factor
-                                that updates apply to gradients */
+typedef struct tt__clipped { /* norm: the gradient's norm; if it is not finite, no parameter was changed.
+                                factor: the factor that updates apply to gradients */
     float norm, factor;
 } tt__clipped;
 typedef struct tt__results { tt__totals totals; tt__scale_state scale; tt__clipped clipped; } tt__results;
@@ -3190,8 +3208,8 @@ typedef struct tt__launch {
     const tt__mat *peer_in, *peer_out;
     /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
        holds what tt__backend.stage copied from member k (NULL: kernels can load from it). Only elements
-       [from, from + max) of each shard are processed. staged NULL: all elements, from peer_in and
-       peer_out. */
+       [from, from + max) of each shard are processed. If `staged` is NULL, all elements are processed, from
+       peer_in and peer_out. */
     void *const *staged;
     int64_t from, max;
     void *workspace;        /* scratch memory of tt__device_kind.workspace bytes */
@@ -3244,11 +3262,12 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
    dropped. A rate above 0 gives a threshold of at least 1. */
 #define TT__ATTENTION_DROP(p) ((p) * 256.0f < 0.5f ? (p) > 0 : (int32_t)((p) * 256.0f + 0.5f))
 
-/* Computes the masks with which a kernel compares 16 random numbers of 8 bits, one draw of Philox, with the
-   threshold `drop` at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The kernel compares from
-   bit 0 to bit 7. The word `kept` has a bit for each number: whether the number's bits so far are at least
-   the threshold's. If the threshold has a bit, a number must have this bit and be kept before; if not, one of
-   the two is enough. A word x gives kept = (x & kept) | (either & (x | kept)), first for the lower halves of
+/* Computes the masks with which a kernel compares 16 random numbers of 8 bits (one draw of Philox) with the
+   threshold `drop`, all at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The kernel goes
+   from bit 0 to bit 7. Its word `kept` has a bit for each number: whether the number's bits seen so far are
+   at least those of the threshold. If bit b of the threshold is 1, a number stays in `kept` only if its bit b
+   is 1, too. If bit b of the threshold is 0, a number is in `kept` if it was before or if its bit b is 1. For
+   a word x of random bits this is `kept = (x & kept) | (either & (x | kept))`, first for the lower halves of
    the words, then for the higher. */
 static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 {
@@ -3327,8 +3346,9 @@ static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype d
     return (bytes + TT__CUDA_ALIGN - 1) / TT__CUDA_ALIGN * TT__CUDA_ALIGN;
 }
 
-/* Returns the bytes of scratch memory for padded copies of a product's operands and result; 0: all are even.
-   The product computes `result`, one of x (rows, in), w (out, in) and y (rows, out), from the other two. */
+/* Returns the bytes of scratch memory for padded copies of a product's operands and result; 0 if none needs
+   padding. The product computes `result`, one of x (rows, in), w (out, in) and y (rows, out), from the other
+   two. */
 static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, const tt__mat *y,
                                             const tt__mat *result)
 {
@@ -3373,9 +3393,9 @@ static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat 
     return rows * q->cols * 4;
 }
 
-/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 * (head +
-   1) / n. For any other number of heads, n is the largest power of two below it: the first n heads have the
-   slopes of n heads, the others have every second slope of 2 * n heads. */
+/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, the result is -8 *
+   (head + 1) / n. For any other number of heads, n is the largest power of two below that number: the first n
+   heads have the slopes of n heads, the others have every second slope of 2 * n heads. */
 static inline double tt__alibi_exponent(int head, int heads)
 {
     int n = 1;
@@ -3386,14 +3406,14 @@ static inline double tt__alibi_exponent(int head, int heads)
 /* ==== src/backend/functions.h */
 /* ------------------------------------------------------------------------------------- a backend's functions
    Pointers called `memory` point to the device's memory: only the backend reads and writes through them.
-   launch and stage use the stream of their instruction, all other functions the stream of computation. A
-   stream does its work in the order of the calls, possibly after the calls return. read and wait return only
-   when their work is done. A function that fails returns a status or NULL, and error() says why in a
+   `launch` and `stage` use the stream of their instruction, all other functions the stream of computation. A
+   stream does its work in the order of the calls, possibly after the calls return. `read` and `wait` return
+   only when their work is done. A function that fails returns a status or NULL, and error() says why in a
    sentence. One thread uses a device at a time. */
 
-/* Streams of a device run in parallel; only mark and after order their work. There is a stream for
-   computation, one for copies to the host's memory, one for copies from the host's memory and one for
-   collectives. TT__HOST_STREAM is not a stream: the host waits for an event. */
+/* Streams of a device run in parallel; only `mark` and `after` order the work of different streams. There is
+   a stream for computation, one for copies to the host's memory, one for copies from the host's memory and
+   one for collectives. TT__HOST_STREAM is not a stream: the host waits for an event. */
 enum {
     TT__HOST_STREAM = -1, TT__COMPUTE_STREAM, TT__OUT_STREAM, TT__IN_STREAM, TT__RANKS_STREAM, TT__STREAMS
 };
@@ -3408,7 +3428,7 @@ typedef struct tt__backend {
     void (*release)(tt__device *d, void *memory);
     /* Allocates memory that moves between the device and the host as it is used. *available receives the
        bytes that the device had free; without `beyond` the function refuses to allocate more than those
-       bytes. allocate_managed, keep and prefetch are NULL if the device has no such memory. */
+       bytes. `allocate_managed`, `keep` and `prefetch` are NULL if the device has no such memory. */
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
     tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks the device to keep the bytes in its
                                                                      memory */
@@ -3427,30 +3447,30 @@ typedef struct tt__backend {
                       uint64_t key);
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
-    /* mark makes `event` stand for all work that the stream was given so far. If *event is NULL, mark first
-       creates the event, which release_event frees. after makes all later work of the stream wait for
-       `event`; with TT__HOST_STREAM the caller waits. */
+    /* `mark` makes *event stand for all work that the stream was given so far. If *event is NULL, `mark`
+       first creates the event, which `release_event` frees. `after` makes all later work of the stream wait
+       for `event`; with TT__HOST_STREAM the caller waits. */
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* Launches n instructions. n is 1; or the instructions have one op and stream and are independent, and
-       the device may run them at once or, if they have a workspace, one after another. Or n is 2, and the
-       second instruction, of another op, reads result 0 of the first: dropout and a norm, or a norm's
-       backward and dropout. The device may fuse the two if no result of the second is stored over an operand
-       of the first. */
+    /* Launches n instructions. n may be 1. Or the n instructions have one op and one stream and are
+       independent: the device may run them at once or, if they have a workspace, one after another. Or n is
+       2, and the second instruction, of another op, reads result 0 of the first: dropout and a norm, or a
+       norm's backward and dropout. The device may fuse the two if no result of the second is stored over an
+       operand of the first. */
     tt_status (*launch)(const tt__launch *l, int n);
     /* The next four functions record and replay launches. Launches after `capture` are recorded, not run.
-       captured ends the recording and returns it; NULL: recording failed, and nothing is left to forget.
-       replay runs a recording any number of times, until forget. In a recording, the stream of computation
-       gets the first work, and in the end waits for all work of the other streams. All four functions are
-       NULL if the device cannot record. */
+       `captured` ends the recording and returns it. If recording failed, `captured` returns NULL, and nothing
+       is left for `forget`. `replay` runs a recording any number of times, until `forget` frees it. In a
+       recording, the stream of computation gets the first work, and in the end waits for all work of the
+       other streams. All four functions are NULL if the device cannot record. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
     void (*forget)(tt__device *d, void *recording);
-    /* Returns NULL if the backend, or device number `index` if it exists, can run an instruction; else the
-       reason why not, in words that end an error message. The operands of `l` have their full capacity and no
-       data; no device need be open. */
+    /* Returns NULL if device number `index` can run an instruction or, if there is no such device, if the
+       backend can. Otherwise returns the reason why not, in words that end an error message. The operands of
+       `l` have their full capacity and no data; no device need be open. */
     const char *(*refuses)(int index, const tt__launch *l);
     /* Writes the text that tt_device_text returns. Device number `index` need not exist. */
     void (*describe)(tt_context *ctx, int index, char *to, size_t capacity);
@@ -3468,8 +3488,8 @@ typedef struct tt__backend {
     /* Finds the matrix products that launches of one op need. If `times`, measures, for each product that has
        no measurement yet, all ways to compute it, in memory that is freed again, and keeps the fastest way
        for launches that are `tuned`. A measurement also serves equal products with other numbers of rows.
-       *untimed grows by the number of products for which memory does not suffice. tune, tuned_text and learn
-       are NULL if the device has only one way to compute a product. */
+       *untimed grows by the number of products for which memory does not suffice. `tune`, `tuned_text` and
+       `learn` are NULL if the device has only one way to compute a product. */
     tt_status (*tune)(const tt__launch *l, int n, bool times, int *untimed);
     /* Writes the device's choices to `to`, a line of text for each product, and returns the length of the
        whole text, even if `to` is too small. */
@@ -4813,8 +4833,8 @@ typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
 typedef enum tt__split { TT__WHOLE, TT__ROWS, TT__COLS, TT__PARTIAL, TT__ZEROS } tt__split;
 /* Shard of a tensor that a value or a placement has. Over the tensor ranks: `split` is WHOLE, ROWS or COLS,
    and the shape counts the elements of one rank. A view may be a rank's shard of the rows of a replicated
-   storage. Over the data ranks: if `unit` is not 0, tt__shard computes the shard from the tensor's number of
-   elements `of`, `unit` and `root`, and the shape is (1, elements of the largest shard). */
+   storage. Over the data ranks: `of` is the number of elements of the tensor. If `unit` is not 0, tt__shard
+   computes the shard from `of`, `unit` and `root`, and the shape is (1, elements of the largest shard). */
 typedef struct tt__part {
     tt__split split;
     bool root;          /* member 0 has the whole tensor (see tt__shard) */
@@ -4835,8 +4855,8 @@ typedef struct tt__tape_value {
     tt__space space;
     tt__part part;
     /* slots: number of slots of a storage, which are stored one after another; each slot has the gradients of
-       one leaf of the tree of sums (src/ranks/threads.h). 0: one slot. slot: 1 + number of the slot of a
-       view; 0: the slot of the micro-batch that runs. */
+       one leaf of the tree of sums (src/ranks/threads.h). 0: one slot. slot: of a view, 1 + the number of its
+       slot; 0: the slot of the micro-batch that runs. */
     int32_t slots, slot;
     bool host_copy;        /* temporary host copy of a device storage, for an update in host memory */
     /* Fields of a pipeline stage's storages. saved: the contents are saved from the forward of a micro-batch
@@ -4865,8 +4885,9 @@ typedef struct tt__tape_value {
     bool needs_grad;    /* the value depends on a trainable parameter */
     int32_t grad;       /* number of the value that holds the gradient; 0: none yet */
     /* Set by tt__index. producer: 1 + the first instruction that writes the value; 0: none. The other fields
-       count over a base and its views together. uses: operands that read it. writes: results that write it.
-       views: its views. reader, writer: the last instruction that reads it, and the last that writes it. */
+       are for a storage, that is, for a base and its views together. uses: number of operands that read the
+       storage. writes: number of results that write the storage. views: number of views. reader: the last
+       instruction that reads the storage. writer: the last instruction that writes the storage. */
     int32_t producer, uses, writes, views, reader, writer;
     int32_t after;     /* of a persistent storage: the storage, of a higher number, that must be placed
                           directly after it; 0: none */
@@ -4896,8 +4917,9 @@ struct tt_tape {
     bool accumulate;                                /* a step may have several micro-batches, on one rank or
                                                        on several */
     bool by_totals;                                 /* all losses have a total (tt_loss_total) */
-    int data, slots;                                /* number of data ranks; number of leaves of the tree of
-                                                       sums (src/ranks/threads.h) on each data rank */
+    int data, slots;                                /* data: number of data ranks; slots: number of leaves of
+                                                       the tree of sums (src/ranks/threads.h) on each data
+                                                       rank */
     int zero;                                       /* tt_parallel.zero */
     bool unverified;                                /* the verifier skips this tape, which only serves an
                                                        estimate */
@@ -4907,14 +4929,15 @@ struct tt_tape {
     bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
                                                        summed over ranks after each micro-batch, see
                                                        src/ranks/threads.h */
-    int stages, stage;                              /* number of pipeline stages; number of this tape's stage,
-                                                       from 0. Both are 0 without a pipeline */
+    int stages, stage;                              /* stages: number of pipeline stages; stage: number of
+                                                       this tape's stage, from 0. Both fields are 0 without a
+                                                       pipeline */
     int tensor;                                     /* number of tensor ranks; 0 and 1 mean one */
     /* Values of the step's settings and results. `totals`, `scale` and `clipped` are views of `results`:
        tt__totals, tt__scale_state, tt__clipped. 0: none. */
     int32_t run, results, totals, scale, clipped;
-    int32_t counted;    /* value of the counts of losses on a rank, per slot, which are then summed into
-                           `totals`; 0: losses count into `totals` */
+    int32_t counted;    /* value with the counts of losses on a rank, one part for each slot; the parts are
+                           summed into `totals` later. 0: losses count into `totals` directly */
     /* f32 (trained parameters, 1): squared norm of each gradient. Parameters that the tensor ranks shard come
        first. 0: none. */
     int32_t squares;
@@ -5052,8 +5075,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     return id;
 }
 
-/* Gives value id the properties of value v that passes need: the shard, needs_grad, and pinned_f32 if value
-   id is f32. Returns id; does nothing if id is 0. */
+/* Gives value number `id` the properties of value v that passes need: the shard, needs_grad and, if value
+   `id` is f32, pinned_f32. Returns `id`; does nothing if `id` is 0. */
 static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
 {
     const tt__tape_value *like = &t->values[v];
@@ -5111,8 +5134,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     return t;
 }
 
-/* Encodes an axis as a number of rows for tt_input and others. The code is negative, unlike a fixed number of
-   rows, and contains the tape's number. */
+/* Encodes an axis as a number of rows, which tt_input and other recording functions take. The code is
+   negative, unlike a fixed number of rows, and contains the tape's number. */
 static int64_t tt__axis_code(const tt_tape *t, int32_t axis, int32_t extra)
 {
     return -((int64_t)(t->number >> 2) << 32 | ((int64_t)axis * 4 + extra)) - 1;
@@ -5445,8 +5468,8 @@ static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
     return v && !kept && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
 }
 
-/* Returns whether instruction `at` may run at place `later` instead. No other instruction may write its
-   out[0], and no instruction in between may write one of its operands. */
+/* Returns whether instruction `at` may run at place `later` instead. No other instruction may write out[0] of
+   instruction `at`, and no instruction in between may write an operand of instruction `at`. */
 static bool tt__may_wait(const tt_tape *t, int at, int later)
 {
     bool written = false; /* an instruction after `at` writes an operand */
@@ -5528,8 +5551,8 @@ static tt_status tt__settle(tt_tape *t, int n)
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    /* For each place, the number of instructions that are inserted there; later, the new number of the first
-       of them that is not yet moved. */
+    /* For each place, the number of instructions that are inserted there. Later, for each place, the new
+       number of the first inserted instruction that is not yet moved. */
     int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
@@ -8974,9 +8997,9 @@ static tt__split *tt__first_layouts(const tt_tape *t)
     return layout;
 }
 
-/* Verifies a tape. Each value is written once, and before it is read; results have the shapes and the kinds
-   of dtypes of their op's rule. Work on another stream has one WAIT, before which no instruction uses its
-   results or changes its operands. */
+/* Verifies a tape. Each value is written once, and before it is read; results have the shapes, and the kinds
+   of dtypes, that the shape rule of their op gives. Work on another stream has one WAIT, before which no
+   instruction uses its results or changes its operands. */
 static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;
@@ -9214,7 +9237,7 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
 
 /* Computes only those rows of a result that are read, back to the first instruction that needs all rows (see
    ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. The gather moves to the
-   place of the op. Its index exists there, because an index is an input. */
+   place of the op. The gather's index exists there, because an index is an input. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
     tt__gathers g;
@@ -9239,8 +9262,8 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
    al., "Megatron-LM", 2019). The pass itself finds the regions of the tape to split. A region begins at
    linear layers that read replicated values: their weights are sharded by rows, so their results are sharded
    by columns. The region goes on through ops that compute columns from the same columns (in attention,
-   heads). It ends at linear layers whose weights are sharded by columns: the ranks sum their results. With
-   `sequence`, values between regions are sharded by rows instead of replicated. */
+   heads). The region ends at linear layers whose weights are sharded by columns: the ranks sum their results.
+   With `sequence`, values between regions are sharded by rows instead of replicated. */
 
 /* Fewest weights of a region to split: in smaller regions, ranks would wait longer than they compute. */
 #ifndef TT__TENSOR_LEAST /* tests set a smaller number */
@@ -9413,8 +9436,8 @@ static bool tt__find_region(tt__tensor *s, int k)
 static bool tt__has_rows(const tt__tape_value *x) { return x->shape.axis && !x->shape.extra; }
 
 /* Finds the head: a linear layer with many output columns, and the loss that alone reads its results. Each
-   rank computes a shard of the rows of both. The loss must be the root, because no rank knows the loss until
-   all have counted. */
+   rank computes a shard of the rows of the layer and of the loss. The loss must be the root, because no rank
+   knows the loss until all have counted. */
 static void tt__find_head(tt__tensor *s)
 {
     const tt_tape *t = s->t;
@@ -9635,8 +9658,8 @@ static bool tt__by_own_rows(const tt__tensor *s, int k)
     return fits && out[0] == TT__ROWS;
 }
 
-/* Counts, for each storage, the operands that instructions of role OWN (each rank computes its shard of the
-   rows) read whole, in own_uses. */
+/* Counts in own_uses, for each storage, the operands through which instructions of role OWN (each rank
+   computes its shard of the rows) read the storage whole. */
 static void tt__count_own_uses(tt__tensor *s)
 {
     memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
@@ -9647,9 +9670,9 @@ static void tt__count_own_uses(tt__tensor *s)
     }
 }
 
-/* Returns whether the operands that instruction k, of role OWN (each rank computes its shard of the rows),
-   reads whole may have partial gradients. Each of these operands must be a parameter that only instructions
-   of role OWN read, so that the ranks can sum all its gradients. */
+/* Returns whether gradients may be partial for the operands that instruction k reads whole. Instruction k has
+   the role OWN: each rank computes its shard of the rows. Each of the operands must be a parameter that only
+   instructions of role OWN read, so that the ranks can sum all gradients of the parameter. */
 static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];
@@ -9757,9 +9780,10 @@ static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
     return held && (p->uses > 1 || s->role[p->reader] == TT__APART);
 }
 
-/* Gives parameters of which an arena holds shards the same layout in this program. Fails if a parameter is
-   needed whole, unless all parameters that are needed whole can be gathered: shards of rows, without views.
-   The error first names a parameter sharded by rows, and the value that keeps its region whole. */
+/* Gives parameters of which an arena holds shards the same layout in this program. If this program needs some
+   of these parameters whole, each of them must be sharded by rows and have no views, so that it can be
+   gathered; otherwise the function fails. The error names a parameter sharded by rows, if there is one,
+   before one sharded by columns, and the value that keeps the parameter's region whole. */
 static tt_status tt__check_held(tt__tensor *s)
 {
     bool gathers = true;
@@ -10029,7 +10053,7 @@ static bool tt__into_residual(tt_tape *t, int32_t v)
 }
 
 /* Marks the values of residual streams: the first summand of a stream, the results of residual additions, and
-   rows gathered from them. */
+   rows gathered from values of the stream. */
 static void tt__mark_residual(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
@@ -10371,7 +10395,7 @@ static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int3
     tt__set_fixed(&shape, dtype, 1, cols);
     if (of) return tt__new_view(t, of, &shape, (int64_t)offset, cols, name);
     int32_t id = tt__new_value(t, &shape, TT__STEP, "%s", name);
-    /* The host accesses its own memory faster. */
+    /* Kernels of a GPU can access these numbers only in the device's memory. */
     if (id) t->values[id].space = t->host ? TT__HOST : TT__DEVICE;
     return id;
 }
@@ -10444,8 +10468,8 @@ static bool tt__is_trained(const tt_tape *t, int32_t v)
    stage saves all that its backward reads once for each micro-batch in flight (tt__tape_value.copies). A
    stage has the parameters that it reads. */
 
-/* A possible cut of the forward: after instruction `at`, all later instructions depend only on its result
-   `value`. */
+/* A possible cut of the forward, after instruction `at`: of all results before the cut, later instructions
+   read only `value`. */
 typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* FLOPs before the cut */
 
 static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
@@ -10466,9 +10490,9 @@ static int32_t *tt__first_writers(const tt_tape *t)
     return first;
 }
 
-/* Finds the places where tt_block_end marks allow to cut the forward, writes them to `cut`, and returns their
-   number. `cut` has room for n + 1 entries; `cross` is scratch memory for n + 1 numbers, all 0 at first. Sets
-   *all to the FLOPs of the whole forward. */
+/* Finds the places where the forward can be cut, at tt_block_end marks. Writes the places to `cut` and
+   returns their number. `cut` has room for n + 1 entries; `cross` is scratch memory for n + 1 numbers, all 0
+   at first. Sets *all to the FLOPs of the whole forward. */
 static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut *cut, int *cross, double *all)
 {
     int cuts = 0, crossing = 0;
@@ -10592,7 +10616,7 @@ static void tt__number_stages(tt_tape *t)
 
 typedef struct tt__cutter {
     tt_tape *t;
-    int n, forward;     /* number of instructions; number of those in the forward */
+    int n, forward;     /* n: number of instructions; forward: number of instructions of the forward */
     int me;             /* 1 + the number of this stage */
     bool *kept;         /* for each instruction: this stage runs it */
     bool *written;      /* for each storage: an instruction visited so far writes it */
@@ -10605,7 +10629,7 @@ static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
 }
 
 /* Returns the storage of the gradient that the backward of stages 1 to `stage` reads from later stages; 0:
-   none. *other: a second storage that the backward reads from them; 0: none. */
+   none. *other: a second storage that this backward reads from later stages; 0: none. */
 static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *other)
 {
     tt_tape *t = c->t;
@@ -10660,7 +10684,8 @@ static void tt__note_reading(const tt__cutter *c)
 }
 
 /* Sets `elsewhere` for parameters that this stage does not read, and `tied` for parameters that two stages
-   read. Fails if more stages read one. A parameter that no stage reads belongs to the first stage. */
+   read. Fails if more than two stages read a parameter. A parameter that no stage reads belongs to the first
+   stage. */
 static tt_status tt__share_parameters(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -10722,8 +10747,8 @@ static bool tt__begin_gradients(const tt__cutter *c)
     return true;
 }
 
-/* Inserts, before instruction `at`, a SEND of v to stage `stage` or, if not `sends`, a RECV of v from there.
-   Returns false if out of memory. */
+/* Inserts, before instruction `at`, a SEND of v to stage `stage` or, if not `sends`, a RECV of v from stage
+   `stage`. Returns false if out of memory. */
 static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, tt__segment segment)
 {
     tt__instr i = tt__instr_of(sends ? TT__OP_SEND : TT__OP_RECV, sends ? v : 0, sends ? 0 : v);
@@ -10870,7 +10895,7 @@ static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
 }
 
 /* Returns the collective `op` over the data ranks that reads x and writes y. part: the shard that x or y is;
-   NULL or unit 0: both are whole tensors. */
+   NULL or unit 0: x and y are whole tensors. */
 static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *part)
 {
     tt__instr i = tt__instr_of(op, x, y);
@@ -10910,10 +10935,10 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
     return i;
 }
 
-/* Appends a part of the sum of v at the end of a step. v is a storage of gradients or of counts, with a slot
-   for each leaf. In stages 0 and 1 the data ranks sum slot k: in stage 0 if each rank needs only its shard of
-   the sum, in stage 1 if each rank needs the whole sum. In stage 2 each rank sums its slots. The last stage
-   that is needed writes `total` if that is not 0, else v. */
+/* Appends part number `stage` of the sum of v at the end of a step; the parts are no stages of a pipeline. v
+   is a storage of gradients or of counts, with a slot for each leaf. Parts 0 and 1 sum slot k over the data
+   ranks: part 0 if each rank needs only its shard of the sum, part 1 if each rank needs the whole sum. Part 2
+   sums the slots of each rank. The last part that is needed writes `total` or, if `total` is 0, v. */
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
@@ -10929,7 +10954,8 @@ static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__pa
 }
 
 /* Appends the sums of gradients over data ranks and slots at the end of a step. Gives each trained
-   parameter's gradient a slot for each leaf of the tree of sums, and makes the sum its `grad`. */
+   parameter's gradient a slot for each leaf of the tree of sums, and makes the sum the `grad` of the
+   parameter. */
 static tt_status tt__sum_steps(tt_tape *t)
 {
     const int values = t->n_values;
@@ -10961,8 +10987,8 @@ static tt_status tt__sum_steps(tt_tape *t)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Makes a persistent storage for the sum of gradients like g; with several slots, for the leaves of the tree
-   of sums. `part` is the shard of g that the storage holds. */
+/* Makes a persistent storage for the sum of gradients like g. If `slots` is above 1, the storage has a slot
+   for each leaf of the tree of sums on a rank. `part` is the shard of g that the storage holds. */
 static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
 {
     const tt__tape_value *like = &t->values[g];
@@ -10979,7 +11005,8 @@ static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slot
 }
 
 /* Returns whether the data ranks sum the gradient of parameter v together with other gradients, at the end of
-   each micro-batch's backward. If the backward updates parameters, only small gradients wait for its end. */
+   each micro-batch's backward. If the backward updates parameters, only small gradients wait for the end of
+   the backward. */
 static bool tt__sums_at_end(const tt_tape *t, int32_t v)
 {
     const tt__shape *s = &t->values[v].shape;
@@ -11261,7 +11288,8 @@ static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 /* The pass's notes on a trained parameter. */
 typedef struct tt__due {
     int32_t clipped;        /* value with the gradient's norm and the factor that the update reads */
-    int32_t target, state[2]; /* values that this rank updates: the parameter or its shard, its states */
+    int32_t target, state[2]; /* values that this rank updates. target: the parameter or its shard; state: the
+                                 optimizer states or their shards */
     int32_t average;        /* the parameter's moving average; 0: none */
     uint32_t random;
     int32_t chunks;         /* value with the squared norm of each chunk of the gradient; 0: none yet */
@@ -11276,7 +11304,8 @@ typedef struct tt__updater {
     int n, parted;
     int32_t parts;          /* value with the squared norms of this rank's shards of the first `parted`
                                gradients */
-    int *row, rows;         /* indices in `list` of the parameters that the pass updates together now */
+    int *row, rows;         /* row: indices in `list` of the parameters that the pass updates together now;
+                               rows: their number */
     tt__due *due;           /* for each value; used for trained parameters only */
 } tt__updater;
 
@@ -11287,8 +11316,9 @@ static int32_t tt__number_view(tt_tape *t, int32_t x, int row)
     return tt__new_view(t, x, &number, row, 1, t->values[x].name);
 }
 
-/* Appends the squared norms of gradients. The norm of a whole gradient is one instruction. Of a sharded
-   gradient, each data rank squares the chunks of its shard, and gathers and sums those of all ranks. */
+/* Appends the squared norms of gradients. The squared norm of a gradient that each rank has whole is one
+   instruction. If a gradient is sharded, each data rank squares the chunks of its shard, gathers the squares
+   of all ranks and sums them. */
 static bool tt__square_gradients(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -11300,7 +11330,8 @@ static bool tt__square_gradients(tt__updater *u)
         ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
                            tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
     }
-    /* Stage 0 squares the chunks of each shard, stage 1 gathers the squares, stage 2 sums them. */
+    /* In turn 0 (`stage`) each shard's chunks are squared, in turn 1 the squares are gathered, in turn 2
+       summed. */
     for (int stage = 0; stage < 3; stage++)
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
@@ -11374,8 +11405,8 @@ static bool tt__append_zeros(tt_tape *t, int32_t v)
 }
 
 /* Appends the work of a pipeline that comes before squaring gradients. The last stage sends the counts of
-   losses to all stages. Two stages that share a parameter sum their gradients of it. Squared norms start as
-   0, because a stage writes only those of its own gradients. */
+   losses to all stages. Two stages that share a parameter sum their two gradients of the parameter. Squared
+   norms start as 0, because a stage writes only those of its own gradients. */
 static bool tt__before_squares(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -11529,10 +11560,10 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
     }
 }
 
-/* Inserts the updates of trained parameters into the backward, of n instructions. An update is due after the
-   last instruction that writes the gradient, reads the parameter, or adds to the counts of losses. Due
-   updates wait until their gradients have TT__UPDATE_FROM elements. head: scratch memory for n numbers, all
-   0 at first. */
+/* Inserts the updates of trained parameters into the backward. n: number of instructions of the tape before.
+   An update is due after the last instruction that writes the gradient, reads the parameter, or adds to the
+   counts of losses. Due updates wait until their gradients have TT__UPDATE_FROM elements. head: scratch
+   memory for n numbers, all 0 at first. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;
@@ -11688,8 +11719,8 @@ typedef struct tt__fp8 {
     tt_tape *t;
     tt__quantized *of;   /* of[2 * v + 1]: QUANTIZE of value v as a gradient, in E5M2; of[2 * v]: of value v
                             as any other operand, in E4M3 */
-    int *written, *read; /* for each storage: 1 + the last instruction visited that writes it; 1 + the last
-                            instruction that reads it unrounded */
+    int *written, *read; /* written: for each storage, 1 + the last instruction visited that writes it; read:
+                            for each storage, 1 + the last instruction that reads it unrounded */
 } tt__fp8;
 
 /* Makes a value for the fp8 copy of v, or of its transpose, in the layout that QUANTIZE writes: rows start at
@@ -11857,11 +11888,12 @@ static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
                       x->part.unit == y->part.unit && x->part.split == y->part.split);
 }
 
-/* How a range of instructions uses a storage. several: they use more than one view of the storage.
-   reads_several: they read more than one. all_slots: one of them sums all slots. always: one of them also
-   runs on ranks without a micro-batch. */
+/* How a range of instructions uses a storage. several: the instructions use more than one view of the
+   storage. reads_several: they read more than one view. all_slots: one instruction sums all slots. always:
+   one instruction also runs on ranks without a micro-batch. */
 typedef struct tt__use {
-    int32_t any, read, written;   /* first values of the storage that the range uses, reads, writes; 0:
+    int32_t any, read, written;   /* any: first value of the storage that the range uses; read: first value
+                                     that the range reads; written: first value that the range writes; 0:
                                      none */
     bool several, reads_several, all_slots, always;
     bool in;                      /* the range reads contents that were written before the range */
@@ -11924,10 +11956,10 @@ static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32
     return x && y && tt__insert(t, before, &i);
 }
 
-/* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. If the range
-   uses only one shard or slot, the copy has only that; otherwise the copy has the whole storage, so that
-   kernels find the layout that they find without copies. Sets *like to the value of v that the copy
-   corresponds to. Returns 0 if out of memory. */
+/* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. If the
+   instructions use only one shard or one slot of v, the copy has only that shard or slot. Otherwise the copy
+   has the whole storage, so that kernels find the layout that they find without copies. Sets *like to the
+   value of v that the copy corresponds to. Returns 0 if out of memory. */
 static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *like)
 {
     const tt__tape_value base = t->values[v], x = t->values[u->any];
@@ -11946,8 +11978,8 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     return d;
 }
 
-/* Inserts, before instruction `from`, the copies into storage d of the elements that the use u reads. Storage
-   d is a copy of value `like`. */
+/* Inserts, before instruction `from`, copies of the elements that the use u reads into storage d, which is a
+   copy of value `like`. */
 static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, int32_t d)
 {
     const tt__instr first = t->code[from];
@@ -11966,8 +11998,8 @@ static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, i
     return ok;
 }
 
-/* Makes instructions [from, to] use a copy of storage v in the memory on which they work. Inserts the copies
-   from v before them and back to v after them. Returns false if out of memory. */
+/* Makes instructions [from, to] use a copy of storage v in the memory on which they work. Inserts copies from
+   v before these instructions, and copies back to v after them. Returns false if out of memory. */
 static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
 {
     const tt__use u = tt__use_of(t, v, from, to);
@@ -12065,8 +12097,9 @@ static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
 
 /* Cuts a group off the instructions that run together from k on, and returns its range; the remaining
    instructions run together after the group. The instructions of a group work on one memory and use at most
-   `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes that
-   the group would have so far if `max` were TT__OFFLOAD_TOGETHER. */
+   `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes so
+   far of the group that there would be if `max` were TT__OFFLOAD_TOGETHER; goes on from one call to the
+   next. */
 static tt__range tt__cut_group(tt_tape *t, int k, size_t max, size_t *largest)
 {
     tt__range r = {k, k};
@@ -12212,7 +12245,7 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
         const tt__tape_value *x = &t->values[i->out[1]];
-        /* out[1] stays if its dtype is another: out[0] is then computed from the rounded values of out[1] */
+        /* out[1] stays if its dtype is not that of out[0], which is then computed from the rounded out[1] */
         bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
         if (same && !needed[x->base]) i->out[1] = 0;
     }
@@ -12223,14 +12256,15 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 /* ==== src/passes/features.h */
 /* ------------------------------------------------------------------------------------------------- features
    The frozen part of a recorded tape consists of the instructions that depend on inputs and frozen parameters
-   alone. Its results that the rest of the tape reads are the features. A program can read features as inputs,
-   in place of computing the frozen part. */
+   alone. The features are the results of the frozen part that the rest of the tape reads. A program can read
+   features as inputs, in place of computing the frozen part. */
 
-/* Facts about a tape that tt__find_features needs. Flags of storages are at the number of the base. */
+/* Facts about a tape that tt__find_features needs. The index of a storage's flags is the number of its base
+   value. */
 typedef struct tt__frozen_part {
     bool *trained;   /* of a storage: depends on a trained parameter */
     bool *fed;       /* of a storage: depends on an input */
-    bool *needed;    /* of a storage: an instruction reads it, directly or not, before a frozen parameter */
+    bool *needed;    /* of a storage: an instruction that reads a frozen parameter depends on it */
     bool *made;      /* of a storage: an instruction of the frozen part writes it */
     bool *feature;   /* of a storage: it is a feature */
     bool *within;    /* of an instruction: it belongs to the frozen part */
@@ -12259,9 +12293,9 @@ static bool tt__only_of_part(const tt_tape *t, const tt__instr *i, const bool *m
 }
 
 /* Notes the frozen part of the tape. An instruction belongs to the frozen part if it does not depend on a
-   trained parameter, and if it reads a frozen parameter or comes before an instruction that reads one. So do
-   the instructions after the last frozen parameter, such as the choice of the first row of each sequence, up
-   to the first dropout, which stays with the trained part. */
+   trained parameter, and if it reads a frozen parameter or comes before an instruction that reads one. The
+   instructions after the last frozen parameter also belong to the frozen part, such as the choice of the
+   first row of each sequence, up to the first dropout, which stays with the trained part. */
 static void tt__note_frozen_part(const tt_tape *t, tt__frozen_part *p)
 {
     for (int32_t v = 1; v < t->n_values; v++) {
@@ -12480,8 +12514,9 @@ static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
 }
 
 /* Returns the seconds that instruction i takes with all axes at their capacity. Computation takes the longer
-   of its arithmetic and its memory traffic, a transfer the time of its bytes; each launch is added. first: i
-   is the first of the instructions that are launched together, and alone has the cost of the launch. */
+   of two times, that of its arithmetic and that of its memory traffic. A transfer takes the time of its
+   bytes. Each launch adds costs->launch. first: i is the first of the instructions that are launched
+   together; the others add no launch. */
 static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *costs, bool first)
 {
     const int stream = tt__stream_beside(t, i);
@@ -12500,7 +12535,8 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 
 /* Estimated seconds of a program's instructions. */
 typedef struct tt__spent {
-    double compute, exposed;    /* computation; exposed: time for which computation waits for transfers */
+    double compute, exposed;    /* compute: seconds of computation; exposed: seconds for which computation
+                                   waits for transfers */
     double on_host;             /* part of `compute` that the host's processor computes */
     double busy[TT__STREAMS];   /* for each stream: seconds of its transfers */
 } tt__spent;
@@ -12551,7 +12587,7 @@ static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *
 typedef struct tt__order {
     tt_tape *t;
     int n;              /* number of instructions, including WAITs */
-    int *at, *place;    /* number of the instruction at each place; place of each instruction */
+    int *at, *place;    /* at: number of the instruction at each place; place: place of each instruction */
     double *begin;      /* for each instruction: seconds of computation before it */
     double *seconds;    /* for each instruction: seconds of computation that it takes */
     double *moves;      /* for each start: seconds for which its transfer occupies the stream */
@@ -12614,8 +12650,9 @@ static void tt__move_to(tt__order *o, int x, int to)
     o->place[x] = to;
 }
 
-/* Returns whether place k is between updates in the host's memory that run together. A transfer does not stop
-   there but moves past all of them, and so runs beside them, because they take long. */
+/* Returns whether place k is between updates in the host's memory that run together. A transfer moves past
+   all these updates instead of stopping between them, and so runs beside them, because updates in the host's
+   memory take long. */
 static bool tt__amid_updates(const tt__order *o, int k)
 {
     const tt__instr *i = &o->t->code[o->at[k - 1]];
@@ -12680,9 +12717,9 @@ static bool tt__brings(const tt_tape *t, const tt__instr *i)
            (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
 
-/* Moves start x up so that its transfer can end after `due` seconds of computation. If x's stream also takes
-   results away, x moves before any such transfer that would keep the stream busy too long. x moves at most
-   `ahead` blocks above the block of its WAIT. */
+/* Moves start x up so that its transfer can end by the time that `due` seconds of computation are done. If
+   x's stream also takes results away, x moves before any such transfer that would keep the stream busy too
+   long. x moves at most `ahead` blocks above the block of its WAIT. */
 static void tt__hoist(tt__order *o, int x, double due, int ahead)
 {
     double until = due - o->moves[x];
@@ -12710,9 +12747,10 @@ static int tt__last_reader(const tt_tape *t, int32_t v)
     return last;
 }
 
-/* Marks the instructions that end a block. In the forward, an instruction that writes a value marked by
-   tt_block_end does; in the backward, the last one that reads a marked value. Without marks, each product
-   ends a block. At the end of a step, each group of instructions that run together is a block. */
+/* Marks the instructions that end a block. In the forward, an instruction ends a block if it writes a value
+   marked by tt_block_end. In the backward, the last instruction that reads a marked value ends a block.
+   Without marks, each product ends a block. At the end of a step, each group of instructions that run
+   together is a block. */
 static void tt__mark_blocks(tt__order *o, int n)
 {
     tt_tape *t = o->t;
@@ -12818,9 +12856,10 @@ static tt_status tt__reorder(tt__order *o)
     return TT_OK;
 }
 
-/* Gives each input that instructions read a second value. The host copies the next run's data there while
-   this run is in flight. A run begins with a copy from there to the input (tt__take_arrivals), so that
-   instructions, also recorded ones (CUDA graphs), find the input always at one address. */
+/* Gives each input that instructions read a second value. The host copies the next run's data to the second
+   value while this run is in flight. A run begins with a copy from the second value to the input
+   (tt__take_arrivals), so that instructions, also recorded ones (CUDA graphs), find the input always at one
+   address. */
 static tt_status tt__pass_arrivals(tt_tape *t)
 {
     const int32_t values = t->n_values;
@@ -12882,17 +12921,17 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
 /* ==== src/passes/join.h */
 /* ---------------------------------------------------------------------------------------------------- join
    Makes products run together that would be one product if their operands were adjacent in memory
-   (tt__is_one_product). Their transient operands become views of one value. tt__place_persistent makes
-   parameters and persistent gradients adjacent. If the operands are not adjacent in the end, each product is
-   launched alone. */
+   (tt__is_one_product). The transient operands of these products become views of one value.
+   tt__place_persistent makes parameters and persistent gradients adjacent. If the operands are not adjacent
+   in the end, each product is launched alone. */
 
 /* Largest distance, in instructions. Products further apart are not joined. Values whose first write or last
    read is further apart are not joined either, because both would then stay in memory for longer. */
 enum { TT__TOGETHER = 32 };
 
-/* Returns, for each storage, whether it must keep its own place in memory: another stream or a collective
-   uses the storage, or an instruction overwrites it with a result in place, or it holds such a result. The
-   caller frees the array. NULL: out of memory. */
+/* Returns, for each storage, whether it must keep its own place in memory. It must if another stream or a
+   collective uses it, if an instruction stores its result in the place of the storage, or if the storage is
+   such a result in the place of another storage. The caller frees the array. NULL: out of memory. */
 static bool *tt__never_joined(const tt_tape *t)
 {
     bool *apart = (bool *)tt__calloc(t->ctx, sizeof *apart * (size_t)t->n_values);
@@ -12920,8 +12959,8 @@ static bool tt__is_plain(const tt_tape *t, int32_t v)
            x->part.split == TT__WHOLE && x->space == TT__DEVICE;
 }
 
-/* Returns whether v may become a view of a joined value: v does not outlive the step, and its rows are
-   multiples of the 16 bytes to which kernels need rows aligned. */
+/* Returns whether v may become a view of a joined value: v does not outlive the step, and the bytes of a row
+   are a multiple of 16, because kernels need rows that are aligned to 16 bytes. */
 static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
 {
     const tt__tape_value *x = &t->values[v];
@@ -12932,7 +12971,8 @@ static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const b
            row % 16 == 0;
 }
 
-/* Returns whether another storage may directly follow persistent storage v: v fills all its bytes. */
+/* Returns whether another storage may directly follow persistent storage v: whether v has no padding at its
+   end. */
 static bool tt__may_be_followed(const tt_tape *t, int32_t v)
 {
     const tt__shape *x = &t->values[v].shape;
@@ -12991,7 +13031,8 @@ static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
 }
 
 /* Sorts products by the numbers of their weights, or of the gradients of their weights, and makes them run
-   together. Persistent values have this order in the arena, and recomputed products the same order. */
+   together. The arena has persistent values in the order of their numbers, and recomputed products are in the
+   order of the products that they repeat. */
 static void tt__order_products(tt_tape *t, int first, int last)
 {
     for (int k = first + 1; k <= last; k++) {
@@ -13228,8 +13269,8 @@ static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int l
     return tt__taken_lists(t, b, 2 * node + 1, lo + width / 2, width / 2, heads, n);
 }
 
-/* Returns the place of the lowest gap (or the tightest one) of at least b's size between the bytes that are
-   in use during b's life. */
+/* Returns the place of the lowest gap or, with `tightest`, of the smallest gap that has room for b, between
+   the bytes that are in use during b's life. */
 static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
@@ -13256,9 +13297,9 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
     }
 }
 
-/* Places boxes (storages) in the given order, each into the lowest gap (or the tightest one) between the
-   boxes placed before that are alive at the same time. Returns the height, where the highest box ends; stops
-   at the first height above `limit`. SIZE_MAX: out of memory. */
+/* Places boxes (storages) in the given order, each into the lowest gap or, with `tightest`, the smallest gap
+   that has room, between the boxes placed before that are alive at the same time. Returns the height, where
+   the highest box ends; stops at the first height above `limit`. SIZE_MAX: out of memory. */
 static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit,
                                  tt__taken *taken)
 {
@@ -13423,8 +13464,8 @@ static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, s
 }
 
 /* Finds the lifetimes of a tape's transient storages and workspaces. The caller frees *out. Operands of
-   instructions that run together live from the first to the last of these; operands of work on another stream
-   live until its WAIT. */
+   instructions that run together live from the first to the last of these instructions; operands of work on
+   another stream live until its WAIT. */
 static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
 {
     tt_context *ctx = t->ctx;
@@ -18716,7 +18757,8 @@ static void tt__rank_group_reset(tt__rank_group *w)
     w->failed = 0;
 }
 
-/* Notes the op and the value on which a rank works, for the error of a rank that waits too long for it. */
+/* Notes the op and the value on which a rank works, for the error of another rank that waits too long for
+   this rank. */
 static void tt__rank_group_note(tt__rank_group *w, int rank, const char *op, const char *on)
 {
     __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);
@@ -18865,17 +18907,19 @@ typedef struct tt__net {
     int failed;             /* atomic: the common work of the processes has ended */
     tt_status status;
     char why[1100];         /* why the common work has ended */
-    tt__end end, ended[TT__RANKS]; /* this process's end message; each process's, guarded by `mutex` */
+    tt__end end, ended[TT__RANKS]; /* end: this process's end message; ended: for each process, its end
+                                      message, guarded by `mutex` */
     bool has_ended[TT__RANKS];     /* guarded by `mutex`; for each process: `ended` has its end message */
     char last_message[TT__RANKS][128]; /* guarded by `mutex`; for each process: the instruction for which a
                                           message of that process came last */
     int ranks;              /* number of ranks of each process in the last program that ran; 0: none yet */
     tt__note *note;         /* for each process: its note in the last tt__agree */
     bool cuda_aware;        /* MPI can access GPU memory in every process */
-    double sent, min;       /* guarded by `mutex`: bytes that collectives have sent so far; minimum that any
-                               method must send */
+    double sent, min;       /* guarded by `mutex`. sent: bytes that collectives have sent so far; min: the
+                               minimum that any method must send */
 #ifdef TINYTRAIN_MPI
-    MPI_Comm talk, data;    /* communicators: for notes and end messages; for collectives */
+    MPI_Comm talk, data;    /* talk: communicator for notes and end messages; data: communicator for
+                               collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
 #endif
 } tt__net;
@@ -19025,7 +19069,7 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            /* An error of test: the other process cannot be reached, so the message never ends. */
+            /* An error of `test`: the other process cannot be reached, so the message never ends. */
             if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true;
             left += !r[k].done;
         }
@@ -19160,7 +19204,7 @@ static void tt__net_close(tt_context *ctx)
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }
-    if (all) n->transport->close(n); /* otherwise close would wait for a process that is gone */
+    if (all) n->transport->close(n); /* otherwise `close` would wait for a process that is gone */
     ctx->net = NULL;
     pthread_mutex_destroy(&n->mutex);
     tt__free(ctx, n->note);
@@ -19512,9 +19556,10 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 typedef struct tt__device_group {
     tt_context *ctx;
     const tt__device_kind *kind;
-    int ranks, index[TT__RANKS];   /* number of ranks; for each rank: number of its device */
+    int ranks, index[TT__RANKS];   /* ranks: number of ranks; index: for each rank, the number of its
+                                      device */
     int first, local;
-    int moved;                     /* number that index[] adds to the device numbers in the name */
+    int moved;                     /* the device numbers in index[] are those in the name plus this number */
     char name[96];                 /* such as "cuda:0,2" or "cpu*2 in 4 processes"; cut if too long */
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
@@ -19587,11 +19632,16 @@ typedef struct tt__collective {
     tt__device_group *group;
     tt__launch *l;          /* array of n launches */
     int n;
-    tt__members all, near;  /* all members; the members of this process or, in a pair, both members */
-    int rank, me, low;      /* this rank; its member number; the lowest member number in this process */
-    int processes, own;     /* number of processes with members; number of this process among them */
-    int grain, nodes;       /* number of consecutive members that form a node; nodes of a process */
-    int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
+    tt__members all, near;  /* all: all members; near: the members of this process or, in a pair, both
+                               members */
+    int rank, me, low;      /* rank: this rank; me: its member number; low: lowest member number in this
+                               process */
+    int processes, own;     /* processes: number of processes with members; own: number of this process among
+                               them */
+    int grain, nodes;       /* grain: number of consecutive members that form a node; nodes: nodes of a
+                               process */
+    int leader, tag;        /* leader: the rank that sends and receives for this process; tag: tag of its
+                               messages */
     bool no_peer;             /* some ranks in `near` cannot load from one another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in staging memory on the host */
 } tt__collective;
@@ -19768,7 +19818,7 @@ static tt_status tt__net_all_there(tt__mail *m)
     return come ? TT_OK : tt__net_late(m, late, why);
 }
 
-/* Waits until the first n messages of *m have been sent or received. Others stay in flight. */
+/* Waits until the first n messages of *m have been sent or received. The other messages stay in flight. */
 static tt_status tt__net_first_there(tt__mail *m, int n)
 {
     tt__mail first = *m;
@@ -19992,7 +20042,8 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
 
 /* A batch of messages in flight, for one or more jobs (parts of collectives). Elements for process q begin at
    byte to[q] of the batch's send memory; elements from process q begin at byte from[q] of its receive memory.
-   Both are ordered by job, then by shard, then by node (c->grain consecutive members, whose sum is sent). */
+   The elements in either memory are ordered by job, then by shard, then by node (c->grain consecutive
+   members, whose sum is sent). */
 typedef struct tt__net_batch {
     tt__net_job job[TT__NET_JOBS];
     int jobs;
@@ -20023,7 +20074,7 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
 }
 
 /* Copies a rank's elements of all shards, one after another, to the second half of its staging memory. Other
-   ranks of the process read them there if they cannot load from the rank's memory. */
+   ranks of the process that cannot load from the rank's memory read the copy. */
 static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
 {
     char *to = (char *)c->group->stage[c->rank] + TT__STAGE + b->begin;
@@ -20335,7 +20386,8 @@ static tt_status tt__net_phase(const tt__collective *c)
 }
 
 /* Runs all phases of c->n collectives on a rank. The members of the process wait at a barrier before and
-   after each phase. met: the members have just passed a barrier, so the first one is left out. */
+   after each phase. met: the members have just passed a barrier, so they do not wait before the first
+   phase. */
 static tt_status tt__run_collective(const tt__collective *c, bool met)
 {
     const int phases = tt__rules_of(c->l->instr)->phases;
@@ -21665,8 +21717,8 @@ void tt_close(tt_context *ctx)
    nothing on the device. Uses all sections above.
    ======================================================================================================== */
 
-/* A device's recording of the launches of a stretch: consecutive instructions (a CUDA graph). A recording of
-   a stretch of micro-batches can be replayed only with equal numbers of rows. */
+/* A device's recording (a CUDA graph) of the launches of a stretch, that is, of consecutive instructions. A
+   recording of a stretch of micro-batches can be replayed only with equal numbers of rows. */
 typedef struct tt__recording {
     void *made;             /* the device's recording; NULL: the stretch ran only once so far */
     tt__segment segment;
@@ -21707,7 +21759,8 @@ typedef struct tt__settings {
     tt__matmul_precision matmul;
     tt__recompute_policy recompute;
     unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
-    bool offload_fits, zero_fits; /* the option `offload` is "budget"; `parallel.zero` is TT_ZERO_BUDGET */
+    bool offload_fits, zero_fits; /* offload_fits: the option `offload` is "budget"; zero_fits:
+                                     `parallel.zero` is TT_ZERO_BUDGET */
     tt__update_place update;
     tt__memory_kind memory;
     bool scales;            /* the program uses loss scaling */
@@ -21721,7 +21774,8 @@ enum { TT__AHEAD = 2 }; /* max of tt__choice.ahead on devices that have streams 
 typedef struct tt__choice {
     tt__recompute_policy recompute;
     unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
-    int activations;        /* with TT__OUT_ACTIVATIONS: number of blocks to offload, never the last */
+    int activations;        /* with TT__OUT_ACTIVATIONS: number of blocks to offload, counted from the first;
+                               the last block is never one */
     tt__update_place update;
     int ahead;              /* number of blocks that copies and collectives may run ahead; 0: no overlap */
     int blocks;             /* policy "blocks" recomputes the first `blocks` blocks, never the last */
@@ -21734,12 +21788,13 @@ typedef struct tt__choice {
 /* Arguments and results of a call of tt__try_compile beside tt_compile_options. */
 typedef struct tt__attempt {
     bool quiet;             /* a trial of a search for the largest size: no warnings, errors without advice */
-    bool unbudgeted;        /* the caller of that search has no budget and will compile without one */
+    bool unbudgeted;        /* the caller of a search for the largest size has no budget, and will compile
+                               without one */
     bool dropout;           /* a program that does not train keeps its dropout */
     bool no_arrivals;       /* reserve no memory for the inputs of the next run, as under a tight budget */
     size_t needs;           /* bytes of the smallest possible program with the options as they are */
-    size_t advised;         /* bytes of the smallest program that an error's advice leads to; 0: the advice
-                               fits the budget */
+    size_t advised;         /* bytes of the smallest program that an error's advice leads to; 0: the program
+                               that follows the advice fits the budget */
 } tt__attempt;
 
 /* A tape after all passes, with its plan. Persistent storages have no place yet: their place depends on the
@@ -21752,7 +21807,7 @@ typedef struct tt__built {
     int n_boxes;
     size_t transient;       /* bytes of the region that holds the boxes on the device */
     size_t bound;           /* largest number of bytes of boxes in use at one instruction */
-    int peak_at;            /* number of that instruction, the peak */
+    int peak_at;            /* number of the instruction with `bound` bytes in use, the peak */
     /* Bytes of host memory for this program alone, in this order: persistent bytes, transient bytes, and
        bytes that only data rank 0 has (host_of_first). */
     size_t host_persistent, host_transient, host_of_first;
@@ -21865,7 +21920,8 @@ struct tt_program {
     struct tt_program *stage[TT__RANKS]; int stages;
     tt__queued *queued; int n_queued, cap_queued; /* entry r * data + d: micro-batch r of data rank d */
     size_t *queued_at; /* byte offset of each input in tt__queued.inputs; then the total; NULL: no pipeline */
-    int n_recorded, n_axes; /* numbers of values and of axes of the tape that was compiled */
+    int n_recorded, n_axes; /* n_recorded: number of values of the tape that was compiled; n_axes: number of
+                               its axes */
     int64_t last_round;     /* last round that was run */
     tt__step_settings run;            /* settings of the next run; each rank sets `micro` in its own copy */
     tt__results results;    /* results of all ranks when they were last read */
@@ -22573,7 +22629,7 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
 }
 
 /* Notes the SEND instructions of a pipeline stage, and for each SEND the segment that first writes its
-   operand. first: from tt__first_writers. */
+   operand. first: for each storage, 1 + the first instruction that writes it (tt__first_writers). */
 static void tt__note_sends(tt__built *b, const int32_t *first)
 {
     const tt_tape *t = b->t;
@@ -24381,8 +24437,8 @@ static tt_status tt__build_chosen(const tt__job *to)
 /* ------------------------------------------------------------------------------------------------- commit */
 
 /* Gives persistent storage v a place in the program's arena, unless v already has a place in an arena. The
-   place is directly after storage `before` or, if `before` is 0, at the end of the arena. The padding that
-   aligns `before` then follows v. Returns whether v got a place. */
+   place is directly after storage `before` or, if `before` is 0, at the end of the arena. The padding at the
+   end of `before` then comes after v. Returns whether v got a place. */
 static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
 {
     tt_tape *t = p->built.t;
@@ -24609,7 +24665,7 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
 typedef struct tt__short_stages {
     size_t needs, advised;  /* tt__attempt.needs and .advised of the stage that needs the most bytes */
     size_t max;             /* largest tt__attempt.advised of all stages */
-    int at;                 /* number of that stage */
+    int at;                 /* number of the stage with the largest tt__attempt.advised */
     char error[TT__ERROR];  /* error of the stage that needs the most bytes; "": all stages fit */
 } tt__short_stages;
 
@@ -24672,7 +24728,8 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* Prints, one a line, the facts on which the bits of results depend, so that all processes need the same. */
+/* Prints, one a line, the facts on which the bits of results depend. The lines must be equal in all
+   processes. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};
@@ -24998,8 +25055,8 @@ static tt_program *tt__stage_of(const tt_program *p, int rank)
 
 static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
-/* tt__is_here returns whether a rank is in this process, tt__has_data_rank whether a rank of a data rank
-   is. */
+/* tt__is_here returns whether a rank is in this process. tt__has_data_rank returns whether this process has a
+   rank of a data rank. */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.group, rank); }
 
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
@@ -25048,7 +25105,8 @@ static int tt__slots(const tt_program *p)
 
 static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
-/* Returns how many slots have contents when `segment` sums them. These are always the first slots. */
+/* Returns how many slots have contents when `segment` sums them. The slots that have contents are always the
+   first ones. */
 static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
@@ -25559,9 +25617,9 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
-/* Fails if each of some processes needs more memory than this machine has available for all of them;
-   otherwise the system might kill a process later. Does not check memory of a caller's allocator. what: what
-   needs the memory; advice: what the message advises. */
+/* Fails if this machine has too little memory available for `processes` processes that need `bytes` bytes
+   each; otherwise the system might kill a process later. Does not check memory of a caller's allocator. what:
+   what needs the memory; advice: what the message advises. */
 static tt_status tt__machine_has(tt_context *ctx, double bytes, int processes, const char *what,
                                  const char *advice)
 {
@@ -26115,10 +26173,10 @@ static bool tt__adds_later(const tt_program *p, tt__segment segment)
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* Returns the entry of r->recordings for a run with this stretch, slot and these numbers of rows; NULL if
-   there is none. In that case, takes one credit from the entries in turn, and gives an entry that has no
-   credit left to this run, for its next time. Each use of an entry adds credit, so frequent runs keep their
-   recordings, however many other runs there are. */
+/* Returns the entry of r->recordings for a run with this stretch and slot and with equal numbers of rows;
+   NULL if there is none. If there is none, takes a credit from the entry whose turn it is. If that entry has
+   no credit left, it now belongs to this run, and the run's next repetition finds the entry. Each use of an
+   entry adds credit, so frequent runs keep their recordings, however many other runs there are. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];
@@ -26152,7 +26210,8 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 /* ==== src/run/collectives.h */
 /* ---- collectives ---- */
 
-/* Returns how many members contribute data to collective i. These are always the first members. */
+/* Returns how many members contribute data to collective i. The members that contribute are always the first
+   ones. */
 static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
     const tt__now *now = &p->rank[rank].now;
@@ -26475,8 +26534,8 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
-/* Launches n instructions together that are not collectives. They run on the device or, if tt__instr.on_host,
-   on the CPU once the device has computed their operands. */
+/* Launches n instructions, none of them a collective, together. The instructions run on the device or, if
+   tt__instr.on_host, on the CPU once the device has computed their operands. */
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;
@@ -26498,8 +26557,8 @@ typedef struct tt__rank_progress {
                                (tt__instr.always) */
     bool later;             /* the run adds to gradients of earlier micro-batches */
     /* `met`: the ranks (data ranks, tensor ranks, ...) that have passed a barrier on stream `met_stream` and
-       have launched nothing since. Both fields are equal on all these ranks, also on ranks without a
-       micro-batch. */
+       have launched nothing since. `met` and `met_stream` are equal on all these ranks, also on ranks without
+       a micro-batch. */
     tt__over met;
     int met_stream;
 } tt__rank_progress;
@@ -26509,8 +26568,8 @@ static bool tt__is_left_out(const tt__rank_progress *at, const tt__instr *i)
     return (at->absent && !i->always) || (i->later && !at->later);
 }
 
-/* Waits until instruction k is done on rank 0, and keeps the seconds since `begin`, its launch, if they are
-   the fewest so far. */
+/* Waits until instruction k is done on rank 0. Computes the seconds since its launch, which was at time
+   `begin`, and keeps them if they are the fewest so far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
     const tt__device_group *c = p->settings.group;
@@ -27811,8 +27870,8 @@ static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so
     return found;
 }
 
-/* Finds a parameter's gradient and the factor by which its stored numbers are multiplied to be those of the
-   mean loss. Fails if there is no gradient now. caller: name of the public function, for the error. */
+/* Finds a parameter's gradient and the factor that turns the stored numbers into the gradient of the mean
+   loss. Fails if there is no gradient now. caller: name of the public function, for the error. */
 static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const char *caller, tt__so_far *g,
                                   double *factor)
 {
@@ -27949,8 +28008,8 @@ static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
     return false;
 }
 
-/* Continues a hash with attributes of the instructions at the end of a step, and returns it: those of CLIP,
-   of the updates in the order of the parameters in the tape, and of LOSS_SCALE. */
+/* Continues a hash with attributes of the instructions at the end of a step, and returns the hash. These
+   instructions are CLIP, the updates in the order of the parameters in the tape, and LOSS_SCALE. */
 static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 {
     const tt_tape *t = p->built.t;
