@@ -64,8 +64,8 @@ static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
     }
 }
 
-/* Counts a matrix product. joined: the product shares a launch with the product before. x is then read only once
-   for both products. */
+/* Counts a matrix product. joined: the product shares a launch with the product before, so that the launch
+   reads x only once. */
 static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, double bytes, bool joined)
 {
     const bool sums = i->op == TT__OP_LINEAR_DW; /* dw (out, in) = dy^T x, a sum over rows */
