@@ -816,7 +816,8 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.schedule.total_steps = total_steps;
     o.schedule.warmup_steps = (int64_t)(run->warmup * (double)total_steps);
     o.schedule.decay_steps = (int64_t)fmax(1, run->cooldown * (double)total_steps);
-    if (o.schedule.decay_steps > total_steps - o.schedule.warmup_steps) /* starts after the warm-up */
+    /* Shortens a decay that would begin before the warm-up ends. */
+    if (o.schedule.decay_steps > total_steps - o.schedule.warmup_steps)
         o.schedule.decay_steps = total_steps - o.schedule.warmup_steps;
     if (run->budget && !run->gpu) {
         const int ranks = run->parallel.data * run->parallel.tensor * run->parallel.pipeline;
