@@ -11,8 +11,8 @@ The tasks, all made of the reviews' own texts and ratings:
              B-BAD (a list of words each), else O
     labels   each of five themes of which the review has a word
     embed    the halves of a review are a pair: the contrastive loss of sentence-transformers
-             (MultipleNegativesRankingLoss), and, as "embed, in 4 parts", tinytrain's step of 4 micro-batches with
-             the negatives of the whole step
+             (MultipleNegativesRankingLoss), and, as "embed, in 4 parts", tinytrain's step of 4
+             micro-batches with the negatives of the whole step
 
 Each task gets a table of 16 reviews for each step, chosen by random.Random(1), and a small BERT with seeded
 random weights and the vocabulary of examples/data. bench/task_losses.c reads table and folder and trains by
@@ -83,7 +83,8 @@ def rows_of(task, folder, n):
         themes = [t for t in sorted(THEMES) if there & set(THEMES[t].split())]
         if task.startswith("embed"):
             words = text.split()
-            rows.append({"text": " ".join(words[:len(words) // 2]), "text_pair": " ".join(words[len(words) // 2:])})
+            half = len(words) // 2
+            rows.append({"text": " ".join(words[:half]), "text_pair": " ".join(words[half:])})
         elif task == "pairs":
             theme = sorted(THEMES)[len(rows) % len(THEMES)]
             rows.append({"text": theme, "text_pair": text, "label": ["no", "yes"][theme in themes]})
@@ -152,8 +153,9 @@ def embedder(config, tokenizer, folder):
     inner = os.path.join(folder, "inner")
     transformers.BertModel(config).save_pretrained(inner)
     tokenizer.save_pretrained(inner)
-    model = SentenceTransformer(modules=[models.Transformer(inner, max_seq_length=MAX_TOKENS),
-                                         models.Pooling(config.hidden_size, pooling_mode="mean")], device="cpu")
+    encoder = models.Transformer(inner, max_seq_length=MAX_TOKENS)
+    pooling = models.Pooling(config.hidden_size, pooling_mode="mean")
+    model = SentenceTransformer(modules=[encoder, pooling], device="cpu")
     model.save(folder)
     return model.train()
 
@@ -169,8 +171,10 @@ def compare(task, folder, a):
     config = transformers.BertConfig(
         vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
         intermediate_size=512, max_position_embeddings=MAX_TOKENS, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0, **({"id2label": dict(enumerate(names)), "problem_type": problem,
-                                              "label2id": {n: k for k, n in enumerate(names)}} if names else {}))
+        attention_probs_dropout_prob=0.0)
+    if names:
+        config.problem_type, config.id2label = problem, dict(enumerate(names))
+        config.label2id = {n: k for k, n in enumerate(names)}
     torch.manual_seed(1)
     if task.startswith("embed"):
         model = embedder(config, tokenizer, folder)
