@@ -1842,8 +1842,8 @@ typedef struct tt_stream_options {
     const char *separator;         /* Set it to the line that separates documents in a text, such as
                                       "<|endoftext|>"; "": one or more empty lines; default NULL: a text is
                                       one document */
-    bool all_tokens;               /* Set it to learn all tokens of conversations; default false: only those of
-                                      the answers */
+    bool all_tokens;               /* Set it to learn all tokens of conversations; default false: only those
+                                      of the answers */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
@@ -1882,8 +1882,8 @@ int tt_token_stream_vocab(const tt_token_stream *s);
 /* Copies n ids from number `first` on. Returns TT_ERR_FORMAT if an id is not below vocab. */
 tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n, int32_t *to);
 /* Returns the bytes of text that the tokens stand for, without the tokens before and after documents; 0 if
-   the stream is a file of ids or has conversations, -1 after an error. A mean loss in nats per token is then loss / log(2) * count
-   / bytes bits per byte. */
+   the stream is a file of ids or has conversations, -1 after an error. A mean loss in nats per token is then
+   loss / log(2) * count / bytes bits per byte. */
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
@@ -1894,8 +1894,9 @@ typedef struct tt_token_loader_options {
     bool across;       /* Set it to let a token see the documents before it in its window, and the end of one
                           document predict the next; default false: attention and positions start anew with
                           each document */
-    bool whole;        /* Set it to make a window of each document, cut to `length` tokens; default false: windows
-                          are filled with documents, and end where they are full */
+    bool whole;        /* Set it to make a window of each document, cut to `length` tokens; conversations
+                          without a token to learn in their window are left out; default false: windows are
+                          filled with documents, and end where they are full */
     tt_parallel parallel; /* Set it to the trainer's `parallel`, as in tt_loader_options; default: one group
                              on one rank */
 } tt_token_loader_options;
@@ -1903,9 +1904,9 @@ tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, one after another without padding; the last window may be shorter. In
    an epoch each token except the stream's first is the target of exactly one window (with the option `whole`,
    except the first of each document and tokens that are cut). A batch has the array "targets" (rows): the
-   token that follows each row's token, or -100 if no token follows, or one that is not learnt. The stream must
-   outlive the loader. tt_token_loader_new reads the whole stream once, so that an id that is not below vocab
-   is found before training. NULL options: defaults. Returns NULL on error. */
+   token that follows each row's token, or -100 if no token follows, or one that is not learnt. The stream
+   must outlive the loader. tt_token_loader_new reads the whole stream once, so that an id that is not below
+   vocab is found before training. NULL options: defaults. Returns NULL on error. */
 typedef struct tt_token_loader tt_token_loader;
 tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
                                      const tt_token_loader_options *o);
@@ -34116,7 +34117,8 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
 }
 
 /* ==== src/text/jinja.h */
-/* --------------------------------------------------------------------- chat templates: a part of Jinja
+/* ----------------------------------------------------------------- chat templates: a part of Jinja
+
    Chat templates are programs in Jinja (https://jinja.palletsprojects.com/templates). This interpreter has
    what the templates of decoders use, with the settings of transformers: trim_blocks, lstrip_blocks, the tag
    `generation`, break and continue. The interpreter refuses anything else, by name and line. A construct in a
@@ -34139,9 +34141,11 @@ typedef enum tt__jinja_kind {
     TT__JINJA_TEXT, TT__JINJA_INTEGER, TT__JINJA_BOOL, TT__JINJA_NONE, TT__JINJA_NAME,
     TT__JINJA_LIST, TT__JINJA_DICT, TT__JINJA_PAIR,     /* (items); (pairs); (key, value) */
     TT__JINJA_ATTRIBUTE, TT__JINJA_INDEX,               /* (value); (value, index) */
-    TT__JINJA_SLICE, TT__JINJA_CALL, TT__JINJA_KEYWORD, /* (value, from, to, step); (callee, arguments); (value) */
+    TT__JINJA_SLICE, TT__JINJA_CALL,                    /* (value, from, to, step); (callee, arguments) */
+    TT__JINJA_KEYWORD,                                  /* (value) */
     TT__JINJA_FILTER, TT__JINJA_TEST,                   /* (value, arguments) */
-    TT__JINJA_BINARY, TT__JINJA_NOT, TT__JINJA_NEGATIVE, TT__JINJA_CHOICE /* CHOICE: (condition, then, else) */
+    TT__JINJA_BINARY, TT__JINJA_NOT, TT__JINJA_NEGATIVE, /* (left, right); (value); (value) */
+    TT__JINJA_CHOICE                                     /* (condition, then, else) */
 } tt__jinja_kind;
 
 /* A node of a template. Indices of nodes are above 0; 0: none. */
@@ -34163,7 +34167,8 @@ typedef struct tt__jinja {
     bool failed;
     bool line_starts;         /* the byte before the current text is a line end, or there is none */
     char tag;                 /* the current tag: '%', '{' or '#'; 0: the template has ended */
-    char token;               /* kind of the current token: N name, T text, I integer, O operator, E end of the tag */
+    char token;               /* kind of the current token: 'N' name, 'T' text, 'I' integer, 'O' operator,
+                                 'E' end of the tag */
     const char *token_text;
     int64_t token_n;          /* bytes of token_text; an integer */
     tt__jinja_node *nodes;
@@ -34317,7 +34322,8 @@ static void tt__jinja_string(tt__jinja *j)
         const char c = j->text[at++];
         const char *name = c == '\\' ? (const char *)memchr(names, j->text[at], sizeof names - 1) : NULL;
         if (c == '\\' && !name && memchr("xuUN01234567", j->text[at], 12)) {
-            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j), "the escape sequence \\%c of a string is "
+            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
+                           "the escape sequence \\%c of a string is "
                            "not supported: write the character itself", j->text[at]);
             return;
         }
@@ -34362,7 +34368,8 @@ static void tt__jinja_next(tt__jinja *j)
         int64_t x = 0;
         for (; tt__jinja_digit(text[n]) && n < 10; n++) x = 10 * x + (text[n] - '0');
         if (n == 10 || text[n] == '_' || (text[n] == '.' && tt__jinja_digit(text[n + 1])))
-            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j), "the number %.*s is not supported; expected "
+            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
+                           "the number %.*s is not supported; expected "
                            "an integer of at most 9 digits", (int)tt__min(n + 3, left), text);
         j->token = j->failed ? 'E' : 'I';
         j->at += n;
@@ -34372,8 +34379,10 @@ static void tt__jinja_next(tt__jinja *j)
         int k = 0;
         while (k < TT__COUNT(operators) && strncmp(text, operators[k], strlen(operators[k])) != 0) k++;
         if (k == TT__COUNT(operators)) {
-            tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), left ? "the byte 0x%02x begins no word and no "
-                           "operator" : "the tag that begins before the template's end has no end", (uint8_t)*text);
+            tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), left
+                           ? "the byte 0x%02x begins no word and no "
+                           "operator" : "the tag that begins before the template's end has no end",
+                               (uint8_t)*text);
             return;
         }
         n = strlen(operators[k]);
@@ -34481,14 +34490,16 @@ static int tt__jinja_primary(tt__jinja *j)
             return tt__jinja_add(j, (tt__jinja_kind)words[k].kind, NULL, words[k].n);
     if (j->token == 'N') return tt__jinja_named(j, TT__JINJA_NAME, "");
     if (j->token == 'T' || j->token == 'I') {
-        node = tt__jinja_add(j, j->token == 'T' ? TT__JINJA_TEXT : TT__JINJA_INTEGER, j->token_text, j->token_n);
+        node = tt__jinja_add(j, j->token == 'T' ? TT__JINJA_TEXT : TT__JINJA_INTEGER, j->token_text,
+                             j->token_n);
         tt__jinja_next(j);
     } else if (tt__jinja_accept(j, "(")) {
         const bool empty = tt__jinja_is(j, ")");
         node = empty ? 0 : tt__jinja_expression(j);
         if (!empty && tt__jinja_accept(j, ")")) return node;
         if (!empty) tt__jinja_need(j, ",");
-        const int more = tt__jinja_items(j, TT__JINJA_LIST, ")"), list = tt__jinja_add(j, TT__JINJA_LIST, NULL, 0);
+        const int more = tt__jinja_items(j, TT__JINJA_LIST, ")"),
+            list = tt__jinja_add(j, TT__JINJA_LIST, NULL, 0);
         j->nodes[node].next = more;
         j->nodes[list].part[0] = empty ? more : node;
         node = list;
@@ -34572,7 +34583,8 @@ static int tt__jinja_unary(tt__jinja *j, bool filters)
 }
 
 /* The binary operators by precedence: of two operators, that of the later row binds more tightly. */
-static const char *const tt__jinja_ops[][8] = {{"or"}, {"and"}, {""}, {"==", "!=", "<=", ">=", "<", ">", "in"},
+static const char *const tt__jinja_ops[][8] = {{"or"}, {"and"}, {""},
+                                               {"==", "!=", "<=", ">=", "<", ">", "in"},
                                                {"+", "-"}, {"~"}, {"*", "//", "%"}};
 enum { TT__JINJA_NOT_ROW = 2, TT__JINJA_COMPARISONS = 3 };
 
@@ -34613,7 +34625,8 @@ static int tt__jinja_expression(tt__jinja *j)
     int node = 0;
     if (tt__jinja_deeper(j)) node = tt__jinja_binary(j, 0);
     while (tt__jinja_accept(j, "if")) {
-        const int condition = tt__jinja_binary(j, 0), choice = tt__jinja_around(j, TT__JINJA_CHOICE, condition);
+        const int condition = tt__jinja_binary(j, 0),
+            choice = tt__jinja_around(j, TT__JINJA_CHOICE, condition);
         const int other = tt__jinja_accept(j, "else") ? tt__jinja_expression(j) : 0;
         j->nodes[choice].part[1] = node;
         j->nodes[choice].part[2] = other;
@@ -34704,8 +34717,10 @@ static int tt__jinja_statement(tt__jinja *j)
         j->generates = true;
         tt__jinja_need(j, "endgeneration");
     } else if (j->token == 'N')
-        tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j), "the tag '%.*s' is not supported here; expected "
-                       "if, for, set, generation, break or continue", (int)tt__min(j->token_n, 60), j->token_text);
+        tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
+                       "the tag '%.*s' is not supported here; expected "
+                       "if, for, set, generation, break or continue", (int)tt__min(j->token_n, 60),
+                           j->token_text);
     else tt__jinja_unexpected(j, "the name of a tag");
     tt__jinja_end_tag(j);
     return node;
@@ -34735,7 +34750,8 @@ static int tt__jinja_body(tt__jinja *j, const char *ends)
             if (turn && !j->tag && !j->failed) {
                 ended = true;
                 if (*ends)
-                    tt__jinja_fail(j, TT_ERR_FORMAT, line, "the tag that ends here has no end; expected %s", ends);
+                    tt__jinja_fail(j, TT_ERR_FORMAT, line, "the tag that ends here has no end; expected %s",
+                                   ends);
             }
             if (!node) continue;
             if (last) j->nodes[last].next = node;
@@ -34749,7 +34765,8 @@ static int tt__jinja_body(tt__jinja *j, const char *ends)
 
 /* Parses a template, `bytes` bytes of UTF-8. path must live as long as j. The caller frees j even after an
    error. */
-static tt_status tt__jinja_parse(tt__jinja *j, tt_context *ctx, const char *path, const char *text, size_t bytes)
+static tt_status tt__jinja_parse(tt__jinja *j, tt_context *ctx, const char *path, const char *text,
+                                 size_t bytes)
 {
     memset(j, 0, sizeof *j);
     j->ctx = ctx;
@@ -34757,7 +34774,8 @@ static tt_status tt__jinja_parse(tt__jinja *j, tt_context *ctx, const char *path
     j->line = 1;
     j->line_starts = true;
     if (bytes > INT32_MAX / 4 || tt__utf8_invalid(text, bytes) < bytes)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': the chat template has %zu bytes; expected at most %d, in UTF-8",
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': the chat template has %zu bytes; expected at most %d, in "
+                        "UTF-8",
                         path, bytes, INT32_MAX / 4);
     if (!(j->text = (char *)tt__alloc(ctx, bytes + 4))) return TT_ERR_MEMORY;
     for (size_t at = 0; at < bytes; at++) {
@@ -34789,7 +34807,11 @@ typedef struct tt__jinja_value {
 } tt__jinja_value;
 
 /* A member of a dictionary, or of a list, which has no keys. */
-typedef struct tt__jinja_member { const char *key; int64_t key_bytes; tt__jinja_value value; } tt__jinja_member;
+typedef struct tt__jinja_member {
+    const char *key;
+    int64_t key_bytes;
+    tt__jinja_value value;
+} tt__jinja_member;
 
 typedef struct tt__jinja_variable {
     const char *name;
@@ -34799,7 +34821,10 @@ typedef struct tt__jinja_variable {
 } tt__jinja_variable;
 
 /* Variables; those of an outer scope are visible unless `variables` has the same name. */
-typedef struct tt__jinja_scope { tt__jinja_variable *variables; struct tt__jinja_scope *outer; } tt__jinja_scope;
+typedef struct tt__jinja_scope {
+    tt__jinja_variable *variables;
+    struct tt__jinja_scope *outer;
+} tt__jinja_scope;
 
 /* A rendering of a template. */
 typedef struct tt__jinja_run {
@@ -34807,9 +34832,9 @@ typedef struct tt__jinja_run {
     tt__chunk *chunks;       /* memory of values */
     size_t used;             /* bytes of values */
     int64_t steps;           /* steps that are left */
-    int depth, captures;     /* levels of nesting; number of set blocks and generation blocks around the current
-                                statement */
-    int leaving;             /* the statement that leaves the loop, TT__JINJA_BREAK or TT__JINJA_CONTINUE; 0: none */
+    int depth;               /* levels of nesting */
+    int captures;            /* number of set blocks and generation blocks around the current statement */
+    int leaving;             /* the statement that leaves the loop, TT__JINJA_BREAK or _CONTINUE; 0: none */
     tt__jinja_scope *scope;
     char *out;               /* the text so far */
     size_t n, capacity;
@@ -34845,7 +34870,8 @@ static void *tt__jinja_take(tt__jinja_run *r, int64_t bytes)
 {
     tt__jinja *j = r->j;
     const size_t n = (size_t)bytes + 1;
-    void *memory = j->failed || n > TT__JINJA_MEMORY - r->used ? NULL : tt__chunks_take(j->ctx, &r->chunks, n);
+    const bool fits = !j->failed && n <= TT__JINJA_MEMORY - r->used;
+    void *memory = fits ? tt__chunks_take(j->ctx, &r->chunks, n) : NULL;
     if (memory) {
         r->used += n;
         return memset(memory, 0, n);
@@ -34931,14 +34957,18 @@ static bool tt__jinja_true(tt__jinja_value v)
     return v.n != 0 || v.type == TT__VALUE_NAMESPACE || v.type == TT__VALUE_OTHER;
 }
 
-static bool tt__jinja_number(tt__jinja_value v) { return v.type == TT__VALUE_BOOL || v.type == TT__VALUE_INTEGER; }
+static bool tt__jinja_number(tt__jinja_value v)
+{
+    return v.type == TT__VALUE_BOOL || v.type == TT__VALUE_INTEGER;
+}
 
 static bool tt__jinja_equal(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value a, tt__jinja_value b,
                             int depth)
 {
     if (tt__jinja_number(a) && tt__jinja_number(b)) return a.n == b.n;
     if (a.type != b.type || a.n != b.n) return false;
-    if (depth == TT__JINJA_DEPTH) tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested too deeply");
+    if (depth == TT__JINJA_DEPTH)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested too deeply");
     if (!tt__jinja_steps(r, at, a.type == TT__VALUE_TEXT ? a.n / 64 : 1)) return false;
     if (a.type == TT__VALUE_TEXT) return memcmp(a.text, b.text, (size_t)a.n) == 0;
     for (int64_t i = 0, k; a.members && i < a.n; i++) {
@@ -34971,7 +35001,8 @@ static bool tt__jinja_write(tt__jinja_run *r, const char *text, int64_t n)
     const size_t needed = r->n + (size_t)n;
     if (r->j->failed) return false;
     if (needed > TT__JINJA_MEMORY)
-        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, 1, "a text of more than %zu bytes is not supported", TT__JINJA_MEMORY);
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, 1, "a text of more than %zu bytes is not supported",
+                       TT__JINJA_MEMORY);
     if (!r->j->failed && needed + 1 > r->capacity) {
         char *more = (char *)tt__realloc(r->j->ctx, r->out, 2 * needed + 64);
         r->j->failed = !more;
@@ -34998,14 +35029,16 @@ static void tt__jinja_json(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja
     static const char names[] = "\"\\nrtbf", values[] = "\"\\\n\r\t\b\f";
     const bool list = v.type == TT__VALUE_LIST, dict = v.type == TT__VALUE_DICT;
     char escape[8];
-    if (depth == TT__JINJA_DEPTH) tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested too deeply");
+    if (depth == TT__JINJA_DEPTH)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested too deeply");
     if (!tt__jinja_steps(r, at, 1)) return;
     if (v.type == TT__VALUE_NONE) tt__jinja_write(r, "null", 4);
     else if (v.type == TT__VALUE_BOOL) tt__jinja_write(r, v.n ? "true" : "false", v.n ? 4 : 5);
     else if (v.type == TT__VALUE_TEXT) {
         tt__jinja_write(r, "\"", 1);
         for (int64_t i = 0, from = 0; i <= v.n && !r->j->failed; i++) {
-            const char c = i < v.n ? v.text[i] : 0, *found = (const char *)memchr(values, c, sizeof values - 1);
+            const char c = i < v.n ? v.text[i] : 0;
+            const char *found = (const char *)memchr(values, c, sizeof values - 1);
             if (i < v.n && !found && (uint8_t)c >= 0x20) continue;
             tt__jinja_write(r, v.text + from, i - from);
             from = i + 1;
@@ -35028,7 +35061,8 @@ static void tt__jinja_json(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja
         tt__jinja_write(r, list ? "]" : "}", 1);
     } else {
         if (v.type != TT__VALUE_INTEGER)
-            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "tojson of %s is not supported", tt__jinja_type_name(v));
+            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "tojson of %s is not supported",
+                           tt__jinja_type_name(v));
         v = tt__jinja_to_text(r, at, v);
         tt__jinja_write(r, v.text, v.n);
     }
@@ -35094,12 +35128,14 @@ static tt__jinja_value tt__jinja_slice(tt__jinja_run *r, const tt__jinja_node *a
     const bool back = bound[2] < 0;
     for (int k = 0; k < 3; k++)
         if (bounds[k].type > TT__VALUE_NONE && bounds[k].type != TT__VALUE_INTEGER)
-            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "a bound of a slice is %s", tt__jinja_type_name(bounds[k]));
+            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "a bound of a slice is %s",
+                           tt__jinja_type_name(bounds[k]));
     if (!bound[2]) tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "the step of a slice is 0");
     for (int k = 0; k < 2; k++) {
         bound[k] = bounds[k].n < 0 ? bounds[k].n + list.n : bounds[k].n;
         bound[k] = tt__max(back ? -1 : 0, tt__min(bound[k], back ? list.n - 1 : list.n));
-        if (bounds[k].type <= TT__VALUE_NONE) bound[k] = back == !k ? (back ? list.n - 1 : list.n) : back ? -1 : 0;
+        if (bounds[k].type <= TT__VALUE_NONE)
+            bound[k] = back == !k ? (back ? list.n - 1 : list.n) : back ? -1 : 0;
     }
     tt__jinja_value part = tt__jinja_members(r, TT__VALUE_LIST, list.n);
     for (int64_t i = bound[0]; !r->j->failed && (back ? i > bound[1] : i < bound[1]); i += bound[2])
@@ -35115,9 +35151,11 @@ static tt__jinja_value tt__jinja_index(tt__jinja_run *r, const tt__jinja_node *a
     if (v.type == TT__VALUE_UNDEFINED)
         tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "an undefined value has no attribute or item%s%.*s",
                        index.type == TT__VALUE_TEXT ? " " : "",
-                       index.type == TT__VALUE_TEXT ? (int)tt__min(index.n, 60) : 0, index.text ? index.text : "");
+                       index.type == TT__VALUE_TEXT ? (int)tt__min(index.n, 60) : 0, index.text ? index.text
+                           : "");
     if (index.type == TT__VALUE_TEXT) return tt__jinja_get(r, v, index.text, index.n);
-    if (index.type != TT__VALUE_INTEGER || (v.type != TT__VALUE_LIST && v.type != TT__VALUE_TEXT)) return undefined;
+    if (index.type != TT__VALUE_INTEGER || (v.type != TT__VALUE_LIST && v.type != TT__VALUE_TEXT))
+        return undefined;
     const tt__jinja_value list = tt__jinja_list(r, at, v);
     const int64_t i = index.n < 0 ? index.n + list.n : index.n;
     return i >= 0 && i < list.n ? list.members[i].value : undefined;
@@ -35139,8 +35177,10 @@ static void tt__jinja_arguments(tt__jinja_run *r, tt__jinja_call *c, int chain)
     for (; chain && !r->j->failed; chain = r->j->nodes[chain].next) {
         const tt__jinja_node *node = &r->j->nodes[chain];
         if (c->n == 3 || node->kind == TT__JINJA_KEYWORD)
-            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node->line, "the %s %.*s with %s%.*s is not supported", c->what,
-                           (int)tt__min(c->at->n, 60), c->at->text, c->n == 3 ? "four arguments" : "an argument ",
+            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node->line, "the %s %.*s with %s%.*s is not supported",
+                           c->what,
+                           (int)tt__min(c->at->n, 60), c->at->text, c->n == 3 ? "four arguments"
+                               : "an argument ",
                            c->n == 3 ? 0 : (int)tt__min(node->n, 60), c->n == 3 ? "" : node->text);
         else c->argument[c->n++] = tt__jinja_eval(r, chain);
     }
@@ -35151,7 +35191,8 @@ static bool tt__jinja_calls(tt__jinja_run *r, const tt__jinja_call *c, const cha
 {
     if (!tt__jinja_same(c->at->text, c->at->n, name)) return false;
     if (c->n > max)
-        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the %s %s with %d arguments is not supported", c->what,
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the %s %s with %d arguments is not supported",
+                       c->what,
                        name, c->n);
     return true;
 }
@@ -35165,7 +35206,8 @@ static tt__jinja_value tt__jinja_refuse(tt__jinja_run *r, const tt__jinja_call *
 
 /* Returns a text whose ASCII letters are changed: 'U' to capitals, 'L' to small letters, 'C' to a capital and
    small letters. */
-static tt__jinja_value tt__jinja_case(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text, char to)
+static tt__jinja_value tt__jinja_case(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text,
+                                      char to)
 {
     char *copy = (char *)tt__jinja_take(r, text.n);
     for (int64_t i = 0; copy && i < text.n; i++) {
@@ -35204,7 +35246,8 @@ static tt__jinja_value tt__jinja_split(tt__jinja_run *r, const tt__jinja_call *c
         if (n != max && !white && (next = tt__jinja_search(r, c->at, text, from, separator)) >= 0) to = next;
         if (n != max && white) {
             size_t end = (size_t)from, after = (size_t)from;
-            while (end < (size_t)text.n && !tt__jinja_space(tt__utf8_next(text.text, (size_t)text.n, &after))) end = after;
+            while (end < (size_t)text.n && !tt__jinja_space(tt__utf8_next(text.text, (size_t)text.n, &after)))
+                end = after;
             next = to = (int64_t)end;
         }
         list.members[n++].value = tt__jinja_text(text.text + from, to - from);
@@ -35219,7 +35262,8 @@ static tt__jinja_value tt__jinja_replace(tt__jinja_run *r, const tt__jinja_call 
 {
     const tt__jinja_value from = c->argument[0], to = c->argument[1];
     const size_t begin = r->n;
-    if (c->n != 2 || from.type != TT__VALUE_TEXT || to.type != TT__VALUE_TEXT || !from.n) return tt__jinja_refuse(r, c);
+    if (c->n != 2 || from.type != TT__VALUE_TEXT || to.type != TT__VALUE_TEXT || !from.n)
+        return tt__jinja_refuse(r, c);
     for (int64_t at = 0, next; !r->j->failed; at = next + from.n) {
         next = tt__jinja_search(r, c->at, text, at, from);
         tt__jinja_write(r, text.text + at, (next < 0 ? text.n : next) - at);
@@ -35230,20 +35274,24 @@ static tt__jinja_value tt__jinja_replace(tt__jinja_run *r, const tt__jinja_call 
 }
 
 /* Removes the characters of the first argument, or white space, at the start, at the end or at both. */
-static tt__jinja_value tt__jinja_strip(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text, bool left,
+static tt__jinja_value tt__jinja_strip(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text,
+                                       bool left,
                                        bool right)
 {
     const tt__jinja_value set = c->argument[0];
     if (set.type > TT__VALUE_NONE && set.type != TT__VALUE_TEXT) return tt__jinja_refuse(r, c);
     if (!tt__jinja_steps(r, c->at, (1 + text.n / 64) * (1 + set.n / 8))) return text;
-    const size_t n = right ? tt__jinja_right(text.text, (size_t)text.n, set.text, (size_t)set.n) : (size_t)text.n;
+    const size_t n = right ? tt__jinja_right(text.text, (size_t)text.n, set.text, (size_t)set.n)
+        : (size_t)text.n;
     const size_t from = left ? tt__jinja_left(text.text, n, set.text, (size_t)set.n) : 0;
     return tt__jinja_text(text.text + from, (int64_t)(n - from));
 }
 
-static bool tt__jinja_contains(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value what, tt__jinja_value in)
+static bool tt__jinja_contains(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value what,
+                               tt__jinja_value in)
 {
-    if (in.type == TT__VALUE_TEXT && what.type == TT__VALUE_TEXT) return tt__jinja_search(r, at, in, 0, what) >= 0;
+    if (in.type == TT__VALUE_TEXT && what.type == TT__VALUE_TEXT)
+        return tt__jinja_search(r, at, in, 0, what) >= 0;
     if (in.type == TT__VALUE_TEXT || (in.type == TT__VALUE_DICT && what.type != TT__VALUE_TEXT))
         tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s cannot be in %s", tt__jinja_type_name(what),
                        tt__jinja_type_name(in));
@@ -35259,12 +35307,15 @@ static bool tt__jinja_test(tt__jinja_run *r, const tt__jinja_call *c)
     const bool iterable = type == TT__VALUE_TEXT || type == TT__VALUE_LIST || type == TT__VALUE_DICT;
     const struct { const char *name; bool is; } tests[] = {
         {"defined", type != TT__VALUE_UNDEFINED}, {"undefined", type == TT__VALUE_UNDEFINED},
-        {"none", type == TT__VALUE_NONE}, {"string", type == TT__VALUE_TEXT}, {"boolean", type == TT__VALUE_BOOL},
+        {"none", type == TT__VALUE_NONE}, {"string", type == TT__VALUE_TEXT},
+            {"boolean", type == TT__VALUE_BOOL},
         {"true", type == TT__VALUE_BOOL && c->on.n}, {"false", type == TT__VALUE_BOOL && !c->on.n},
-        {"integer", type == TT__VALUE_INTEGER}, {"number", tt__jinja_number(c->on) || type == TT__VALUE_OTHER},
+        {"integer", type == TT__VALUE_INTEGER},
+            {"number", tt__jinja_number(c->on) || type == TT__VALUE_OTHER},
         {"mapping", type == TT__VALUE_DICT}, {"sequence", iterable || type == TT__VALUE_UNDEFINED},
         {"iterable", iterable || type == TT__VALUE_UNDEFINED}};
-    for (int k = 0; k < TT__COUNT(tests); k++) if (tt__jinja_calls(r, c, tests[k].name, 0)) return tests[k].is;
+    for (int k = 0; k < TT__COUNT(tests); k++)
+        if (tt__jinja_calls(r, c, tests[k].name, 0)) return tests[k].is;
     if (tt__jinja_number(c->on)) {
         if (tt__jinja_calls(r, c, "odd", 0)) return c->on.n % 2 != 0;
         if (tt__jinja_calls(r, c, "even", 0)) return c->on.n % 2 == 0;
@@ -35272,9 +35323,12 @@ static bool tt__jinja_test(tt__jinja_run *r, const tt__jinja_call *c)
     static const char *const same[] = {"equalto", "eq", "sameas"};
     for (int k = 0; k < TT__COUNT(same); k++)
         if (c->n == 1 && tt__jinja_calls(r, c, same[k], 1))
-            return tt__jinja_equal(r, c->at, c->on, c->argument[0], 0) && (k < 2 || type == c->argument[0].type);
-    if (c->n == 1 && tt__jinja_calls(r, c, "ne", 1)) return !tt__jinja_equal(r, c->at, c->on, c->argument[0], 0);
-    if (c->n == 1 && tt__jinja_calls(r, c, "in", 1)) return tt__jinja_contains(r, c->at, c->on, c->argument[0]);
+            return tt__jinja_equal(r, c->at, c->on, c->argument[0], 0) &&
+                (k < 2 || type == c->argument[0].type);
+    if (c->n == 1 && tt__jinja_calls(r, c, "ne", 1))
+        return !tt__jinja_equal(r, c->at, c->on, c->argument[0], 0);
+    if (c->n == 1 && tt__jinja_calls(r, c, "in", 1))
+        return tt__jinja_contains(r, c->at, c->on, c->argument[0]);
     tt__jinja_refuse(r, c);
     return false;
 }
@@ -35282,10 +35336,12 @@ static bool tt__jinja_test(tt__jinja_run *r, const tt__jinja_call *c)
 /* The filters selectattr and rejectattr: (name of an attribute, name of a test, argument of the test). */
 static tt__jinja_value tt__jinja_select(tt__jinja_run *r, const tt__jinja_call *c, bool wanted)
 {
-    const tt__jinja_value list = tt__jinja_list(r, c->at, c->on), name = c->argument[0], test = c->argument[1];
+    const tt__jinja_value list = tt__jinja_list(r, c->at, c->on), name = c->argument[0],
+        test = c->argument[1];
     tt__jinja_value kept = tt__jinja_members(r, TT__VALUE_LIST, list.n);
     int64_t n = 0;
-    if (name.type != TT__VALUE_TEXT || (c->n > 1 && test.type != TT__VALUE_TEXT)) return tt__jinja_refuse(r, c);
+    if (name.type != TT__VALUE_TEXT || (c->n > 1 && test.type != TT__VALUE_TEXT))
+        return tt__jinja_refuse(r, c);
     tt__jinja_node at = *c->at;
     at.text = test.text;
     at.n = test.n;
@@ -35344,7 +35400,8 @@ static tt__jinja_value tt__jinja_filter(tt__jinja_run *r, const tt__jinja_call *
     if (tt__jinja_calls(r, c, "rejectattr", 3)) return tt__jinja_select(r, c, false);
     if (type == TT__VALUE_DICT && tt__jinja_calls(r, c, "items", 0)) return tt__jinja_dict_items(r, c->on, 2);
     if (type == TT__VALUE_TEXT && tt__jinja_calls(r, c, "replace", 2)) return tt__jinja_replace(r, c, c->on);
-    static const struct { const char *name; char to; } cases[] = {{"upper", 'U'}, {"lower", 'L'}, {"capitalize", 'C'}};
+    static const struct { const char *name; char to; } cases[] = {{"upper", 'U'}, {"lower", 'L'},
+                                                                  {"capitalize", 'C'}};
     for (int k = 0; k < TT__COUNT(cases); k++)
         if (tt__jinja_calls(r, c, cases[k].name, 0))
             return tt__jinja_case(r, c, tt__jinja_to_text(r, c->at, c->on), cases[k].to);
@@ -35391,7 +35448,8 @@ static tt__jinja_value tt__jinja_function(tt__jinja_run *r, tt__jinja_call *c, i
         for (; chain && !r->j->failed; chain = r->j->nodes[chain].next) {
             const tt__jinja_node node = r->j->nodes[chain];
             if (node.kind != TT__JINJA_KEYWORD)
-                tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node.line, "namespace with a dictionary is not supported");
+                tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node.line,
+                               "namespace with a dictionary is not supported");
             else tt__jinja_assign(r, space.scope, node.text, node.n, tt__jinja_eval(r, node.part[0]));
         }
         return space;
@@ -35430,12 +35488,13 @@ static tt__jinja_value tt__jinja_apply(tt__jinja_run *r, const tt__jinja_node *a
         if (op[1] == '=' && (*op == '=' || *op == '!'))
             return tt__jinja_make(TT__VALUE_BOOL, tt__jinja_equal(r, at, a, b, 0) == (*op == '='));
         if (!numbers && (a.type != TT__VALUE_TEXT || b.type != TT__VALUE_TEXT))
-            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s cannot be compared with %s by %s", tt__jinja_type_name(a),
+            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s cannot be compared with %s by %s",
+                           tt__jinja_type_name(a),
                            tt__jinja_type_name(b), op);
         else if (!numbers && tt__jinja_steps(r, at, tt__min(a.n, b.n) / 64))
             sign = tt__compare_bytes(a.text, (size_t)a.n, b.text, (size_t)b.n);
         const bool less = sign < 0, more = sign > 0;
-        return tt__jinja_make(TT__VALUE_BOOL, *op == '<' ? less || (op[1] && !sign) : more || (op[1] && !sign));
+        return tt__jinja_make(TT__VALUE_BOOL, (*op == '<' ? less : more) || (op[1] && !sign));
     }
     if (*op == '~' || (*op == '+' && a.type == TT__VALUE_TEXT && b.type == TT__VALUE_TEXT)) {
         a = tt__jinja_to_text(r, at, a);
@@ -35453,7 +35512,8 @@ static tt__jinja_value tt__jinja_apply(tt__jinja_run *r, const tt__jinja_node *a
     const int64_t limit = (int64_t)1 << 31;
     const bool fit = numbers && a.n < limit && a.n > -limit && b.n < limit && b.n > -limit;
     if (!fit || (strchr("/%", *op) && !b.n)) {
-        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s %s %s cannot be computed", tt__jinja_type_name(a), op,
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s %s %s cannot be computed", tt__jinja_type_name(a),
+                       op,
                        numbers && fit ? "0" : tt__jinja_type_name(b));
         return a;
     }
@@ -35473,8 +35533,10 @@ static tt__jinja_value tt__jinja_literal(tt__jinja_run *r, const tt__jinja_node 
     tt__jinja_value v = tt__jinja_members(r, dict ? TT__VALUE_DICT : TT__VALUE_LIST, n);
     n = 0;
     for (int item = at->part[0]; item && !r->j->failed; item = r->j->nodes[item].next) {
-        const tt__jinja_value key = dict ? tt__jinja_eval(r, r->j->nodes[item].part[0]) : tt__jinja_text("", 0);
-        if (key.type != TT__VALUE_TEXT) tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a key is not a text");
+        const int first = r->j->nodes[item].part[0];
+        const tt__jinja_value key = dict ? tt__jinja_eval(r, first) : tt__jinja_text("", 0);
+        if (key.type != TT__VALUE_TEXT)
+            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a key is not a text");
         const tt__jinja_value value = tt__jinja_eval(r, dict ? r->j->nodes[item].part[1] : item);
         if (r->j->failed) break;
         v.members[n].key = dict ? key.text : NULL;
@@ -35496,7 +35558,8 @@ static tt__jinja_value tt__jinja_called(tt__jinja_run *r, const tt__jinja_node *
         return tt__jinja_function(r, &c, at->part[1]);
     }
     if (callee->kind != TT__JINJA_ATTRIBUTE && at->kind == TT__JINJA_CALL)
-        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a call of something without a name is not supported");
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line,
+                       "a call of something without a name is not supported");
     c.on = tt__jinja_eval(r, callee->part[0]);
     tt__jinja_arguments(r, &c, at->part[1]);
     if (r->j->failed) return c.on;
@@ -35536,17 +35599,21 @@ static tt__jinja_value tt__jinja_value_of(tt__jinja_run *r, const tt__jinja_node
     case TT__JINJA_ATTRIBUTE: return tt__jinja_index(r, at, a, tt__jinja_text(at->text, at->n));
     case TT__JINJA_INDEX: return tt__jinja_index(r, at, a, tt__jinja_eval(r, at->part[1]));
     case TT__JINJA_SLICE:
-        for (int k = 0; k < 3; k++) bounds[k] = at->part[1 + k] ? tt__jinja_eval(r, at->part[1 + k]) : undefined;
+        for (int k = 0; k < 3; k++)
+            bounds[k] = at->part[1 + k] ? tt__jinja_eval(r, at->part[1 + k]) : undefined;
         return tt__jinja_slice(r, at, a, bounds);
     case TT__JINJA_NOT: return tt__jinja_make(TT__VALUE_BOOL, !tt__jinja_true(a));
     case TT__JINJA_NEGATIVE:
-        if (!tt__jinja_number(a)) tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "-%s is no number", tt__jinja_type_name(a));
+        if (!tt__jinja_number(a))
+            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "-%s is no number", tt__jinja_type_name(a));
         return tt__jinja_make(TT__VALUE_INTEGER, r->j->failed ? 0 : -a.n);
     case TT__JINJA_CHOICE:
-        return tt__jinja_true(a) ? tt__jinja_eval(r, at->part[1]) : at->part[2] ? tt__jinja_eval(r, at->part[2]) : undefined;
+        if (tt__jinja_true(a)) return tt__jinja_eval(r, at->part[1]);
+        return at->part[2] ? tt__jinja_eval(r, at->part[2]) : undefined;
     default: break;
     }
-    if (at->op < 16 && tt__jinja_true(a) == (at->op < 8)) return a; /* `or` with a true value, `and` with a false value */
+    /* `or` with a true value and `and` with a false value have that value. */
+    if (at->op < 16 && tt__jinja_true(a) == (at->op < 8)) return a;
     const tt__jinja_value b = tt__jinja_eval(r, at->part[1]);
     return at->op < 16 || r->j->failed ? b : tt__jinja_apply(r, at, a, b);
 }
@@ -35570,7 +35637,8 @@ static void tt__jinja_loop(tt__jinja_run *r, tt__jinja_value list, int64_t i)
 {
     const tt__jinja_value undefined = tt__jinja_make(TT__VALUE_UNDEFINED, 0);
     const struct { const char *name; tt__jinja_type type; int64_t n; } numbers[] = {
-        {"index", TT__VALUE_INTEGER, i + 1}, {"index0", TT__VALUE_INTEGER, i}, {"first", TT__VALUE_BOOL, i == 0},
+        {"index", TT__VALUE_INTEGER, i + 1}, {"index0", TT__VALUE_INTEGER, i},
+            {"first", TT__VALUE_BOOL, i == 0},
         {"last", TT__VALUE_BOOL, i + 1 == list.n}, {"length", TT__VALUE_INTEGER, list.n},
         {"revindex", TT__VALUE_INTEGER, list.n - i}, {"revindex0", TT__VALUE_INTEGER, list.n - i - 1},
         {"previtem", TT__VALUE_UNDEFINED, -1}, {"nextitem", TT__VALUE_UNDEFINED, 1}};
@@ -35611,7 +35679,8 @@ static void tt__jinja_run_for(tt__jinja_run *r, const tt__jinja_node *at)
         tt__jinja_value kept = tt__jinja_members(r, TT__VALUE_LIST, list.n);
         int64_t n = 0;
         for (int64_t i = 0; i < list.n && !r->j->failed; i++) {
-            if (tt__jinja_bind(r, at, list.members[i].value) && tt__jinja_true(tt__jinja_eval(r, at->part[3])))
+            const bool bound = tt__jinja_bind(r, at, list.members[i].value);
+            if (bound && tt__jinja_true(tt__jinja_eval(r, at->part[3])))
                 kept.members[n++] = list.members[i];
             r->scope = outer;
         }
@@ -35636,7 +35705,8 @@ static void tt__jinja_run_block(tt__jinja_run *r, const tt__jinja_node *at)
     const bool set = at->kind == TT__JINJA_SET_BLOCK;
     if (!scope) return;
     if (!set && r->captures)
-        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "generation within set or generation is not supported");
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line,
+                       "generation within set or generation is not supported");
     scope->outer = outer;
     r->scope = scope;
     r->captures++;
@@ -35655,7 +35725,8 @@ static void tt__jinja_run_set(tt__jinja_run *r, const tt__jinja_node *at)
     const tt__jinja_value space = at->part[1] ? tt__jinja_variable_of(r, at) : value;
     if (!at->part[1]) tt__jinja_assign(r, r->scope, at->text, at->n, value);
     else if (space.type != TT__VALUE_NAMESPACE)
-        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "an attribute of %s cannot be set; expected a namespace",
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "an attribute of %s cannot be set; expected a "
+                       "namespace",
                        tt__jinja_type_name(space));
     else tt__jinja_assign(r, space.scope, attribute->text, attribute->n, value);
 }
@@ -35706,7 +35777,8 @@ typedef struct tt__chat {
     tt__json config, map;      /* tokenizer_config.json and special_tokens_map.json; empty if missing */
 } tt__chat;
 
-/* The messages of a conversation: an array of a line of JSON or, if `json` is NULL, an array of the caller. */
+/* The messages of a conversation: an array of a line of JSON or, if `json` is NULL, an array of the
+   caller. */
 typedef struct tt__chat_messages {
     const tt__json *json;
     int node, n;               /* node of the array; number of messages */
@@ -35752,7 +35824,8 @@ static tt_status tt__chat_open(tt__chat *c, const tt_tokenizer *k)
     c->jinja.ctx = c->config.ctx = c->map.ctx = k->ctx;
     for (int i = 0; i < 2 && status == TT_OK; i++)
         if (files[i])
-            status = tt__json_parse(to[i], k->ctx, files[i]->name, 0, files[i]->file.bytes, files[i]->file.size);
+            status = tt__json_parse(to[i], k->ctx, files[i]->name, 0, files[i]->file.bytes,
+                                    files[i]->file.size);
     if (status != TT_OK) return status;
     if (own) return tt__jinja_parse(&c->jinja, k->ctx, own->name, own->file.bytes, own->file.size);
     size_t bytes;
@@ -35812,7 +35885,8 @@ static tt__jinja_value tt__chat_list(tt__jinja_run *r, const tt__chat_messages *
     static const char *const keys[] = {"role", "content"};
     tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, n);
     for (int i = 0, node = m->node + 1; i < n && list.members; i++) {
-        tt__jinja_value one = m->json ? tt__chat_value(r, m->json, node, true) : tt__jinja_members(r, TT__VALUE_DICT, 2);
+        tt__jinja_value one = m->json ? tt__chat_value(r, m->json, node, true)
+                            : tt__jinja_members(r, TT__VALUE_DICT, 2);
         for (int k = 0; k < 2 && one.members; k++) {
             const char *text = m->json ? NULL : k ? m->messages[i].content : m->messages[i].role;
             const char *old = k ? "value" : "from";
@@ -35832,7 +35906,8 @@ static tt__jinja_value tt__chat_list(tt__jinja_run *r, const tt__chat_messages *
 
 /* Renders the first n messages into r, which the caller ends even after an error. prompt: with the start of
    an answer at the end. */
-static tt_status tt__chat_render(tt__chat *c, tt__jinja_run *r, const tt__chat_messages *m, int n, bool prompt)
+static tt_status tt__chat_render(tt__chat *c, tt__jinja_run *r, const tt__chat_messages *m, int n,
+                                 bool prompt)
 {
     const tt__json *const files[] = {&c->config, &c->map};
     if (!tt__jinja_begin(r, &c->jinja)) return c->jinja.ctx->status;
@@ -35854,8 +35929,8 @@ static tt_status tt__chat_render(tt__chat *c, tt__jinja_run *r, const tt__chat_m
     return c->jinja.failed ? c->jinja.ctx->status : tt__jinja_render(r);
 }
 
-/* Finds the answer of message i in `whole`, the rendering of all messages of m, and adds the answer's bytes to
-   whole->spans. The answer begins where the rendering of the messages before it, as a prompt, ends. The
+/* Finds the answer of message i in `whole`, the rendering of all messages of m, and adds the answer's bytes
+   to whole->spans. The answer begins where the rendering of the messages before it, as a prompt, ends. The
    rendering that ends with message i gives the answer's text, unless the template writes the start of the
    last answer differently (such as Qwen3's thoughts): then the answer is the longest end of that text. */
 static tt_status tt__chat_answer(tt__chat *c, const tt__chat_messages *m, tt__jinja_run *whole, int i)
@@ -35873,9 +35948,12 @@ static tt_status tt__chat_answer(tt__chat *c, const tt__chat_messages *m, tt__ji
     while (n && memcmp(whole->out + begin, last.out + last.n - n, n) != 0) n--;
     found = found && (n || !length);
     if (status == TT_OK && !found)
-        status = tt__fail(c->jinja.ctx, TT_ERR_UNSUPPORTED, "the chat template writes message %d, an answer, or the "
-                          "messages before it, differently if other messages follow, so that the answer cannot be "
-                          "told from the prompt: put {%% generation %%} and {%% endgeneration %%} around answers in "
+        status = tt__fail(c->jinja.ctx, TT_ERR_UNSUPPORTED, "the chat template writes message %d, an answer, "
+                          "or the "
+                          "messages before it, differently if other messages follow, so that the answer "
+                              "cannot be "
+                          "told from the prompt: put {%% generation %%} and {%% endgeneration %%} around "
+                              "answers in "
                           "the template", i + 1);
     if (status == TT_OK && !TT__GROW(c->jinja.ctx, whole->spans, whole->n_spans, whole->cap_spans))
         status = TT_ERR_MEMORY;
@@ -35908,7 +35986,8 @@ int64_t tt_tokenizer_chat(const tt_tokenizer *k, const tt_message *messages, int
     for (int i = 0; i < n; i++)
         if (!messages[i].role || !messages[i].content || !tt__is_utf8(messages[i].role) ||
             !tt__is_utf8(messages[i].content))
-            return tt__fail(k->ctx, TT_ERR_ARGUMENT, "tt_tokenizer_chat: the role or the content of message %d is NULL "
+            return tt__fail(k->ctx, TT_ERR_ARGUMENT, "tt_tokenizer_chat: the role or the content of message "
+                            "%d is NULL "
                             "or not UTF-8", i + 1), (int64_t)-1;
     tt_status status = tt__chat_open(&c, k);
     if (status == TT_OK) {
@@ -38914,7 +38993,8 @@ static tt_status tt__stream_write_some(void *arg, const int32_t *ids, int64_t n)
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path)
 {
     if (s->store->marks)
-        return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "cannot write conversations to '%s': a file of ids does not say "
+        return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "cannot write conversations to '%s': a file of ids does "
+                        "not say "
                         "which tokens are answers", path);
     tt__stream_writer *x = (tt__stream_writer *)tt__alloc(s->ctx, sizeof *x);
     if (!x) return TT_ERR_MEMORY;
@@ -39033,13 +39113,15 @@ static tt_status tt__chat_room(tt__chat_reader *f, int64_t n)
    tokens. */
 static tt_status tt__chat_tokens(tt__chat_reader *f, const char *text, size_t bytes, int64_t *n)
 {
-    tt_status status = tt__chat_room(f, (int64_t)bytes + 16); /* nearly every token stands for at least one byte */
+    /* nearly every token stands for at least one byte */
+    tt_status status = tt__chat_room(f, (int64_t)bytes + 16);
     for (int turn = 0; turn < 2 && status == TT_OK; turn++) {
         *n = (int64_t)bytes;
         const tt_encoding e = {text, bytes, NULL, 0, false, 0, f->capacity, f->ids, NULL, f->spans};
         if (f->s->tokenizer) *n = tt_tokenizer_encode(f->s->tokenizer, &e);
         else for (size_t k = 0; k < bytes; k++) f->ids[k] = (uint8_t)text[k];
-        if (*n < 0) return tt__fail(f->s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", f->path);
+        if (*n < 0)
+            return tt__fail(f->s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", f->path);
         if (*n <= f->capacity) break;
         status = tt__chat_room(f, *n);
     }
@@ -39051,7 +39133,8 @@ static tt_status tt__chat_push(tt__chat_reader *f, int32_t id, bool learnt)
 {
     tt_token_stream *s = f->s;
     if (id >= s->vocab)
-        return tt__chat_fail(f, "the token %d ('%.60s') occurs, but the model has only %d tokens: use the model's "
+        return tt__chat_fail(f, "the token %d ('%.60s') occurs, but the model has only %d tokens: use the "
+                             "model's "
                              "tokenizer", id, tt_tokenizer_token(s->tokenizer, id), s->vocab);
     s->store->marks[s->store->count] = learnt || f->all ? TT__MARK_LEARNT : 0;
     tt__stream_push(s->store, id);
@@ -39065,7 +39148,8 @@ static tt_status tt__chat_pair(tt__chat_reader *f, const tt__json *j, int prompt
     size_t first = 0, second = 0;
     const char *texts[] = {tt__json_bytes(j, prompt, &first), tt__json_bytes(j, completion, &second)};
     int64_t n = 0, n_prompt = 0, same = 0;
-    if (!texts[0]) return tt__chat_fail(f, "\"prompt\" is %s; expected a string", tt__json_kind_name(j, prompt));
+    if (!texts[0])
+        return tt__chat_fail(f, "\"prompt\" is %s; expected a string", tt__json_kind_name(j, prompt));
     if (!texts[1])
         return tt__chat_fail(f, "\"completion\" is %s; expected a string",
                              completion < 0 ? "missing" : tt__json_kind_name(j, completion));
@@ -39083,8 +39167,10 @@ static tt_status tt__chat_pair(tt__chat_reader *f, const tt__json *j, int prompt
     if (status == TT_OK && !tt__stream_grow(s, s->fronts + n + 1, f->room)) status = TT_ERR_MEMORY;
     const bool ended = n && tt__added_text(s->tokenizer, s->end) && f->ids[n - 1] == s->end;
     const int32_t *before = s->fronts ? s->tokenizer->finish.one.around[0].ids : NULL;
-    const bool begun = n >= s->fronts && before && memcmp(f->ids, before, sizeof *before * (size_t)s->fronts) == 0;
-    for (int k = 0; k < s->fronts && status == TT_OK && !begun; k++) status = tt__chat_push(f, before[k], false);
+    const bool begun = n >= s->fronts && before &&
+        memcmp(f->ids, before, sizeof *before * (size_t)s->fronts) == 0;
+    for (int k = 0; k < s->fronts && status == TT_OK && !begun; k++)
+        status = tt__chat_push(f, before[k], false);
     for (int64_t k = 0; k < n && status == TT_OK; k++) status = tt__chat_push(f, f->ids[k], k >= same);
     if (status == TT_OK && !ended) status = tt__chat_push(f, s->end, true);
     if (status == TT_OK) s->store->marks[s->store->count - 1] |= TT__MARK_END;
@@ -39100,7 +39186,8 @@ static tt_status tt__chat_check(const tt__chat_reader *f, const tt__json *j, int
                              j->nodes[list].kind == TT__JSON_ARRAY ? "empty" : tt__json_kind_name(j, list));
     for (; node < j->nodes[list].after; node = j->nodes[node].after, i++) {
         if (j->nodes[node].kind != TT__JSON_OBJECT)
-            return tt__chat_fail(f, "message %d of \"%s\" is %s; expected an object with \"role\" and \"content\"", i,
+            return tt__chat_fail(f, "message %d of \"%s\" is %s; expected an object with \"role\" and "
+                                 "\"content\"", i,
                                  key, tt__json_kind_name(j, node));
         for (int content = 0; content < 2; content++) {
             const int member = tt__chat_member(j, node, content);
@@ -39126,9 +39213,9 @@ static int64_t tt__chat_same(tt__chat_reader *f, int64_t n, const char *prompt, 
     return n_prompt < 0 ? -1 : same;
 }
 
-/* Adds the tokens of a rendered conversation. A token is learnt if its bytes overlap a block {% generation %}; in
-   a template without this tag, if it begins before an answer's end and is not a token of the prompt before the
-   answer. */
+/* Adds the tokens of a rendered conversation. A token is learnt if its bytes overlap a block
+   {% generation %}. In a template without this tag, a token is learnt if it begins before an answer's end and is not a
+   token of the prompt before the answer. */
 static tt_status tt__chat_add(tt__chat_reader *f, tt__jinja_run *r)
 {
     const bool blocks = f->chat.jinja.generates;
@@ -39136,9 +39223,11 @@ static tt_status tt__chat_add(tt__chat_reader *f, tt__jinja_run *r)
     int64_t n = 0, learnt = 0;
     int answer = 0;
     tt_status status = tt__chat_tokens(f, r->out, r->n, &n);
-    if (status == TT_OK && !n) return tt__chat_fail(f, "the chat template writes no text for the conversation");
+    if (status == TT_OK && !n)
+        return tt__chat_fail(f, "the chat template writes no text for the conversation");
     if (status == TT_OK && !tt__stream_grow(s, n, f->room)) status = TT_ERR_MEMORY;
-    for (int i = 0; i < r->n_spans && status == TT_OK && !blocks; i++) { /* `begin` becomes a number of tokens */
+    /* `begin` becomes a number of tokens */
+    for (int i = 0; i < r->n_spans && status == TT_OK && !blocks; i++) {
         const int64_t same = tt__chat_same(f, n, r->out, r->spans[i].begin);
         if (same < 0) status = TT_ERR_MEMORY;
         r->spans[i].begin = (size_t)same;
@@ -39151,7 +39240,8 @@ static tt_status tt__chat_add(tt__chat_reader *f, tt__jinja_run *r)
         status = tt__chat_push(f, f->ids[k], is);
     }
     if (status == TT_OK && !learnt)
-        return tt__chat_fail(f, "the conversation has no answer to learn: expected a message of the role \"assistant\"");
+        return tt__chat_fail(f, "the conversation has no answer to learn: expected a message of the role "
+                             "\"assistant\"");
     if (status == TT_OK) s->store->marks[s->store->count - 1] |= TT__MARK_END;
     return status;
 }
@@ -39163,7 +39253,8 @@ static tt_status tt__chat_messages_of(tt__chat_reader *f, const tt__json *j, int
     tt_status status = tt__chat_check(f, j, list, key);
     if (status != TT_OK) return status;
     if (!f->s->tokenizer)
-        return tt__chat_fail(f, "\"%s\" needs the chat template of a tokenizer, but the tokens are bytes: write "
+        return tt__chat_fail(f, "\"%s\" needs the chat template of a tokenizer, but the tokens are bytes: "
+                             "write "
                              "\"prompt\" and \"completion\" instead", key);
     if (!f->opened) {
         f->opened = true;
@@ -39182,13 +39273,16 @@ static tt_status tt__chat_line(tt__chat_reader *f, const tt__json *j)
     static const char *const keys[] = {"messages", "conversations", "prompt", "tools"};
     int node[4];
     if (j->nodes[0].kind != TT__JSON_OBJECT)
-        return tt__chat_fail(f, "the line is %s; expected an object with \"messages\", or with \"prompt\" and "
+        return tt__chat_fail(f, "the line is %s; expected an object with \"messages\", or with "
+                             "\"prompt\" and "
                              "\"completion\"", tt__json_kind_name(j, 0));
     for (int k = 0; k < 4; k++) node[k] = tt__json_get(j, 0, keys[k]);
     if (node[3] >= 0 && j->nodes[node[3]].kind != TT__JSON_NULL)
-        return tt__chat_fail(f, "\"tools\" is not supported: remove it, or write the tools into a system message");
+        return tt__chat_fail(f, "\"tools\" is not supported: remove it, or write the tools into a system "
+                             "message");
     if ((node[0] >= 0) + (node[1] >= 0) + (node[2] >= 0) != 1)
-        return tt__chat_fail(f, "the object has %s of \"messages\", \"conversations\" and \"prompt\"; expected one of "
+        return tt__chat_fail(f, "the object has %s of \"messages\", \"conversations\" and \"prompt\"; "
+                             "expected one of "
                              "them", node[0] < 0 && node[1] < 0 && node[2] < 0 ? "none" : "several");
     if (node[2] >= 0) return tt__chat_pair(f, j, node[2], tt__json_get(j, 0, "completion"));
     const int which = node[0] < 0;
@@ -39227,6 +39321,9 @@ static tt_status tt__stream_add_chats(tt_token_stream *s, const char *path, char
 /* ==== src/data/windows.h */
 /* ---- loading windows of a token stream */
 
+/* A document of a stream: its first token and its number of tokens, at most the length of a window. */
+typedef struct tt__document { int64_t first; int tokens; } tt__document;
+
 struct tt_token_loader {
     tt_context *ctx;
     const tt_token_stream *s;
@@ -39237,7 +39334,7 @@ struct tt_token_loader {
     /* Sizes of the arrays: ids, positions, targets: max_tokens; seq_start: max_seqs + 1; window: length +
        1. */
     int32_t *ids, *positions, *targets, *seq_start, *window;
-    int64_t *starts;               /* (documents + 1), of the option `whole`: the first token of each document */
+    struct tt__document *documents; /* the windows of the option `whole` */
     uint64_t hash;
     tt_array array;
     tt_source source;
@@ -39258,33 +39355,43 @@ tt_token_loader_options tt_token_loader_options_default(void)
 void tt_token_loader_free(tt_token_loader *l)
 {
     if (!l) return;
-    void *const owned[] = {l->deal.order, l->ids, l->positions, l->targets, l->seq_start, l->window, l->starts,
-                           l};
+    void *const owned[] = {l->deal.order, l->ids, l->positions, l->targets, l->seq_start, l->window,
+                           l->documents, l};
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
 /* The state of a sweep over all tokens, which computes the hash of the ids, the max number of documents in a
-   window, where a part of a document counts as a document, and the start of each document. */
+   window, where a part of a document counts as a document, and, with the option `whole`, the documents. */
 typedef struct tt__window_survey {
     tt_token_loader *l;
     int64_t token;       /* number of tokens so far */
     /* at: tokens of the current window so far; here: ends of documents among these tokens; max: max number of
        documents in a window so far */
     int at, here, max;
-    int documents, capacity; /* number of documents that l->starts has so far; room of l->starts */
-    int64_t longest;     /* max tokens of a document, with the option `whole` */
-    int64_t cut;         /* number of documents with more tokens than a window, with the option `whole` */
+    /* With the option `whole`: the first token of the current document; number of entries of l->documents,
+       and the number that fits; max tokens of a window; number of documents with more tokens than a window;
+       of those that are left out because no token of their window is learnt. */
+    int64_t first;
+    int documents, capacity, longest;
+    int64_t cut, left_out;
 } tt__window_survey;
 
-/* Ends a document before token number `token`, with the option `whole`. Returns false if memory runs out. */
+/* Ends a document before token number x->token, with the option `whole`. Returns false if memory runs out. */
 static bool tt__survey_end(tt__window_survey *x)
 {
     tt_token_loader *l = x->l;
-    if (!TT__GROW(l->ctx, l->starts, x->documents + 1, x->capacity)) return false;
-    const int64_t length = x->token - l->starts[x->documents];
-    x->longest = tt__max(x->longest, length);
-    x->cut += length > l->o.length;
-    l->starts[++x->documents] = x->token;
+    const uint8_t *marks = l->s->store->marks ? l->s->store->marks + l->s->first + x->first : NULL;
+    const int64_t tokens = x->token - x->first;
+    const tt__document d = {x->first, (int)tt__min(tokens, l->o.length)};
+    int learnt = 1;
+    while (marks && learnt < d.tokens && !(marks[learnt] & TT__MARK_LEARNT)) learnt++;
+    x->first = x->token;
+    x->cut += tokens > l->o.length;
+    x->left_out += marks && learnt >= d.tokens;
+    if (marks && learnt >= d.tokens) return true;
+    if (!TT__GROW(l->ctx, l->documents, x->documents, x->capacity)) return false;
+    x->longest = (int)tt__max(x->longest, d.tokens);
+    l->documents[x->documents++] = d;
     return true;
 }
 
@@ -39320,8 +39427,8 @@ static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
 static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *seqs)
 {
     const bool whole = l->o.whole;
-    const int64_t first = whole ? l->starts[w] : w * l->o.length;
-    const int64_t left = (whole ? l->starts[w + 1] : l->s->count - 1) - first, n = tt__min(l->o.length, left);
+    const int64_t first = whole ? l->documents[w].first : w * l->o.length;
+    const int64_t n = whole ? l->documents[w].tokens : tt__min(l->o.length, l->s->count - 1 - first);
     const uint8_t *marks = l->s->store->marks ? l->s->store->marks + l->s->first + first : NULL;
     tt_status status = tt_token_stream_get(l->s, first, whole ? n : n + 1, l->window);
     bool begins = true;
@@ -39378,7 +39485,8 @@ static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, con
         tt__print(&all, "; batch %d of windows of length %d is too large: a micro-batch must have less than "
                   "2^29 tokens", o->batch, o->length);
     if (o->whole && o->across)
-        tt__print(&all, "; whole makes a window of each document, so that across has no meaning: clear one of them");
+        tt__print(&all, "; whole makes a window of each document, so that across has no meaning: clear one "
+                  "of them");
     if (o->length > 0 && s->count / (o->whole ? 1 : o->length) >= INT32_MAX)
         tt__print(&all, "; %lld tokens make 2^31 windows of length %d or more, which is too many: use a "
                   "larger length", (long long)s->count, o->length);
@@ -39405,20 +39513,26 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
     const int32_t end = o.across ? -1 : s->end;
     l->hash = tt__hash_on(TT__HASH_BEGIN, &o.length, sizeof o.length);
     l->hash = tt__hash_on(l->hash, &end, sizeof end);
-    tt_status status = TT_OK;
-    if (o.whole && !TT__GROW(ctx, l->starts, 0, x.capacity)) status = TT_ERR_MEMORY;
-    if (o.whole && status == TT_OK) l->starts[0] = 0;
-    if (status == TT_OK) status = tt__stream_each(s, &x, tt__survey_windows);
-    if (o.whole && status == TT_OK && l->starts[x.documents] < s->count && !tt__survey_end(&x)) status = TT_ERR_MEMORY;
+    tt_status status = tt__stream_each(s, &x, tt__survey_windows);
+    if (o.whole && status == TT_OK && x.first < s->count && !tt__survey_end(&x)) status = TT_ERR_MEMORY;
+    if (o.whole && status == TT_OK && !x.documents)
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "token loader: '%s' has no document with a token to learn "
+                          "among its "
+                          "first %d: set a larger length", s->store->path, o.length);
     const int64_t windows = o.whole ? x.documents : tt__ceil_div(s->count - 1, o.length);
     const bool begun = status == TT_OK &&
                        tt__deal_begin(ctx, d, windows, o.batch, o.accumulate, &o.parallel);
-    const int64_t longest = o.whole ? tt__min(o.length, x.longest) : o.length;
-    l->max_tokens = (int)tt__min((int64_t)d->max_seqs * longest, o.whole ? s->count : s->count - 1);
+    l->max_tokens = (int)tt__min((int64_t)d->max_seqs * (o.whole ? x.longest : o.length),
+                                 o.whole ? s->count : s->count - 1);
     l->max_seqs = o.whole ? d->max_seqs : (int)tt__min((int64_t)d->max_seqs * x.max, l->max_tokens);
-    if (x.cut)
-        tt__log(ctx, TT_LOG_WARNING, "tokens", "'%s': %lld of %d documents have more than %d tokens, and are cut: a "
-                "larger length would keep them whole", s->store->path, (long long)x.cut, x.documents, o.length);
+    if (x.cut && status == TT_OK)
+        tt__log(ctx, TT_LOG_WARNING, "tokens", "'%s': %lld documents have more than %d tokens, and are cut: "
+                "a larger "
+                "length would keep them whole", s->store->path, (long long)x.cut, o.length);
+    if (x.left_out && status == TT_OK)
+        tt__log(ctx, TT_LOG_WARNING, "tokens", "'%s': %lld conversations are left out, because they have no "
+                "token to "
+                "learn among their first %d", s->store->path, (long long)x.left_out, o.length);
     const size_t rows = (size_t)l->max_tokens, seqs = (size_t)l->max_seqs;
     if (status == TT_OK && begun &&
         (l->ids = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
@@ -39437,7 +39551,8 @@ static void tt__window_describe(void *self, char *to, size_t capacity)
     const tt_token_loader *l = (const tt_token_loader *)self;
     tt__text_buffer text = {to, capacity, 0};
     tt__print(&text, "batch %d\naccumulate %d\ngroups %d\nlength %d\nshuffle %d\nacross %d\nwhole %d\n",
-              l->o.batch, l->o.accumulate, l->deal.groups, l->o.length, l->o.shuffle, l->o.across, l->o.whole);
+              l->o.batch, l->o.accumulate, l->deal.groups, l->o.length, l->o.shuffle, l->o.across,
+                  l->o.whole);
 }
 
 const tt_source *tt_token_loader_source(tt_token_loader *l)

@@ -36,7 +36,8 @@ static const struct { const char *name, *bpe, *config; } golden[] = {
     {"zephyr", "llama2", "{\"bos_token\": \"<s>\", \"eos_token\": \"</s>\"}"},
 };
 
-static void is_hash(const char *expected, const void *bytes, size_t n, const char *what, const char *name, int line)
+static void is_hash(const char *expected, const void *bytes, size_t n, const char *what, const char *name,
+                    int line)
 {
     char found[20], message[200];
     snprintf(found, sizeof found, "%016llx", (unsigned long long)tt__hash_on(TT__HASH_BEGIN, bytes, n));
@@ -44,9 +45,10 @@ static void is_hash(const char *expected, const void *bytes, size_t n, const cha
     test__check(strcmp(found, expected) == 0, __FILE__, __LINE__, message);
 }
 
-/* Compares the texts of a line of JSON, without and with the start of an answer, with hashes. Returns false if
-   the template refuses the conversation. */
-static bool has_texts(const tt_tokenizer *k, const char *line, size_t bytes, char hash[3][20], const char *name,
+/* Compares the texts of a line of JSON, without and with the start of an answer, with hashes. Returns false
+   if the template refuses the conversation. */
+static bool has_texts(const tt_tokenizer *k, const char *line, size_t bytes, char hash[3][20],
+                      const char *name,
                       int number)
 {
     tt__json j;
@@ -69,7 +71,8 @@ static bool has_texts(const tt_tokenizer *k, const char *line, size_t bytes, cha
 }
 
 /* Compares the tokens of a conversation, and which of them are learnt, with a hash. */
-static void has_answers(const tt_tokenizer *k, const char *line, size_t bytes, const char *hash, const char *name,
+static void has_answers(const tt_tokenizer *k, const char *line, size_t bytes, const char *hash,
+                        const char *name,
                         int number)
 {
     static const char path[] = "chats.jsonl";
@@ -79,7 +82,8 @@ static void has_answers(const tt_tokenizer *k, const char *line, size_t bytes, c
     tt_stream_options o = tt_stream_options_default();
     o.tokenizer = k;
     tt_token_stream *s = tt_token_stream_read(k->ctx, test_write(file, line, bytes), &o);
-    if (!s && *hash == '-') { /* no message is an answer, or the template writes the last answer differently */
+    /* no message is an answer, or the template writes the last answer differently */
+    if (!s && *hash == '-') {
         CHECK(strstr(tt_error(k->ctx), "line 1: ") != NULL);
         return;
     }
@@ -238,15 +242,18 @@ TEST(language_of_templates)
 }
 
 static const struct { const char *source; tt_status status; const char *error; } refused[] = {
-    {"a\n{% macro f(x) %}{% endmacro %}", TT_ERR_UNSUPPORTED, "line 2 of the chat template: the tag 'macro' is not "
+    {"a\n{% macro f(x) %}{% endmacro %}", TT_ERR_UNSUPPORTED, "line 2 of the chat template: the tag 'macro' "
+     "is not "
      "supported here; expected if, for"},
     {"{% include 'x' %}", TT_ERR_UNSUPPORTED, "the tag 'include'"},
     {"{{ 1|round }}", TT_ERR_UNSUPPORTED, "the filter round of a number is not supported"},
-    {"{{ 'x'|tojson(indent=4) }}", TT_ERR_UNSUPPORTED, "the filter tojson with an argument indent is not supported"},
+    {"{{ 'x'|tojson(indent=4) }}", TT_ERR_UNSUPPORTED, "the filter tojson with an argument indent is not "
+     "supported"},
     {"{{ 'x'|trim(1, 2) }}", TT_ERR_UNSUPPORTED, "the filter trim with 2 arguments is not supported"},
     {"{{ f('x', 1, 2, 3) }}", TT_ERR_UNSUPPORTED, "the function f with four arguments is not supported"},
     {"{{ 1 is divisibleby(2) }}", TT_ERR_UNSUPPORTED, "the test divisibleby of a number is not supported"},
-    {"\n\n{{ 'x'.format(1) }}", TT_ERR_UNSUPPORTED, "line 3 of the chat template: the method format of a text is not"},
+    {"\n\n{{ 'x'.format(1) }}", TT_ERR_UNSUPPORTED, "line 3 of the chat template: the method format of a "
+     "text is not"},
     {"{{ strftime_now('%Y') }}", TT_ERR_UNSUPPORTED, "the function strftime_now is not supported"},
     {"{{ 1.5 }}", TT_ERR_UNSUPPORTED, "the number 1.5"},
     {"{{ 12345678901 }}", TT_ERR_UNSUPPORTED, "at most 9 digits"},
@@ -261,10 +268,12 @@ static const struct { const char *source; tt_status status; const char *error; }
     {"{{ x.y }}", TT_ERR_FORMAT, "an undefined value has no attribute or item y"},
     {"{{ 'a' < 1 }}", TT_ERR_FORMAT, "a text cannot be compared with a number by <"},
     {"{{ [1][::0] }}", TT_ERR_FORMAT, "the step of a slice is 0"},
-    {"{% for a, b in [1] %}{% endfor %}", TT_ERR_FORMAT, "the loop has two variables, but an item is a number"},
+    {"{% for a, b in [1] %}{% endfor %}", TT_ERR_FORMAT, "the loop has two variables, but an item is a "
+     "number"},
     {"{% for a in 1 %}{% endfor %}", TT_ERR_FORMAT, "a number has no items"},
     {"{% set messages.x = 1 %}", TT_ERR_FORMAT, "an attribute of a list cannot be set"},
-    {"{{ raise_exception('no ' + messages[0].role) }}", TT_ERR_FORMAT, "the template refuses the conversation: no sys"},
+    {"{{ raise_exception('no ' + messages[0].role) }}", TT_ERR_FORMAT,
+     "the template refuses the conversation: no sys"},
     {"{% if x %}", TT_ERR_FORMAT, "expected elif else endif"},
     {"{% endif %}", TT_ERR_UNSUPPORTED, "the tag 'endif' is not supported here"},
     {"{{ 'x }}", TT_ERR_FORMAT, "a string has no closing quote"},
@@ -272,9 +281,11 @@ static const struct { const char *source; tt_status status; const char *error; }
     {"{# x", TT_ERR_FORMAT, "the comment has no end"},
     {"{{ }}", TT_ERR_FORMAT, "found the end of the tag; expected a value"},
     {"{{ x ? }}", TT_ERR_FORMAT, "the byte 0x3f begins no word and no operator"},
-    {"{% set x %}{% generation %}{% endgeneration %}{% endset %}", TT_ERR_UNSUPPORTED, "generation within set"},
+    {"{% set x %}{% generation %}{% endgeneration %}{% endset %}", TT_ERR_UNSUPPORTED,
+     "generation within set"},
     {"\377", TT_ERR_FORMAT, "in UTF-8"},
-    {"{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", TT_ERR_UNSUPPORTED, "more than"},
+    {"{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", TT_ERR_UNSUPPORTED,
+     "more than"},
     {"{% set n = namespace(x='0123456789') %}{% for a in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
      TT_ERR_UNSUPPORTED, "bytes"},
     {"{% set n = namespace(x=[]) %}{% for a in range(300) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x == n.x }}"
@@ -289,7 +300,8 @@ TEST(templates_that_are_refused)
         const char *source = i < TEST_COUNT(refused) ? refused[i].source : deep;
         tt_context *ctx = test_open(&a);
         if (source == deep) { /* levels of nesting in the source; a chain of operators */
-            const char *part = i == TEST_COUNT(refused) ? "(" : i == TEST_COUNT(refused) + 1 ? "{% if 1 %}" : "+1";
+            const char *part = i == TEST_COUNT(refused) ? "(" : i == TEST_COUNT(refused) + 1 ? "{% if 1 %}"
+                : "+1";
             snprintf(deep, sizeof deep, i == TEST_COUNT(refused) + 1 ? "" : "{{ 1 ");
             if (*part == '(') snprintf(deep, sizeof deep, "{{ ");
             for (int n = 0; n < 300; n++) strcat(deep, part);
@@ -304,12 +316,14 @@ TEST(templates_that_are_refused)
         TEST_CLOSE(ctx, &a);
     }
     tt_context *ctx = test_open(&a);
-    tt_tokenizer *k = tt_tokenizer_load(ctx, folder_of("qwen2", "{\"chat_template\": [{\"name\": \"tool_use\", "
+    tt_tokenizer *k = tt_tokenizer_load(ctx, folder_of("qwen2",
+                                                       "{\"chat_template\": [{\"name\": \"tool_use\", "
                                         "\"template\": \"x\"}]}", NULL, 0));
     CHECK(k && tt_tokenizer_chat(k, messages, 3, false, NULL, 0) == -1);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the tokenizer has no chat template: save one in its folder");
     tt_tokenizer_free(k);
-    k = tt_tokenizer_load(ctx, folder_of("qwen2", "{\"chat_template\": [{\"name\": \"default\", \"template\": \"{{ "
+    k = tt_tokenizer_load(ctx, folder_of("qwen2", "{\"chat_template\": [{\"name\": \"default\", "
+                                         "\"template\": \"{{ "
                                          "messages[0].content }}\"}]}", NULL, 0));
     const tt_message wrong[] = {{"user", "\377"}, {NULL, ""}};
     CHECK(k && tt_tokenizer_chat(k, messages, 1, false, NULL, 0) == 11);
@@ -349,12 +363,14 @@ static const char *learnt(const tt_tokenizer *k, const tt_token_stream *s)
 }
 
 #define MESSAGE(role, content) "{\"role\": \"" role "\", \"content\": \"" content "\"}"
-#define CHAT(a, b, c, d) "{\"messages\": [" MESSAGE("user", a) ", " MESSAGE("assistant", b) ", " MESSAGE("user", c) \
-    ", " MESSAGE("assistant", d) "], \"id\": 0.5}\n"
+#define CHAT(a, b, c, d) \
+    "{\"messages\": [" MESSAGE("user", a) ", " MESSAGE("assistant", b) ", " MESSAGE("user", c) ", " \
+    MESSAGE("assistant", d) "], \"id\": 0.5}\n"
 
 TEST(answers_are_learnt)
 {
-    static const char ends_differ[] = "{% for m in messages %}{{ m.role + ':' + m.content }}{% if loop.last %}{{ '|' }}"
+    static const char ends_differ[] = "{% for m in messages %}{{ m.role + ':' + m.content }}{% if loop.last "
+        "%}{{ '|' }}"
                                       "{% endif %}{% endfor %}";
     static const struct { const char *source, *lines, *learnt; } rows[] = {
         {plain, CHAT("1", "2", "3", "4"), "2;4;"},
@@ -367,7 +383,8 @@ TEST(answers_are_learnt)
         {plain, "{\"prompt\": \"\", \"completion\": \"\"}\n{\"prompt\": \"x\", \"completion\": \"\"}",
          "<|im_end|><|im_end|>"},
         /* The template writes the last answer differently: it drops what precedes the others. */
-        {"{% for m in messages %}{{ '{' + m.role + '}' + ('<>' if loop.last and m.role == 'assistant' else '') + m.content + ';' }}"
+        {"{% for m in messages %}{{ '{' + m.role + '}' + ('<>' if loop.last and m.role == 'assistant' else "
+         "'') + m.content + ';' }}"
          "{% endfor %}{% if add_generation_prompt %}{{ '{assistant}' }}{% endif %}",
          CHAT("1", "2", "3", "4"), "2;<>4;"},
         {"{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %};{% endfor %}",
@@ -376,7 +393,9 @@ TEST(answers_are_learnt)
     test_allocator a;
     for (int i = 0; i < TEST_COUNT(rows); i++) {
         tt_context *ctx = test_open(&a);
-        tt_tokenizer *k = tt_tokenizer_load(ctx, folder_of("qwen2", "{\"eos_token\": \"<|im_end|>\"}", rows[i].source,
+        tt_tokenizer *k = tt_tokenizer_load(ctx,
+                                            folder_of("qwen2", "{\"eos_token\": \"<|im_end|>\"}",
+                                                      rows[i].source,
                                                            strlen(rows[i].source)));
         REQUIRE(k);
         tt_token_stream *s = stream_of(k, rows[i].lines, false);
@@ -394,7 +413,8 @@ TEST(answers_are_learnt)
         TEST_CLOSE(ctx, &a);
     }
     tt_context *ctx = test_open(&a);
-    tt_tokenizer *k = tt_tokenizer_load(ctx, folder_of("qwen2", "{\"eos_token\": \"<|im_end|>\"}", ends_differ,
+    tt_tokenizer *k = tt_tokenizer_load(ctx, folder_of("qwen2", "{\"eos_token\": \"<|im_end|>\"}",
+                                                       ends_differ,
                                                        strlen(ends_differ)));
     CHECK(k && !stream_of(k, CHAT("1", "2", "3", "4"), false));
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "line 1: the chat template writes message 2, an answer");
@@ -437,7 +457,8 @@ TEST(lines_that_are_refused)
     snprintf(file, sizeof file, "%s/lines.jsonl", test__files_made.folder);
     test_write(file, CHAT("1", "2", "3", "4"), strlen(CHAT("1", "2", "3", "4")));
     CHECK(tt_token_stream_read(ctx, file, &o) == NULL);
-    CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 1: \"messages\" needs the chat template of a tokenizer, but the tokens are");
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 1: \"messages\" needs the chat template of a tokenizer, but the "
+                "tokens are");
     o.tokenizer = k;
     o.vocab = 50;
     o.end = 0;
@@ -447,8 +468,8 @@ TEST(lines_that_are_refused)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Checks the ids and targets of the next micro-batch, written as text; '.' is the target -100, '|' the start of a
-   sequence. */
+/* Checks the ids and targets of the next micro-batch, written as text; '.' is the target -100, '|' the start
+   of a sequence. */
 static void gives(const tt_source *source, const char *expected)
 {
     char found[512] = "";
@@ -462,7 +483,8 @@ static void gives(const tt_source *source, const char *expected)
         seq += starts;
         CHECK(b.ids[i] == 256 || b.ids[i] < 128);
         CHECK(!starts || b.positions[i] == 0);
-        snprintf(found + strlen(found), 8, "%s%c%c", starts ? "|" : "", b.ids[i] == 256 ? '$' : (char)b.ids[i],
+        snprintf(found + strlen(found), 8, "%s%c%c", starts ? "|" : "", b.ids[i] == 256 ? '$'
+                 : (char)b.ids[i],
                  targets[i] == -100 ? '.' : targets[i] == 256 ? '$' : (char)targets[i]);
     }
     test__check(strcmp(found, expected) == 0, __FILE__, __LINE__, found);
@@ -470,7 +492,8 @@ static void gives(const tt_source *source, const char *expected)
 
 TEST(windows_of_conversations)
 {
-    static const char lines[] = "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n{\"prompt\": \"e\", \"completion\": "
+    static const char lines[] = "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n{\"prompt\": \"e\", "
+        "\"completion\": "
                                 "\"\"}\n{\"prompt\": \"fg\", \"completion\": \"h\"}\n";
     test_allocator a;
     test_log log;
@@ -497,8 +520,20 @@ TEST(windows_of_conversations)
     CHECK(source->hash(source->self) == hash);
     gives(source, "|a.bccdd.|e$$.");
     gives(source, "|f.ghh$$.");
-    CHECK(strstr(log.text, "1 of 3 documents have more than 4 tokens, and are cut"));
+    CHECK(strstr(log.text, "1 documents have more than 4 tokens, and are cut"));
     tt_token_loader_free(l);
+    o.length = 2;
+    l = tt_token_loader_new(ctx, s, &o);
+    CHECK(l && tt_token_loader_source(l)->steps == 1);
+    if (l) gives(tt_token_loader_source(l), "|e$$.");
+    CHECK(strstr(log.text, "2 conversations are left out, because they have no token to learn among their "
+                 "first 2"));
+    tt_token_loader_free(l);
+    o.length = 1;
+    CHECK(tt_token_loader_new(ctx, s, &o) == NULL);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "has no document with a token to learn among its first 1: set a larger "
+                "length");
+    o.length = 4;
     o.across = true;
     CHECK(tt_token_loader_new(ctx, s, &o) == NULL);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "whole makes a window of each document, so that across has no meaning");
@@ -527,13 +562,15 @@ TEST(windows_of_conversations)
 TEST(allocations_that_fail)
 {
     static const char *const sources[] = {
-        plain, "{% for m in messages %}{% generation %}{{ m.content|trim ~ loop.index }}{% endgeneration %}{% endfor %}"};
+        plain, "{% for m in messages %}{% generation %}{{ m.content|trim ~ loop.index }}{% endgeneration "
+            "%}{% endfor %}"};
     static const char lines[] = CHAT("1", "2", "3", "4") "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n";
     test_allocator a;
     char text[200];
     for (int i = 0; i < 2; i++) {
         tt_context *ctx = test_open(&a);
-        tt_tokenizer *k = tt_tokenizer_load(ctx, folder_of("qwen2", "{\"eos_token\": \"<|im_end|>\"}", sources[i],
+        tt_tokenizer *k = tt_tokenizer_load(ctx,
+                                            folder_of("qwen2", "{\"eos_token\": \"<|im_end|>\"}", sources[i],
                                                            strlen(sources[i])));
         REQUIRE(k);
         tt_token_loader_options o = tt_token_loader_options_default();

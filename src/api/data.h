@@ -334,8 +334,8 @@ typedef struct tt_stream_options {
     const char *separator;         /* Set it to the line that separates documents in a text, such as
                                       "<|endoftext|>"; "": one or more empty lines; default NULL: a text is
                                       one document */
-    bool all_tokens;               /* Set it to learn all tokens of conversations; default false: only those of
-                                      the answers */
+    bool all_tokens;               /* Set it to learn all tokens of conversations; default false: only those
+                                      of the answers */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
@@ -374,8 +374,8 @@ int tt_token_stream_vocab(const tt_token_stream *s);
 /* Copies n ids from number `first` on. Returns TT_ERR_FORMAT if an id is not below vocab. */
 tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n, int32_t *to);
 /* Returns the bytes of text that the tokens stand for, without the tokens before and after documents; 0 if
-   the stream is a file of ids or has conversations, -1 after an error. A mean loss in nats per token is then loss / log(2) * count
-   / bytes bits per byte. */
+   the stream is a file of ids or has conversations, -1 after an error. A mean loss in nats per token is then
+   loss / log(2) * count / bytes bits per byte. */
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
@@ -386,8 +386,9 @@ typedef struct tt_token_loader_options {
     bool across;       /* Set it to let a token see the documents before it in its window, and the end of one
                           document predict the next; default false: attention and positions start anew with
                           each document */
-    bool whole;        /* Set it to make a window of each document, cut to `length` tokens; default false: windows
-                          are filled with documents, and end where they are full */
+    bool whole;        /* Set it to make a window of each document, cut to `length` tokens; conversations
+                          without a token to learn in their window are left out; default false: windows are
+                          filled with documents, and end where they are full */
     tt_parallel parallel; /* Set it to the trainer's `parallel`, as in tt_loader_options; default: one group
                              on one rank */
 } tt_token_loader_options;
@@ -395,9 +396,9 @@ tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, one after another without padding; the last window may be shorter. In
    an epoch each token except the stream's first is the target of exactly one window (with the option `whole`,
    except the first of each document and tokens that are cut). A batch has the array "targets" (rows): the
-   token that follows each row's token, or -100 if no token follows, or one that is not learnt. The stream must
-   outlive the loader. tt_token_loader_new reads the whole stream once, so that an id that is not below vocab
-   is found before training. NULL options: defaults. Returns NULL on error. */
+   token that follows each row's token, or -100 if no token follows, or one that is not learnt. The stream
+   must outlive the loader. tt_token_loader_new reads the whole stream once, so that an id that is not below
+   vocab is found before training. NULL options: defaults. Returns NULL on error. */
 typedef struct tt_token_loader tt_token_loader;
 tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
                                      const tt_token_loader_options *o);

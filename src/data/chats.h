@@ -62,13 +62,15 @@ static tt_status tt__chat_room(tt__chat_reader *f, int64_t n)
    tokens. */
 static tt_status tt__chat_tokens(tt__chat_reader *f, const char *text, size_t bytes, int64_t *n)
 {
-    tt_status status = tt__chat_room(f, (int64_t)bytes + 16); /* nearly every token stands for at least one byte */
+    /* nearly every token stands for at least one byte */
+    tt_status status = tt__chat_room(f, (int64_t)bytes + 16);
     for (int turn = 0; turn < 2 && status == TT_OK; turn++) {
         *n = (int64_t)bytes;
         const tt_encoding e = {text, bytes, NULL, 0, false, 0, f->capacity, f->ids, NULL, f->spans};
         if (f->s->tokenizer) *n = tt_tokenizer_encode(f->s->tokenizer, &e);
         else for (size_t k = 0; k < bytes; k++) f->ids[k] = (uint8_t)text[k];
-        if (*n < 0) return tt__fail(f->s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", f->path);
+        if (*n < 0)
+            return tt__fail(f->s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", f->path);
         if (*n <= f->capacity) break;
         status = tt__chat_room(f, *n);
     }
@@ -80,7 +82,8 @@ static tt_status tt__chat_push(tt__chat_reader *f, int32_t id, bool learnt)
 {
     tt_token_stream *s = f->s;
     if (id >= s->vocab)
-        return tt__chat_fail(f, "the token %d ('%.60s') occurs, but the model has only %d tokens: use the model's "
+        return tt__chat_fail(f, "the token %d ('%.60s') occurs, but the model has only %d tokens: use the "
+                             "model's "
                              "tokenizer", id, tt_tokenizer_token(s->tokenizer, id), s->vocab);
     s->store->marks[s->store->count] = learnt || f->all ? TT__MARK_LEARNT : 0;
     tt__stream_push(s->store, id);
@@ -94,7 +97,8 @@ static tt_status tt__chat_pair(tt__chat_reader *f, const tt__json *j, int prompt
     size_t first = 0, second = 0;
     const char *texts[] = {tt__json_bytes(j, prompt, &first), tt__json_bytes(j, completion, &second)};
     int64_t n = 0, n_prompt = 0, same = 0;
-    if (!texts[0]) return tt__chat_fail(f, "\"prompt\" is %s; expected a string", tt__json_kind_name(j, prompt));
+    if (!texts[0])
+        return tt__chat_fail(f, "\"prompt\" is %s; expected a string", tt__json_kind_name(j, prompt));
     if (!texts[1])
         return tt__chat_fail(f, "\"completion\" is %s; expected a string",
                              completion < 0 ? "missing" : tt__json_kind_name(j, completion));
@@ -112,8 +116,10 @@ static tt_status tt__chat_pair(tt__chat_reader *f, const tt__json *j, int prompt
     if (status == TT_OK && !tt__stream_grow(s, s->fronts + n + 1, f->room)) status = TT_ERR_MEMORY;
     const bool ended = n && tt__added_text(s->tokenizer, s->end) && f->ids[n - 1] == s->end;
     const int32_t *before = s->fronts ? s->tokenizer->finish.one.around[0].ids : NULL;
-    const bool begun = n >= s->fronts && before && memcmp(f->ids, before, sizeof *before * (size_t)s->fronts) == 0;
-    for (int k = 0; k < s->fronts && status == TT_OK && !begun; k++) status = tt__chat_push(f, before[k], false);
+    const bool begun = n >= s->fronts && before &&
+        memcmp(f->ids, before, sizeof *before * (size_t)s->fronts) == 0;
+    for (int k = 0; k < s->fronts && status == TT_OK && !begun; k++)
+        status = tt__chat_push(f, before[k], false);
     for (int64_t k = 0; k < n && status == TT_OK; k++) status = tt__chat_push(f, f->ids[k], k >= same);
     if (status == TT_OK && !ended) status = tt__chat_push(f, s->end, true);
     if (status == TT_OK) s->store->marks[s->store->count - 1] |= TT__MARK_END;
@@ -129,7 +135,8 @@ static tt_status tt__chat_check(const tt__chat_reader *f, const tt__json *j, int
                              j->nodes[list].kind == TT__JSON_ARRAY ? "empty" : tt__json_kind_name(j, list));
     for (; node < j->nodes[list].after; node = j->nodes[node].after, i++) {
         if (j->nodes[node].kind != TT__JSON_OBJECT)
-            return tt__chat_fail(f, "message %d of \"%s\" is %s; expected an object with \"role\" and \"content\"", i,
+            return tt__chat_fail(f, "message %d of \"%s\" is %s; expected an object with \"role\" and "
+                                 "\"content\"", i,
                                  key, tt__json_kind_name(j, node));
         for (int content = 0; content < 2; content++) {
             const int member = tt__chat_member(j, node, content);
@@ -155,9 +162,9 @@ static int64_t tt__chat_same(tt__chat_reader *f, int64_t n, const char *prompt, 
     return n_prompt < 0 ? -1 : same;
 }
 
-/* Adds the tokens of a rendered conversation. A token is learnt if its bytes overlap a block {% generation %}; in
-   a template without this tag, if it begins before an answer's end and is not a token of the prompt before the
-   answer. */
+/* Adds the tokens of a rendered conversation. A token is learnt if its bytes overlap a block
+   {% generation %}. In a template without this tag, a token is learnt if it begins before an answer's end and is not a
+   token of the prompt before the answer. */
 static tt_status tt__chat_add(tt__chat_reader *f, tt__jinja_run *r)
 {
     const bool blocks = f->chat.jinja.generates;
@@ -165,9 +172,11 @@ static tt_status tt__chat_add(tt__chat_reader *f, tt__jinja_run *r)
     int64_t n = 0, learnt = 0;
     int answer = 0;
     tt_status status = tt__chat_tokens(f, r->out, r->n, &n);
-    if (status == TT_OK && !n) return tt__chat_fail(f, "the chat template writes no text for the conversation");
+    if (status == TT_OK && !n)
+        return tt__chat_fail(f, "the chat template writes no text for the conversation");
     if (status == TT_OK && !tt__stream_grow(s, n, f->room)) status = TT_ERR_MEMORY;
-    for (int i = 0; i < r->n_spans && status == TT_OK && !blocks; i++) { /* `begin` becomes a number of tokens */
+    /* `begin` becomes a number of tokens */
+    for (int i = 0; i < r->n_spans && status == TT_OK && !blocks; i++) {
         const int64_t same = tt__chat_same(f, n, r->out, r->spans[i].begin);
         if (same < 0) status = TT_ERR_MEMORY;
         r->spans[i].begin = (size_t)same;
@@ -180,7 +189,8 @@ static tt_status tt__chat_add(tt__chat_reader *f, tt__jinja_run *r)
         status = tt__chat_push(f, f->ids[k], is);
     }
     if (status == TT_OK && !learnt)
-        return tt__chat_fail(f, "the conversation has no answer to learn: expected a message of the role \"assistant\"");
+        return tt__chat_fail(f, "the conversation has no answer to learn: expected a message of the role "
+                             "\"assistant\"");
     if (status == TT_OK) s->store->marks[s->store->count - 1] |= TT__MARK_END;
     return status;
 }
@@ -192,7 +202,8 @@ static tt_status tt__chat_messages_of(tt__chat_reader *f, const tt__json *j, int
     tt_status status = tt__chat_check(f, j, list, key);
     if (status != TT_OK) return status;
     if (!f->s->tokenizer)
-        return tt__chat_fail(f, "\"%s\" needs the chat template of a tokenizer, but the tokens are bytes: write "
+        return tt__chat_fail(f, "\"%s\" needs the chat template of a tokenizer, but the tokens are bytes: "
+                             "write "
                              "\"prompt\" and \"completion\" instead", key);
     if (!f->opened) {
         f->opened = true;
@@ -211,13 +222,16 @@ static tt_status tt__chat_line(tt__chat_reader *f, const tt__json *j)
     static const char *const keys[] = {"messages", "conversations", "prompt", "tools"};
     int node[4];
     if (j->nodes[0].kind != TT__JSON_OBJECT)
-        return tt__chat_fail(f, "the line is %s; expected an object with \"messages\", or with \"prompt\" and "
+        return tt__chat_fail(f, "the line is %s; expected an object with \"messages\", or with "
+                             "\"prompt\" and "
                              "\"completion\"", tt__json_kind_name(j, 0));
     for (int k = 0; k < 4; k++) node[k] = tt__json_get(j, 0, keys[k]);
     if (node[3] >= 0 && j->nodes[node[3]].kind != TT__JSON_NULL)
-        return tt__chat_fail(f, "\"tools\" is not supported: remove it, or write the tools into a system message");
+        return tt__chat_fail(f, "\"tools\" is not supported: remove it, or write the tools into a system "
+                             "message");
     if ((node[0] >= 0) + (node[1] >= 0) + (node[2] >= 0) != 1)
-        return tt__chat_fail(f, "the object has %s of \"messages\", \"conversations\" and \"prompt\"; expected one of "
+        return tt__chat_fail(f, "the object has %s of \"messages\", \"conversations\" and \"prompt\"; "
+                             "expected one of "
                              "them", node[0] < 0 && node[1] < 0 && node[2] < 0 ? "none" : "several");
     if (node[2] >= 0) return tt__chat_pair(f, j, node[2], tt__json_get(j, 0, "completion"));
     const int which = node[0] < 0;

@@ -475,7 +475,8 @@ static tt_status tt__stream_write_some(void *arg, const int32_t *ids, int64_t n)
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path)
 {
     if (s->store->marks)
-        return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "cannot write conversations to '%s': a file of ids does not say "
+        return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "cannot write conversations to '%s': a file of ids does "
+                        "not say "
                         "which tokens are answers", path);
     tt__stream_writer *x = (tt__stream_writer *)tt__alloc(s->ctx, sizeof *x);
     if (!x) return TT_ERR_MEMORY;

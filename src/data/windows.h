@@ -7,6 +7,9 @@
 
 /* ---- loading windows of a token stream */
 
+/* A document of a stream: its first token and its number of tokens, at most the length of a window. */
+typedef struct tt__document { int64_t first; int tokens; } tt__document;
+
 struct tt_token_loader {
     tt_context *ctx;
     const tt_token_stream *s;
@@ -17,7 +20,7 @@ struct tt_token_loader {
     /* Sizes of the arrays: ids, positions, targets: max_tokens; seq_start: max_seqs + 1; window: length +
        1. */
     int32_t *ids, *positions, *targets, *seq_start, *window;
-    int64_t *starts;               /* (documents + 1), of the option `whole`: the first token of each document */
+    struct tt__document *documents; /* the windows of the option `whole` */
     uint64_t hash;
     tt_array array;
     tt_source source;
@@ -38,33 +41,43 @@ tt_token_loader_options tt_token_loader_options_default(void)
 void tt_token_loader_free(tt_token_loader *l)
 {
     if (!l) return;
-    void *const owned[] = {l->deal.order, l->ids, l->positions, l->targets, l->seq_start, l->window, l->starts,
-                           l};
+    void *const owned[] = {l->deal.order, l->ids, l->positions, l->targets, l->seq_start, l->window,
+                           l->documents, l};
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
 /* The state of a sweep over all tokens, which computes the hash of the ids, the max number of documents in a
-   window, where a part of a document counts as a document, and the start of each document. */
+   window, where a part of a document counts as a document, and, with the option `whole`, the documents. */
 typedef struct tt__window_survey {
     tt_token_loader *l;
     int64_t token;       /* number of tokens so far */
     /* at: tokens of the current window so far; here: ends of documents among these tokens; max: max number of
        documents in a window so far */
     int at, here, max;
-    int documents, capacity; /* number of documents that l->starts has so far; room of l->starts */
-    int64_t longest;     /* max tokens of a document, with the option `whole` */
-    int64_t cut;         /* number of documents with more tokens than a window, with the option `whole` */
+    /* With the option `whole`: the first token of the current document; number of entries of l->documents,
+       and the number that fits; max tokens of a window; number of documents with more tokens than a window;
+       of those that are left out because no token of their window is learnt. */
+    int64_t first;
+    int documents, capacity, longest;
+    int64_t cut, left_out;
 } tt__window_survey;
 
-/* Ends a document before token number `token`, with the option `whole`. Returns false if memory runs out. */
+/* Ends a document before token number x->token, with the option `whole`. Returns false if memory runs out. */
 static bool tt__survey_end(tt__window_survey *x)
 {
     tt_token_loader *l = x->l;
-    if (!TT__GROW(l->ctx, l->starts, x->documents + 1, x->capacity)) return false;
-    const int64_t length = x->token - l->starts[x->documents];
-    x->longest = tt__max(x->longest, length);
-    x->cut += length > l->o.length;
-    l->starts[++x->documents] = x->token;
+    const uint8_t *marks = l->s->store->marks ? l->s->store->marks + l->s->first + x->first : NULL;
+    const int64_t tokens = x->token - x->first;
+    const tt__document d = {x->first, (int)tt__min(tokens, l->o.length)};
+    int learnt = 1;
+    while (marks && learnt < d.tokens && !(marks[learnt] & TT__MARK_LEARNT)) learnt++;
+    x->first = x->token;
+    x->cut += tokens > l->o.length;
+    x->left_out += marks && learnt >= d.tokens;
+    if (marks && learnt >= d.tokens) return true;
+    if (!TT__GROW(l->ctx, l->documents, x->documents, x->capacity)) return false;
+    x->longest = (int)tt__max(x->longest, d.tokens);
+    l->documents[x->documents++] = d;
     return true;
 }
 
@@ -100,8 +113,8 @@ static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
 static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *seqs)
 {
     const bool whole = l->o.whole;
-    const int64_t first = whole ? l->starts[w] : w * l->o.length;
-    const int64_t left = (whole ? l->starts[w + 1] : l->s->count - 1) - first, n = tt__min(l->o.length, left);
+    const int64_t first = whole ? l->documents[w].first : w * l->o.length;
+    const int64_t n = whole ? l->documents[w].tokens : tt__min(l->o.length, l->s->count - 1 - first);
     const uint8_t *marks = l->s->store->marks ? l->s->store->marks + l->s->first + first : NULL;
     tt_status status = tt_token_stream_get(l->s, first, whole ? n : n + 1, l->window);
     bool begins = true;
@@ -158,7 +171,8 @@ static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, con
         tt__print(&all, "; batch %d of windows of length %d is too large: a micro-batch must have less than "
                   "2^29 tokens", o->batch, o->length);
     if (o->whole && o->across)
-        tt__print(&all, "; whole makes a window of each document, so that across has no meaning: clear one of them");
+        tt__print(&all, "; whole makes a window of each document, so that across has no meaning: clear one "
+                  "of them");
     if (o->length > 0 && s->count / (o->whole ? 1 : o->length) >= INT32_MAX)
         tt__print(&all, "; %lld tokens make 2^31 windows of length %d or more, which is too many: use a "
                   "larger length", (long long)s->count, o->length);
@@ -185,20 +199,26 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
     const int32_t end = o.across ? -1 : s->end;
     l->hash = tt__hash_on(TT__HASH_BEGIN, &o.length, sizeof o.length);
     l->hash = tt__hash_on(l->hash, &end, sizeof end);
-    tt_status status = TT_OK;
-    if (o.whole && !TT__GROW(ctx, l->starts, 0, x.capacity)) status = TT_ERR_MEMORY;
-    if (o.whole && status == TT_OK) l->starts[0] = 0;
-    if (status == TT_OK) status = tt__stream_each(s, &x, tt__survey_windows);
-    if (o.whole && status == TT_OK && l->starts[x.documents] < s->count && !tt__survey_end(&x)) status = TT_ERR_MEMORY;
+    tt_status status = tt__stream_each(s, &x, tt__survey_windows);
+    if (o.whole && status == TT_OK && x.first < s->count && !tt__survey_end(&x)) status = TT_ERR_MEMORY;
+    if (o.whole && status == TT_OK && !x.documents)
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "token loader: '%s' has no document with a token to learn "
+                          "among its "
+                          "first %d: set a larger length", s->store->path, o.length);
     const int64_t windows = o.whole ? x.documents : tt__ceil_div(s->count - 1, o.length);
     const bool begun = status == TT_OK &&
                        tt__deal_begin(ctx, d, windows, o.batch, o.accumulate, &o.parallel);
-    const int64_t longest = o.whole ? tt__min(o.length, x.longest) : o.length;
-    l->max_tokens = (int)tt__min((int64_t)d->max_seqs * longest, o.whole ? s->count : s->count - 1);
+    l->max_tokens = (int)tt__min((int64_t)d->max_seqs * (o.whole ? x.longest : o.length),
+                                 o.whole ? s->count : s->count - 1);
     l->max_seqs = o.whole ? d->max_seqs : (int)tt__min((int64_t)d->max_seqs * x.max, l->max_tokens);
-    if (x.cut)
-        tt__log(ctx, TT_LOG_WARNING, "tokens", "'%s': %lld of %d documents have more than %d tokens, and are cut: a "
-                "larger length would keep them whole", s->store->path, (long long)x.cut, x.documents, o.length);
+    if (x.cut && status == TT_OK)
+        tt__log(ctx, TT_LOG_WARNING, "tokens", "'%s': %lld documents have more than %d tokens, and are cut: "
+                "a larger "
+                "length would keep them whole", s->store->path, (long long)x.cut, o.length);
+    if (x.left_out && status == TT_OK)
+        tt__log(ctx, TT_LOG_WARNING, "tokens", "'%s': %lld conversations are left out, because they have no "
+                "token to "
+                "learn among their first %d", s->store->path, (long long)x.left_out, o.length);
     const size_t rows = (size_t)l->max_tokens, seqs = (size_t)l->max_seqs;
     if (status == TT_OK && begun &&
         (l->ids = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
@@ -217,7 +237,8 @@ static void tt__window_describe(void *self, char *to, size_t capacity)
     const tt_token_loader *l = (const tt_token_loader *)self;
     tt__text_buffer text = {to, capacity, 0};
     tt__print(&text, "batch %d\naccumulate %d\ngroups %d\nlength %d\nshuffle %d\nacross %d\nwhole %d\n",
-              l->o.batch, l->o.accumulate, l->deal.groups, l->o.length, l->o.shuffle, l->o.across, l->o.whole);
+              l->o.batch, l->o.accumulate, l->deal.groups, l->o.length, l->o.shuffle, l->o.across,
+                  l->o.whole);
 }
 
 const tt_source *tt_token_loader_source(tt_token_loader *l)

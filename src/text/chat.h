@@ -16,7 +16,8 @@ typedef struct tt__chat {
     tt__json config, map;      /* tokenizer_config.json and special_tokens_map.json; empty if missing */
 } tt__chat;
 
-/* The messages of a conversation: an array of a line of JSON or, if `json` is NULL, an array of the caller. */
+/* The messages of a conversation: an array of a line of JSON or, if `json` is NULL, an array of the
+   caller. */
 typedef struct tt__chat_messages {
     const tt__json *json;
     int node, n;               /* node of the array; number of messages */
@@ -62,7 +63,8 @@ static tt_status tt__chat_open(tt__chat *c, const tt_tokenizer *k)
     c->jinja.ctx = c->config.ctx = c->map.ctx = k->ctx;
     for (int i = 0; i < 2 && status == TT_OK; i++)
         if (files[i])
-            status = tt__json_parse(to[i], k->ctx, files[i]->name, 0, files[i]->file.bytes, files[i]->file.size);
+            status = tt__json_parse(to[i], k->ctx, files[i]->name, 0, files[i]->file.bytes,
+                                    files[i]->file.size);
     if (status != TT_OK) return status;
     if (own) return tt__jinja_parse(&c->jinja, k->ctx, own->name, own->file.bytes, own->file.size);
     size_t bytes;
@@ -122,7 +124,8 @@ static tt__jinja_value tt__chat_list(tt__jinja_run *r, const tt__chat_messages *
     static const char *const keys[] = {"role", "content"};
     tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, n);
     for (int i = 0, node = m->node + 1; i < n && list.members; i++) {
-        tt__jinja_value one = m->json ? tt__chat_value(r, m->json, node, true) : tt__jinja_members(r, TT__VALUE_DICT, 2);
+        tt__jinja_value one = m->json ? tt__chat_value(r, m->json, node, true)
+                            : tt__jinja_members(r, TT__VALUE_DICT, 2);
         for (int k = 0; k < 2 && one.members; k++) {
             const char *text = m->json ? NULL : k ? m->messages[i].content : m->messages[i].role;
             const char *old = k ? "value" : "from";
@@ -142,7 +145,8 @@ static tt__jinja_value tt__chat_list(tt__jinja_run *r, const tt__chat_messages *
 
 /* Renders the first n messages into r, which the caller ends even after an error. prompt: with the start of
    an answer at the end. */
-static tt_status tt__chat_render(tt__chat *c, tt__jinja_run *r, const tt__chat_messages *m, int n, bool prompt)
+static tt_status tt__chat_render(tt__chat *c, tt__jinja_run *r, const tt__chat_messages *m, int n,
+                                 bool prompt)
 {
     const tt__json *const files[] = {&c->config, &c->map};
     if (!tt__jinja_begin(r, &c->jinja)) return c->jinja.ctx->status;
@@ -164,8 +168,8 @@ static tt_status tt__chat_render(tt__chat *c, tt__jinja_run *r, const tt__chat_m
     return c->jinja.failed ? c->jinja.ctx->status : tt__jinja_render(r);
 }
 
-/* Finds the answer of message i in `whole`, the rendering of all messages of m, and adds the answer's bytes to
-   whole->spans. The answer begins where the rendering of the messages before it, as a prompt, ends. The
+/* Finds the answer of message i in `whole`, the rendering of all messages of m, and adds the answer's bytes
+   to whole->spans. The answer begins where the rendering of the messages before it, as a prompt, ends. The
    rendering that ends with message i gives the answer's text, unless the template writes the start of the
    last answer differently (such as Qwen3's thoughts): then the answer is the longest end of that text. */
 static tt_status tt__chat_answer(tt__chat *c, const tt__chat_messages *m, tt__jinja_run *whole, int i)
@@ -183,9 +187,12 @@ static tt_status tt__chat_answer(tt__chat *c, const tt__chat_messages *m, tt__ji
     while (n && memcmp(whole->out + begin, last.out + last.n - n, n) != 0) n--;
     found = found && (n || !length);
     if (status == TT_OK && !found)
-        status = tt__fail(c->jinja.ctx, TT_ERR_UNSUPPORTED, "the chat template writes message %d, an answer, or the "
-                          "messages before it, differently if other messages follow, so that the answer cannot be "
-                          "told from the prompt: put {%% generation %%} and {%% endgeneration %%} around answers in "
+        status = tt__fail(c->jinja.ctx, TT_ERR_UNSUPPORTED, "the chat template writes message %d, an answer, "
+                          "or the "
+                          "messages before it, differently if other messages follow, so that the answer "
+                              "cannot be "
+                          "told from the prompt: put {%% generation %%} and {%% endgeneration %%} around "
+                              "answers in "
                           "the template", i + 1);
     if (status == TT_OK && !TT__GROW(c->jinja.ctx, whole->spans, whole->n_spans, whole->cap_spans))
         status = TT_ERR_MEMORY;
@@ -218,7 +225,8 @@ int64_t tt_tokenizer_chat(const tt_tokenizer *k, const tt_message *messages, int
     for (int i = 0; i < n; i++)
         if (!messages[i].role || !messages[i].content || !tt__is_utf8(messages[i].role) ||
             !tt__is_utf8(messages[i].content))
-            return tt__fail(k->ctx, TT_ERR_ARGUMENT, "tt_tokenizer_chat: the role or the content of message %d is NULL "
+            return tt__fail(k->ctx, TT_ERR_ARGUMENT, "tt_tokenizer_chat: the role or the content of message "
+                            "%d is NULL "
                             "or not UTF-8", i + 1), (int64_t)-1;
     tt_status status = tt__chat_open(&c, k);
     if (status == TT_OK) {

@@ -3,7 +3,8 @@
 #include "../files/lists.h"
 #include "../files/utf8.h"
 
-/* --------------------------------------------------------------------- chat templates: a part of Jinja
+/* ----------------------------------------------------------------- chat templates: a part of Jinja
+
    Chat templates are programs in Jinja (https://jinja.palletsprojects.com/templates). This interpreter has
    what the templates of decoders use, with the settings of transformers: trim_blocks, lstrip_blocks, the tag
    `generation`, break and continue. The interpreter refuses anything else, by name and line. A construct in a
@@ -26,9 +27,11 @@ typedef enum tt__jinja_kind {
     TT__JINJA_TEXT, TT__JINJA_INTEGER, TT__JINJA_BOOL, TT__JINJA_NONE, TT__JINJA_NAME,
     TT__JINJA_LIST, TT__JINJA_DICT, TT__JINJA_PAIR,     /* (items); (pairs); (key, value) */
     TT__JINJA_ATTRIBUTE, TT__JINJA_INDEX,               /* (value); (value, index) */
-    TT__JINJA_SLICE, TT__JINJA_CALL, TT__JINJA_KEYWORD, /* (value, from, to, step); (callee, arguments); (value) */
+    TT__JINJA_SLICE, TT__JINJA_CALL,                    /* (value, from, to, step); (callee, arguments) */
+    TT__JINJA_KEYWORD,                                  /* (value) */
     TT__JINJA_FILTER, TT__JINJA_TEST,                   /* (value, arguments) */
-    TT__JINJA_BINARY, TT__JINJA_NOT, TT__JINJA_NEGATIVE, TT__JINJA_CHOICE /* CHOICE: (condition, then, else) */
+    TT__JINJA_BINARY, TT__JINJA_NOT, TT__JINJA_NEGATIVE, /* (left, right); (value); (value) */
+    TT__JINJA_CHOICE                                     /* (condition, then, else) */
 } tt__jinja_kind;
 
 /* A node of a template. Indices of nodes are above 0; 0: none. */
@@ -50,7 +53,8 @@ typedef struct tt__jinja {
     bool failed;
     bool line_starts;         /* the byte before the current text is a line end, or there is none */
     char tag;                 /* the current tag: '%', '{' or '#'; 0: the template has ended */
-    char token;               /* kind of the current token: N name, T text, I integer, O operator, E end of the tag */
+    char token;               /* kind of the current token: 'N' name, 'T' text, 'I' integer, 'O' operator,
+                                 'E' end of the tag */
     const char *token_text;
     int64_t token_n;          /* bytes of token_text; an integer */
     tt__jinja_node *nodes;
@@ -204,7 +208,8 @@ static void tt__jinja_string(tt__jinja *j)
         const char c = j->text[at++];
         const char *name = c == '\\' ? (const char *)memchr(names, j->text[at], sizeof names - 1) : NULL;
         if (c == '\\' && !name && memchr("xuUN01234567", j->text[at], 12)) {
-            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j), "the escape sequence \\%c of a string is "
+            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
+                           "the escape sequence \\%c of a string is "
                            "not supported: write the character itself", j->text[at]);
             return;
         }
@@ -249,7 +254,8 @@ static void tt__jinja_next(tt__jinja *j)
         int64_t x = 0;
         for (; tt__jinja_digit(text[n]) && n < 10; n++) x = 10 * x + (text[n] - '0');
         if (n == 10 || text[n] == '_' || (text[n] == '.' && tt__jinja_digit(text[n + 1])))
-            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j), "the number %.*s is not supported; expected "
+            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
+                           "the number %.*s is not supported; expected "
                            "an integer of at most 9 digits", (int)tt__min(n + 3, left), text);
         j->token = j->failed ? 'E' : 'I';
         j->at += n;
@@ -259,8 +265,10 @@ static void tt__jinja_next(tt__jinja *j)
         int k = 0;
         while (k < TT__COUNT(operators) && strncmp(text, operators[k], strlen(operators[k])) != 0) k++;
         if (k == TT__COUNT(operators)) {
-            tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), left ? "the byte 0x%02x begins no word and no "
-                           "operator" : "the tag that begins before the template's end has no end", (uint8_t)*text);
+            tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), left
+                           ? "the byte 0x%02x begins no word and no "
+                           "operator" : "the tag that begins before the template's end has no end",
+                               (uint8_t)*text);
             return;
         }
         n = strlen(operators[k]);
@@ -368,14 +376,16 @@ static int tt__jinja_primary(tt__jinja *j)
             return tt__jinja_add(j, (tt__jinja_kind)words[k].kind, NULL, words[k].n);
     if (j->token == 'N') return tt__jinja_named(j, TT__JINJA_NAME, "");
     if (j->token == 'T' || j->token == 'I') {
-        node = tt__jinja_add(j, j->token == 'T' ? TT__JINJA_TEXT : TT__JINJA_INTEGER, j->token_text, j->token_n);
+        node = tt__jinja_add(j, j->token == 'T' ? TT__JINJA_TEXT : TT__JINJA_INTEGER, j->token_text,
+                             j->token_n);
         tt__jinja_next(j);
     } else if (tt__jinja_accept(j, "(")) {
         const bool empty = tt__jinja_is(j, ")");
         node = empty ? 0 : tt__jinja_expression(j);
         if (!empty && tt__jinja_accept(j, ")")) return node;
         if (!empty) tt__jinja_need(j, ",");
-        const int more = tt__jinja_items(j, TT__JINJA_LIST, ")"), list = tt__jinja_add(j, TT__JINJA_LIST, NULL, 0);
+        const int more = tt__jinja_items(j, TT__JINJA_LIST, ")"),
+            list = tt__jinja_add(j, TT__JINJA_LIST, NULL, 0);
         j->nodes[node].next = more;
         j->nodes[list].part[0] = empty ? more : node;
         node = list;
@@ -459,7 +469,8 @@ static int tt__jinja_unary(tt__jinja *j, bool filters)
 }
 
 /* The binary operators by precedence: of two operators, that of the later row binds more tightly. */
-static const char *const tt__jinja_ops[][8] = {{"or"}, {"and"}, {""}, {"==", "!=", "<=", ">=", "<", ">", "in"},
+static const char *const tt__jinja_ops[][8] = {{"or"}, {"and"}, {""},
+                                               {"==", "!=", "<=", ">=", "<", ">", "in"},
                                                {"+", "-"}, {"~"}, {"*", "//", "%"}};
 enum { TT__JINJA_NOT_ROW = 2, TT__JINJA_COMPARISONS = 3 };
 
@@ -500,7 +511,8 @@ static int tt__jinja_expression(tt__jinja *j)
     int node = 0;
     if (tt__jinja_deeper(j)) node = tt__jinja_binary(j, 0);
     while (tt__jinja_accept(j, "if")) {
-        const int condition = tt__jinja_binary(j, 0), choice = tt__jinja_around(j, TT__JINJA_CHOICE, condition);
+        const int condition = tt__jinja_binary(j, 0),
+            choice = tt__jinja_around(j, TT__JINJA_CHOICE, condition);
         const int other = tt__jinja_accept(j, "else") ? tt__jinja_expression(j) : 0;
         j->nodes[choice].part[1] = node;
         j->nodes[choice].part[2] = other;
@@ -591,8 +603,10 @@ static int tt__jinja_statement(tt__jinja *j)
         j->generates = true;
         tt__jinja_need(j, "endgeneration");
     } else if (j->token == 'N')
-        tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j), "the tag '%.*s' is not supported here; expected "
-                       "if, for, set, generation, break or continue", (int)tt__min(j->token_n, 60), j->token_text);
+        tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
+                       "the tag '%.*s' is not supported here; expected "
+                       "if, for, set, generation, break or continue", (int)tt__min(j->token_n, 60),
+                           j->token_text);
     else tt__jinja_unexpected(j, "the name of a tag");
     tt__jinja_end_tag(j);
     return node;
@@ -622,7 +636,8 @@ static int tt__jinja_body(tt__jinja *j, const char *ends)
             if (turn && !j->tag && !j->failed) {
                 ended = true;
                 if (*ends)
-                    tt__jinja_fail(j, TT_ERR_FORMAT, line, "the tag that ends here has no end; expected %s", ends);
+                    tt__jinja_fail(j, TT_ERR_FORMAT, line, "the tag that ends here has no end; expected %s",
+                                   ends);
             }
             if (!node) continue;
             if (last) j->nodes[last].next = node;
@@ -636,7 +651,8 @@ static int tt__jinja_body(tt__jinja *j, const char *ends)
 
 /* Parses a template, `bytes` bytes of UTF-8. path must live as long as j. The caller frees j even after an
    error. */
-static tt_status tt__jinja_parse(tt__jinja *j, tt_context *ctx, const char *path, const char *text, size_t bytes)
+static tt_status tt__jinja_parse(tt__jinja *j, tt_context *ctx, const char *path, const char *text,
+                                 size_t bytes)
 {
     memset(j, 0, sizeof *j);
     j->ctx = ctx;
@@ -644,7 +660,8 @@ static tt_status tt__jinja_parse(tt__jinja *j, tt_context *ctx, const char *path
     j->line = 1;
     j->line_starts = true;
     if (bytes > INT32_MAX / 4 || tt__utf8_invalid(text, bytes) < bytes)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': the chat template has %zu bytes; expected at most %d, in UTF-8",
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': the chat template has %zu bytes; expected at most %d, in "
+                        "UTF-8",
                         path, bytes, INT32_MAX / 4);
     if (!(j->text = (char *)tt__alloc(ctx, bytes + 4))) return TT_ERR_MEMORY;
     for (size_t at = 0; at < bytes; at++) {

@@ -20,7 +20,11 @@ typedef struct tt__jinja_value {
 } tt__jinja_value;
 
 /* A member of a dictionary, or of a list, which has no keys. */
-typedef struct tt__jinja_member { const char *key; int64_t key_bytes; tt__jinja_value value; } tt__jinja_member;
+typedef struct tt__jinja_member {
+    const char *key;
+    int64_t key_bytes;
+    tt__jinja_value value;
+} tt__jinja_member;
 
 typedef struct tt__jinja_variable {
     const char *name;
@@ -30,7 +34,10 @@ typedef struct tt__jinja_variable {
 } tt__jinja_variable;
 
 /* Variables; those of an outer scope are visible unless `variables` has the same name. */
-typedef struct tt__jinja_scope { tt__jinja_variable *variables; struct tt__jinja_scope *outer; } tt__jinja_scope;
+typedef struct tt__jinja_scope {
+    tt__jinja_variable *variables;
+    struct tt__jinja_scope *outer;
+} tt__jinja_scope;
 
 /* A rendering of a template. */
 typedef struct tt__jinja_run {
@@ -38,9 +45,9 @@ typedef struct tt__jinja_run {
     tt__chunk *chunks;       /* memory of values */
     size_t used;             /* bytes of values */
     int64_t steps;           /* steps that are left */
-    int depth, captures;     /* levels of nesting; number of set blocks and generation blocks around the current
-                                statement */
-    int leaving;             /* the statement that leaves the loop, TT__JINJA_BREAK or TT__JINJA_CONTINUE; 0: none */
+    int depth;               /* levels of nesting */
+    int captures;            /* number of set blocks and generation blocks around the current statement */
+    int leaving;             /* the statement that leaves the loop, TT__JINJA_BREAK or _CONTINUE; 0: none */
     tt__jinja_scope *scope;
     char *out;               /* the text so far */
     size_t n, capacity;
@@ -76,7 +83,8 @@ static void *tt__jinja_take(tt__jinja_run *r, int64_t bytes)
 {
     tt__jinja *j = r->j;
     const size_t n = (size_t)bytes + 1;
-    void *memory = j->failed || n > TT__JINJA_MEMORY - r->used ? NULL : tt__chunks_take(j->ctx, &r->chunks, n);
+    const bool fits = !j->failed && n <= TT__JINJA_MEMORY - r->used;
+    void *memory = fits ? tt__chunks_take(j->ctx, &r->chunks, n) : NULL;
     if (memory) {
         r->used += n;
         return memset(memory, 0, n);
@@ -162,14 +170,18 @@ static bool tt__jinja_true(tt__jinja_value v)
     return v.n != 0 || v.type == TT__VALUE_NAMESPACE || v.type == TT__VALUE_OTHER;
 }
 
-static bool tt__jinja_number(tt__jinja_value v) { return v.type == TT__VALUE_BOOL || v.type == TT__VALUE_INTEGER; }
+static bool tt__jinja_number(tt__jinja_value v)
+{
+    return v.type == TT__VALUE_BOOL || v.type == TT__VALUE_INTEGER;
+}
 
 static bool tt__jinja_equal(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value a, tt__jinja_value b,
                             int depth)
 {
     if (tt__jinja_number(a) && tt__jinja_number(b)) return a.n == b.n;
     if (a.type != b.type || a.n != b.n) return false;
-    if (depth == TT__JINJA_DEPTH) tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested too deeply");
+    if (depth == TT__JINJA_DEPTH)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested too deeply");
     if (!tt__jinja_steps(r, at, a.type == TT__VALUE_TEXT ? a.n / 64 : 1)) return false;
     if (a.type == TT__VALUE_TEXT) return memcmp(a.text, b.text, (size_t)a.n) == 0;
     for (int64_t i = 0, k; a.members && i < a.n; i++) {
@@ -202,7 +214,8 @@ static bool tt__jinja_write(tt__jinja_run *r, const char *text, int64_t n)
     const size_t needed = r->n + (size_t)n;
     if (r->j->failed) return false;
     if (needed > TT__JINJA_MEMORY)
-        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, 1, "a text of more than %zu bytes is not supported", TT__JINJA_MEMORY);
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, 1, "a text of more than %zu bytes is not supported",
+                       TT__JINJA_MEMORY);
     if (!r->j->failed && needed + 1 > r->capacity) {
         char *more = (char *)tt__realloc(r->j->ctx, r->out, 2 * needed + 64);
         r->j->failed = !more;
@@ -229,14 +242,16 @@ static void tt__jinja_json(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja
     static const char names[] = "\"\\nrtbf", values[] = "\"\\\n\r\t\b\f";
     const bool list = v.type == TT__VALUE_LIST, dict = v.type == TT__VALUE_DICT;
     char escape[8];
-    if (depth == TT__JINJA_DEPTH) tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested too deeply");
+    if (depth == TT__JINJA_DEPTH)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested too deeply");
     if (!tt__jinja_steps(r, at, 1)) return;
     if (v.type == TT__VALUE_NONE) tt__jinja_write(r, "null", 4);
     else if (v.type == TT__VALUE_BOOL) tt__jinja_write(r, v.n ? "true" : "false", v.n ? 4 : 5);
     else if (v.type == TT__VALUE_TEXT) {
         tt__jinja_write(r, "\"", 1);
         for (int64_t i = 0, from = 0; i <= v.n && !r->j->failed; i++) {
-            const char c = i < v.n ? v.text[i] : 0, *found = (const char *)memchr(values, c, sizeof values - 1);
+            const char c = i < v.n ? v.text[i] : 0;
+            const char *found = (const char *)memchr(values, c, sizeof values - 1);
             if (i < v.n && !found && (uint8_t)c >= 0x20) continue;
             tt__jinja_write(r, v.text + from, i - from);
             from = i + 1;
@@ -259,7 +274,8 @@ static void tt__jinja_json(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja
         tt__jinja_write(r, list ? "]" : "}", 1);
     } else {
         if (v.type != TT__VALUE_INTEGER)
-            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "tojson of %s is not supported", tt__jinja_type_name(v));
+            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "tojson of %s is not supported",
+                           tt__jinja_type_name(v));
         v = tt__jinja_to_text(r, at, v);
         tt__jinja_write(r, v.text, v.n);
     }
@@ -325,12 +341,14 @@ static tt__jinja_value tt__jinja_slice(tt__jinja_run *r, const tt__jinja_node *a
     const bool back = bound[2] < 0;
     for (int k = 0; k < 3; k++)
         if (bounds[k].type > TT__VALUE_NONE && bounds[k].type != TT__VALUE_INTEGER)
-            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "a bound of a slice is %s", tt__jinja_type_name(bounds[k]));
+            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "a bound of a slice is %s",
+                           tt__jinja_type_name(bounds[k]));
     if (!bound[2]) tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "the step of a slice is 0");
     for (int k = 0; k < 2; k++) {
         bound[k] = bounds[k].n < 0 ? bounds[k].n + list.n : bounds[k].n;
         bound[k] = tt__max(back ? -1 : 0, tt__min(bound[k], back ? list.n - 1 : list.n));
-        if (bounds[k].type <= TT__VALUE_NONE) bound[k] = back == !k ? (back ? list.n - 1 : list.n) : back ? -1 : 0;
+        if (bounds[k].type <= TT__VALUE_NONE)
+            bound[k] = back == !k ? (back ? list.n - 1 : list.n) : back ? -1 : 0;
     }
     tt__jinja_value part = tt__jinja_members(r, TT__VALUE_LIST, list.n);
     for (int64_t i = bound[0]; !r->j->failed && (back ? i > bound[1] : i < bound[1]); i += bound[2])
@@ -346,9 +364,11 @@ static tt__jinja_value tt__jinja_index(tt__jinja_run *r, const tt__jinja_node *a
     if (v.type == TT__VALUE_UNDEFINED)
         tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "an undefined value has no attribute or item%s%.*s",
                        index.type == TT__VALUE_TEXT ? " " : "",
-                       index.type == TT__VALUE_TEXT ? (int)tt__min(index.n, 60) : 0, index.text ? index.text : "");
+                       index.type == TT__VALUE_TEXT ? (int)tt__min(index.n, 60) : 0, index.text ? index.text
+                           : "");
     if (index.type == TT__VALUE_TEXT) return tt__jinja_get(r, v, index.text, index.n);
-    if (index.type != TT__VALUE_INTEGER || (v.type != TT__VALUE_LIST && v.type != TT__VALUE_TEXT)) return undefined;
+    if (index.type != TT__VALUE_INTEGER || (v.type != TT__VALUE_LIST && v.type != TT__VALUE_TEXT))
+        return undefined;
     const tt__jinja_value list = tt__jinja_list(r, at, v);
     const int64_t i = index.n < 0 ? index.n + list.n : index.n;
     return i >= 0 && i < list.n ? list.members[i].value : undefined;
@@ -370,8 +390,10 @@ static void tt__jinja_arguments(tt__jinja_run *r, tt__jinja_call *c, int chain)
     for (; chain && !r->j->failed; chain = r->j->nodes[chain].next) {
         const tt__jinja_node *node = &r->j->nodes[chain];
         if (c->n == 3 || node->kind == TT__JINJA_KEYWORD)
-            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node->line, "the %s %.*s with %s%.*s is not supported", c->what,
-                           (int)tt__min(c->at->n, 60), c->at->text, c->n == 3 ? "four arguments" : "an argument ",
+            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node->line, "the %s %.*s with %s%.*s is not supported",
+                           c->what,
+                           (int)tt__min(c->at->n, 60), c->at->text, c->n == 3 ? "four arguments"
+                               : "an argument ",
                            c->n == 3 ? 0 : (int)tt__min(node->n, 60), c->n == 3 ? "" : node->text);
         else c->argument[c->n++] = tt__jinja_eval(r, chain);
     }
@@ -382,7 +404,8 @@ static bool tt__jinja_calls(tt__jinja_run *r, const tt__jinja_call *c, const cha
 {
     if (!tt__jinja_same(c->at->text, c->at->n, name)) return false;
     if (c->n > max)
-        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the %s %s with %d arguments is not supported", c->what,
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the %s %s with %d arguments is not supported",
+                       c->what,
                        name, c->n);
     return true;
 }
@@ -396,7 +419,8 @@ static tt__jinja_value tt__jinja_refuse(tt__jinja_run *r, const tt__jinja_call *
 
 /* Returns a text whose ASCII letters are changed: 'U' to capitals, 'L' to small letters, 'C' to a capital and
    small letters. */
-static tt__jinja_value tt__jinja_case(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text, char to)
+static tt__jinja_value tt__jinja_case(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text,
+                                      char to)
 {
     char *copy = (char *)tt__jinja_take(r, text.n);
     for (int64_t i = 0; copy && i < text.n; i++) {
@@ -435,7 +459,8 @@ static tt__jinja_value tt__jinja_split(tt__jinja_run *r, const tt__jinja_call *c
         if (n != max && !white && (next = tt__jinja_search(r, c->at, text, from, separator)) >= 0) to = next;
         if (n != max && white) {
             size_t end = (size_t)from, after = (size_t)from;
-            while (end < (size_t)text.n && !tt__jinja_space(tt__utf8_next(text.text, (size_t)text.n, &after))) end = after;
+            while (end < (size_t)text.n && !tt__jinja_space(tt__utf8_next(text.text, (size_t)text.n, &after)))
+                end = after;
             next = to = (int64_t)end;
         }
         list.members[n++].value = tt__jinja_text(text.text + from, to - from);
@@ -450,7 +475,8 @@ static tt__jinja_value tt__jinja_replace(tt__jinja_run *r, const tt__jinja_call 
 {
     const tt__jinja_value from = c->argument[0], to = c->argument[1];
     const size_t begin = r->n;
-    if (c->n != 2 || from.type != TT__VALUE_TEXT || to.type != TT__VALUE_TEXT || !from.n) return tt__jinja_refuse(r, c);
+    if (c->n != 2 || from.type != TT__VALUE_TEXT || to.type != TT__VALUE_TEXT || !from.n)
+        return tt__jinja_refuse(r, c);
     for (int64_t at = 0, next; !r->j->failed; at = next + from.n) {
         next = tt__jinja_search(r, c->at, text, at, from);
         tt__jinja_write(r, text.text + at, (next < 0 ? text.n : next) - at);
@@ -461,20 +487,24 @@ static tt__jinja_value tt__jinja_replace(tt__jinja_run *r, const tt__jinja_call 
 }
 
 /* Removes the characters of the first argument, or white space, at the start, at the end or at both. */
-static tt__jinja_value tt__jinja_strip(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text, bool left,
+static tt__jinja_value tt__jinja_strip(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text,
+                                       bool left,
                                        bool right)
 {
     const tt__jinja_value set = c->argument[0];
     if (set.type > TT__VALUE_NONE && set.type != TT__VALUE_TEXT) return tt__jinja_refuse(r, c);
     if (!tt__jinja_steps(r, c->at, (1 + text.n / 64) * (1 + set.n / 8))) return text;
-    const size_t n = right ? tt__jinja_right(text.text, (size_t)text.n, set.text, (size_t)set.n) : (size_t)text.n;
+    const size_t n = right ? tt__jinja_right(text.text, (size_t)text.n, set.text, (size_t)set.n)
+        : (size_t)text.n;
     const size_t from = left ? tt__jinja_left(text.text, n, set.text, (size_t)set.n) : 0;
     return tt__jinja_text(text.text + from, (int64_t)(n - from));
 }
 
-static bool tt__jinja_contains(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value what, tt__jinja_value in)
+static bool tt__jinja_contains(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value what,
+                               tt__jinja_value in)
 {
-    if (in.type == TT__VALUE_TEXT && what.type == TT__VALUE_TEXT) return tt__jinja_search(r, at, in, 0, what) >= 0;
+    if (in.type == TT__VALUE_TEXT && what.type == TT__VALUE_TEXT)
+        return tt__jinja_search(r, at, in, 0, what) >= 0;
     if (in.type == TT__VALUE_TEXT || (in.type == TT__VALUE_DICT && what.type != TT__VALUE_TEXT))
         tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s cannot be in %s", tt__jinja_type_name(what),
                        tt__jinja_type_name(in));
@@ -490,12 +520,15 @@ static bool tt__jinja_test(tt__jinja_run *r, const tt__jinja_call *c)
     const bool iterable = type == TT__VALUE_TEXT || type == TT__VALUE_LIST || type == TT__VALUE_DICT;
     const struct { const char *name; bool is; } tests[] = {
         {"defined", type != TT__VALUE_UNDEFINED}, {"undefined", type == TT__VALUE_UNDEFINED},
-        {"none", type == TT__VALUE_NONE}, {"string", type == TT__VALUE_TEXT}, {"boolean", type == TT__VALUE_BOOL},
+        {"none", type == TT__VALUE_NONE}, {"string", type == TT__VALUE_TEXT},
+            {"boolean", type == TT__VALUE_BOOL},
         {"true", type == TT__VALUE_BOOL && c->on.n}, {"false", type == TT__VALUE_BOOL && !c->on.n},
-        {"integer", type == TT__VALUE_INTEGER}, {"number", tt__jinja_number(c->on) || type == TT__VALUE_OTHER},
+        {"integer", type == TT__VALUE_INTEGER},
+            {"number", tt__jinja_number(c->on) || type == TT__VALUE_OTHER},
         {"mapping", type == TT__VALUE_DICT}, {"sequence", iterable || type == TT__VALUE_UNDEFINED},
         {"iterable", iterable || type == TT__VALUE_UNDEFINED}};
-    for (int k = 0; k < TT__COUNT(tests); k++) if (tt__jinja_calls(r, c, tests[k].name, 0)) return tests[k].is;
+    for (int k = 0; k < TT__COUNT(tests); k++)
+        if (tt__jinja_calls(r, c, tests[k].name, 0)) return tests[k].is;
     if (tt__jinja_number(c->on)) {
         if (tt__jinja_calls(r, c, "odd", 0)) return c->on.n % 2 != 0;
         if (tt__jinja_calls(r, c, "even", 0)) return c->on.n % 2 == 0;
@@ -503,9 +536,12 @@ static bool tt__jinja_test(tt__jinja_run *r, const tt__jinja_call *c)
     static const char *const same[] = {"equalto", "eq", "sameas"};
     for (int k = 0; k < TT__COUNT(same); k++)
         if (c->n == 1 && tt__jinja_calls(r, c, same[k], 1))
-            return tt__jinja_equal(r, c->at, c->on, c->argument[0], 0) && (k < 2 || type == c->argument[0].type);
-    if (c->n == 1 && tt__jinja_calls(r, c, "ne", 1)) return !tt__jinja_equal(r, c->at, c->on, c->argument[0], 0);
-    if (c->n == 1 && tt__jinja_calls(r, c, "in", 1)) return tt__jinja_contains(r, c->at, c->on, c->argument[0]);
+            return tt__jinja_equal(r, c->at, c->on, c->argument[0], 0) &&
+                (k < 2 || type == c->argument[0].type);
+    if (c->n == 1 && tt__jinja_calls(r, c, "ne", 1))
+        return !tt__jinja_equal(r, c->at, c->on, c->argument[0], 0);
+    if (c->n == 1 && tt__jinja_calls(r, c, "in", 1))
+        return tt__jinja_contains(r, c->at, c->on, c->argument[0]);
     tt__jinja_refuse(r, c);
     return false;
 }
@@ -513,10 +549,12 @@ static bool tt__jinja_test(tt__jinja_run *r, const tt__jinja_call *c)
 /* The filters selectattr and rejectattr: (name of an attribute, name of a test, argument of the test). */
 static tt__jinja_value tt__jinja_select(tt__jinja_run *r, const tt__jinja_call *c, bool wanted)
 {
-    const tt__jinja_value list = tt__jinja_list(r, c->at, c->on), name = c->argument[0], test = c->argument[1];
+    const tt__jinja_value list = tt__jinja_list(r, c->at, c->on), name = c->argument[0],
+        test = c->argument[1];
     tt__jinja_value kept = tt__jinja_members(r, TT__VALUE_LIST, list.n);
     int64_t n = 0;
-    if (name.type != TT__VALUE_TEXT || (c->n > 1 && test.type != TT__VALUE_TEXT)) return tt__jinja_refuse(r, c);
+    if (name.type != TT__VALUE_TEXT || (c->n > 1 && test.type != TT__VALUE_TEXT))
+        return tt__jinja_refuse(r, c);
     tt__jinja_node at = *c->at;
     at.text = test.text;
     at.n = test.n;
@@ -575,7 +613,8 @@ static tt__jinja_value tt__jinja_filter(tt__jinja_run *r, const tt__jinja_call *
     if (tt__jinja_calls(r, c, "rejectattr", 3)) return tt__jinja_select(r, c, false);
     if (type == TT__VALUE_DICT && tt__jinja_calls(r, c, "items", 0)) return tt__jinja_dict_items(r, c->on, 2);
     if (type == TT__VALUE_TEXT && tt__jinja_calls(r, c, "replace", 2)) return tt__jinja_replace(r, c, c->on);
-    static const struct { const char *name; char to; } cases[] = {{"upper", 'U'}, {"lower", 'L'}, {"capitalize", 'C'}};
+    static const struct { const char *name; char to; } cases[] = {{"upper", 'U'}, {"lower", 'L'},
+                                                                  {"capitalize", 'C'}};
     for (int k = 0; k < TT__COUNT(cases); k++)
         if (tt__jinja_calls(r, c, cases[k].name, 0))
             return tt__jinja_case(r, c, tt__jinja_to_text(r, c->at, c->on), cases[k].to);
@@ -622,7 +661,8 @@ static tt__jinja_value tt__jinja_function(tt__jinja_run *r, tt__jinja_call *c, i
         for (; chain && !r->j->failed; chain = r->j->nodes[chain].next) {
             const tt__jinja_node node = r->j->nodes[chain];
             if (node.kind != TT__JINJA_KEYWORD)
-                tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node.line, "namespace with a dictionary is not supported");
+                tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node.line,
+                               "namespace with a dictionary is not supported");
             else tt__jinja_assign(r, space.scope, node.text, node.n, tt__jinja_eval(r, node.part[0]));
         }
         return space;
@@ -661,12 +701,13 @@ static tt__jinja_value tt__jinja_apply(tt__jinja_run *r, const tt__jinja_node *a
         if (op[1] == '=' && (*op == '=' || *op == '!'))
             return tt__jinja_make(TT__VALUE_BOOL, tt__jinja_equal(r, at, a, b, 0) == (*op == '='));
         if (!numbers && (a.type != TT__VALUE_TEXT || b.type != TT__VALUE_TEXT))
-            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s cannot be compared with %s by %s", tt__jinja_type_name(a),
+            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s cannot be compared with %s by %s",
+                           tt__jinja_type_name(a),
                            tt__jinja_type_name(b), op);
         else if (!numbers && tt__jinja_steps(r, at, tt__min(a.n, b.n) / 64))
             sign = tt__compare_bytes(a.text, (size_t)a.n, b.text, (size_t)b.n);
         const bool less = sign < 0, more = sign > 0;
-        return tt__jinja_make(TT__VALUE_BOOL, *op == '<' ? less || (op[1] && !sign) : more || (op[1] && !sign));
+        return tt__jinja_make(TT__VALUE_BOOL, (*op == '<' ? less : more) || (op[1] && !sign));
     }
     if (*op == '~' || (*op == '+' && a.type == TT__VALUE_TEXT && b.type == TT__VALUE_TEXT)) {
         a = tt__jinja_to_text(r, at, a);
@@ -684,7 +725,8 @@ static tt__jinja_value tt__jinja_apply(tt__jinja_run *r, const tt__jinja_node *a
     const int64_t limit = (int64_t)1 << 31;
     const bool fit = numbers && a.n < limit && a.n > -limit && b.n < limit && b.n > -limit;
     if (!fit || (strchr("/%", *op) && !b.n)) {
-        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s %s %s cannot be computed", tt__jinja_type_name(a), op,
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s %s %s cannot be computed", tt__jinja_type_name(a),
+                       op,
                        numbers && fit ? "0" : tt__jinja_type_name(b));
         return a;
     }
@@ -704,8 +746,10 @@ static tt__jinja_value tt__jinja_literal(tt__jinja_run *r, const tt__jinja_node 
     tt__jinja_value v = tt__jinja_members(r, dict ? TT__VALUE_DICT : TT__VALUE_LIST, n);
     n = 0;
     for (int item = at->part[0]; item && !r->j->failed; item = r->j->nodes[item].next) {
-        const tt__jinja_value key = dict ? tt__jinja_eval(r, r->j->nodes[item].part[0]) : tt__jinja_text("", 0);
-        if (key.type != TT__VALUE_TEXT) tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a key is not a text");
+        const int first = r->j->nodes[item].part[0];
+        const tt__jinja_value key = dict ? tt__jinja_eval(r, first) : tt__jinja_text("", 0);
+        if (key.type != TT__VALUE_TEXT)
+            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a key is not a text");
         const tt__jinja_value value = tt__jinja_eval(r, dict ? r->j->nodes[item].part[1] : item);
         if (r->j->failed) break;
         v.members[n].key = dict ? key.text : NULL;
@@ -727,7 +771,8 @@ static tt__jinja_value tt__jinja_called(tt__jinja_run *r, const tt__jinja_node *
         return tt__jinja_function(r, &c, at->part[1]);
     }
     if (callee->kind != TT__JINJA_ATTRIBUTE && at->kind == TT__JINJA_CALL)
-        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a call of something without a name is not supported");
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line,
+                       "a call of something without a name is not supported");
     c.on = tt__jinja_eval(r, callee->part[0]);
     tt__jinja_arguments(r, &c, at->part[1]);
     if (r->j->failed) return c.on;
@@ -767,17 +812,21 @@ static tt__jinja_value tt__jinja_value_of(tt__jinja_run *r, const tt__jinja_node
     case TT__JINJA_ATTRIBUTE: return tt__jinja_index(r, at, a, tt__jinja_text(at->text, at->n));
     case TT__JINJA_INDEX: return tt__jinja_index(r, at, a, tt__jinja_eval(r, at->part[1]));
     case TT__JINJA_SLICE:
-        for (int k = 0; k < 3; k++) bounds[k] = at->part[1 + k] ? tt__jinja_eval(r, at->part[1 + k]) : undefined;
+        for (int k = 0; k < 3; k++)
+            bounds[k] = at->part[1 + k] ? tt__jinja_eval(r, at->part[1 + k]) : undefined;
         return tt__jinja_slice(r, at, a, bounds);
     case TT__JINJA_NOT: return tt__jinja_make(TT__VALUE_BOOL, !tt__jinja_true(a));
     case TT__JINJA_NEGATIVE:
-        if (!tt__jinja_number(a)) tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "-%s is no number", tt__jinja_type_name(a));
+        if (!tt__jinja_number(a))
+            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "-%s is no number", tt__jinja_type_name(a));
         return tt__jinja_make(TT__VALUE_INTEGER, r->j->failed ? 0 : -a.n);
     case TT__JINJA_CHOICE:
-        return tt__jinja_true(a) ? tt__jinja_eval(r, at->part[1]) : at->part[2] ? tt__jinja_eval(r, at->part[2]) : undefined;
+        if (tt__jinja_true(a)) return tt__jinja_eval(r, at->part[1]);
+        return at->part[2] ? tt__jinja_eval(r, at->part[2]) : undefined;
     default: break;
     }
-    if (at->op < 16 && tt__jinja_true(a) == (at->op < 8)) return a; /* `or` with a true value, `and` with a false value */
+    /* `or` with a true value and `and` with a false value have that value. */
+    if (at->op < 16 && tt__jinja_true(a) == (at->op < 8)) return a;
     const tt__jinja_value b = tt__jinja_eval(r, at->part[1]);
     return at->op < 16 || r->j->failed ? b : tt__jinja_apply(r, at, a, b);
 }
@@ -801,7 +850,8 @@ static void tt__jinja_loop(tt__jinja_run *r, tt__jinja_value list, int64_t i)
 {
     const tt__jinja_value undefined = tt__jinja_make(TT__VALUE_UNDEFINED, 0);
     const struct { const char *name; tt__jinja_type type; int64_t n; } numbers[] = {
-        {"index", TT__VALUE_INTEGER, i + 1}, {"index0", TT__VALUE_INTEGER, i}, {"first", TT__VALUE_BOOL, i == 0},
+        {"index", TT__VALUE_INTEGER, i + 1}, {"index0", TT__VALUE_INTEGER, i},
+            {"first", TT__VALUE_BOOL, i == 0},
         {"last", TT__VALUE_BOOL, i + 1 == list.n}, {"length", TT__VALUE_INTEGER, list.n},
         {"revindex", TT__VALUE_INTEGER, list.n - i}, {"revindex0", TT__VALUE_INTEGER, list.n - i - 1},
         {"previtem", TT__VALUE_UNDEFINED, -1}, {"nextitem", TT__VALUE_UNDEFINED, 1}};
@@ -842,7 +892,8 @@ static void tt__jinja_run_for(tt__jinja_run *r, const tt__jinja_node *at)
         tt__jinja_value kept = tt__jinja_members(r, TT__VALUE_LIST, list.n);
         int64_t n = 0;
         for (int64_t i = 0; i < list.n && !r->j->failed; i++) {
-            if (tt__jinja_bind(r, at, list.members[i].value) && tt__jinja_true(tt__jinja_eval(r, at->part[3])))
+            const bool bound = tt__jinja_bind(r, at, list.members[i].value);
+            if (bound && tt__jinja_true(tt__jinja_eval(r, at->part[3])))
                 kept.members[n++] = list.members[i];
             r->scope = outer;
         }
@@ -867,7 +918,8 @@ static void tt__jinja_run_block(tt__jinja_run *r, const tt__jinja_node *at)
     const bool set = at->kind == TT__JINJA_SET_BLOCK;
     if (!scope) return;
     if (!set && r->captures)
-        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "generation within set or generation is not supported");
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line,
+                       "generation within set or generation is not supported");
     scope->outer = outer;
     r->scope = scope;
     r->captures++;
@@ -886,7 +938,8 @@ static void tt__jinja_run_set(tt__jinja_run *r, const tt__jinja_node *at)
     const tt__jinja_value space = at->part[1] ? tt__jinja_variable_of(r, at) : value;
     if (!at->part[1]) tt__jinja_assign(r, r->scope, at->text, at->n, value);
     else if (space.type != TT__VALUE_NAMESPACE)
-        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "an attribute of %s cannot be set; expected a namespace",
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "an attribute of %s cannot be set; expected a "
+                       "namespace",
                        tt__jinja_type_name(space));
     else tt__jinja_assign(r, space.scope, attribute->text, attribute->n, value);
 }

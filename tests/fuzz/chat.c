@@ -1,18 +1,22 @@
 /* Fuzzes a chat template and conversations. A rendering ends, its text has as many bytes as announced, and a
    stream of conversations has as many tokens as a loader hands out.
 
-   Input: a byte of flags; then, with "%%" lines between them, the chat template and a file of conversations. */
+   Input: a byte of flags; then, with "%%" lines between them,
+       the chat template and a file of conversations. */
 #include "fuzz.h"
 
 static const char tokenizer[] =
-    "{\"added_tokens\": [{\"id\": 0, \"content\": \"</s>\", \"special\": true}], \"pre_tokenizer\": {\"type\": \"ByteLevel\", "
-    "\"add_prefix_space\": false}, \"decoder\": {\"type\": \"ByteLevel\"}, \"model\": {\"type\": \"BPE\", \"vocab\": "
+    "{\"added_tokens\": [{\"id\": 0, \"content\": \"</s>\", \"special\": true}], \"pre_tokenizer\": "
+        "{\"type\": \"ByteLevel\", "
+    "\"add_prefix_space\": false}, \"decoder\": {\"type\": \"ByteLevel\"}, \"model\": {\"type\": \"BPE\", "
+        "\"vocab\": "
     "{\"</s>\": 0, \"a\": 1, \"b\": 2, \"c\": 3, \"ab\": 4}, \"merges\": [\"a b\"]}}";
 static const char config[] = "{\"eos_token\": \"</s>\"}";
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 {
-    static const tt_message messages[] = {{"system", "b"}, {"user", " a\n"}, {"assistant", "<think>c</think>abc"}};
+    static const tt_message messages[] = {{"system", "b"}, {"user", " a\n"},
+                                          {"assistant", "<think>c</think>abc"}};
     fuzz_input in = {bytes, n};
     const int flags = fuzz_byte(&in);
     const fuzz_input part = fuzz_part(&in);
@@ -49,7 +53,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
                     FUZZ_CHECK(b.seq_start[b.seqs] == b.rows);
                     rows += b.rows;
                 }
-                FUZZ_CHECK(loader.whole ? rows <= tt_token_stream_count(s) : rows == tt_token_stream_count(s) - 1);
+                FUZZ_CHECK(loader.whole ? rows <= tt_token_stream_count(s)
+                           : rows == tt_token_stream_count(s) - 1);
             }
             tt_token_loader_free(l);
         }
