@@ -34132,7 +34132,7 @@ enum {
 
 typedef enum tt__jinja_kind {
     TT__JINJA_NOTHING,
-    /* Statements. The parts of a node, in order, stand in parentheses. */
+    /* Statements. The comments list the parts of a node in parentheses, in order. */
     TT__JINJA_RAW, TT__JINJA_PRINT, /* text; (value) */
     TT__JINJA_IF, TT__JINJA_FOR,    /* (condition, body, else); (list, body, else, condition, targets) */
     TT__JINJA_SET, TT__JINJA_SET_BLOCK, TT__JINJA_GENERATION, /* (value, attribute); (0, body); (0, body) */
@@ -39214,8 +39214,8 @@ static int64_t tt__chat_same(tt__chat_reader *f, int64_t n, const char *prompt, 
 }
 
 /* Adds the tokens of a rendered conversation. A token is learnt if its bytes overlap a block
-   {% generation %}. In a template without this tag, a token is learnt if it begins before an answer's end and is not a
-   token of the prompt before the answer. */
+   {% generation %}. In a template without this tag, a token is learnt if it begins before an answer's end and
+   is not a token of the prompt before the answer. */
 static tt_status tt__chat_add(tt__chat_reader *f, tt__jinja_run *r)
 {
     const bool blocks = f->chat.jinja.generates;

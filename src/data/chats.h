@@ -1,8 +1,9 @@
 #pragma once
 #include "../base/base.h"
 #include "../files/json.h"
-#include "../text/types.h"
+#include "../text/read.h"
 #include "../text/encode.h"
+#include "../text/jinja_run.h"
 #include "../text/chat.h"
 #include "stream.h"
 
@@ -163,8 +164,8 @@ static int64_t tt__chat_same(tt__chat_reader *f, int64_t n, const char *prompt, 
 }
 
 /* Adds the tokens of a rendered conversation. A token is learnt if its bytes overlap a block
-   {% generation %}. In a template without this tag, a token is learnt if it begins before an answer's end and is not a
-   token of the prompt before the answer. */
+   {% generation %}. In a template without this tag, a token is learnt if it begins before an answer's end and
+   is not a token of the prompt before the answer. */
 static tt_status tt__chat_add(tt__chat_reader *f, tt__jinja_run *r)
 {
     const bool blocks = f->chat.jinja.generates;

@@ -1,9 +1,9 @@
 #pragma once
 #include "../base/base.h"
-#include "../files/lists.h"
 #include "../files/utf8.h"
 #include "../files/json.h"
 #include "types.h"
+#include "read.h"
 #include "folders.h"
 #include "jinja.h"
 #include "jinja_run.h"

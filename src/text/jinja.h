@@ -18,7 +18,7 @@ enum {
 
 typedef enum tt__jinja_kind {
     TT__JINJA_NOTHING,
-    /* Statements. The parts of a node, in order, stand in parentheses. */
+    /* Statements. The comments list the parts of a node in parentheses, in order. */
     TT__JINJA_RAW, TT__JINJA_PRINT, /* text; (value) */
     TT__JINJA_IF, TT__JINJA_FOR,    /* (condition, body, else); (list, body, else, condition, targets) */
     TT__JINJA_SET, TT__JINJA_SET_BLOCK, TT__JINJA_GENERATION, /* (value, attribute); (0, body); (0, body) */
