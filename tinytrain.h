@@ -26,29 +26,32 @@
          tt_step(p, 1e-3f, &stats);
 
    COMPILE-TIME OPTIONS, macros to define in the file with the implementation
-     TINYTRAIN_FILENAME         The header's name if you renamed it, because the header includes itself.
-                                Default "tinytrain.h".
-     TINYTRAIN_ALLOW_FAST_MATH  Accepts -ffast-math, which breaks NaN checks and rounding and is otherwise
-                                refused.
+     TINYTRAIN_FILENAME         Define it as the header's name if you renamed the header, because the header
+                                includes itself. Default "tinytrain.h".
+     TINYTRAIN_ALLOW_FAST_MATH  Define it if your build must use -ffast-math, which breaks NaN checks and
+                                rounding and is otherwise refused.
      TINYTRAIN_NO_AVX512, TINYTRAIN_NO_AVX2
-                                Leave out an instruction set for faster debug builds; NO_AVX2 leaves out both.
-     TINYTRAIN_CBLAS            Multiplies fp32 matrices with a CBLAS, except matrices of few rows. The file
-                                includes <cblas.h>; link a CBLAS, for example with -lopenblas. The CBLAS
-                                chooses its number of threads (OPENBLAS_NUM_THREADS).
-     TINYTRAIN_CUDA             Runs programs on device "cuda". Compile tinytrain_cuda.cu with nvcc and link
-                                it, cublasLt and cudart.
-     TINYTRAIN_MPI              Trains with the processes that mpirun starts. Compile with mpicc, or with its
-                                flags, and an MPI 3 library. Without this macro tt_open refuses to run under
-                                mpirun, unless TINYTRAIN_ALONE=1 in the environment says that each process
-                                trains alone.
-     NDEBUG                     Turns off the verifier by default. The verifier checks the program after each
-                                pass.
+                                Define one for faster debug builds: it leaves out an instruction set. NO_AVX2
+                                leaves out both.
+     TINYTRAIN_CBLAS            Define it if a CBLAS of your CPU multiplies fp32 matrices faster; matrices of
+                                few rows stay with tinytrain. The file includes <cblas.h>; link a CBLAS, for
+                                example with -lopenblas. The CBLAS chooses its number of threads
+                                (OPENBLAS_NUM_THREADS).
+     TINYTRAIN_CUDA             Define it to run programs on device "cuda". Compile tinytrain_cuda.cu with
+                                nvcc and link it, cublasLt and cudart.
+     TINYTRAIN_MPI              Define it to train with the processes that mpirun starts. Compile with mpicc,
+                                or with its flags, and an MPI 3 library. Without this macro tt_open refuses to
+                                run under mpirun, unless TINYTRAIN_ALONE=1 in the environment says that each
+                                process trains alone.
+     NDEBUG                     Define it to turn off the verifier by default. The verifier checks the program
+                                after each pass.
      A file that is a backend, such as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (src/backend/).
      The header needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with
      optimisation (-O2). No -march flag is needed: the header chooses the instruction set, and how it
      multiplies bf16 matrices, at run time. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force a choice
      (tt_context_options).
-     With TINYTRAIN_CUDA_SYNC=1 in the environment, "cuda" waits after each op, and errors name the op.
+     Set TINYTRAIN_CUDA_SYNC=1 in the environment to find the op that fails on "cuda": the device then waits
+     after each op, and errors name the op.
      On a device of compute capability 9.0 (compile tinytrain_cuda.cu for sm_90a), attention in 16 bits uses
      special kernels (wgmma) for heads of 33 to 64 columns, and in the forward for heads of 97 to 128 columns.
      TINYTRAIN_WGMMA=0 in the environment turns these kernels off.
@@ -118,8 +121,8 @@
      A program that shares another program's arena (evaluation) costs the larger of the two, not the sum. The
      arena is released with the last of its programs and parameters: in tt_close, if it holds parameters.
      recompute and offload (tt_compile_options) need less memory of the device, and in return more computation
-     or more memory of the host, which the plan counts. The results stay the same bits. Device "cpu" computes
-     in the host's memory, so offload saves nothing there.
+     or more memory of the host, which the plan counts. The bits of the results stay the same. Device "cpu"
+     computes in the host's memory, so offload saves nothing there.
 
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits: for any number of threads, after a
@@ -140,7 +143,7 @@
      add up in different orders, so their results differ by rounding of fp32 sums, and, depending on whether
      GELU or its slope is part of a product, by one rounding to 16 bits in between. Timing finds the fastest,
      and two ways that are about as fast may change places between runs: two runs from the start have the same
-     bits only if they read the ways from the same file (tune names it). This is why "off" is the default: the
+     bits only if they read the ways from the same file (tune names it). Therefore "off" is the default: the
      same inputs give the same bits unless the caller says otherwise. Within a run nothing changes: the ways
      are found once, before the first step, and are the same on all ranks. A state holds them, and a run that
      is resumed from the state has the bits of an uninterrupted run, on the same kind of GPU with the same
@@ -309,8 +312,8 @@ typedef struct tt_tape tt_tape;       /* the recorded values and instructions of
 typedef struct tt_program tt_program; /* a compiled program: instructions with places in one arena */
 typedef struct tt_param tt_param;     /* a named tensor that outlives programs */
 
-/* Lets the compiler check a function that formats like printf: `text` is the number of the format argument,
-   `first` the number of the first argument to format (0: a va_list). */
+/* Lets the compiler check a function that formats like printf. `text`: the number of the format argument.
+   `first`: the number of the first argument to format; 0 if the arguments come in a va_list. */
 #ifdef __GNUC__
 #define TT_PRINTF(text, first) __attribute__((__format__(__printf__, text, first)))
 #else
@@ -319,14 +322,14 @@ typedef struct tt_param tt_param;     /* a named tensor that outlives programs *
 
 typedef enum tt_log_level { TT_LOG_DEBUG, TT_LOG_INFO, TT_LOG_WARNING, TT_LOG_ERROR } tt_log_level;
 
-/* Receives messages. id is a short stable word ("threads", "checkpoint"), message one sentence without a
+/* Receives messages. `id` is a short stable word ("threads", "checkpoint"), `message` one sentence without a
    newline. */
 typedef struct tt_logger {
     void (*log)(void *user, tt_log_level level, const char *id, const char *message);
     void *user;
 } tt_logger;
 
-/* Memory functions. allocate returns memory aligned to `alignment` (a power of two, at least 64) or NULL. A
+/* Memory functions. `allocate` returns memory aligned to `alignment` (a power of two, at least 64) or NULL. A
    context calls one of these functions at a time, but not always from the same thread. */
 typedef struct tt_allocator {
     void *(*allocate)(void *user, size_t bytes, size_t alignment);
@@ -334,9 +337,9 @@ typedef struct tt_allocator {
     void *user;
 } tt_allocator;
 
-/* File functions. open takes mode 'r' or 'w' (create or truncate) and returns NULL on failure. read and write
-   move exactly n bytes or return false; reads are positioned, writes are sequential. reason() describes the
-   last failure. */
+/* File functions. `open` takes mode 'r' or 'w' (create or truncate) and returns NULL on failure. `read` and
+   `write` move exactly n bytes or return false; reads are positioned, writes are sequential. `reason`
+   describes the last failure. */
 typedef struct tt_files {
     void *(*open)(void *user, const char *path, char mode);
     int64_t (*size)(void *user, void *file);
@@ -347,15 +350,16 @@ typedef struct tt_files {
     bool (*rename)(void *user, const char *from, const char *to);
     bool (*remove)(void *user, const char *path);
     bool (*make_folder)(void *user, const char *path); /* returns true also if the folder already exists */
-    /* Calls each() with the name of every entry until each() returns false. Returns false if the folder does
+    /* Calls `each` with the name of every entry until `each` returns false. Returns false if the folder does
        not exist, or on an error. */
     bool (*list)(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg);
     const char *(*reason)(void *user);
     void *user;
-    /* lock and space may be NULL. lock opens a file, creates the file if necessary, writes a text into it and
-       locks it. Until the file is closed or the process has ended, no second call can lock the file, not even
-       in this process. lock returns NULL on failure, and sets *held to true if the file is already locked.
-       space returns how many bytes can still be written to a folder, or -1 if the number is unknown. */
+    /* `lock` and `space` may be NULL. `lock` opens a file, creates the file if necessary, writes a text into
+       it and locks it. Until the file is closed or the process has ended, no second call can lock the file,
+       not even in this process. `lock` returns NULL on failure, and sets *held to true if the file is already
+       locked. `space` returns how many bytes can still be written to a folder, or -1 if the number is
+       unknown. */
     void *(*lock)(void *user, const char *path, const char *text, bool *held);
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
@@ -363,11 +367,12 @@ typedef struct tt_files {
 /* Table of the options that errors name: fields of tt_compile_options and of loaders' options, and "rows",
    the rows of a micro-batch. */
 #define TT__OPTIONS(X) \
-    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("layer_decay") X("matmul") \
-    X("memory") X("memory_budget") X("offload") X("parallel.data") X("parallel.groups") X("parallel.micros") \
+    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("features_once") \
+    X("layer_decay") X("matmul") X("memory") X("memory_budget") X("offload") X("parallel.data") \
+    X("parallel.groups") X("parallel.micros") \
     X("parallel.pipeline") X("parallel.reduce_micros") X("parallel.schedule") X("parallel.sequence") \
     X("parallel.server") X("parallel.tensor") X("parallel.zero") X("precision") X("recompute") X("residual") \
-    X("rows") X("tune") X("update") X("weight_decay")
+    X("rows") X("step_seqs") X("temperature") X("tune") X("update") X("weight_decay")
 
 /* The name by which errors call a field of TT__OPTIONS, such as {"clip_norm", "--clip"}. */
 typedef struct tt_option_name { const char *field, *name; } tt_option_name;
@@ -375,35 +380,45 @@ typedef struct tt_option_name { const char *field, *name; } tt_option_name;
 /* How errors name options and numbers of bytes. A program with command-line options can make errors name its
    own options. */
 typedef struct tt_wording {
-    const tt_option_name *names; /* array that ends with a NULL field. Errors print values without quotes
-                                    after these names. Default NULL: errors name the fields */
-    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes as text;
-                                                                           default: digits without a unit */
+    const tt_option_name *names; /* Set it if users set the fields by names of your program: an array that
+                                    ends with a NULL field. Errors print values without quotes after these
+                                    names. Default NULL: errors name the fields */
+    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* Set it to write numbers of bytes in
+                                                                           another unit, such as GB; default:
+                                                                           digits without a unit */
     void *user;
 } tt_wording;
 
 typedef struct tt_context_options {
-    int threads;            /* Set it to limit the threads that compute, the caller's thread included, 0..256;
-                               default 0: as many as the calling thread may use by its affinity mask and the
-                               CPU quotas of its control groups */
-    uint64_t seed;          /* Set it for other random numbers in initialisation, dropout, shuffling and
-                               stochastic rounding; default 1 */
-    bool verify;            /* Set it to turn on or off the verifier, which runs after each pass; default:
-                               true unless NDEBUG is defined */
-    const char *isa;        /* Set it to force an instruction set: "portable", "avx2", "avx512", "neon";
-                               default NULL: TINYTRAIN_ISA in the environment if it is set, else the best */
-    double timeout;         /* Set it to change how many seconds, above 0, a rank waits for another rank
-                               before all fail, and tt_open and tt_close for other processes; default 600 */
-    const char *bf16;       /* Set it to force how bf16 matrices are multiplied: "convert" (to fp32), "dot"
-                               (bf16 dot-product instructions) or "tiles" (Intel AMX); default NULL:
-                               TINYTRAIN_BF16 in the environment if it is set, else the fastest on this CPU
-                               model. With "dot" and "tiles", attention on x86 uses these instructions and its
-                               backward rounds attention weights and their gradients to bf16 */
-    tt_logger logger;       /* Set it to receive messages; default: warnings and errors go to stderr */
-    tt_allocator allocator; /* Set it to provide memory; default: posix_memalign, with huge pages advised for
-                               large blocks */
-    tt_files files;         /* Set it to replace file access; default: POSIX functions */
-    tt_wording wording;     /* Set it to change the words of messages; default: the fields' names */
+    int threads;            /* Set it if other programs on the machine need some of the processors: the number
+                               of threads that compute, the caller's thread included, 0..256; default 0: as
+                               many as the calling thread may use by its affinity mask and the CPU quotas of
+                               its control groups */
+    uint64_t seed;          /* Set it to repeat a training with other random numbers (initialisation, dropout,
+                               shuffling, stochastic rounding); default 1 */
+    bool verify;            /* Set it if you change the library itself: the verifier checks the program after
+                               each pass; default: true unless NDEBUG is defined */
+    const char *isa;        /* Set it to get the same bits on CPUs that have different instruction sets:
+                               "portable", "avx2", "avx512", "neon"; default NULL: TINYTRAIN_ISA in the
+                               environment if it is set, else the best */
+    double timeout;         /* Set it higher if a rank may keep the other ranks waiting for longer than ten
+                               minutes, and lower to notice a failure sooner: seconds, above 0. A rank that
+                               has waited so long for another rank fails, and all ranks with it; tt_open and
+                               tt_close wait so long for other processes; default 600 */
+    const char *bf16;       /* Set it to get the same bits of bf16 training on CPUs of different models:
+                               "convert" (to fp32), "dot" (bf16 dot-product instructions) or "tiles" (Intel
+                               AMX); default NULL: TINYTRAIN_BF16 in the environment if it is set, else the
+                               fastest on this CPU model. With "dot" and "tiles", attention on x86 uses these
+                               instructions and its backward rounds attention weights and their gradients to
+                               bf16 */
+    tt_logger logger;       /* Set it to show or store warnings and errors your own way; default: they go to
+                               stderr */
+    tt_allocator allocator; /* Set it if all memory must come from your own functions; default:
+                               posix_memalign, with huge pages advised for large blocks */
+    tt_files files;         /* Set it to read and write elsewhere than in the file system; default: POSIX
+                               functions */
+    tt_wording wording;     /* Set it if the users of your program know the options by other names than the
+                               fields'; default: the fields' names */
 } tt_context_options;
 
 tt_context_options tt_context_options_default(void);
@@ -421,8 +436,8 @@ void tt_close(tt_context *ctx);
 const char *tt_error(const tt_context *ctx);
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
-/* Return the number of this process, and how many processes a launcher such as mpirun has started (needs
-   TINYTRAIN_MPI). Without a launcher the functions return 0 and 1. */
+/* tt_process returns the number of this process, tt_processes the number of processes that a launcher such as
+   mpirun has started (needs TINYTRAIN_MPI). Without a launcher tt_process returns 0 and tt_processes 1. */
 int tt_process(const tt_context *ctx);
 int tt_processes(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* returns "avx512", "avx2", "neon" or "portable" */
@@ -549,10 +564,12 @@ void tt_recompute(tt_tape *t, tt_value v);
 /* Records y = x W^T + b. x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
 typedef struct tt_matmul_options {
-    bool untransposed; /* Set it to multiply by b itself instead of its transpose; default false */
-    float scale;       /* Set it to multiply a by this number first; default 1 */
-    float beyond;      /* Set it to the number in the columns beyond the rows of b; default -1e30 (-65504 in
-                          f16), so that softmax and cross-entropy ignore these columns */
+    bool untransposed; /* Set it if the rows of b, not its columns, run along the sum; default false: b is
+                          transposed */
+    float scale;       /* Set it to spare a tt_scale: a is multiplied by this number first; default 1 */
+    float beyond;      /* Set it if something other than softmax and cross-entropy reads the result, and the
+                          rows of b are an axis: the number in the columns beyond the rows of b; default -1e30
+                          (-65504 in f16), so that softmax and cross-entropy ignore these columns */
 } tt_matmul_options;
 tt_matmul_options tt_matmul_options_default(void);
 
@@ -613,29 +630,30 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p);
 typedef enum tt_rotary_pairs { TT_ROTARY_HALVES, TT_ROTARY_NEIGHBOURS } tt_rotary_pairs;
 /* Frequencies for sequences longer than in the pretraining. PLAIN: base^(-2j / size) for pair j. LINEAR:
    PLAIN / `factor` (Chen et al., "Extending context window of large language models via positional
-   interpolation", 2023). Between PLAIN and LINEAR: LLAMA3 by wavelength (Llama 3.1), YARN by turns within
-   `original` positions (Peng et al., "YaRN: Efficient context window extension of large language models",
-   2023). */
+   interpolation", 2023). LLAMA3 and YARN: a frequency between those of LINEAR and PLAIN. In LLAMA3 (Llama
+   3.1) it depends on the pair's wavelength, in YARN on the pair's turns within `original` positions (Peng et
+   al., "YaRN: Efficient context window extension of large language models", 2023). */
 typedef enum tt_rotary_scaling {
     TT_ROTARY_PLAIN, TT_ROTARY_LINEAR, TT_ROTARY_LLAMA3, TT_ROTARY_YARN
 } tt_rotary_scaling;
 
 typedef struct tt_rotary_options {
     int heads;                 /* Set it to the heads of x, which divide its width; there is no default */
-    int size;                  /* Set it to turn only the first `size` columns of each head, at most 512;
-                                  default 0: all. With an odd size one more column turns, as in transformers'
-                                  GPT-NeoX */
-    tt_rotary_pairs pairs;     /* Set it to pair columns as the model does; default TT_ROTARY_HALVES */
-    float base;                /* Set it to the model's rotary base; default 10000 */
-    tt_rotary_scaling scaling; /* Set it for longer sequences; default TT_ROTARY_PLAIN, which does not read
-                                  the fields below */
-    float factor;              /* Set it to stretch positions by this factor, at least 1; default 1 */
+    int size;                  /* Set it if the model turns only the first `size` columns of each head, at
+                                  most 512; default 0: all. With an odd size one more column turns, as in
+                                  transformers' GPT-NeoX */
+    tt_rotary_pairs pairs;     /* Set it if the model pairs neighbouring columns; default TT_ROTARY_HALVES */
+    float base;                /* Set it if the model has another rotary base; default 10000 */
+    tt_rotary_scaling scaling; /* Set it if sequences are longer than in the pretraining; default
+                                  TT_ROTARY_PLAIN, which does not read the fields below */
+    float factor;              /* Set it with a scaling other than PLAIN: positions are stretched by this
+                                  factor, at least 1; default 1 */
     int original;              /* Set it with LLAMA3 and YARN to the positions of the pretraining; default
                                   8192 */
     float low, high;           /* Set them with LLAMA3 to low_freq_factor and high_freq_factor (default 1 and
                                   4 if both are 0), with YARN to beta_slow and beta_fast (default 1 and 32) */
-    float magnitude;           /* Set it with YARN to multiply the result by another number; default 0: 0.1
-                                  log(factor) + 1 */
+    float magnitude;           /* Set it with YARN if the model multiplies the result by another number;
+                                  default 0: 0.1 log(factor) + 1 */
 } tt_rotary_options;
 tt_rotary_options tt_rotary_options_default(int heads);
 
@@ -649,38 +667,41 @@ typedef struct tt_attention_options {
                       have as many columns as heads of q */
     bool causal;   /* Set it for decoders: a row attends to itself and to earlier rows of its sequence;
                       default false */
-    float scale;   /* Set it to scale q k^T by another factor; default 0: 1 / sqrt(head size) */
-    float dropout; /* Set it to drop attention weights in training: at most 255/256, rounded to a multiple of
-                      1/256; a rate above 0 is rounded to 1/256 at least; default 0 */
-    int window;    /* Set it to limit attention to near rows; default 0: no window. Row i attends to row j if
-                      i - window < j <= i, as with sliding_window in transformers' Mistral and Qwen2; unless
-                      causal, also if i < j < i + window. Time is proportional to rows * window (Beltagy et
-                      al., "Longformer", 2020) */
-    float alibi;   /* Set it for ALiBi; default 0: no ALiBi. Scores fall by alibi * slope of the head *
-                      distance of the rows (Press et al., "Train short, test long", 2022; the slopes of
-                      transformers' build_alibi_tensor, unrounded). 1: BLOOM; 1 / sqrt(head size): Falcon */
-    bool alibi_rounded; /* Set it with causal rows for the rounding of transformers' Falcon; default false.
+    float scale;   /* Set it if the model scales q k^T by another factor; default 0: 1 / sqrt(head size) */
+    float dropout; /* Set it if the model overfits: the share of attention weights that is dropped in
+                      training, at most 255/256, rounded to a multiple of 1/256; a rate above 0 is rounded to
+                      1/256 at least; default 0 */
+    int window;    /* Set it if the model limits attention to near rows, which saves time in long sequences;
+                      default 0: no window. Row i attends to row j if i - window < j <= i, as with
+                      sliding_window in transformers' Mistral and Qwen2; unless causal, also if i < j < i +
+                      window. Time is proportional to rows * window (Beltagy et al., "Longformer", 2020) */
+    float alibi;   /* Set it if the model has ALiBi instead of positions; default 0: no ALiBi. Scores fall by
+                      alibi * slope of the head * distance of the rows (Press et al., "Train short, test
+                      long", 2022; the slopes of transformers' build_alibi_tensor, unrounded). 1: BLOOM; 1 /
+                      sqrt(head size): Falcon */
+    bool alibi_rounded; /* Set it, with causal rows, to compute as transformers' Falcon does; default false.
                            Slopes, row numbers within the sequence, and their products are then rounded to
                            bf16 first; results differ from 9 heads or 257 rows on. "cuda" then uses no tensor
                            cores */
-    /* Set it to the rows of a block for block-sparse attention; default 0: off (Zaheer et al., "Big bird",
-       2020). Block-sparse attention excludes causal, window and alibi. A sequence is divided into blocks of
-       `block` rows; the last may have fewer. The first and the last block attend to all blocks, and all
-       attend to them; block i also attends to blocks i - 1, i and i + 1 and to the blocks in its list. Time
-       is proportional to the pairs of blocks that attend */
+    /* Set it for block-sparse attention, in long sequences: the rows of a block; default 0: off (Zaheer et
+       al., "Big bird", 2020). Block-sparse attention excludes causal, window and alibi. A sequence is divided
+       into blocks of `block` rows; the last may have fewer. The first and the last block attend to all
+       blocks, and all attend to them; block i also attends to blocks i - 1, i and i + 1 and to the blocks in
+       its list. Time is proportional to the pairs of blocks that attend */
     int block;
-    int dense;            /* Set it to attend densely in sequences of up to this number of rows; default 0 */
-    int listed, list_rows; /* Set them to give blocks of queries lists. listed: number of blocks in a list;
-                              list_rows: number of blocks, from a sequence's first on, that have a list;
-                              default 0 */
-    /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
-       block beyond the sequence's end is skipped. A block that is listed several times, or that is attended
-       anyway, counts each time. */
+    int dense;            /* Set it, with block, if short sequences should attend densely: the rows of the
+                             longest such sequence; default 0 */
+    int listed, list_rows; /* Set them, with block, if blocks also attend to far blocks. listed: number of
+                              blocks in a list; list_rows: number of blocks, from a sequence's first on, that
+                              have a list; default 0 */
+    /* Set it with `listed` above 0: the lists (heads, list_rows, listed), in 0..65535, copied; default NULL,
+       for `listed` 0. A block beyond the sequence's end is skipped. A block that is listed several times, or
+       that is attended anyway, counts each time. */
     const int32_t *lists;
-    bool lists_for_training; /* Set it to replace each listed block by block 0 in a program that does not
-                                train, as transformers' BigBird does; default false */
-    int max_length; /* Set it to the rows of the longest possible sequence: a GPU chooses its kernels by this
-                       number, and a longer sequence is refused; default 0: any number */
+    bool lists_for_training; /* Set it if only training reads the lists: in a program that does not train each
+                                listed block becomes block 0, as in transformers' BigBird; default false */
+    int max_length; /* Set it if you know the rows of the longest sequence: a GPU then chooses its kernels by
+                       this number, and a longer sequence is refused; default 0: any number */
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
@@ -714,8 +735,8 @@ typedef struct tt_patch_options {
     int height, width, channels; /* Set them to the size of the images; channels 1..4; there is no default */
     int patch;                   /* Set it to the side of a patch, which divides height and width; there is no
                                     default */
-    float mean[4], std[4];       /* Set them to normalise each channel: patches hold (pixel / 255 - mean) /
-                                    std; default 0.5 */
+    float mean[4], std[4];       /* Set them if the model was trained with other means and deviations of the
+                                    channels: patches hold (pixel / 255 - mean) / std; default 0.5 */
 } tt_patch_options;
 tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch);
 
@@ -728,15 +749,19 @@ tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value se
                     const tt_patch_options *o);
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* returns a view of `width` columns
                                                                            of x, from column `from` on */
-/* Records a view of x as (rows, width), with as many elements. An axis of rows keeps the width of x. */
+/* Records a view of x as (rows, width), with as many elements as x. If rows is an axis, width must be the
+   width of x. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
-    int ignore_index;      /* Set it to the target value that does not count; default -100 */
-    float label_smoothing; /* Set it to smooth targets, in [0, 1): (1 - s) one-hot + s / classes; default 0 */
-    tt_value weights;      /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1) */
-    /* Set it to weight classes: f32 (1, classes) input, >= 0; default none. A row has the weight of its
-       target's class; with smoothing, each class's share of the target has the weight of that class, as in
-       PyTorch's CrossEntropyLoss. Excludes `weights`. */
+    int ignore_index;      /* Set it if another target value than -100 marks rows that do not count; default
+                              -100 */
+    float label_smoothing; /* Set it, for example to 0.1, if the model is too sure of wrong answers, in [0,
+                              1): targets become (1 - s) one-hot + s / classes; default 0 */
+    tt_value weights;      /* Set it if rows do not count equally: their weights, an f32 (rows, 1)
+                              input, >= 0; default none (all 1) */
+    /* Set it if classes do not count equally: their weights, an f32 (1, classes) input, >= 0; default none. A
+       row has the weight of its target's class; with smoothing, each class's share of the target has the
+       weight of that class, as in PyTorch's CrossEntropyLoss. Excludes `weights`. */
     tt_value class_weights;
 } tt_cross_entropy_options;
 tt_cross_entropy_options tt_cross_entropy_options_default(void);
@@ -757,10 +782,11 @@ tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
 
 typedef struct tt_sigmoid_cross_entropy_options {
-    tt_value weights;          /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1). A
-                                  row with weight 0 does not count */
-    tt_value positive_weights; /* Set it to multiply the loss of each label's positive part: f32 (1, labels)
-                                  input, >= 0; default none (all 1). pos_weight of BCEWithLogitsLoss */
+    tt_value weights;          /* Set it if rows do not count equally: their weights, an f32 (rows, 1) input,
+                                  >= 0; default none (all 1). A row with weight 0 does not count */
+    tt_value positive_weights; /* Set it if few rows have a label: the factor of each label's positive part of
+                                  the loss, an f32 (1, labels) input, >= 0; default none (all 1). pos_weight
+                                  of BCEWithLogitsLoss */
 } tt_sigmoid_cross_entropy_options;
 tt_sigmoid_cross_entropy_options tt_sigmoid_cross_entropy_options_default(void);
 
@@ -785,14 +811,14 @@ void tt_loss_total(tt_tape *t, tt_value loss, tt_value total);
 typedef struct tt_custom_array { void *data; tt_dtype dtype; int64_t rows, width; } tt_custom_array;
 
 /* An op whose kernels are the caller's functions on the CPU. Each run calls them with its rows, from the
-   thread of each rank. They must be pure: recompute calls forward again, with the same inputs, for the same
-   output. A function that returns an error fails the run, which then has updated nothing. */
+   thread of each rank. The functions must be pure: recompute calls `forward` again, with the same inputs, for
+   the same output. A function that returns an error fails the run, which then has updated nothing. */
 typedef struct tt_custom_op {
     const char *name; /* names the op in plans and errors */
-    /* Computes out from the n inputs. */
+    /* Computes `out` from the n inputs. */
     tt_status (*forward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out);
-    /* Computes the gradients din of the inputs from the inputs, the output and its gradient dout. din[k].data
-       is NULL if input k needs no gradient. NULL: the op has no backward. */
+    /* Computes the gradients `din` of the inputs from the inputs, the output and its gradient `dout`.
+       din[k].data is NULL if input k needs no gradient. NULL: the op has no backward. */
     tt_status (*backward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out,
                           const tt_custom_array *dout, const tt_custom_array *din);
     void *user;       /* argument of `forward` and `backward` */
@@ -825,44 +851,54 @@ typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
 typedef struct tt_lr_rule { const char *pattern; float scale; } tt_lr_rule;
 
 typedef struct tt_optimizer_options {
-    tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
-                                       2019) */
-    /* Set it with TT_OPTIMIZER_CUSTOM to the function that updates; default NULL. The states are planned,
-       saved, divided and offloaded as those of other optimizers. Only for device "cpu" and fp32 weights. */
+    tt_optimizer_kind kind;         /* Set it if your recipe trains with another optimizer; default TT_ADAMW
+                                       (Loshchilov, Hutter 2019) */
+    /* Set it, with kind TT_OPTIMIZER_CUSTOM, to train with an optimizer of your own; default NULL. The states
+       are planned, saved, divided and offloaded as those of other optimizers. Only for device "cpu" and fp32
+       weights. */
     const tt_custom_optimizer *custom;
-    float momentum;                 /* Set it for SGD with momentum; default 0 */
-    bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
-    float beta1, beta2, eps;        /* Set them to tune Adam and AdamW; default 0.9, 0.999, 1e-8 */
-    float weight_decay;             /* Set it to change the weight decay; default 0.01. SGD and ADAM add the
-                                       decay to the gradient; in ADAMW the decay is decoupled */
-    const char *const *no_decay;    /* Set it to name patterns of parameters without decay, ended by NULL;
-                                       default: 1-D parameters (biases, norms). With an empty list all
-                                       parameters decay */
-    /* Set it to rules for the learning rates of parameters, ended by a NULL pattern; default NULL. The first
-       rule that matches a parameter's name gives its factor, >= 0; without a match it is 1. The factor also
-       applies to the decoupled decay, as in PyTorch's parameter groups. */
+    float momentum;                 /* Set it if SGD learns too slowly, usually to 0.9; default 0: no
+                                       momentum */
+    bool nesterov;                  /* Set it, with a momentum, if your recipe has Nesterov's momentum in SGD;
+                                       default false */
+    float beta1, beta2, eps;        /* Set them if your recipe has other values for Adam or AdamW; default
+                                       0.9, 0.999, 1e-8 */
+    float weight_decay;             /* Set it higher if the model overfits, and to 0 for no decay; default
+                                       0.01. SGD and ADAM add the decay to the gradient; in ADAMW the decay is
+                                       decoupled */
+    const char *const *no_decay;    /* Set it if other parameters than the 1-D ones (biases, norms) should
+                                       have no decay: patterns of their names, ended by NULL; default NULL:
+                                       1-D parameters. With an empty list all parameters decay */
+    /* Set it to train some parameters faster or slower than others, such as a new head: rules, ended by a
+       NULL pattern; default NULL. The first rule that matches a parameter's name gives its factor, >= 0;
+       without a match it is 1. The factor also applies to the decoupled decay, as in PyTorch's parameter
+       groups. The logger gets a warning for a pattern that no trained parameter matches. */
     const tt_lr_rule *lr_rules;
-    /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1;
-       default 1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first
-       number in a parameter's name that follows '.', '_' or nothing, and that '.' or nothing follows: 3 in
-       "encoder.layer.3.bias". With L layers, layer k has the factor layer_decay^(L - k). Parameters made
-       before the first layer's, such as embeddings, have layer_decay^(L + 1); all other parameters have 1.
-       Factors of lr_rules multiply these factors. */
+    /* Set it in fine-tuning, usually to 0.65 to 0.95, if the first layers should change less than the last:
+       learning rates fall from the output to the input, 0 < layer_decay <= 1; default 1 (Clark et al.,
+       "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first number in a parameter's
+       name that follows '.', '_' or nothing, and that '.' or nothing follows: 3 in "encoder.layer.3.bias".
+       With L layers, layer k has the factor layer_decay^(L - k). Parameters made before the first layer's,
+       such as embeddings, have layer_decay^(L + 1); all other parameters have 1. Factors of lr_rules multiply
+       these factors. */
     float layer_decay;
-    /* Set it to keep exponential moving averages of the trained parameters as a further state of the
-       optimizer; default 0: none. In [0, 1), usually 0.99 to 0.9999. The first update copies the parameters;
-       each later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
-       get_ema_avg_fn. The averages are f32, so the parameters must be: precision "32-true" or one that ends
-       with "-mixed". A saved state has them with "ema." before the names. See tt_trainer_use_ema. */
+    /* Set it to evaluate and save averages of the weights, which fluctuate less than the weights of the last
+       step, usually to 0.99 to 0.9999; default 0: none. In [0, 1). The exponential moving averages of the
+       trained parameters are a further state of the optimizer. The first update copies the parameters; each
+       later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
+       get_ema_avg_fn. The averages are f32, so the parameters must be f32, too: precision "32-true" or one
+       that ends with "-mixed". A saved state has them with "ema." before the names. See
+       tt_trainer_use_ema. */
     float ema_decay;
-    float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
+    float clip_norm;                /* Set it, usually to 1, if single large gradients disturb the training:
+                                       the largest norm of all gradients together; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
 /* Table of the schedules of the learning rate: X(kind, name). WSD: warmup, stable, decay (Hu et al.,
    "MiniCPM", 2024): the learning rate is constant until the last decay_steps, in which it falls linearly or,
-   as 1 - sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations",
-   2024), first steeply and then slowly. */
+   with "wsd-sqrt", first steeply and then slowly: as `1 - sqrt(x)` after the fraction x of these steps
+   (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations", 2024). */
 #define TT__SCHEDULES(X) \
     X(TT_CONSTANT, "constant") X(TT_LINEAR, "linear") X(TT_COSINE, "cosine") X(TT_WSD, "wsd") \
     X(TT_WSD_SQRT, "wsd-sqrt")
@@ -871,14 +907,19 @@ typedef enum tt_schedule_kind { TT__SCHEDULES(TT__KIND) } tt_schedule_kind;
 #undef TT__KIND
 
 typedef struct tt_schedule {
-    tt_schedule_kind kind; /* how the learning rate changes after the warm-up */
-    float lr, min_lr;      /* learning rate after the warm-up: TT_CONSTANT keeps lr, TT_LINEAR and TT_COSINE
-                              lower it to min_lr */
-    int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
-    int64_t total_steps;   /* steps of warm-up and decay together */
-    int64_t decay_steps;   /* WSD: number of last steps, with falling lr; 1 to total_steps - warmup_steps */
-    /* Set it to a function that returns the learning rate of a step; default NULL. All fields but `user`, its
-       argument, are then ignored. A resumed run must be given the same function. */
+    tt_schedule_kind kind; /* Set it to TT_COSINE or TT_WSD if your recipe decays so, and to TT_CONSTANT for
+                              no decay: how the learning rate changes after the warm-up */
+    float lr, min_lr;      /* Set lr lower if the loss jumps or grows, and higher if it falls slowly; set
+                              min_lr if the rate should not fall to 0. lr is the learning rate after the
+                              warm-up: TT_CONSTANT keeps it, other kinds lower it to min_lr */
+    int64_t warmup_steps;  /* Set it, often to 5% or 10% of total_steps, if the loss jumps in the first steps:
+                              step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
+    int64_t total_steps;   /* Set it, except with TT_CONSTANT, to the steps of the whole run: warm-up and
+                              decay together */
+    int64_t decay_steps;   /* Set it with TT_WSD and TT_WSD_SQRT: the last steps, in which the rate falls, 1
+                              to total_steps - warmup_steps */
+    /* Set it if no kind fits: a function that returns the learning rate of a step; default NULL. All fields
+       but `user`, its argument, are then ignored. A resumed run must be given the same function. */
     float (*lr_at)(void *user, int64_t step);
     void *user;
 } tt_schedule;
@@ -887,12 +928,14 @@ float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0 
 /* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018), with PyTorch's names and
    defaults (GradScaler). init, growth and backoff are powers of two, so that scaling is exact. */
 typedef struct tt_loss_scale {
-    float init;    /* Set it to start the first step from another scale; default 65536. 1..2^40 */
-    float growth;  /* Set it to change the factor of the scale after `interval` steps without overflow;
-                      default 2. >= 1; a scale grows to 2^40 at most */
-    float backoff; /* Set it to change the factor of the scale after an overflow, below 1; default 0.5. A
-                      scale that falls below 1 is an error */
-    int interval;  /* Set it to change how many steps pass before a growth; default 2000. >= 1 */
+    float init;    /* Set it lower if a run begins with many skipped steps: the scale of the first step,
+                      1..2^40; default 65536 */
+    float growth;  /* Set it to 1 if the scale should never grow: the factor of the scale after `interval`
+                      steps without overflow, >= 1; default 2. A scale grows to 2^40 at most */
+    float backoff; /* Set it lower if several steps in a row are skipped: the factor of the scale after an
+                      overflow, below 1; default 0.5. A scale that falls below 1 is an error */
+    int interval;  /* Set it lower in a short run, or if the scale should recover sooner: steps before a
+                      growth, >= 1; default 2000 */
 } tt_loss_scale;
 tt_loss_scale tt_loss_scale_default(void);
 
@@ -902,47 +945,53 @@ tt_loss_scale tt_loss_scale_default(void);
    its part of the data and its shards of the tensors. Tensor ranks are numbered first: rank = (stage * data +
    data rank) * tensor + tensor rank. */
 typedef struct tt_parallel {
-    /* Set them to the number of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor
-       / pipeline. With several data ranks, gradients are divided by the loss's targets on all data ranks;
-       several losses need tt_loss_total. Tensor ranks divide large embeddings, and groups of 1,000,000
-       weights or more: consecutive linear layers with the ops between them, and attention, by heads, if the
-       number of heads is a multiple of the number of tensor ranks. Each tensor rank computes everything else
+    /* Set `tensor` if a layer is too large or too slow for one device; `data` then follows. The fields are
+       the numbers of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor / pipeline.
+       With several data ranks, gradients are divided by the loss's targets on all data ranks; several losses
+       need tt_loss_total. Tensor ranks divide large embeddings. Tensor ranks also divide groups of 1,000,000
+       weights or more: consecutive linear layers with the ops between them and, if the number of heads is a
+       multiple of the number of tensor ranks, attention by heads. Each tensor rank computes everything else
        whole. tt_plan.split_params says how much is divided. If a program keeps a layer whole because the
        layer's hidden values are an output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
-    /* Set it to choose the tensors that are sharded over the data ranks; default 1 (Rajbhandari et al.,
-       "ZeRO", 2020). 0: none; 1: the optimizer's state; 2: also gradients, summed after each micro-batch; 3:
-       also parameters. Tensors of fewer than 65,536 elements stay whole. TT_ZERO_BUDGET chooses from 1 to 3
-       the value that fits memory_budget in the fewest seconds (tt_compile_options.offload). If steps have
-       several micro-batches, 2 and 3 give other bits than 1 without reduce_micros. */
+    /* Set it higher if several data ranks need too much memory each, and to 0 to shard nothing: the tensors
+       that are sharded over the data ranks; default 1 (Rajbhandari et al., "ZeRO", 2020). 0: none; 1: the
+       optimizer's state; 2: also gradients, summed after each micro-batch; 3: also parameters. Tensors of
+       fewer than 65,536 elements stay whole. TT_ZERO_BUDGET chooses from 1 to 3 the value that fits
+       memory_budget in the fewest seconds (tt_compile_options.offload). If steps have several micro-batches,
+       2 and 3 give other bits than 1 without reduce_micros. */
     int zero;
-    bool server;        /* Set it to let data rank 0 alone hold the optimizer state and update; default false;
-                           needs zero 0 or 1 */
-    /* Set it with tensor > 1 to divide the rows of activations between sharded layers; default false
-       (Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022). */
+    bool server;        /* Set it if data rank 0 has memory to spare and the other ranks lack it: data rank 0
+                           alone then holds the optimizer state and updates; needs zero 0 or 1; default
+                           false */
+    /* Set it, with tensor > 1, to save memory: the rows of activations between sharded layers are then
+       divided; default false (Korthikanti et al., "Reducing activation recomputation in large transformer
+       models", 2022). */
     bool sequence;
-    /* Set it to the largest number of data ranks that should give the same bits; default 0: data. `groups` is
-       the number of leaves of the tree that sums gradients: micro-batch m of a step belongs to leaf m %
-       groups, and the bits of a training depend on the tree, not on the number of data ranks. groups is a
-       multiple of data; if `groups` is greater than data, data must be a power of two. */
+    /* Set it if runs on different numbers of data ranks should give the same bits: the largest of these
+       numbers; default 0: data. `groups` is the number of leaves of the tree that sums gradients: micro-batch
+       m of a step belongs to leaf m % groups, and the bits of a training depend on the tree, not on the
+       number of data ranks. groups is a multiple of data; if `groups` is greater than data, data must be a
+       power of two. */
     int groups;
-    /* Set it to sum the gradients of the ranks after each micro-batch, as zero 2 and 3 always do, for the
-       same bits as with zero 2 and 3; default false: ranks sum once a step. */
+    /* Set it if a run with zero 0 or 1 should give the bits of zero 2 and 3: the gradients of the ranks are
+       then summed after each micro-batch, as zero 2 and 3 always do; default false: ranks sum once a step. */
     bool reduce_micros;
-    /* Set it to cut the program into several stages of about equal FLOPs, each run by other ranks; default 1;
-       0 means 1. Cuts are at tt_block_end marks that only one value crosses. The micro-batches of a step
-       follow each other through the stages in the order of `schedule`. "1f1b" (default, and NULL): a stage
-       begins the backward of a micro-batch as soon as it can, so that stage s holds at most pipeline - s
-       micro-batches (Narayanan et al., "PipeDream", 2019, flushed at each step's end). "gpipe": backwards
-       begin after all forwards, so that every stage holds all micro-batches of a step (Huang et al., "GPipe",
-       2019). The bits are those of one stage, except that gradients of a parameter that two stages use differ
-       by rounding. pipeline excludes zero 2, 3 and TT_ZERO_BUDGET, server, reduce_micros and update
-       "backward". */
+    /* Set it if the model is too large for one device and links between devices are slow: the number of
+       stages of about equal FLOPs, each run by other ranks; default 1; 0 means 1. Cuts are at tt_block_end
+       marks that only one value crosses. The micro-batches of a step follow each other through the stages in
+       the order of `schedule`. "1f1b" (default, and NULL): a stage begins the backward of a micro-batch as
+       soon as it can, so that stage s holds at most pipeline - s micro-batches (Narayanan et al.,
+       "PipeDream", 2019, flushed at each step's end). "gpipe": backwards begin after all forwards, so that
+       every stage holds all micro-batches of a step (Huang et al., "GPipe", 2019). The bits are those of one
+       stage, except that gradients of a parameter that two stages use differ by rounding. pipeline excludes
+       zero 2, 3 and TT_ZERO_BUDGET, server, reduce_micros and update "backward". */
     int pipeline;
     const char *schedule;
-    /* Set it to the largest number of micro-batches that a step has on a data rank; default 0: any number.
-       "gpipe" needs `micros`, and a pipeline refuses more micro-batches. Options that say "budget" minimise
-       the seconds of a step with `micros` micro-batches, by default with 1. */
+    /* Set it, with "gpipe" or with options that say "budget", to the largest number of micro-batches that a
+       step has on a data rank; default 0: any number. "gpipe" needs `micros`, and a pipeline refuses more
+       micro-batches. Options that say "budget" minimise the seconds of a step with `micros` micro-batches, by
+       default with 1. */
     int micros;
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
@@ -961,8 +1010,8 @@ typedef struct tt_costs {
     double memory;                      /* bytes a second of the device's memory, which no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second from the device to the host, from the host to
                                                  the device, and between ranks */
-    double launch, barrier;             /* seconds to start an op; seconds of a barrier before ranks move
-                                           data */
+    double launch, barrier;             /* launch: seconds to start an op; barrier: seconds of a barrier
+                                           before ranks move data */
 } tt_costs;
 /* Returns the costs of an imagined device, an A100 or H100 with PCIe 4: 300 TFLOP/s in 16 bits and 60 in
    fp32, 2 TB/s of memory, links of 25 GB/s to the host and 50 GB/s between ranks, 50 GB/s of updates in the
@@ -975,20 +1024,22 @@ tt_costs tt_costs_default(void);
 tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs);
 
 typedef struct tt_compile_options {
-    bool train; /* Clear it to run the forward only, without dropout; default true: backward and update */
-    /* Set it to train in 16 bits; default "32-true". "bf16-mixed": bf16 activations and matrix products; fp32
-       weights, their gradients and optimizer state. "bf16-true": bf16 weights, gradients and optimizer state,
-       with stochastic rounding. "16-mixed", "16-true": f16 instead of bf16, with loss scaling; but the
-       optimizer state of "16-true" is bf16, with stochastic rounding, because Adam's v is often too small for
-       f16. */
+    bool train; /* Clear it to evaluate, predict or generate: forward only, without dropout; default true:
+                   backward and update */
+    /* Set it to train in 16 bits, which takes less memory, and less time if the device multiplies 16-bit
+       matrices faster; default "32-true". "bf16-mixed": bf16 activations and matrix products; fp32 weights,
+       their gradients and optimizer state. "bf16-true": bf16 weights, gradients and optimizer state, with
+       stochastic rounding. "16-mixed", "16-true": f16 instead of bf16, with loss scaling; but the optimizer
+       state of "16-true" is bf16, with stochastic rounding, because Adam's v is often too small for f16. */
     const char *precision;
-    /* Set it to choose the dtype of the residual stream in mixed precisions, "f32" (as PyTorch's autocast) or
-       "16-bit"; default NULL: "f32" with "16-mixed", because residual sums could exceed the range of f16,
-       else "16-bit". The residual stream has residual sums, the input of the first sum, and their gradients.
-       Results of norms, activations and attention are always 16-bit. */
+    /* Set it if a training in a mixed precision should round as PyTorch's autocast does, or save more memory:
+       the dtype of the residual stream, "f32" (as PyTorch's autocast) or "16-bit"; default NULL: "f32" with
+       "16-mixed", because residual sums could exceed the range of f16, else "16-bit". The residual stream has
+       residual sums, the input of the first sum, and their gradients. Results of norms, activations and
+       attention are always 16-bit. */
     const char *residual;
-    /* Set it to let device "cuda" round operands of matrix products; default "fp32": no rounding. Sums are
-       fp32 except for fp8.
+    /* Set it if a GPU should multiply matrices faster, with rounded operands; default "fp32": no rounding.
+       Sums are fp32 except for fp8.
        "tf32": fp32 operands are rounded to 10 bits of mantissa (as PyTorch's
        set_float32_matmul_precision("high")), except in attention; other devices treat it as "fp32".
        "fp8": 16-bit operands of linear layers become E4M3, gradients E5M2 (Micikevicius et al.: "FP8 formats
@@ -1003,11 +1054,11 @@ typedef struct tt_compile_options {
        section 3.3.2). For gradients cuBLASLt moves these sums to fp32 every few products; for results, for
        speed, only at the end, as Transformer Engine does. */
     const char *matmul;
-    tt_loss_scale loss_scale; /* Set it to change loss scaling; default tt_loss_scale_default(). Read with
-                                 "16-mixed" and "16-true" only */
-    /* Set it to save memory: the backward then recomputes values instead of saving them; default "cheap". The
-       bits are the same (except on "cuda": a tanh-GELU after a linear layer differs by rounding, because
-       cuBLASLt computes it in the product).
+    tt_loss_scale loss_scale; /* Set it if "16-mixed" or "16-true", which alone read it, skip too many steps;
+                                 default tt_loss_scale_default() */
+    /* Set it if the plan needs too much memory: the backward then recomputes values instead of saving them,
+       which takes time; default "cheap". The bits are the same (except on "cuda": a tanh-GELU after a linear
+       layer differs by rounding, because cuBLASLt computes it in the product).
        "none": nothing is recomputed. "cheap": results of layer norm, GELU and SiLU, 16-bit copies of weights,
        and rows that ranks gather for parallel.sequence; no matrix products. "attention": also results of
        attention. "blocks": everything that the backward reads of the blocks that tt_block_end marks, except
@@ -1016,9 +1067,9 @@ typedef struct tt_compile_options {
        be set; ends of blocks are saved. The cost is FLOPs if nothing is offloaded and parameters are not
        sharded (parallel.zero 3), else seconds by `costs`. */
     const char *recompute;
-    /* Set it to save memory of the device: the tensors that the option lists are stored in the host's memory
-       and copied to the device only while it uses them; default NULL or "none": nothing. The bits are the
-       same.
+    /* Set it if the plan needs more memory than the device has: the tensors that the option lists are stored
+       in the host's memory and copied to the device only while it uses them; default NULL or "none": nothing.
+       The bits are the same.
        The list, separated by commas, may have "optimizer" (its state), "gradients" (from the end of the
        backward, or of a micro-batch, to the update), "parameters" and "activations" (what the backward reads
        of the blocks that tt_block_end marks, except the last). Tensors of a parameter of fewer than 65,536
@@ -1054,18 +1105,18 @@ typedef struct tt_compile_options {
     bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them; default
                         false */
     /* Set it to read gradients after a step as well (tt_get_gradient), until the next step begins; default
-       false. The plan then keeps all gradients. It excludes update "backward", which reuses the memory of
-       gradients, and parallel.pipeline. */
+       false. The plan then keeps all gradients. keep_gradients excludes update "backward", which reuses the
+       memory of gradients, and parallel.pipeline. */
     bool keep_gradients;
-    /* Set it to read or change gradients before an update; default NULL. It is called with `user` in each
-       step (counted from 0), when the step's gradients are complete and before the update reads them. It may
-       call tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates
-       nothing and fails with that error. With several processes it is called in each. It implies
+    /* Set it to read or change gradients before an update; default NULL. The function is called with `user`
+       in each step (counted from 0), when the step's gradients are complete and before the update reads them.
+       It may call tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates
+       nothing and fails with that error. With several processes it is called in each. before_update implies
        keep_gradients. */
     tt_status (*before_update)(void *user, tt_program *p, int64_t step);
     void *user; /* argument of before_update */
-    /* Set it to save memory by updating parameters earlier or elsewhere; default "end": all at the end of the
-       step.
+    /* Set it if gradients or the optimizer's state need too much memory: parameters are then updated earlier
+       or elsewhere; default "end": all at the end of the step.
        "backward": each parameter is updated as soon as its gradient is final, and the gradient's memory is
        then free, for the same bits (as Lv et al., "Full parameter fine-tuning for large language models with
        limited resources", 2023). "end" keeps all gradients, partly in the memory of activations that the
@@ -1078,32 +1129,34 @@ typedef struct tt_compile_options {
        Parameters of fewer than 65,536 elements are updated on the device. Results have the bits of updates on
        device "cpu"; on "cuda", "end" gives other bits. No other option chooses "host". */
     const char *update;
-    /* Set it to choose the optimizer; default: tt_optimizer_options_default(). */
+    /* Set its fields if your recipe has another optimizer or other values; default:
+       tt_optimizer_options_default(). */
     tt_optimizer_options optimizer;
-    /* Set it to limit the bytes of the arena; default 0: no limit. On "cpu" the limit includes the tensors
-       that `offload` keeps beside the arena. If a program needs more, its tt_compile fails with
-       TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena later. tt_error then says
-       what each option would save, the smallest possible size and its options, and what "bf16-true" would
-       need; for a pipeline, tt_error speaks of the stage that needs most. Only options that say "budget"
-       (recompute, offload, parallel.zero) change to fit; tt_plan has their new values. Whatever the options,
-       copies run less far ahead, and updates move less data together (at most 32 MiB, at least one
-       parameter), if only then the plan fits. */
+    /* Set it if the program must fit a given memory: the limit of the arena in bytes; default 0: no limit. On
+       "cpu" the limit includes the tensors that `offload` keeps beside the arena. If a program needs more,
+       its tt_compile fails with TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena
+       later. tt_error then says what each option would save, the smallest possible size and its options, and
+       what "bf16-true" would need; for a pipeline, tt_error speaks of the stage that needs most. Only options
+       that say "budget" (recompute, offload, parallel.zero) change to fit; tt_plan has their new values.
+       Whatever the options, copies run less far ahead, and updates move less data together (at most 32 MiB,
+       at least one parameter), if only then the plan fits. */
     size_t memory_budget;
-    /* Set it to the costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default().
-       The seconds of tt_plan, the overlap of copies with computation, and choices by "budget" follow from the
-       costs. */
+    /* Set it if an option says "budget", or if you want to know the seconds of a step before it runs: the
+       costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default(). The seconds of
+       tt_plan, the overlap of copies with computation, and choices by "budget" follow from the costs. */
     const tt_costs *costs;
-    /* Set it to choose where the program runs: "cpu", "cuda", or a numbered device, "cuda:1"; default NULL:
-       TINYTRAIN_DEVICE in the environment, else "cpu". Several ranks: "cpu*4" (the context's threads are
-       divided among them), "cuda*8", "cuda:0,2", and "cuda:0,0", two ranks on one GPU. A program for a kind
-       of device that this build cannot run can still be planned: its plan counts its parameters in full, its
-       parameters reserve no memory, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED (or
+    /* Set it to run on a GPU or on several ranks: "cpu", "cuda", or a numbered device, "cuda:1"; default
+       NULL: TINYTRAIN_DEVICE in the environment, else "cpu". Several ranks: "cpu*4" (the context's threads
+       are divided among them), "cuda*8", "cuda:0,2", and "cuda:0,0", two ranks on one GPU. A program for a
+       kind of device that this build cannot run can still be planned: its plan counts its parameters in full,
+       its parameters reserve no memory, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED (or
        TT_ERR_DEVICE, if the device is absent or has failed). */
     const char *device;
-    tt_parallel parallel; /* Set it to choose how the ranks share the work; default: tt_parallel_default() */
-    /* Set it to a program of the same device to use its arena; default NULL: none. Each program's runs
-       overwrite the other's inputs. An arena that is allocated does not grow: compile the program that needs
-       most first. */
+    tt_parallel parallel; /* Set its fields if the device has several ranks; default: tt_parallel_default() */
+    /* Set it if two programs never run at once, such as training and evaluation, so that they need only the
+       memory of the larger: a program of the same device, whose arena this one uses; default NULL: an arena
+       of its own. Each program's runs overwrite the other's inputs. An arena that is allocated does not grow:
+       compile the program that needs most first. */
     const tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
@@ -1144,8 +1197,8 @@ typedef struct tt_plan {
     const char *device;                /* kind of device: "cpu", "cuda" */
     int ranks, data, tensor, pipeline; /* number of all ranks, and numbers of ranks along each axis
                                           (tt_parallel) */
-    int64_t params, split_params;      /* numbers in the program's parameters, and in the parameters that are
-                                          sharded over the tensor ranks */
+    int64_t params, split_params;      /* params: numbers in the program's parameters; split_params: numbers
+                                          in those parameters that are sharded over the tensor ranks */
     size_t bytes;                      /* the arena: exactly this much is allocated. If an earlier program's
                                           arena holds parameters, only that program's plan counts them.
                                           `bytes` and the fields below describe rank 0, which has most */
@@ -1166,11 +1219,12 @@ typedef struct tt_plan {
                                           resident workspace */
     /* Bytes of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps
        there, where programs that share an arena share the parameters. If the device has its own memory, also
-       each input twice, in transit, and a buffer of 64 KiB that the programs of an arena share; with several
-       ranks, each has 4 MiB more that all programs share. With several processes, each rank has 8 MiB for
-       messages, on any device. A pipeline adds the inputs of parallel.micros micro-batches of a data rank (of
-       one if it is 0; more are allocated as they come), and, if devices have their own memory, each
-       micro-batch's values in transit from a stage to another process. */
+       two buffers for each input, from which it is copied to the device, and a buffer of 64 KiB that the
+       programs of an arena share; with several ranks, each has 4 MiB more that all programs share. With
+       several processes, each rank has 8 MiB for messages, on any device. A pipeline adds the inputs of
+       parallel.micros micro-batches of a data rank (of one if it is 0; more are allocated as they come), and,
+       if devices have their own memory, each micro-batch's values in transit from a stage to another
+       process. */
     size_t host_bytes;
     /* Bytes that a rank copies between device and host because of `offload`, in a step of one full
        micro-batch on each data rank, and in each further micro-batch. */
@@ -1435,7 +1489,7 @@ int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* returns -1 i
 /* Returns the id of the token with this purpose, or -1. With vocab.txt the special tokens are BERT's.
    Otherwise tokenizer_config.json, special_tokens_map.json and config.json (bos_token_id and so on), in this
    order, name the special tokens. If none of the files names TT_TOKEN_EOS, which ends a document, that token
-   is "<|endoftext|>" if it exists; likewise, with a warning to the logger, if config.json names a token that
+   is "<|endoftext|>" if it exists; so it is, with a warning to the logger, if config.json names a token that
    ordinary texts contain. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* The range of bytes [begin, end) of a text. */
@@ -1503,8 +1557,8 @@ int64_t tt_tokenizer_chat(const tt_tokenizer *k, const tt_message *messages, int
 /* Decodes ids as they come, in constant time for each. `put` returns the text that is certain so far and was
    not returned before, `end` the remaining text; all returned texts together are the text of all ids. The
    text is valid until the next call, and not terminated. The stream holds back an incomplete character, and
-   an incomplete run of tokens for single bytes, because only whole runs form texts. Both return NULL when out
-   of memory. */
+   an incomplete run of tokens for single bytes, because only whole runs form texts. `put` and `end` return
+   NULL when out of memory. */
 typedef struct tt_decode_stream tt_decode_stream;
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special);
 const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_t n, size_t *bytes);
@@ -1526,15 +1580,16 @@ typedef enum tt_task {
     TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
     TT_TASK_SCORES, /* one or more numbers for each text */
     TT_TASK_TAGS,   /* a tag for each word of a text */
-    TT_TASK_EMBED   /* no labels: the prediction is an embedding of each text. No dataset has this task */
+    TT_TASK_EMBED   /* no labels: a dataset has pairs of texts with similar meanings, and the prediction is an
+                       embedding of each text */
 } tt_task;
 
 /* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the
    labels of TT_TASK_LABELS, the scores of TT_TASK_SCORES or the tags of TT_TASK_TAGS. */
 typedef struct tt_dataset tt_dataset;
 
-/* A word of a text: the bytes [begin, end), at least one, and the number of its tag; -1: no tag, the word
-   does not count in the loss. */
+/* A word of a text: the bytes [begin, end), at least one, and the number of the word's tag. A word with tag
+   -1 does not count in the loss. */
 typedef struct tt_word { size_t begin, end; int tag; } tt_word;
 
 /* A text, which may contain NULs, perhaps with a second text, and its labels. */
@@ -1547,11 +1602,14 @@ typedef struct tt_text {
     const float *values;  /* (classes) TT_TASK_LABELS: 0 or 1 for each label; TT_TASK_SCORES: the numbers */
     const tt_word *words; /* (n_words) TT_TASK_TAGS: words in the order of the text, which do not overlap */
     int n_words;
+    const char *negative; /* TT_TASK_EMBED: a text with another meaning, which resembles `text`; NULL: none */
+    size_t negative_bytes;
 } tt_text;
 
 /* Makes a dataset of the caller's texts, at least one. class_names: (classes) names in UTF-8. The function
-   copies everything. With TT_TASK_TAGS texts have no pairs. examples/datasets.h reads IMDb's reviews with
-   it. */
+   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED there are no classes (NULL and
+   0), every text has a pair, and either all texts or none have a negative. examples/datasets.h reads IMDb's
+   reviews with it. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
@@ -1564,17 +1622,22 @@ typedef struct tt_table_options {
     const char *pair_column;                /* Set it if the column of second texts has another name; default
                                                "text_pair". A file may lack this column. TT_TASK_TAGS ignores
                                                it */
-    char delimiter;                         /* Set it to separate fields by another character; default 0: a
+    const char *negative_column;            /* Set it if the column of negatives, which TT_TASK_EMBED reads,
+                                               has another name; default "negative". A file may lack this
+                                               column */
+    char delimiter;                         /* Set it if another character separates the fields; default 0: a
                                                comma in a .csv file, else a tab */
-    bool unquoted;                          /* Set it to read double quotes as ordinary characters; default
-                                               false */
-    tt_task task;                           /* Set it to say how labels are read; default TT_TASK_CLASS */
-    char label_delimiter;                   /* Set it to separate the labels or scores in one field of a CSV
-                                               or TSV file by another character; default ',' */
+    bool unquoted;                          /* Set it if double quotes in the file are ordinary characters;
+                                               default false */
+    tt_task task;                           /* Set it if the labels are not one class for each text; default
+                                               TT_TASK_CLASS */
+    char label_delimiter;                   /* Set it if another character separates the labels or scores in
+                                               one field of a CSV or TSV file; default ',' */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
-/* Reads a dataset from a table in a text file in UTF-8 (see tt_text_begin), by the end of its name:
+/* Reads a dataset from a table in a text file in UTF-8 (see tt_text_begin). The end of the file's name tells
+   the format:
    - .jsonl or .json: each line is a JSON object; its members are the columns.
    - With TT_TASK_TAGS any other file is in the format of CoNLL: a line for each word, which begins with the
      word and ends with its tag; spaces or tabs divide them and the columns between them. An empty line ends
@@ -1590,7 +1653,9 @@ tt_table_options tt_table_options_default(void);
      a list of numbers.
    - TT_TASK_TAGS: in JSON a list of strings or numbers, one for each string of the list in the text column.
      A space joins the words to a text.
-   Lists of 0 and 1 and scores have the classes LABEL_0, LABEL_1 and so on, unless `classes` names them.
+   - TT_TASK_EMBED: none. The pair's column is required instead.
+   The labels of lists of 0 and 1, and scores, are named LABEL_0, LABEL_1 and so on, unless `classes` names
+   them.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
    "valid", "val" and "dev" are synonyms. If split is one of these, "train" or "test", a row with any other
    word is an error. In a file without a split column, "test" is a tenth of the rows of each class, chosen by
@@ -1624,10 +1689,11 @@ typedef struct tt_image_source {
     const char *const *class_names;  /* (classes) names in UTF-8; copied */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the
-       image cannot be decoded. A loader's threads call read and release, several at a time. */
+       image cannot be decoded. A loader's threads call `read` and `release`, several at a time. */
     const char *(*read)(void *user, int64_t index, tt_image *image);
-    void (*release)(void *user, tt_image *image); /* releases the image that `read` returned, soon after. May
-                                                     be NULL */
+    void (*release)(void *user, tt_image *image); /* releases an image that `read` has returned, once the
+                                                     loader no longer needs the pixels. NULL: images need no
+                                                     release */
     const char *(*name)(void *user, int64_t index); /* returns a name for errors, such as a path. NULL: errors
                                                        use the index */
     void *user;
@@ -1647,6 +1713,8 @@ tt_task tt_dataset_task(const tt_dataset *d);
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 /* Returns the second text of pair i, followed by a NUL; NULL if example i is no pair. bytes may be NULL. */
 const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes);
+/* Returns the negative of text i, followed by a NUL; NULL if it has none. bytes may be NULL. */
+const char *tt_dataset_negative(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i); /* returns the number of the text's or image's class; -1
                                                          if the task is not TT_TASK_CLASS */
 /* Returns the (classes) values of TT_TASK_LABELS and TT_TASK_SCORES; NULL for other tasks. */
@@ -1674,26 +1742,41 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    ceil(batch / accumulate) sequences and at most max_tokens tokens. max_seqs is lower if the dataset has
    fewer sequences, or if max_tokens / 2 is less.
    With parallel.groups > 1 the loader instead deals out the sequences of a step so that the micro-batches
-   have similar numbers of tokens, and each group has equally many micro-batches, as far as there are
-   sequences: the micro-batches are the same for any number of ranks.
-   A pair of texts is one sequence, cut as tt_tokenizer_encode cuts pairs.
+   have similar numbers of tokens. The number of micro-batches is a multiple of `groups`, as far as there are
+   sequences, so that the micro-batches are the same for any number of ranks.
+   A pair of texts is one sequence, cut as tt_tokenizer_encode cuts pairs. With TT_TASK_EMBED each text is a
+   sequence of its own: `batch` then counts pairs or triplets, and max_seqs of the loader counts sequences. A
+   micro-batch of n pairs has n texts, then their n pairs, then perhaps n negatives. Its labels are 0 for a
+   text, 1 for a pair and 2 for a negative, and it has the arrays "anchors", i32 (n, 1), the sequences of the
+   texts; "candidates", i32 (n or 2 n, 1), the sequences of pairs and negatives; and "positives", i32 (n, 1),
+   the place of each text's pair among the candidates.
    tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
 typedef struct tt_loader_options {
-    int batch;        /* Set it to change how many sequences or images a step has; default 16 */
-    int accumulate;   /* Set it above 1, up to batch / groups, to split a step into more micro-batches, each
-                         of at most ceil(batch / (accumulate * groups)) sequences; default 1 */
-    int max_length;   /* Set it to cut sequences to fewer tokens, [CLS] and [SEP] included; default 512 */
-    int max_tokens;   /* Set it to limit the tokens of a micro-batch, >= max_length; default 0: no limit */
-    bool shuffle;     /* Clear it for evaluation and prediction: dataset order, unsorted; default true */
-    int window;       /* Set it to change how many batches are sorted by length together; default 50; 0 or 1:
-                         no sorting */
-    bool drop_last;   /* Set it to leave out a last incomplete step; default false */
-    int threads;      /* Set it to change how many threads prepare images ahead of the trainer, 0..64; 0:
-                         tt_loader_next prepares images; default 1 */
-    tt_parallel parallel; /* Set it to the trainer's `parallel` after tt_check_options; default: one group on
-                             one rank. The loader reads `groups` and `data` */
+    int batch;        /* Set it larger for smoother gradients and faster epochs, with a higher learning rate:
+                         the sequences or images of a step; default 16 */
+    int accumulate;   /* Set it above 1, up to batch / groups, if a step needs too much memory: the
+                         micro-batches of a step, each of at most ceil(batch / (accumulate * groups))
+                         sequences; default 1 */
+    int max_length;   /* Set it to the tokens that the model takes, or lower to save time and memory: longer
+                         sequences are cut to this number, [CLS] and [SEP] included; default 512 */
+    int max_tokens;   /* Set it if long sequences are rare, so that micro-batches of long sequences need no
+                         more memory than others: the largest number of tokens of a micro-batch, >=
+                         max_length; default 0: no limit */
+    bool shuffle;     /* Clear it for evaluation and prediction, which need the order of the dataset,
+                         unsorted; default true */
+    int window;       /* Set it to 0 if the texts of a step should be drawn regardless of their lengths: the
+                         number of batches that are sorted by length together; default 50; 0 or 1: no
+                         sorting */
+    bool drop_last;   /* Set it if every step must have `batch` sequences: a last incomplete step is then left
+                         out; default false */
+    int threads;      /* Set it higher if training waits for images (tt_loader_waited): the threads that
+                         prepare images ahead of the trainer, 0..64; 0: tt_loader_next prepares images;
+                         default 1 */
+    tt_parallel parallel; /* Set it if the trainer has several ranks, to the trainer's `parallel` after
+                             tt_check_options; default: one group on one rank. The loader reads `groups` and
+                             `data` */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
@@ -1705,21 +1788,25 @@ typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_
 typedef struct tt_image_options {
     int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
                                         default */
-    int channels;                    /* Set it to the channels of the result, 1..4; default 3. An image must
-                                        have this number of channels; for 3, an image may also have 1 (grey,
-                                        copied into all three) or 4 (alpha is dropped) */
-    int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535; default
-                                        0, 0: not resized */
-    int resize_shortest;             /* Set it, instead of resize_height and resize_width, to give the shorter
-                                        side this length, 1..65535; the other side keeps the proportion,
-                                        rounded down; default 0 */
-    tt_resample resample;            /* Set it to resize with another filter; default TT_BILINEAR */
-    int pad;                         /* Set it to add rows and columns of zeros on all four sides, 0..65535;
-                                        default 0 */
-    bool random_crop;                /* Set it to crop at a random place, all equally likely; default false:
-                                        the crop is central (half of the rest, rounded down, is cut at top and
-                                        left) */
-    bool flip;                       /* Set it to mirror left and right with probability 1/2; default false */
+    int channels;                    /* Set it if the model does not read 3 channels: the number of channels,
+                                        1..4; default 3. An image must have this number of channels. If the
+                                        number is 3, an image may also have 1 channel (grey, copied into all
+                                        three) or 4 (alpha is dropped) */
+    int resize_height, resize_width; /* Set them if all images should get one size before they are cropped,
+                                        whatever their proportions (tt_image_resize), 1..65535; default 0, 0:
+                                        not resized */
+    int resize_shortest;             /* Set it, instead of resize_height and resize_width, if images should
+                                        keep their proportions: the length of the shorter side, 1..65535; the
+                                        length of the longer side follows and is rounded down; default 0 */
+    tt_resample resample;            /* Set it if the model was trained on images resized with another filter;
+                                        default TT_BILINEAR */
+    int pad;                         /* Set it, with random_crop, to shift training images at random: the rows
+                                        and columns of zeros added on all four sides, 0..65535; default 0 */
+    bool random_crop;                /* Set it for training, so that the model sees each image at several
+                                        places: all places are equally likely; default false: the crop is
+                                        central (half of the rest, rounded down, is cut at top and left) */
+    bool flip;                       /* Set it for training if a mirrored image belongs to the same class:
+                                        left and right are exchanged with probability 1/2; default false */
 } tt_image_options;
 tt_image_options tt_image_options_default(int height, int width);
 /* Prepares one image as a loader does, without random_crop and flip, into `to` (height, width, channels). */
@@ -1733,9 +1820,9 @@ typedef struct tt_array {
 } tt_array;
 
 /* A micro-batch. A trainer sets each input of its model to the array with the input's name: an element of
-   `arrays`, or else the field of that name; "first" is the first row of each sequence. Data that no input
-   reads may be missing. Pointers are valid until the next call on the loader or source that set the
-   pointers. */
+   `arrays`, or else the field of that name. The input "first" gets the first row of each sequence, from
+   seq_start. Data that no input reads may be missing. Pointers are valid until the next call on the loader or
+   source that set the pointers. */
 typedef struct tt_batch {
     int seqs;                 /* number of sequences, images or examples. Speeds, such as tokens per second,
                                  count rows, or seqs if rows is 0 */
@@ -1746,7 +1833,8 @@ typedef struct tt_batch {
     const int32_t *types;     /* (rows) token types: 0, and in the second text of a pair 1 if the tokenizer's
                                  template says so */
     const int32_t *seq_start; /* (seqs + 1) */
-    const int32_t *labels;    /* (seqs) class of each sequence; -1 if the task is not TT_TASK_CLASS */
+    const int32_t *labels;    /* (seqs) TT_TASK_CLASS: the class of each sequence; TT_TASK_EMBED: see
+                                 tt_loader_options; other tasks: -1 */
     const float *label_values; /* (seqs, values) values of TT_TASK_LABELS and TT_TASK_SCORES */
     int values;               /* number of labels or scores */
     const int32_t *tags;      /* (rows) TT_TASK_TAGS: the tag of a word at its first token, else -100 */
@@ -1771,8 +1859,9 @@ typedef struct tt_source {
        gives fewer, the logger gets one warning from tt_fit. The last micro-batch of a step must set
        last_of_step. */
     int64_t steps;
-    /* Largest micro-batch in sequences and tokens (0: unknown), and whether a step may have more
-       micro-batches than the trainer has data ranks. tt_train_options_make_room reads all three. */
+    /* max_seqs, max_tokens: size of the largest micro-batch in sequences and in tokens; 0: unknown.
+       accumulates: whether a step may have more micro-batches than the trainer has data ranks.
+       tt_train_options_make_room reads all three. */
     int max_seqs, max_tokens;
     bool accumulates;
     /* Returns a hash of all training data, so that a resumed run notices other data. NULL: no check. */
@@ -1781,9 +1870,11 @@ typedef struct tt_source {
                                        names */
     int classes;                    /* number of class_names; 0: no classes */
     /* Tells the source which data ranks belong to this process. Called before `seek` if there are several
-       processes. Micro-batches go to `data` ranks in order, starting over with each step (by_step) or with
-       each epoch; this process has the ranks [first, end). `next` may then give NULL for the data of other
-       ranks, with the right numbers of rows. NULL: every process makes all data. */
+       processes or features_once. Micro-batches go to `data` ranks in order, starting over with each step
+       (by_step) or with each epoch; this process has the ranks [first, end). `next` may then give NULL for
+       the data of other ranks, with the right numbers of rows. But metrics of predictions need seq_start and
+       the labels (labels, label_values or tags) of all ranks in every process. With features_once no rank
+       needs data except index, seq_start and the labels. NULL: every process makes all data. */
     void (*deal)(void *self, int data, int first, int end, bool by_step);
     /* Writes lines, each with a newline at its end, about everything that the batches depend on beside `hash`
        and the numbers above; at most `capacity` bytes including the final 0. With several processes, tt_fit
@@ -1832,18 +1923,21 @@ const tt_source *tt_loader_source(tt_loader *l);
    gets a warning. The stream is in memory, or in a file that is read where needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
-    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; the tokenizer must outlive the stream; default
-                                      NULL: tokens are bytes, and 256 ends a document */
-    int end;                       /* Set it to end documents with another token; default -1: the tokenizer's
-                                      TT_TOKEN_EOS */
+    const tt_tokenizer *tokenizer; /* Set it if the model reads tokens of a vocabulary; the tokenizer must
+                                      outlive the stream; default NULL: tokens are bytes, and 256 ends a
+                                      document */
+    int end;                       /* Set it if another token than the tokenizer's TT_TOKEN_EOS ends a
+                                      document; default -1: TT_TOKEN_EOS */
     int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id out
                                       of range; default 0: the tokenizer's size */
-    bool bare;                     /* Set it to put no token before a document; default false */
-    const char *separator;         /* Set it to the line that separates documents in a text, such as
-                                      "<|endoftext|>"; "": one or more empty lines; default NULL: a text is
-                                      one document */
-    bool all_tokens;               /* Set it to learn all tokens of conversations; default false: only those
-                                      of the answers */
+    bool bare;                     /* Set it if the model was trained without a token before a document;
+                                      default false: the token that the tokenizer puts before a text, if it
+                                      puts one there */
+    const char *separator;         /* Set it if a text has several documents, to the line that separates them,
+                                      such as "<|endoftext|>"; "": one or more empty lines; default NULL: a
+                                      text is one document */
+    bool all_tokens;               /* Set it if the model should learn all tokens of conversations; default
+                                      false: only those of the answers */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
@@ -1887,18 +1981,22 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
-    int batch;         /* Set it to change how many windows a step has; default 16 */
-    int accumulate;    /* Set it to split a step into micro-batches, as in tt_loader_options; default 1 */
-    int length;        /* Set it to change the tokens of a window; default 256 */
-    bool shuffle;      /* Clear it to read windows in order, not shuffled by (seed, epoch); default true */
-    bool across;       /* Set it to let a token see the documents before it in its window, and the end of one
-                          document predict the next; default false: attention and positions start anew with
-                          each document */
-    bool whole;        /* Set it to make a window of each document, cut to `length` tokens; conversations
-                          without a token to learn in their window are left out; default false: windows are
-                          filled with documents, and end where they are full */
-    tt_parallel parallel; /* Set it to the trainer's `parallel`, as in tt_loader_options; default: one group
-                             on one rank */
+    int batch;         /* Set it larger for smoother gradients: the windows of a step; default 16 */
+    int accumulate;    /* Set it above 1 if a step needs too much memory: the micro-batches of a step, as in
+                          tt_loader_options; default 1 */
+    int length;        /* Set it to as many tokens as the model should see at once: the tokens of a window;
+                          default 256 */
+    bool shuffle;      /* Clear it for evaluation, which reads windows in order, not shuffled by (seed,
+                          epoch); default true */
+    bool across;       /* Set it to train as nanoGPT and llm.c do: a token sees the documents before it in its
+                          window, and the end of one document predicts the next; default false: attention and
+                          positions start anew with each document */
+    bool whole;        /* Set it if documents should not be divided, nor share a window: a window is a document,
+                          cut to `length` tokens; conversations without a token to learn in their window are
+                          left out; default false: windows are filled with documents, and end where they are
+                          full */
+    tt_parallel parallel; /* Set it if the trainer has several ranks, as in tt_loader_options; default: one
+                             group on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, one after another without padding; the last window may be shorter. In
@@ -1923,14 +2021,17 @@ typedef struct tt_train_options tt_train_options;
 typedef struct tt_predictions {
     tt_context *ctx;         /* the context that gives memory to metrics */
     tt_task task;
-    int classes;             /* number of classes, labels, scores or tags */
+    int classes;             /* number of classes, labels, scores or tags; of TT_TASK_EMBED the columns of an
+                                embedding */
     int64_t rows, seqs;
     const int64_t *seq_start; /* (seqs + 1) the first row of each sequence */
-    /* (rows) TT_TASK_CLASS and TT_TASK_TAGS: the class of a row, and the class with the largest logit, the
-       first of equal ones. A row whose label is not in 0..classes - 1 does not count. */
+    /* (rows) labels: with TT_TASK_CLASS and TT_TASK_TAGS the class of each row; with TT_TASK_EMBED the labels
+       of tt_loader_options. A row whose label is not in 0..classes - 1 does not count. predicted: the class
+       with the largest logit of each row, the first of equal ones; with TT_TASK_EMBED NULL. */
     const int32_t *labels, *predicted;
-    /* (rows, classes) TT_TASK_LABELS: 0 or 1 for each label, and logits, which predict the label if they are
-       above 0. TT_TASK_SCORES: the scores and the predicted scores. */
+    /* (rows, classes) values: with TT_TASK_LABELS 0 or 1 for each label, with TT_TASK_SCORES the scores, with
+       TT_TASK_EMBED NULL. outputs: with TT_TASK_LABELS logits, which predict a label if they are above 0;
+       with TT_TASK_SCORES the predicted scores; with TT_TASK_EMBED the embeddings. */
     const float *values, *outputs;
     const char *const *class_names; /* (classes) the source's names; NULL: no names */
 } tt_predictions;
@@ -1942,8 +2043,9 @@ typedef struct tt_metric {
     double (*of)(const tt_stats *s); /* computes the metric from the sums of an evaluation; NULL:
                                         of_predictions computes it */
     bool lower_is_better;
-    /* Set it to compute the metric from predictions, in evaluations alone. NaN: the metric is undefined. The
-       model needs `classes`, and each process the labels of all data ranks. */
+    /* Set it to compute the metric from predictions, in evaluations alone. The function returns NaN if the
+       metric is undefined. The model must have `classes`, and each process must have the labels of all data
+       ranks. */
     double (*of_predictions)(const tt_predictions *p);
 } tt_metric;
 tt_metric tt_accuracy(void);   /* "accuracy": the share of targets predicted right (cross-entropy) */
@@ -1956,11 +2058,17 @@ tt_metric tt_f1_micro(void);
    tag B-X begins an entity of type X, I-X continues the entity, other names are outside of entities. NaN if
    no tag has a name of this form. */
 tt_metric tt_f1_entities(void);
-/* "pearson" and "spearman": the correlation of the scores of TT_TASK_SCORES with the predicted scores, or of
-   their ranks, where equal numbers share their mean rank; with several scores, the mean of their
-   correlations. NaN if labels or predictions are constant. */
+/* "pearson" of TT_TASK_SCORES: the correlation of the scores with the predicted scores. "spearman": the
+   correlation of their places in sorted order, where equal numbers share their mean place. With several
+   scores, either metric is the mean of the scores' correlations. NaN if labels or predictions are
+   constant. */
 tt_metric tt_pearson(void);
 tt_metric tt_spearman(void);
+/* Metrics of TT_TASK_EMBED. "recall_at_1": the share of texts whose pair is the nearest, by cosine, of the
+   pairs and negatives of the whole evaluation. "recall_at_10": the share of texts whose pair is among the 10
+   nearest. */
+tt_metric tt_recall_at_1(void);
+tt_metric tt_recall_at_10(void);
 /* Computes F1 of each class, label or tag, f1 (classes): 2 * right / (2 * right + wrong + missed). wrong
    counts the rows that are wrongly predicted as the class, missed the rows of the class that are not
    predicted as the class. If right, wrong and missed are all 0, F1 is NaN and does not count in f1_macro; of
@@ -1973,8 +2081,8 @@ enum { TT_METRICS = 4 }; /* max metrics of a model */
 typedef struct tt_model {
     const void *self; /* argument of record */
     /* Declares inputs and records the ops for a micro-batch of up to o->max_seqs sequences (or examples) and
-       o->max_tokens tokens. Returns the loss (1, 1). *output, if record sets it, is the value that tt_forward
-       gives. An input has the name of the array in a batch that is the input's data. */
+       o->max_tokens tokens. Returns the loss (1, 1). The function may set *output, to the value that
+       tt_forward gives. An input's name is the name of the batch's array that has the input's data. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     /* The metrics, of which the first decides by default which validation is best (tt_fit_options.best_by). A
        NULL name ends the list. */
@@ -2014,7 +2122,7 @@ typedef enum tt_bert_kind {
     TT_BERT,
     TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
                       TT_TASK_TAGS no kind has layers before the classifier */
-    TT_ROBERTA,    /* positions start at pad_token + 1, one token type; head: classifier.dense, tanh */
+    TT_ROBERTA,    /* positions start at pad_token + 1; one token type; head: classifier.dense, tanh */
     TT_BIG_BIRD,   /* head: classifier.dense, then `activation`. BigBird's pooler is kept but unused */
     TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
     TT_ALBERT      /* all layers share one set of parameters, and embeddings have embedding_size columns;
@@ -2069,8 +2177,7 @@ typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden
 typedef struct tt_bert {
     tt_context *ctx;
     tt_bert_config config;
-    /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
-    char activation[32], (*class_names)[64];
+    char (*class_names)[64];                /* (classes) class names of config.json's id2label, UTF-8 */
     tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab,
                                                hidden); ALBERT: embedding_size instead of hidden */
     tt_param *norm_w, *norm_b;
@@ -2089,11 +2196,11 @@ typedef struct tt_bert {
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
 /* Loads a Hugging Face folder: config.json and model.safetensors (tensor names with or without a prefix such
    as "bert."), or instead of it the files that model.safetensors.index.json names. Tensors stream into place
-   when a program allocates its arena. classes 0: the task and the number in config.json; else TT_TASK_CLASS.
-   If the file lacks the classifier or the layer before it, or if the classifier has another size, or is of
-   tokens while the model's is of sequences, these layers start with random weights: new_head is true, and the
-   logger gets a warning with their names. A missing or misshapen tensor of the body is an error, reported
-   before anything of config.json's sizes is allocated.
+   when a program allocates its arena. classes 0: config.json gives the task and the number of classes; any
+   other number: the task is TT_TASK_CLASS. If the file lacks the classifier or the layer before it, if the
+   classifier has another size, or if it is for tokens and the model's for sequences, these layers start with
+   random weights: new_head is true, and the logger gets a warning with their names. A missing or misshapen
+   tensor of the body is an error, reported before anything of config.json's sizes is allocated.
    The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification, else
    that of "problem_type"; without problem_type TT_TASK_SCORES if there is one class, as in transformers, else
    TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
@@ -2102,6 +2209,10 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 /* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of outputs that
    the folder's files give. */
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head);
+/* Reads from a folder's config.json the task and the number of outputs of its classifier, without loading it.
+   *head is TT_TASK_CLASS with 0 outputs if neither "architectures" nor "problem_type" says that the folder
+   has a classifier. */
+tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
    replaced atomically, and transformers can read both. With TT_TASK_EMBED the function also writes
    modules.json, sentence_bert_config.json, 1_Pooling/config.json and, if the config says normalize,
@@ -2111,11 +2222,12 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* Makes a model and a dataset agree on the numbers of the classes (labels, scores or tags). Both need one
-   task and equally many classes, named by at most 63 bytes each. Call the function before a loader reads the
-   dataset. If both have the same names, the model keeps its numbers and the dataset's labels change: call the
-   function for each dataset, also for one that tt_dataset_split took out before. Otherwise the model takes
-   the dataset's names, and the logger gets a warning if the classifier is from a checkpoint. */
+/* Makes a model and a dataset agree on the numbers of the classes (labels, scores or tags). The model and the
+   dataset must have the same task and equally many classes, each with a name of at most 63 bytes. Call the
+   function before a loader reads the dataset. If both have the same names, the model keeps its numbers and
+   the dataset's labels change: call the function for each dataset, also for one that tt_dataset_split took
+   out before. Otherwise the model takes the dataset's names, and the logger gets a warning if the classifier
+   is from a checkpoint. */
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d);
 /* Records the encoder on a tape. Returns the last hidden states (rows, hidden). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
@@ -2128,14 +2240,21 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Records the encoder, and the embedding of each sequence according to the config's pooling and normalize.
    Any task. Returns the embeddings (seqs, hidden) (Reimers, Gurevych, "Sentence-BERT", 2019). */
 tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
-/* Returns the model for a trainer. Its output are the logits, and its loss is that of the task: with
+/* Returns the model for a trainer. The model's output is the logits, and its loss is that of the task: with
    TT_TASK_CLASS the mean cross-entropy of the classes in "labels", with TT_TASK_TAGS that of the tags in
    "tags", with TT_TASK_LABELS the mean sigmoid cross-entropy and with TT_TASK_SCORES the mean squared error
    of all numbers in "label_values". Accuracy is the share of sequences or, with TT_TASK_TAGS, of tokens that
    are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
-   output are the embeddings; there is no loss, and the trainer needs compile.train = false. m must stay
-   valid. */
+   output is the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
+   right if its pair is the nearest candidate of its micro-batch. With compile.train = false there is no loss.
+   m must stay valid. */
 tt_model tt_bert_model(const tt_bert *m);
+/* Records the contrastive loss of a micro-batch of pairs or triplets (InfoNCE: van den Oord et al.,
+   "Representation learning with contrastive predictive coding", 2018): the cross-entropy of cosine(anchor,
+   candidate) / temperature over all candidates, of which the anchor's pair is the right one. The other
+   candidates are the negatives. embeddings: (seqs, width), one of each sequence. The function declares the
+   inputs "anchors", "candidates" and "positives" of tt_loader_options. Returns the mean, (1, 1). */
+tt_value tt_contrastive_loss(tt_tape *t, tt_value embeddings, const tt_train_options *o);
 
 /* ViT (Dosovitskiy et al. 2021). Parameters have the names of transformers' ViTForImageClassification. */
 typedef struct tt_vit_config {
@@ -2149,9 +2268,10 @@ typedef struct tt_vit_config {
     float attention_dropout;  /* default 0 */
     float mean[4], std[4];    /* mean and deviation of each channel; the model reads (pixel / 255 - mean) /
                                  std. Default 0.5 */
-    /* Set `resize` to resize images to another height and width in pixels; default 0: image_size; -1: not
-       resized. With resize_shortest only the shorter side gets that size, and the other keeps the proportion.
-       The middle image_size pixels are then cropped; a smaller image is padded with zeros. */
+    /* Set `resize` if images should be resized to another height and width in pixels before they are cropped;
+       default 0: image_size; -1: not resized. With resize_shortest only the shorter side gets that size, and
+       the other keeps the proportion. The middle image_size pixels are then cropped; a smaller image is
+       padded with zeros. */
     int resize;
     bool resize_shortest;
     tt_resample resample;     /* default TT_BILINEAR */
@@ -2168,8 +2288,7 @@ typedef struct tt_vit_layer { /* weights (out, in), biases (out), norms (hidden)
 typedef struct tt_vit {
     tt_context *ctx;
     tt_vit_config config;
-    /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
-    char activation[32], (*class_names)[64];
+    char (*class_names)[64];                /* (classes) class names of config.json's id2label, UTF-8 */
     bool torchvision;                       /* tt_vit_save writes torchvision's tensor names, as the loaded
                                                file had */
     tt_param *patch_w, *patch_b;            /* (hidden, channels, patch, patch), (hidden) */
@@ -2187,9 +2306,9 @@ tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
    single .safetensors file; config.json and preprocessor_config.json are read if the same folder has them.
    Tensors have the names of transformers (with or without "vit.") or of torchvision's vit_b_16 and so on.
    Without config.json the shapes of the tensors give the sizes (heads have 64 columns, in H/14 80).
-   image_size and classes 0 mean the checkpoint's. For another image_size, positions are interpolated
-   (bicubic, as transformers does), and `resize` changes in proportion. A classifier that is missing or of
-   another size starts with random weights, and the logger gets a warning. Every key of
+   image_size 0 and classes 0 stand for the checkpoint's numbers. For another image_size, positions are
+   interpolated (bicubic, as transformers does), and `resize` changes in proportion. A classifier that is
+   missing or of another size starts with random weights, and the logger gets a warning. Every key of
    preprocessor_config.json that changes pixels is followed as transformers' ViTImageProcessorPil does, or
    refused by name: a size as height and width or shortest_edge, the four filters of tt_resample, do_resize,
    do_center_crop with a crop_size, image_mean, image_std, do_normalize. Streaming and errors are those of
@@ -2234,8 +2353,9 @@ typedef struct tt_lm_config {
     float norm_eps, initializer_range;
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
     tt_rotary_options rotary; /* rotary positions of all kinds but "gpt2". `heads` is not read */
-    int end_token;            /* Set it in a new model to the id that ends a document, eos_token_id of
-                                 config.json; default -1: none. (For a loaded model see tt_lm.stop) */
+    int end_token;            /* Set it in a new model that learns where documents end: the id that ends a
+                                 document, eos_token_id of config.json; default -1: none. (For a loaded model
+                                 see tt_lm.stop) */
 } tt_lm_config;
 /* Returns transformers' default configuration of a kind: "gpt2" is GPT-2 of 124 million parameters; key_heads
    is 0 except for "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
@@ -2256,13 +2376,16 @@ typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden);
 
 /* Low-rank adapters (Hu et al., "LoRA: low-rank adaptation of large language models", 2021), like peft's. */
 typedef struct tt_lora_options {
-    const char *targets; /* Set it to the modules that get an adapter: patterns (as in tt_param_freeze) of
-                            their names, or of the ends of the names after a dot, separated by commas:
-                            "q_proj,v_proj"; default NULL: peft's choice (c_attn for "gpt2", query_key_value
-                            for "gpt_neox" and "falcon", else q_proj and v_proj) */
-    int rank;            /* Set it for larger or smaller adapters; default 8 */
-    float alpha;         /* Set it to scale the adapter's output by alpha / rank; default 8 */
-    float dropout;       /* Set it to drop some of the adapter's input in training; default 0 */
+    const char *targets; /* Set it to adapt other modules than peft does by default: patterns (as in
+                            tt_param_freeze) of their names, or of the ends of the names after a dot,
+                            separated by commas: "q_proj,v_proj"; default NULL: those of peft (c_attn for
+                            "gpt2", query_key_value for "gpt_neox" and "falcon", else q_proj and v_proj) */
+    int rank;            /* Set it higher if the adapters learn too little, and lower for smaller files;
+                            default 8 */
+    float alpha;         /* Set it, often to twice the rank, if another rank or recipe needs it: alpha / rank
+                            is the factor of the adapter's output; default 8 */
+    float dropout;       /* Set it, for example to 0.05, if the adapters overfit: the share of the adapter's
+                            input that is dropped in training; default 0 */
 } tt_lora_options;
 tt_lora_options tt_lora_options_default(void);
 typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* an adapter adds b (out, rank) times a (rank,
@@ -2271,7 +2394,6 @@ typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* an adapter adds
 typedef struct tt_lm {
     tt_context *ctx;
     tt_lm_config config;
-    char activation[32];
     tt_param *word, *position; /* (vocab, hidden), (max_positions, hidden) */
     tt_lm_layer *layer;
     tt_param *norm_w, *norm_b;
@@ -2301,17 +2423,17 @@ typedef struct tt_lm {
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
 /* Loads a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
    files that the index names, which must be in the folder. The function refuses, by name, a key of
-   config.json that asks for something unsupported (such as another rope_type), and a last product's weight
-   that differs from the embedding to which config.json ties it. The function sets m->stop, from
-   generation_config.json if the folder has that file. Tensors stream into place when a program allocates its
-   arena. */
+   config.json that asks for something unsupported (such as another rope_type), and a weight of the logits'
+   linear layer that differs from the embedding although config.json ties the two. The function sets m->stop,
+   from generation_config.json if the folder has that file. Tensors stream into place when a program allocates
+   its arena. */
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
-/* Writes config.json, model.safetensors and, if the model was loaded with one, generation_config.json into a
-   folder, which it creates if necessary, as transformers reads them. A model of more than shard_bytes becomes
-   several files of at most shard_bytes each, and their index. Each file is replaced as a whole. If a save of
-   several files is interrupted, some are still the old model's, and tt_lm_load refuses the folder. The
-   function refuses a folder that holds an adapter, because transformers would add the adapter to the model.
-   The function removes files of an older save that have other names. */
+/* Writes files that transformers reads into a folder, which the function creates if necessary: config.json,
+   model.safetensors and, if the model was loaded with one, generation_config.json. A model of more than
+   shard_bytes becomes several files of at most shard_bytes each, and their index. Each file is replaced as a
+   whole. If a save of several files is interrupted, some are still the old model's, and tt_lm_load refuses
+   the folder. The function refuses a folder that holds an adapter, because transformers would add the adapter
+   to the model. The function removes files of an older save that have other names. */
 tt_status tt_lm_save(const tt_lm *m, const char *folder);
 void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it closes */
 
@@ -2344,20 +2466,20 @@ tt_model tt_lm_model(const tt_lm *m);
    keys and values of earlier tokens in the planned arena. */
 typedef struct tt_generator tt_generator;
 typedef struct tt_generator_options {
-    int max_seqs;        /* Set it to answer more sequences at a time; default 1 */
-    int context;         /* Set it to limit the tokens of a prompt and its answer together; default 0: the
-                            model's max_positions, at most 2048 */
-    int max_tokens;      /* Set it to run more or fewer tokens of prompts at once, at least max_seqs; default
-                            256 */
-    /* Set it to change how the generator's program is compiled; default: tt_compile_options_default() with
-       `train` false, which is required.
-       `share`: set it to a program that trains the model (tt_trainer_program), and the generator uses its
-       parameters where they are stored, with that program's `parallel`, `memory`, offloaded parameters and
-       device. Make the generator before the first step. If the program has several ranks, data rank 0
-       generates; the other data ranks only send their shards of parameters to data rank 0 (zero 3). All
-       tensor ranks and stages take part. If there are several processes, each calls tt_generate with the same
-       arguments, and gets the same tokens. Without `share` a generator runs on one device and refuses a name
-       of several (TT_ERR_UNSUPPORTED). */
+    int max_seqs;        /* Set it higher to answer several prompts at a time; default 1 */
+    int context;         /* Set it lower to save memory, and higher for long texts: the tokens of a prompt and
+                            its answer together; default 0: the model's max_positions, at most 2048 */
+    int max_tokens;      /* Set it higher to read long prompts faster, and lower to save memory: the tokens of
+                            prompts that run at once, at least max_seqs; default 256 */
+    /* Set its fields to choose precision and device; default: tt_compile_options_default() with `train`
+       false, which is required.
+       `share`: set it to generate during a training, to the program that trains the model
+       (tt_trainer_program); the generator then uses its parameters where they are stored, with that program's
+       `parallel`, `memory`, offloaded parameters and device. Make the generator before the first step. If the
+       program has several ranks, data rank 0 generates; the other data ranks only send their shards of
+       parameters to data rank 0 (zero 3). All tensor ranks and stages take part. If there are several
+       processes, each calls tt_generate with the same arguments, and gets the same tokens. Without `share` a
+       generator runs on one device and refuses a name of several (TT_ERR_UNSUPPORTED). */
     tt_compile_options compile;
 } tt_generator_options;
 tt_generator_options tt_generator_options_default(void);
@@ -2368,24 +2490,27 @@ const tt_program *tt_generator_program(const tt_generator *g); /* returns the pr
                                                                   example for tt_program_plan */
 
 typedef struct tt_sampling {
-    int max_new;              /* Set it to limit how many tokens are added to a sequence; default 128 */
-    float temperature;        /* Set it to divide logits by another number; 0: always takes the likeliest
-                                 token; default 1 */
-    int top_k;                /* Set it to choose among the likeliest k tokens only; default 0: all */
-    float top_p;              /* Set it below 1 to choose among the fewest likely tokens whose probabilities
-                                 sum up to top_p; default 1: all. In (0, 1] (Holtzman et al., "The curious
-                                 case of neural text degeneration", 2020). top_p applies to the tokens that
-                                 top_k leaves */
-    float repetition_penalty; /* Set it above 1 to make tokens that already occurred less likely; default 1.
-                                 The penalty divides a positive logit and multiplies a negative logit (Keskar
-                                 et al., "CTRL", 2019). Above 0 */
-    uint64_t seed;            /* Set it for other random numbers: the same seed gives the same tokens; default
-                                 0 */
-    const int32_t *stop;      /* Set it to n_stop tokens, each of which ends a sequence and is then its last
-                                 token; default none */
+    int max_new;              /* Set it if answers should be longer or shorter: the largest number of tokens
+                                 that are added to a sequence; default 128 */
+    float temperature;        /* Set it below 1 for more likely and above 1 for more varied answers: logits
+                                 are divided by it; 0: always the likeliest token; default 1 */
+    int top_k;                /* Set it, for example to 50, if unlikely tokens spoil answers: only the
+                                 likeliest top_k tokens are chosen among; default 0: all */
+    float top_p;              /* Set it, for example to 0.9, if unlikely tokens spoil answers: only the fewest
+                                 likeliest tokens whose probabilities sum up to top_p are chosen among;
+                                 default 1: all. In (0, 1] (Holtzman et al., "The curious case of neural text
+                                 degeneration", 2020). top_p applies to the tokens that top_k leaves */
+    float repetition_penalty; /* Set it above 1, for example to 1.1, if answers repeat themselves: tokens that
+                                 already occurred become less likely; default 1. The penalty divides a
+                                 positive logit and multiplies a negative logit (Keskar et al., "CTRL", 2019).
+                                 Above 0 */
+    uint64_t seed;            /* Set it to get another answer to the same prompt: the same seed gives the same
+                                 tokens; default 0 */
+    const int32_t *stop;      /* Set it if answers should end at certain tokens: n_stop tokens, each of which
+                                 ends a sequence and is then its last token; default none */
     int n_stop;
-    /* Set it to receive each token as soon as the token is known; returning false ends the token's sequence;
-       default NULL. */
+    /* Set it to show answers while they grow: a function that receives each token as soon as the token is
+       known; returning false ends the token's sequence; default NULL. */
     bool (*token)(void *user, int seq, int32_t id);
     void *user;
 } tt_sampling;
@@ -2399,7 +2524,7 @@ tt_sampling tt_sampling_default(void);
    other sequences, but products of few rows may round differently from products of many. */
 tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
                       const tt_sampling *sampling, int32_t *out, int *count);
-/* Continues a text. put receives the bytes that the answer adds to the text, as they come, in whole
+/* Continues a text. `put` receives the bytes that the answer adds to the text, as they come, in whole
    characters; returning false ends the answer. k: the model's tokenizer; NULL: tokens are bytes, and 256 ends
    a document. The function does not read `token` and `user` of `sampling` (NULL: defaults). tt_lm.stop and
    the token that ends a document end the answer as well. A text without tokens is continued as a new
@@ -2414,21 +2539,41 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
 /* ------------------------------------------------------------------------------------------------ trainer */
 
 struct tt_train_options {
-    /* Set it to change how the trainer's programs are compiled; default: tt_compile_options_default() with
-       optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for tt_evaluate,
-       tt_forward and tt_predict only. Set `accumulate` if a step may have more micro-batches than there are
-       data ranks (tt_loader_accumulates). `share` must be NULL. */
+    /* Set its fields to choose precision, device, optimizer and memory; default: tt_compile_options_default()
+       with optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for
+       tt_evaluate, tt_forward and tt_predict only. Set `accumulate` if a step may have more micro-batches
+       than there are data ranks (tt_loader_accumulates). `share` must be NULL. */
     tt_compile_options compile;
-    tt_schedule schedule;            /* Set its total_steps (default 0), which is required; default: linear,
-                                        lr 5e-5, no warm-up */
-    /* Set them to change the cross-entropy that trains classifiers and language models
-       (tt_cross_entropy_options); default 0 and NULL. Evaluations use neither. class_weights (one for each
-       class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means. With
-       TT_TASK_LABELS class_weights are the positive weights of the labels, and smoothing is refused. A model
-       of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
-       ones. */
+    tt_schedule schedule;            /* Set its total_steps, which every kind but TT_CONSTANT needs, and its
+                                        other fields if your recipe has another learning rate; default:
+                                        linear, lr 5e-5, no warm-up, total_steps 0 */
+    /* Set label_smoothing, for example to 0.1, if a model is too sure of wrong answers, and class_weights if
+       some classes are rare but matter as much as others: both change the cross-entropy that trains
+       classifiers and language models (tt_cross_entropy_options); default 0 and NULL. Evaluations use
+       neither. class_weights (one for each class; copied) are for classifiers; the loss and the accuracy of a
+       step are then weighted means. With TT_TASK_LABELS class_weights are the positive weights of the labels,
+       and smoothing is refused. A model of your own reads them in an f32 input "class_weights" of (1,
+       classes); in an evaluation they are ones. */
     float label_smoothing;
     const float *class_weights;
+    /* Set it lower if embeddings of similar texts should be farther apart, and higher if training is
+       unstable: the temperature of the contrastive loss (tt_contrastive_loss), above 0; default 0.05, as in
+       sentence-transformers. */
+    float temperature;
+    /* Set it if the contrastive loss should have the negatives of the whole step, and not of a micro-batch
+       alone: the number of sequences of the largest step (tt_loader_options.batch times the 2 or 3 texts of
+       an example); default 0. The gradients are those of one large micro-batch (Gao et al., "Scaling deep
+       contrastive learning batch size under memory limited setup", 2021), for one more forward of each
+       micro-batch and memory for the embeddings. The trainer sets compile.accumulate. Not with loss scaling,
+       pipelines and several processes. Validations have the negatives of a micro-batch. */
+    int step_seqs;
+    /* Set it to compute the part of the model that depends on frozen parameters alone (tt_param_freeze) once
+       for each example, without dropout; default false. tt_fit computes its results, the features, before the
+       first step, keeps them in the host's memory (tt_trainer_feature_bytes), and then trains and validates
+       the rest of the model from them. Each epoch must have the examples of epoch 0, unchanged, and batches
+       must have an index (tt_batch.index). Predictions, tt_evaluate and files are as without the option.
+       tt_train_batch is refused, and so are several processes. */
+    bool features_once;
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
@@ -2462,6 +2607,9 @@ int64_t tt_trainer_saved_steps(const tt_trainer *t);
 /* Returns the bytes of the tensors in a state of this trainer, and in *parameters (may be NULL) the bytes of
    the trained parameters among them. Returns 0 if the trainer does not train, or when out of memory. */
 size_t tt_trainer_state_bytes(const tt_trainer *t, size_t *parameters);
+/* Returns the bytes of the host's memory that tt_fit needs for the features of a source's examples
+   (features_once). Reads epoch 0 of the source. Returns 0 without the option, or after an error. */
+size_t tt_trainer_feature_bytes(tt_trainer *t, const tt_source *source);
 /* Returns the learning rate of the next step: the schedule at tt_trainer_steps, which a skipped step does not
    advance. */
 float tt_trainer_lr(const tt_trainer *t);
@@ -2524,12 +2672,13 @@ typedef struct tt_progress {
     int64_t epoch, step;          /* the epoch and the step to train next */
     double loss_sum, targets, correct; /* sums of losses, targets and right predictions over the epoch so
                                           far */
-    double best, best_loss;       /* the best validation so far: the value that tt_fit_options.best_by
-                                     compares, and the loss */
+    double best, best_loss;       /* the best validation so far. best: the value that tt_fit_options.best_by
+                                     compares; best_loss: the loss */
     uint64_t best_by;             /* hash of the name of the value in `best`; 0: unknown */
     int64_t validated, worse;     /* validated: steps of all epochs, skipped ones included, before the last
                                      validation; worse: validations since the best validation */
-    uint64_t classes, data;       /* hash of the class names, hash of the examples; see tt_fit; 0: none */
+    uint64_t classes, data;       /* classes: hash of the class names; data: hash of the examples; see tt_fit;
+                                     0: none */
 } tt_progress;
 
 /* Save and load the state of the training program (tt_program_save, tt_program_load), with the progress
@@ -2540,7 +2689,7 @@ tt_status tt_trainer_load(tt_trainer *t, const char *path, tt_progress *progress
 /* Progress of tt_fit, after each step and each validation. */
 typedef struct tt_fit_event {
     int64_t epoch, epochs;         /* epoch counts from 0 */
-    int64_t step, steps;           /* steps done in this epoch; steps of an epoch */
+    int64_t step, steps;           /* step: steps done in this epoch; steps: steps of an epoch */
     double loss;                   /* mean loss over the targets of this epoch so far */
     const char *metric_name;       /* the metric of best_by, or else the model's first; NULL: no metric,
                                       or only validations have it */
@@ -2562,30 +2711,42 @@ typedef struct tt_fit_event {
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
-    int64_t epochs;                /* Set it to train for more epochs; default 1 */
-    const char *folder;            /* Set it to write state.safetensors, metrics.csv and loss.svg (see tt_fit)
-                                      into this folder, created if necessary; default NULL: no files */
-    bool resume;                   /* Set it to resume from the state in folder; default false: a folder that
-                                      holds a state is refused */
-    double save_seconds;           /* Set it to change how many seconds pass between saves within an epoch;
+    int64_t epochs;                /* Set it if one pass over the data is not enough: the number of epochs;
+                                      default 1 */
+    const char *folder;            /* Set it to be able to resume a run and to see its course: the folder,
+                                      created if necessary, for state.safetensors, metrics.csv and loss.svg
+                                      (see tt_fit); default NULL: no files */
+    bool resume;                   /* Set it to continue a run that was stopped or killed, from the state in
+                                      folder; default false: a folder that holds a state is refused */
+    double save_seconds;           /* Set it lower if a run that is killed must not lose five minutes of work,
+                                      and higher if saving takes long: seconds between saves within an epoch;
                                       the state is also saved after each epoch; default 300 */
-    int64_t validate_steps;        /* Set it to a number of steps after which the run validates and saves, in
-                                      addition to the end of each epoch; steps of all epochs count; without
-                                      validation the run only saves; default 0 */
-    int64_t patience;              /* Set it to end the run after a number of validations in a row that are no
-                                      better than the best one; needs validation; default 0: never */
-    const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
-                                      current step or batch of validation; a signal handler may set the
-                                      variable (sig_atomic_t); default NULL */
-    const char *best_by;           /* Set it to choose how validations are compared: by "loss", or by the name
-                                      of a metric of the model, and then by the loss; default NULL: the first
-                                      metric, or else the loss */
-    /* Set it to a function that saves the model; default NULL. tt_fit calls it after a
+    int64_t validate_steps;        /* Set it if epochs are long: the number of steps after which the run
+                                      validates and saves, in addition to the end of each epoch; steps of all
+                                      epochs count; without validation the run only saves; default 0: at the
+                                      end of an epoch only */
+    int64_t keep_states;           /* Set it if you may want to go back to an earlier state: the states of the
+                                      last validations, this many, stay as state-STEP.safetensors with the
+                                      number of the step; a run resumes from such a state that is copied to
+                                      state.safetensors. Default 0: none */
+    int64_t patience;              /* Set it to end a run that no longer improves: the number of validations
+                                      in a row that are no better than the best one; needs validation; default
+                                      0: never */
+    const volatile int *stop;      /* Set it if a signal or another thread should be able to stop the run: a
+                                      variable that stops the run when it is not 0, after the current step or
+                                      batch of validation; a signal handler may set the variable
+                                      (sig_atomic_t); default NULL */
+    const char *best_by;           /* Set it if the best model is not the one with the best first metric:
+                                      validations are compared by "loss", or by the name of a metric of the
+                                      model, and then by the loss; default NULL: the first metric, or else the
+                                      loss */
+    /* Set it to save the best model: a function that saves the model; default NULL. tt_fit calls it after a
        validation that is the best so far, or, without validation, after every epoch. The folder then holds a
        state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
        fails, and a resumed run calls `keep` a second time after this validation. */
     tt_status (*keep)(void *user);
-    /* Set it to receive an event after each step and each validation; default NULL. */
+    /* Set it to show the progress of a run: a function that receives an event after each step and each
+       validation; default NULL. */
     void (*report)(void *user, const tt_fit_event *event);
     void *user; /* argument of `keep` and `report` */
 } tt_fit_options;
@@ -2604,7 +2765,7 @@ tt_fit_options tt_fit_options_default(void);
    continues from an earlier state. The loss has diverged if the mean of the last 4 steps is more than ten
    times the loss of the first step and exceeds it by more than 1. While the loss has diverged, states are
    written to state.diverged.safetensors beside the last good state.safetensors. A resumed run continues from
-   the newer of the two; remove the first to continue from the second.
+   the newer of the two files; remove state.diverged.safetensors to continue from state.safetensors.
    tt_fit refuses a run before its first step if the disk has no room for its states, or if its plan needs
    more memory than the machine can give.
    No other run can use the folder meanwhile: the folder holds run.lock, which is removed at the end. The
@@ -2632,7 +2793,8 @@ tt_fit_options tt_fit_options_default(void);
      seconds      duration of the step, including the wait for its data, or of the validation; without saving
      tokens_per_second, or images_per_second and so on, by the model's unit: over these seconds
    loss.svg draws loss, metric and learning rate over the steps. Both files are written whenever the state is.
-   A resumed run keeps the lines up to its state; a metrics.csv with other columns is refused. */
+   A resumed run keeps the lines up to its state. Columns that an older metrics.csv lacks are empty in these
+   lines, and the logger gets a warning; a metrics.csv with a column that the run lacks is refused. */
 tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
                  bool *finished);
 
@@ -2766,10 +2928,10 @@ typedef enum tt__segment {
 
 /* Ranks: devices that run one program together, each on its shards of the tensors. The ranks form a grid of
    stages, data ranks and tensor ranks. Rank number = (stage * data ranks + data rank) * tensor ranks + tensor
-   rank. A collective runs on all ranks of one line of the grid, the collective's members, which are numbered
-   in the order of ranks, except that stages are numbered from the last to the first. TIED (a parameter that
-   two stages share): the members are the ranks at the same place of these stages, `from` and `to`. SLOTS: the
-   members are the slots of one storage (tt__tape_value.slots). */
+   rank. A collective runs on all ranks of one line of the grid: its members. Members are numbered in the
+   order of their ranks, but in a collective over stages from the last stage to the first. TIED (a parameter
+   that two stages share): the members are the ranks at the same place of these stages, `from` and `to`.
+   SLOTS: the members are the slots of one storage (tt__tape_value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
@@ -2780,8 +2942,8 @@ typedef struct tt__move {
     tt__reduce reduce;
     int64_t unit;       /* elements that stay together: shards are whole units                              */
     bool root;          /* member 0's shard is the whole tensor, other shards are empty                     */
-    int from, to;       /* numbers of the members that send and receive. A RECV over stages has no operand:
-                           the sent value is on another tape */
+    int from, to;       /* from: number of the member that sends; to: number of the member that receives. A
+                           RECV over stages has no operand: the sent value is on another tape */
 } tt__move;
 
 /* Computes the shard that `member` of `members` has of a tensor: elements [*first, *first + count) of its
@@ -2835,7 +2997,8 @@ typedef struct tt__instr {
        partial sums: only tensor rank 0 is launched with these operands. */
     uint32_t once;
     int slot;           /* 1 + number of the instruction's slot of gradients; 0: none                       */
-    size_t workspace;   /* bytes of scratch memory of the instruction, and this memory's place in the arena */
+    size_t workspace;   /* bytes of scratch memory of the instruction; workspace_place: place of this memory
+                           in the arena */
     size_t workspace_place;
 } tt__instr;
 
@@ -2869,16 +3032,18 @@ typedef struct tt__instr {
 #define TT__MOVES 0x10000    /* out[0] is in[0], a part of in[0], in[0] times a factor, or a sum with in[0] */
 #define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                          */
 /* The backward may recompute out[0] instead of saving it. CHEAP: if in[0], or a shard of in[0], is saved
-   anyway. CHEAP_ATTENTION: under the same condition, if recompute is "attention". CHEAP_KEPT: if in[0] is an
+   anyway. CHEAP_ATTENTION: on the condition of CHEAP, if recompute is "attention". CHEAP_KEPT: if in[0] is an
    input or a parameter. */
 #define TT__CHEAP 0x40000
 #define TT__CHEAP_ATTENTION 0x80000
 #define TT__CHEAP_KEPT (TT__CHEAP | TT__CHEAP_ATTENTION)
-/* Row r of out[0] depends only on row r of the operands in `slots`: bit k is for operand k, k < 4. */
+/* Row r of out[0] depends on row r alone of each operand in `slots`. Bit k of `slots` stands for operand k, 0
+   to 3. */
 #define TT__BY_ROW(slots) ((slots) << 20)
 /* Each of the next three flags holds the number of an operand; 0: none. WEIGHT: a matrix that a product may
    round while reading it (attr.narrow). RESIDUAL: a summand, added to all else that out[0] is computed from.
-   NUMBERS: i32 (rows, 1), the batch's rows that out[0] has, if out[0] lacks some (tt__pass_rows). */
+   NUMBERS: i32 (rows, 1), for each row of out[0] its number in the batch, if out[0] lacks some of the batch's
+   rows (tt__pass_rows). */
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
@@ -2887,8 +3052,8 @@ typedef struct tt__instr {
    outputs, and only if the device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-/* Numbers of operands of losses, and of the output that has a loss's counts. TOTAL: the operand that
-   tt_loss_total sets. */
+/* The numbers of three operands of losses, and the number of the output that has a loss's counts. TOTAL: the
+   operand that tt_loss_total sets. */
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_COUNTS = 2 };
 
 #define TT__OPS(X) \
@@ -3025,7 +3190,8 @@ enum {
 /* Settings of a step, which the host writes before it runs a segment. */
 typedef struct tt__step_settings {
     uint64_t seed;
-    int64_t step, micro;    /* optimizer steps done so far; number of the micro-batch in this step          */
+    int64_t step, micro;    /* step: optimizer steps done so far; micro: number of the micro-batch in this
+                               step */
     float lr;
     double loss_norm;       /* divisor of gradients while the number of targets is unknown (accumulation) */
 } tt__step_settings;
@@ -3039,8 +3205,8 @@ typedef struct tt__scale_state {
                                    all steps without an update */
 } tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
-typedef struct tt__clipped { /* the gradient's norm (not finite: no parameter was changed), and the factor
-                                that updates apply to gradients */
+typedef struct tt__clipped { /* norm: the gradient's norm; if it is not finite, no parameter was changed.
+                                factor: the factor that updates apply to gradients */
     float norm, factor;
 } tt__clipped;
 typedef struct tt__results { tt__totals totals; tt__scale_state scale; tt__clipped clipped; } tt__results;
@@ -3075,8 +3241,8 @@ typedef struct tt__launch {
     const tt__mat *peer_in, *peer_out;
     /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
        holds what tt__backend.stage copied from member k (NULL: kernels can load from it). Only elements
-       [from, from + max) of each shard are processed. staged NULL: all elements, from peer_in and
-       peer_out. */
+       [from, from + max) of each shard are processed. If `staged` is NULL, all elements are processed, from
+       peer_in and peer_out. */
     void *const *staged;
     int64_t from, max;
     void *workspace;        /* scratch memory of tt__device_kind.workspace bytes */
@@ -3129,11 +3295,12 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
    dropped. A rate above 0 gives a threshold of at least 1. */
 #define TT__ATTENTION_DROP(p) ((p) * 256.0f < 0.5f ? (p) > 0 : (int32_t)((p) * 256.0f + 0.5f))
 
-/* Computes the masks with which a kernel compares 16 random numbers of 8 bits, one draw of Philox, with the
-   threshold `drop` at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The kernel compares from
-   bit 0 to bit 7. The word `kept` has a bit for each number: whether the number's bits so far are at least
-   the threshold's. If the threshold has a bit, a number must have this bit and be kept before; if not, one of
-   the two is enough. A word x gives kept = (x & kept) | (either & (x | kept)), first for the lower halves of
+/* Computes the masks with which a kernel compares 16 random numbers of 8 bits (one draw of Philox) with the
+   threshold `drop`, all at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The kernel goes
+   from bit 0 to bit 7. Its word `kept` has a bit for each number: whether the number's bits seen so far are
+   at least those of the threshold. If bit b of the threshold is 1, a number stays in `kept` only if its bit b
+   is 1, too. If bit b of the threshold is 0, a number is in `kept` if it was before or if its bit b is 1. For
+   a word x of random bits this is `kept = (x & kept) | (either & (x | kept))`, first for the lower halves of
    the words, then for the higher. */
 static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 {
@@ -3212,8 +3379,9 @@ static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype d
     return (bytes + TT__CUDA_ALIGN - 1) / TT__CUDA_ALIGN * TT__CUDA_ALIGN;
 }
 
-/* Returns the bytes of scratch memory for padded copies of a product's operands and result; 0: all are even.
-   The product computes `result`, one of x (rows, in), w (out, in) and y (rows, out), from the other two. */
+/* Returns the bytes of scratch memory for padded copies of a product's operands and result; 0 if none needs
+   padding. The product computes `result`, one of x (rows, in), w (out, in) and y (rows, out), from the other
+   two. */
 static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, const tt__mat *y,
                                             const tt__mat *result)
 {
@@ -3258,9 +3426,9 @@ static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat 
     return rows * q->cols * 4;
 }
 
-/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 * (head +
-   1) / n. For any other number of heads, n is the largest power of two below it: the first n heads have the
-   slopes of n heads, the others have every second slope of 2 * n heads. */
+/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, the result is -8 *
+   (head + 1) / n. For any other number of heads, n is the largest power of two below that number: the first n
+   heads have the slopes of n heads, the others have every second slope of 2 * n heads. */
 static inline double tt__alibi_exponent(int head, int heads)
 {
     int n = 1;
@@ -3271,14 +3439,14 @@ static inline double tt__alibi_exponent(int head, int heads)
 /* ==== src/backend/functions.h */
 /* ------------------------------------------------------------------------------------- a backend's functions
    Pointers called `memory` point to the device's memory: only the backend reads and writes through them.
-   launch and stage use the stream of their instruction, all other functions the stream of computation. A
-   stream does its work in the order of the calls, possibly after the calls return. read and wait return only
-   when their work is done. A function that fails returns a status or NULL, and error() says why in a
+   `launch` and `stage` use the stream of their instruction, all other functions the stream of computation. A
+   stream does its work in the order of the calls, possibly after the calls return. `read` and `wait` return
+   only when their work is done. A function that fails returns a status or NULL, and error() says why in a
    sentence. One thread uses a device at a time. */
 
-/* Streams of a device run in parallel; only mark and after order their work. There is a stream for
-   computation, one for copies to the host's memory, one for copies from the host's memory and one for
-   collectives. TT__HOST_STREAM is not a stream: the host waits for an event. */
+/* Streams of a device run in parallel; only `mark` and `after` order the work of different streams. There is
+   a stream for computation, one for copies to the host's memory, one for copies from the host's memory and
+   one for collectives. TT__HOST_STREAM is not a stream: the host waits for an event. */
 enum {
     TT__HOST_STREAM = -1, TT__COMPUTE_STREAM, TT__OUT_STREAM, TT__IN_STREAM, TT__RANKS_STREAM, TT__STREAMS
 };
@@ -3293,7 +3461,7 @@ typedef struct tt__backend {
     void (*release)(tt__device *d, void *memory);
     /* Allocates memory that moves between the device and the host as it is used. *available receives the
        bytes that the device had free; without `beyond` the function refuses to allocate more than those
-       bytes. allocate_managed, keep and prefetch are NULL if the device has no such memory. */
+       bytes. `allocate_managed`, `keep` and `prefetch` are NULL if the device has no such memory. */
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
     tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks the device to keep the bytes in its
                                                                      memory */
@@ -3312,30 +3480,30 @@ typedef struct tt__backend {
                       uint64_t key);
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
-    /* mark makes `event` stand for all work that the stream was given so far. If *event is NULL, mark first
-       creates the event, which release_event frees. after makes all later work of the stream wait for
-       `event`; with TT__HOST_STREAM the caller waits. */
+    /* `mark` makes *event stand for all work that the stream was given so far. If *event is NULL, `mark`
+       first creates the event, which `release_event` frees. `after` makes all later work of the stream wait
+       for `event`; with TT__HOST_STREAM the caller waits. */
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* Launches n instructions. n is 1; or the instructions have one op and stream and are independent, and
-       the device may run them at once or, if they have a workspace, one after another. Or n is 2, and the
-       second instruction, of another op, reads result 0 of the first: dropout and a norm, or a norm's
-       backward and dropout. The device may fuse the two if no result of the second is stored over an operand
-       of the first. */
+    /* Launches n instructions. n may be 1. Or the n instructions have one op and one stream and are
+       independent: the device may run them at once or, if they have a workspace, one after another. Or n is
+       2, and the second instruction, of another op, reads result 0 of the first: dropout and a norm, or a
+       norm's backward and dropout. The device may fuse the two if no result of the second is stored over an
+       operand of the first. */
     tt_status (*launch)(const tt__launch *l, int n);
     /* The next four functions record and replay launches. Launches after `capture` are recorded, not run.
-       captured ends the recording and returns it; NULL: recording failed, and nothing is left to forget.
-       replay runs a recording any number of times, until forget. In a recording, the stream of computation
-       gets the first work, and in the end waits for all work of the other streams. All four functions are
-       NULL if the device cannot record. */
+       `captured` ends the recording and returns it. If recording failed, `captured` returns NULL, and nothing
+       is left for `forget`. `replay` runs a recording any number of times, until `forget` frees it. In a
+       recording, the stream of computation gets the first work, and in the end waits for all work of the
+       other streams. All four functions are NULL if the device cannot record. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
     void (*forget)(tt__device *d, void *recording);
-    /* Returns NULL if the backend, or device number `index` if it exists, can run an instruction; else the
-       reason why not, in words that end an error message. The operands of `l` have their full capacity and no
-       data; no device need be open. */
+    /* Returns NULL if device number `index` can run an instruction or, if there is no such device, if the
+       backend can. Otherwise returns the reason why not, in words that end an error message. The operands of
+       `l` have their full capacity and no data; no device need be open. */
     const char *(*refuses)(int index, const tt__launch *l);
     /* Writes the text that tt_device_text returns. Device number `index` need not exist. */
     void (*describe)(tt_context *ctx, int index, char *to, size_t capacity);
@@ -3353,8 +3521,8 @@ typedef struct tt__backend {
     /* Finds the matrix products that launches of one op need. If `times`, measures, for each product that has
        no measurement yet, all ways to compute it, in memory that is freed again, and keeps the fastest way
        for launches that are `tuned`. A measurement also serves equal products with other numbers of rows.
-       *untimed grows by the number of products for which memory does not suffice. tune, tuned_text and learn
-       are NULL if the device has only one way to compute a product. */
+       *untimed grows by the number of products for which memory does not suffice. `tune`, `tuned_text` and
+       `learn` are NULL if the device has only one way to compute a product. */
     tt_status (*tune)(const tt__launch *l, int n, bool times, int *untimed);
     /* Writes the device's choices to `to`, a line of text for each product, and returns the length of the
        whole text, even if `to` is too small. */
@@ -3397,7 +3565,7 @@ extern const tt__backend tt__cuda_backend; /* defined in tinytrain_cuda.cu      
 #ifdef __cplusplus /* C has no other casts */
 #pragma GCC diagnostic ignored "-Wold-style-cast"
 #endif
-#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* each half leaves some helpers unused */
+#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* a part of the code leaves helpers unused */
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 
@@ -3442,7 +3610,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include <time.h>
 #include <unistd.h>
 #ifdef TINYTRAIN_MPI
-#define OMPI_SKIP_MPICXX 1 /* leaves out the C++ bindings of old versions, which cause warnings */
+#define OMPI_SKIP_MPICXX 1 /* leaves out the C++ bindings of old MPI libraries, which cause warnings */
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 #ifdef OPEN_MPI
@@ -3524,8 +3692,8 @@ static bool tt__match(const char *pattern, const char *name)
 
 typedef struct tt__pool tt__pool;
 typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see src/cpu/ */
-/* How the CPU's kernels multiply bf16 matrices: converted to fp32, by dot-product instructions, or by Intel
-   AMX. tt_context_options.bf16 forces one. */
+/* The way in which the CPU's kernels multiply bf16 matrices: after conversion to fp32, by dot-product
+   instructions, or by the tiles of Intel AMX. tt_context_options.bf16 can demand one of the ways. */
 typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16;
 
 /* The CPU as a device: the threads that run its kernels, and the kernels' instruction set. */
@@ -3545,7 +3713,8 @@ struct tt_context {
     char error[TT__ERROR];
     size_t allocated;
     pthread_mutex_t mutex; /* guards the allocator, `allocated` and the fields about errors */
-    bool late;             /* set by tests: the CPU does other streams' work only when a WAIT runs */
+    bool late;             /* set by tests: the CPU postpones work on streams other than the compute stream
+                              until a WAIT for that work runs */
     bool apart;            /* set by tests: device "cpu" has its own memory, as GPUs have */
     bool ranks_run;        /* several ranks run: only the first of their errors is kept */
     bool rank_failed;      /* an error was recorded since the ranks began to run */
@@ -3556,12 +3725,12 @@ struct tt_context {
                               instruction's number */
     tt__cpu cpu;           /* device "cpu", set up by the options */
     struct tt__device_group *device_groups; /* list of the device groups that have programs */
-    struct tt__net *net;   /* the other processes; NULL: there are none */
+    struct tt__net *net;   /* the link to the run's other processes; NULL: there are none */
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* number of tapes made so far */
-    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error; "":
-                               none */
+    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error, or "" if
+                               none failed */
     uint32_t *param_slots, n_param_slots; /* hash table of parameter names (tt__param_slot). An entry is 1 +
                                              the parameter's index; 0: free */
     bool writes_nothing;   /* this process writes no files; the first process writes all files */
@@ -3590,9 +3759,10 @@ static bool tt__is_option(const char *field, size_t n)
     return k < TT__COUNT(fields);
 }
 
-/* Copies a message. {FIELD} and {FIELD VALUE}, where TT__OPTIONS has FIELD, become FIELD VALUE or, if
-   tt_context_options.wording has a name for FIELD, that name and VALUE without quotes and "=". Other text in
-   braces is copied unchanged. */
+/* Copies an error message, and names the options in the message as the user's program does. The message has
+   an option of TT__OPTIONS as "{FIELD VALUE}", for example "{batch = 8}". The copy has no braces. If
+   tt_context_options.wording has a name for FIELD, such as "--batch", the name replaces FIELD, and quotes and
+   "=" are left out of VALUE. Other text in braces is copied unchanged. */
 static void tt__name_options(const tt_context *ctx, const char *from, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};
@@ -3613,8 +3783,9 @@ static void tt__name_options(const tt_context *ctx, const char *from, char *to, 
     }
 }
 
-/* Records the sentence that tt_error() returns, and returns `status`. Names options by tt__name_options.
-   While several ranks run, keeps the first of their errors. */
+/* Records the sentence that tt_error() returns, and returns `status`. In the sentence, tt__name_options
+   replaces the names of options by those of the user's program. While several ranks run, keeps the first of
+   their errors. */
 TT_PRINTF(3, 4)
 static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
 {
@@ -3972,10 +4143,10 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
     return failed == 0;
 }
 
-/* A function that does one task. A pool runs the function for `count` tasks on all threads, the caller
-   included. In each call a thread begins with its own slice of the tasks, whose data may still be in the
-   thread's cache; then it helps with the slices of other threads. Results must depend on the task only, not
-   on the thread or the number of threads. Idle workers sleep. */
+/* A function that does one task. tt__run_tasks runs the function once for each task of a call, on all threads
+   of the pool, the caller included. In each call a thread begins with its own slice of the tasks, whose data
+   may still be in the thread's cache; then the thread helps with the slices of other threads. Results must
+   depend on the task only, not on the thread or the number of threads. Idle workers sleep. */
 typedef void (*tt__task_function)(void *arg, int64_t task, int thread);
 
 typedef struct tt__worker {
@@ -4133,7 +4304,7 @@ static double tt__quota_in(const char *folder)
         FILE *f = fopen(path, "r");
         if (!f) continue;
         int read = fscanf(f, k == 0 ? "%lf %lf" : "%lf", &value[at], &value[1]);
-        if (read < 1) value[at] = 0; /* the file holds the word "max" */
+        if (read < 1) value[at] = 0; /* the file holds the word "max": there is no quota */
         fclose(f);
     }
     for (int k = 0; k < 4; k += 2)
@@ -4152,7 +4323,8 @@ static void tt__each_group(const char *root, const char *controller,
     if (snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) >= (int)sizeof folder) return;
     FILE *f = fopen(folder, "r");
     if (!f) return;
-    while (fgets(line, sizeof line, f)) { /* a line is number:controllers:/path, in version 2 number::/path */
+    while (fgets(line, sizeof line, f)) { /* a line is `number:controllers:/path`, in version 2
+                                             `number::/path` */
         char *controllers = strchr(line, ':'), *group = controllers ? strchr(++controllers, ':') : NULL;
         if (!group) continue;
         *group++ = 0;
@@ -4188,7 +4360,8 @@ static double tt__cgroup_quota(const char *root)
     return quota;
 }
 
-/* Returns the number after `key` in the first line of folder/file that begins with `key`; -1 if none does. */
+/* Returns the number after `key` in the first line of folder/file that begins with `key`; -1 if no line
+   begins with `key` and a number. */
 static double tt__number_in(const char *folder, const char *file, const char *key)
 {
     char path[8192], line[256], *end;
@@ -4206,9 +4379,9 @@ static double tt__number_in(const char *folder, const char *file, const char *ke
     return n;
 }
 
-/* Memory that the process may still allocate. bytes: the bytes that the tightest limit leaves. limit: that
-   limit in bytes. of: that limit's name for messages. group_limit: the smallest limit of the control groups
-   in bytes. swap: bytes of free swap space. */
+/* Memory that the process may still allocate. bytes: the bytes that the tightest limit leaves. limit: the
+   tightest limit in bytes. of: the name of the tightest limit, for messages. group_limit: the smallest limit
+   of the control groups in bytes. swap: bytes of free swap space. */
 typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
 
 static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
@@ -4379,7 +4552,7 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
     int error = 0;
     if (!folder) return false;
     for (struct dirent *entry;;) {
-        errno = 0; /* errno then tells an error of readdir from the end of the folder */
+        errno = 0; /* so that errno tells whether readdir failed or the folder has no more entries */
         if (!(entry = readdir(folder))) { error = errno; break; }
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         if (!each(arg, entry->d_name)) break;
@@ -4389,9 +4562,9 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
     return error == 0;
 }
 
-/* Locks the file `path` with flock, which drops the lock when the process ends in any way, and writes `text`
-   to it. If the previous holder removes the file between open and flock, the locked file no longer has the
-   name `path`. The loop then tries again with a new file. */
+/* Locks the file `path` with flock, and writes `text` to the file. The system drops the lock when the process
+   ends in any way. If the previous holder removes the file between open and flock, the locked file no longer
+   has the name `path`. The loop then tries again with a new file. */
 static void *tt__posix_lock(void *user, const char *path, const char *text, bool *held)
 {
     *held = false;
@@ -4471,8 +4644,8 @@ static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, 
     return TT_ERR_FILE;
 }
 
-/* Reads the n bytes at `offset` of an open file. The caller has checked the range against the size at
-   opening, so a shorter file has been cut off since. */
+/* Reads the n bytes at `offset` of an open file. The caller has checked that the file had these bytes when it
+   was opened, so a file that ends earlier has been cut off since. */
 static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, uint64_t offset, void *to,
                                size_t n)
 {
@@ -4606,7 +4779,7 @@ static tt_status tt__writer_end(tt__writer *w)
     return w->status;
 }
 
-/* Returns whether heapsort puts item a before item b. The function must be a strict total order. Heapsort
+/* Returns whether heapsort puts item a before item b. The function must define a strict total order. Heapsort
    needs no memory and takes n log n steps for any input. */
 typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
 
@@ -4693,8 +4866,8 @@ typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
 typedef enum tt__split { TT__WHOLE, TT__ROWS, TT__COLS, TT__PARTIAL, TT__ZEROS } tt__split;
 /* Shard of a tensor that a value or a placement has. Over the tensor ranks: `split` is WHOLE, ROWS or COLS,
    and the shape counts the elements of one rank. A view may be a rank's shard of the rows of a replicated
-   storage. Over the data ranks: if `unit` is not 0, tt__shard computes the shard from the tensor's number of
-   elements `of`, `unit` and `root`, and the shape is (1, elements of the largest shard). */
+   storage. Over the data ranks: `of` is the number of elements of the tensor. If `unit` is not 0, tt__shard
+   computes the shard from `of`, `unit` and `root`, and the shape is (1, elements of the largest shard). */
 typedef struct tt__part {
     tt__split split;
     bool root;          /* member 0 has the whole tensor (see tt__shard) */
@@ -4715,8 +4888,8 @@ typedef struct tt__tape_value {
     tt__space space;
     tt__part part;
     /* slots: number of slots of a storage, which are stored one after another; each slot has the gradients of
-       one leaf of the tree of sums (src/ranks/threads.h). 0: one slot. slot: 1 + number of the slot of a
-       view; 0: the slot of the micro-batch that runs. */
+       one leaf of the tree of sums (src/ranks/threads.h). 0: one slot. slot: of a view, 1 + the number of its
+       slot; 0: the slot of the micro-batch that runs. */
     int32_t slots, slot;
     bool host_copy;        /* temporary host copy of a device storage, for an update in host memory */
     /* Fields of a pipeline stage's storages. saved: the contents are saved from the forward of a micro-batch
@@ -4745,8 +4918,9 @@ typedef struct tt__tape_value {
     bool needs_grad;    /* the value depends on a trainable parameter */
     int32_t grad;       /* number of the value that holds the gradient; 0: none yet */
     /* Set by tt__index. producer: 1 + the first instruction that writes the value; 0: none. The other fields
-       count over a base and its views together. uses: operands that read it. writes: results that write it.
-       views: its views. reader, writer: the last instruction that reads it, and the last that writes it. */
+       are for a storage, that is, for a base and its views together. uses: number of operands that read the
+       storage. writes: number of results that write the storage. views: number of views. reader: the last
+       instruction that reads the storage. writer: the last instruction that writes the storage. */
     int32_t producer, uses, writes, views, reader, writer;
     int32_t after;     /* of a persistent storage: the storage, of a higher number, that must be placed
                           directly after it; 0: none */
@@ -4776,8 +4950,9 @@ struct tt_tape {
     bool accumulate;                                /* a step may have several micro-batches, on one rank or
                                                        on several */
     bool by_totals;                                 /* all losses have a total (tt_loss_total) */
-    int data, slots;                                /* number of data ranks; number of leaves of the tree of
-                                                       sums (src/ranks/threads.h) on each data rank */
+    int data, slots;                                /* data: number of data ranks; slots: number of leaves of
+                                                       the tree of sums (src/ranks/threads.h) on each data
+                                                       rank */
     int zero;                                       /* tt_parallel.zero */
     bool unverified;                                /* the verifier skips this tape, which only serves an
                                                        estimate */
@@ -4787,14 +4962,15 @@ struct tt_tape {
     bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
                                                        summed over ranks after each micro-batch, see
                                                        src/ranks/threads.h */
-    int stages, stage;                              /* number of pipeline stages; number of this tape's stage,
-                                                       from 0. Both are 0 without a pipeline */
+    int stages, stage;                              /* stages: number of pipeline stages; stage: number of
+                                                       this tape's stage, from 0. Both fields are 0 without a
+                                                       pipeline */
     int tensor;                                     /* number of tensor ranks; 0 and 1 mean one */
     /* Values of the step's settings and results. `totals`, `scale` and `clipped` are views of `results`:
        tt__totals, tt__scale_state, tt__clipped. 0: none. */
     int32_t run, results, totals, scale, clipped;
-    int32_t counted;    /* value of the counts of losses on a rank, per slot, which are then summed into
-                           `totals`; 0: losses count into `totals` */
+    int32_t counted;    /* value with the counts of losses on a rank, one part for each slot; the parts are
+                           summed into `totals` later. 0: losses count into `totals` directly */
     /* f32 (trained parameters, 1): squared norm of each gradient. Parameters that the tensor ranks shard come
        first. 0: none. */
     int32_t squares;
@@ -4932,8 +5108,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     return id;
 }
 
-/* Gives value id the properties of value v that passes need: the shard, needs_grad, and pinned_f32 if value
-   id is f32. Returns id; does nothing if id is 0. */
+/* Gives value number `id` the properties of value v that passes need: the shard, needs_grad and, if value
+   `id` is f32, pinned_f32. Returns `id`; does nothing if `id` is 0. */
 static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
 {
     const tt__tape_value *like = &t->values[v];
@@ -4991,8 +5167,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     return t;
 }
 
-/* Encodes an axis as a number of rows for tt_input and others. The code is negative, unlike a fixed number of
-   rows, and contains the tape's number. */
+/* Encodes an axis as a number of rows, which tt_input and other recording functions take. The code is
+   negative, unlike a fixed number of rows, and contains the tape's number. */
 static int64_t tt__axis_code(const tt_tape *t, int32_t axis, int32_t extra)
 {
     return -((int64_t)(t->number >> 2) << 32 | ((int64_t)axis * 4 + extra)) - 1;
@@ -5325,8 +5501,8 @@ static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
     return v && !kept && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
 }
 
-/* Returns whether instruction `at` may run at place `later` instead. No other instruction may write its
-   out[0], and no instruction in between may write one of its operands. */
+/* Returns whether instruction `at` may run at place `later` instead. No other instruction may write out[0] of
+   instruction `at`, and no instruction in between may write an operand of instruction `at`. */
 static bool tt__may_wait(const tt_tape *t, int at, int later)
 {
     bool written = false; /* an instruction after `at` writes an operand */
@@ -5408,8 +5584,8 @@ static tt_status tt__settle(tt_tape *t, int n)
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    /* For each place, the number of instructions that are inserted there; later, the new number of the first
-       of them that is not yet moved. */
+    /* For each place, the number of instructions that are inserted there. Later, for each place, the new
+       number of the first inserted instruction that is not yet moved. */
     int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
@@ -5459,7 +5635,8 @@ typedef struct tt__gradient {
     /* Emits the backward of f, a copy of the instruction; g: the gradient of f's out[0]. NULL if `reads` is
        set. */
     void (*emit)(tt__builder *b, const tt__instr *f, int32_t g);
-    /* Operands and results of a backward that is one instruction of `op` (see tt__emit_gradient), or NULL. */
+    /* The operands and results of a backward that is one instruction of `op` (see tt__emit_gradient). NULL
+       if `emit` is set, or if the op has no backward. */
     const char *reads, *into;
     int op;
 } tt__gradient;
@@ -5471,24 +5648,24 @@ typedef struct tt__loads { int64_t done; double min; } tt__loads;
 /* The facts about an op that are not in its row of TT__OPS. */
 typedef struct tt__rules {
     /* Checks the operands and writes the shapes of the outputs to `out`; returns false after tt__tape_fail.
-       The verifier calls shape, too, so shapes depend on the operands only. The outputs of ops that models do
-       not record exist before the call. */
+       The verifier calls `shape` again, so the shapes must depend on the operands only. If models do not
+       record the op, its outputs exist already when `shape` is called. */
     bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
     /* Writes the layouts of the results to `out`, given the layouts `in` of the operands; returns false if
        the op cannot be computed from such operands. A result is partial only if its sum over the ranks equals
        the result of whole operands. NULL: all operands and results are whole. */
     bool (*layout)(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out);
     tt__gradient backward; /* all fields NULL: the op has no backward */
-    /* Return the bytes of scratch for the max numbers of rows: on a CPU with `threads` threads (NULL:
-       tt__widen_bytes), and on CUDA (NULL: 0). */
+    /* Return the bytes of scratch for the max numbers of rows. cpu_scratch: on a CPU with `threads` threads;
+       NULL: tt__widen_bytes gives the number. cuda_scratch: on CUDA; NULL: 0 bytes. */
     size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
     size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
     /* Checks the integers of operands in the host's memory before a run, because kernels do not check them.
        NULL: there is nothing to check. */
     tt_status (*check)(const tt__launch *l);
-    /* Merge instruction k, where possible, with another one, mostly with the instruction whose result k
-       reads. fuse runs before differentiation, fuse_later after. root: the value for which the program is
-       compiled. NULL: no merging. */
+    /* Merge instruction k, where possible, with another instruction, mostly with the instruction whose
+       result k reads. fuse runs before differentiation, fuse_later after. root: the value for which the
+       program is compiled. NULL: no merging. */
     void (*fuse)(tt_tape *t, int k, int32_t root);
     void (*fuse_later)(tt_tape *t, int k, int32_t root);
     /* Returns the number of floating-point operations in the op's matrix products. in: the operands of a run,
@@ -5506,7 +5683,8 @@ static const tt__rules *tt__rules_of(const tt__instr *i); /* the table is in ops
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Returns how many of i's first outputs (0, 1 or 3) can have their column sums as i's last outputs. */
+/* Returns for how many of its outputs, beginning with out[0], i can also compute column sums: 0, 1 or 3. The
+   last outputs of i are these column sums. */
 static int tt__summed(const tt__instr *i)
 {
     return !tt__is(i, TT__COLUMN_SUMS) ? 0 : i->op == TT__OP_ATTENTION_BACKWARD ? 3 : 1;
@@ -5530,9 +5708,10 @@ static bool tt__shape_of(tt_tape *t, const tt__instr *i, tt__shape out[TT__MAX_O
     return true;
 }
 
-/* Records i: checks it by its shape rule, creates its outputs and appends it. The arguments after `kinds` are
-   the operands; each letter of `kinds` is the type of one: v or V a tt_value, p or P a tt_param *. Operands
-   with V or P may be absent (id 0, NULL). Returns out[0]. */
+/* Records i: checks it by its shape rule, creates its outputs and appends it. The arguments after `kinds`
+   are the operands. Each letter of `kinds` is the type of one operand: `v` or `V` for a tt_value, `p` or `P`
+   for a tt_param pointer. An operand with a capital letter may be absent (a value with id 0, or NULL).
+   Returns out[0]. */
 static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
 {
     tt__shape shape[TT__MAX_OUT];
@@ -5718,8 +5897,8 @@ static bool tt__layout_of_whole_rows(const tt_tape *t, const tt__instr *i, const
     return in[0] <= TT__ROWS && tt__layout_alike(t, i, in, out);
 }
 
-/* The layout rule of ops whose rows depend on other rows. Rows must not be split; otherwise the rule is
-   tt__layout_alike. */
+/* The layout rule of ops whose rows depend on other rows. Rows must not be split; apart from this, the rule
+   is that of elementwise ops. */
 static bool tt__layout_by_columns(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     return in[0] != TT__ROWS && tt__layout_alike(t, i, in, out);
@@ -5911,8 +6090,8 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 }
 
 /* Emits an instruction of `op` with f's attributes and random numbers. Each letter of `reads` stands for one
-   operand: g is the gradient g, 0 to 9 are f's operands, A to C are f's results, - is an absent operand. Each
-   digit of `into` stands for one result: digit k is the gradient of f's operand k. */
+   operand: `g` is the value g, `0` to `9` are f's operands, `A` to `C` are f's results, and `-` is an absent
+   operand. Each digit of `into` stands for one result: digit k is the gradient of f's operand k. */
 static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int op, const char *reads,
                               const char *into)
 {
@@ -5951,8 +6130,9 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 #define TT__GEMM_PACK_LINES 96 /* rows of A or columns of B per packing task; a multiple of panels' widths  */
 #define TT__GEMM_PACK_K 32    /* units of k per packing task if a line is not contiguous; an even number */
 #define TT__GEMM_ALONE 131072 /* number of multiplications that take no longer than waking a thread         */
-/* Few rows of A use each element of B too few times for packing B to pay. The product is then made by dot
-   products where the columns of B are contiguous, and by sums of rows of B where its rows are. */
+/* Few rows of A use each element of B too few times for packing B to pay. If the columns of B are contiguous,
+   the product is then made by dot products. If the rows of B are contiguous, the product is made by sums of
+   rows of B. */
 #define TT__GEMM_STRIP 64     /* columns of C per task if B is not packed                                   */
 #define TT__GEMM_FEW_ROWS 24  /* max rows of A for which a B with contiguous columns is not packed          */
 #define TT__GEMM_FEW_SUMS 4   /* max rows of A for which a B with contiguous rows is not packed             */
@@ -5997,8 +6177,9 @@ static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(he
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
 
-/* Returns the number of rows of qt and doutt, the transposes of q and dout: the columns of a head or, if that
-   is more, its pairs of columns padded to whole tiles. */
+/* Returns the number of rows of qt and doutt, the transposes of q and dout. Each transpose has a row for
+   each column of a head or, in bf16, for each pair of columns, padded to whole tiles; the result is enough
+   for both. */
 static int64_t tt__attention_qt_rows(int64_t head_size)
 {
     return tt__max(head_size, tt__ceil_div(head_size, 32) * 16);
@@ -6154,8 +6335,8 @@ typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
    its capacity; w_rows and w_cols: the shape of in[1] at capacity. */
 static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
 {
-    tt__mnk p = {rows, w_rows, cols};              /* LINEAR multiplies x (rows, cols) by w^T, w (w_rows,
-                                                      w_cols) */
+    tt__mnk p = {rows, w_rows, cols};              /* LINEAR multiplies x (rows, cols) by the transpose
+                                                      of w (w_rows, w_cols) */
     if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* LINEAR_DX multiplies dy by w */
     if (i->op == TT__OP_MATMUL && i->attr.untransposed) {
         p.n = w_cols;
@@ -6218,7 +6399,7 @@ static bool tt__sums_rows_of(const tt__instr *i, int o)
     return i->op == TT__OP_LINEAR_DW || (i->op == TT__OP_LINEAR_DX && o == 1);
 }
 
-/* Returns k if result k of a product is the column sums of operand 0; 0 if no result is. */
+/* Returns k if result k of a product is the column sums of operand 0; 0 if the product has no such result. */
 static int tt__operand_sums(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW && i->out[1] ? 1 : 0; }
 
 /* Returns the dtype of a product's result: the dtype of operand 0, or f32 if operand 0 is fp8. */
@@ -6379,9 +6560,10 @@ static void tt__sum_columns_apart(tt_tape *t, int k, int o)
     else tt__drop(t, k);
 }
 
-/* Returns a bit for each output of i that is a part of v: one output that is v, or several side by side that
-   make up v. Returns 0 if there are none, or if i cannot sum their columns or already does. The backward of
-   attention sums only columns that its kernels write in 16 bits. */
+/* Returns a bit for each output of i that is a part of v: one output that is all of v, or several outputs
+   that lie side by side and make up v. Returns 0 if no outputs make up v, if i cannot compute the outputs'
+   column sums, or if i computes column sums of these outputs already. The backward of attention sums only
+   columns that its kernels write in 16 bits. */
 static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__tape_value *v)
 {
     const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
@@ -6510,8 +6692,8 @@ static size_t tt__cuda_MATMUL(const tt_tape *t, const tt__instr *i)
 static const tt__rules tt__rules_MATMUL = {tt__shape_MATMUL, NULL, {tt__backward_MATMUL}, tt__product_bytes,
     tt__cuda_MATMUL};
 
-/* The shape rule of MATMUL_DB. The result is the gradient of the forward's operand b and has its rows;
-   operand 0 has as many columns. */
+/* The shape rule of MATMUL_DB. The result is the gradient of the forward's operand b: it has as many rows as
+   b, which is the number of columns of operand 0. */
 static bool tt__shape_MATMUL_DB(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1), *to = &t->values[i->out[0]].shape;
@@ -6523,10 +6705,11 @@ static bool tt__shape_MATMUL_DB(tt_tape *t, const tt__instr *i, tt__shape *out)
 static const tt__rules tt__rules_MATMUL_DB = {tt__shape_MATMUL_DB, NULL, {NULL}, tt__product_bytes,
     tt__cuda_LINEAR_DW};
 
-/* Several products of one x, such as those that make queries, keys and values or their weights' gradients,
-   become one product. Their other operands must be side by side in memory: weights and their gradients row
-   below row; biases and their gradients, results and their gradients column beside column. Each operand and
-   result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and out[1]. */
+/* Several products of one x become one product, such as the products that make queries, keys and values, or
+   the gradients of their weights. The other operands and results of the products must be side by side in
+   memory. Weights and their gradients must be joined row below row; biases, results, and the gradients of
+   both, column beside column. Each operand and result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are
+   out[0] and out[1]. */
 
 enum { TT__ROLES = 5, TT__RESULT_ROLE = 3 };
 
@@ -6863,7 +7046,8 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
-/* Returns the instruction with out[0] v, if v has only one reader, so that the two can be merged; else -1. */
+/* Returns the number of the instruction that computes v as its out[0] and can be merged with the reader of
+   v. Returns -1 if v has several readers, or if v is not the out[0] of an instruction. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
@@ -7221,8 +7405,9 @@ static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 
 static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
 
-/* Returns whether a device has one kernel for both i and `next`, which reads the first result of i: for
-   dropout and a norm of its result, or for the backward of a norm and dropout of the resulting gradient. */
+/* Returns whether a device has one kernel for the two instructions i and `next`, where `next` reads the
+   first result of i. One such kernel computes dropout and a norm of the result. The other computes the
+   backward of a norm, and dropout of the gradient from this backward. */
 static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
 {
     if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;
@@ -7350,7 +7535,8 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
     i.attr.alibi = o->alibi;
     if (o->alibi != 0) i.attr.alibi_heads = o->heads;
     i.attr.alibi_rounded = o->alibi != 0 && o->alibi_rounded;
-    /* The number of k's heads must divide the number of q's; otherwise the shape rule reports an error. */
+    /* The number of k's heads must divide the number of q's heads; otherwise the shape rule reports an
+       error. */
     const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
     const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
     const bool divides = key_heads && key_heads <= o->heads && o->heads % key_heads == 0;
@@ -7445,7 +7631,8 @@ static double tt__attention_pairs(const tt__attr *attr, double length)
 }
 
 /* Returns the floating-point operations of attention: two products in the forward and four in the backward,
-   for each pair of a query and a key that it sees. Without data, all sequences count as equally long. */
+   for each pair of a query and a key that the query sees. If the operands have no data, all sequences count
+   as equally long. */
 static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
@@ -7889,17 +8076,19 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 
 /* The linear layer and its backward that a fused loss replaces. */
 typedef struct tt__loss_head {
-    /* Numbers of instructions. linear makes the logits; back makes the logits' gradient, -1: none; last is
-       the last one that is replaced. */
+    /* Numbers of instructions. linear: the instruction that makes the logits; back: the instruction that
+       makes the gradient of the logits, -1: no such instruction; last: the last instruction that is
+       replaced. */
     int linear, back, last;
-    /* Number of a FILL between these instructions that is not replaced: it fills a gradient to which a
-       product then adds a rank's rows. 0: no such instruction. */
+    /* Number of a FILL that is not replaced, although it is among the replaced instructions. The FILL fills
+       a gradient to which a product then adds a rank's rows. 0: no such instruction. */
     int fill;
     tt__instr fused;
 } tt__loss_head;
 
-/* Finds the backward of the loss that instruction k computes, and after it the backward of the linear layer,
-   and sets their fields in *h. Returns false if they cannot be fused. */
+/* Finds the instructions after instruction k, a loss, that compute the backward of the loss and of the
+   linear layer, and sets the fields of *h for the backward. Returns false if these instructions cannot be
+   fused. */
 static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__loss_head *h)
 {
     int32_t loss = t->code[k].out[0];
@@ -7933,7 +8122,8 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
     return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
 }
 
-/* Least bytes of logits for fusion. Smaller logits are stored whole. */
+/* The min bytes of logits for which linear + cross_entropy are fused. Logits of fewer bytes are stored
+   whole. */
 #ifndef TT__LOSS_WHOLE
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
@@ -7987,8 +8177,8 @@ static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-/* The layout rule of a loss's backward. Where rows are sharded, the kernel does not read the counts, operand
-   5, so they may be partial. */
+/* The layout rule of a loss's backward. The counts are operand 5. If rows are sharded, the kernel does not
+   read the counts, so the counts may be partial. */
 static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                               tt__split *out)
 {
@@ -8057,11 +8247,12 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
     return (size_t)tt__max(of_y, tt__max(of_x, of_w));
 }
 
-/* Returns the bytes of scratch on CUDA. The scratch holds, in this order: the loss and hit of each row; if
-   the number of classes is not a multiple of 8, copies of the weight's rows and the bias's elements for the
-   classes after the last multiple of 64, and f32 sums of their gradients, all padded to a multiple of 8
-   classes; if weight and bias have 16-bit gradients and there are several chunks, f32 sums of these
-   gradients; a chunk's logits, in rows of a multiple of 8; and at the end the scratch of the products. */
+/* Returns the bytes of scratch on CUDA. The scratch begins with the loss and hit of each row. If the number
+   of classes is not a multiple of 8, there follow, for the classes after the last multiple of 64, copies of
+   the weight's rows and of the bias's elements, and f32 sums of their gradients, all padded to a multiple of
+   8 classes. If weight and bias have 16-bit gradients and there are several chunks, there follow f32 sums of
+   these gradients. Then come a chunk's logits, in rows of a multiple of 8, and at the end the scratch of the
+   products. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);
@@ -8685,7 +8876,8 @@ static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const cha
 /* The verifier's notes on a storage before the instruction that is being verified. */
 typedef struct tt__known {
     bool defined;
-    int group;      /* number of the last group of joint instructions that writes the storage; 0: none */
+    int group;      /* number of the last group of instructions that run together and write the storage; 0:
+                       none */
     int writer;     /* 1 + instruction that writes the storage on another stream, before its WAIT; 0: none */
     int readers;    /* number of operands that read the storage on another stream, before their WAIT */
 } tt__known;
@@ -8724,7 +8916,7 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
 }
 
-/* Returns what is wrong with result j, which has shape `rule` by the op's rule; NULL: nothing. */
+/* Returns what is wrong with result j, whose shape must be `rule` by the op's shape rule; NULL: nothing. */
 static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule,
                                      const tt__known *known)
 {
@@ -8838,9 +9030,9 @@ static tt__split *tt__first_layouts(const tt_tape *t)
     return layout;
 }
 
-/* Verifies a tape. Each value is written once, and before it is read; results have the shapes and the kinds
-   of dtypes of their op's rule. Work on another stream has one WAIT, before which no instruction uses its
-   results or changes its operands. */
+/* Verifies a tape. Each value is written once, and before it is read; results have the shapes, and the kinds
+   of dtypes, that the shape rule of their op gives. Work on another stream has one WAIT, before which no
+   instruction uses its results or changes its operands. */
 static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;
@@ -8960,10 +9152,10 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 
 /* ---------------------------------------------------------------------------------------------- inference */
 
-/* Removes dropout of rate 0. In programs that do not train, removes all dropout, and the block lists that are
-   for training only. A dropout becomes a copy (SCALE by 1). The copy is removed, too, unless its result is an
+/* Removes dropout of rate 0. Without `dropout`, removes all dropout, and the block lists that are for
+   training only. A dropout becomes a copy (SCALE by 1). The copy is removed, too, unless its result is an
    output, has views or is the root. */
-static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
+static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool dropout)
 {
     int n = tt__index(t);
     int32_t *instead = tt__new_map(t); /* for each value, the value to read instead if it was the result of a
@@ -8973,8 +9165,8 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
         tt__instr *i = &t->code[k];
         const tt__tape_value *y = &t->values[i->out[0]];
         tt__map_operands(i, instead);
-        if (!train) i->attr.dropout = 0;
-        if (!train && i->attr.lists_for_training) i->attr.lists = 0;
+        if (!dropout) i->attr.dropout = 0;
+        if (!dropout && i->attr.lists_for_training) i->attr.lists = 0;
         if (!tt__is(i, TT__RANDOM | TT__MOVES) || i->attr.dropout > 0) continue;
         i->op = TT__OP_SCALE;
         i->attr.scale = 1;
@@ -9054,7 +9246,7 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     tt__shape shape[TT__MAX_OUT];
     if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
     bool max = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
-    /* Causal and windowed attention skips keys that no query sees only if all rows are queries. */
+    /* Keeps all queries: only then causal and windowed attention can skip the keys that no query sees. */
     if ((i.attr.causal || i.attr.window) && max) return TT_OK;
     i.out[0] = t->code[k].out[0];
     tt__tape_value *y = &t->values[i.out[0]];
@@ -9078,7 +9270,7 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
 
 /* Computes only those rows of a result that are read, back to the first instruction that needs all rows (see
    ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. The gather moves to the
-   place of the op. Its index exists there, because an index is an input. */
+   place of the op. The gather's index exists there, because an index is an input. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
     tt__gathers g;
@@ -9103,8 +9295,8 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
    al., "Megatron-LM", 2019). The pass itself finds the regions of the tape to split. A region begins at
    linear layers that read replicated values: their weights are sharded by rows, so their results are sharded
    by columns. The region goes on through ops that compute columns from the same columns (in attention,
-   heads). It ends at linear layers whose weights are sharded by columns: the ranks sum their results. With
-   `sequence`, values between regions are sharded by rows instead of replicated. */
+   heads). The region ends at linear layers whose weights are sharded by columns: the ranks sum their results.
+   With `sequence`, values between regions are sharded by rows instead of replicated. */
 
 /* Fewest weights of a region to split: in smaller regions, ranks would wait longer than they compute. */
 #ifndef TT__TENSOR_LEAST /* tests set a smaller number */
@@ -9125,12 +9317,13 @@ typedef struct tt__tensor {
     int ranks, n;           /* n: number of instructions before the pass */
     bool sequence, train;
     int32_t root;
-    tt__role *role;         /* for each instruction */
+    tt__role *role;         /* the role of each instruction */
     int *code; int n_code;  /* the instructions of the region that is being found */
     bool *inside;           /* for each activation: sharded by columns; for each parameter outside of regions:
                                sharded by rows */
     bool *by_rows;          /* for each value: sharded by rows */
-    int32_t *own_uses;      /* for each storage: number of operands that OWN instructions read whole */
+    int32_t *own_uses;      /* for each storage: number of operands that instructions of role OWN read
+                               whole */
     int32_t *values; int n_values;  /* the values of the region that is being found */
     int32_t unsplit;        /* the value because of which the last candidate is no region; 0: none */
     /* For each value v, a value made from v; 0: none. gathered: all rows of v, which is sharded.
@@ -9220,8 +9413,8 @@ static bool tt__take_value(tt__tensor *s, int32_t v)
     return true;
 }
 
-/* Adds instruction k to the region, with the values that must be sharded, too. reads: as for tt__role_in.
-   Returns false if that is impossible. */
+/* Adds instruction k to the region, with the values that must be sharded, too. reads: k reads a value of the
+   region; otherwise k writes one. Returns false if that is impossible. */
 static bool tt__take_instr(tt__tensor *s, int k, bool reads)
 {
     const tt__instr *i = &s->t->code[k];
@@ -9232,7 +9425,8 @@ static bool tt__take_instr(tt__tensor *s, int k, bool reads)
             if (i->in[j] && tt__is_activation(s->t, i->in[j]) && !tt__take_value(s, i->in[j])) return false;
         return s->role[k] == TT__END || tt__take_value(s, i->out[0]);
     }
-    for (int c = 0; c < s->n_code; c++) /* an instruction of an earlier region does not fit */
+    for (int c = 0; c < s->n_code; c++) /* k fits only if it has its role in this region, not an earlier
+                                           one */
         if (s->code[c] == k) return s->role[k] != (reads ? TT__BEGIN : TT__END);
     return false;
 }
@@ -9275,8 +9469,8 @@ static bool tt__find_region(tt__tensor *s, int k)
 static bool tt__has_rows(const tt__tape_value *x) { return x->shape.axis && !x->shape.extra; }
 
 /* Finds the head: a linear layer with many output columns, and the loss that alone reads its results. Each
-   rank computes a shard of the rows of both. The loss must be the root, because no rank knows the loss until
-   all have counted. */
+   rank computes a shard of the rows of the layer and of the loss. The loss must be the root, because no rank
+   knows the loss until all have counted. */
 static void tt__find_head(tt__tensor *s)
 {
     const tt_tape *t = s->t;
@@ -9497,7 +9691,8 @@ static bool tt__by_own_rows(const tt__tensor *s, int k)
     return fits && out[0] == TT__ROWS;
 }
 
-/* Counts, for each storage, the operands that OWN instructions read whole (own_uses). */
+/* Counts in own_uses, for each storage, the operands through which instructions of role OWN (each rank
+   computes its shard of the rows) read the storage whole. */
 static void tt__count_own_uses(tt__tensor *s)
 {
     memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
@@ -9508,9 +9703,9 @@ static void tt__count_own_uses(tt__tensor *s)
     }
 }
 
-/* Returns whether the OWN instruction k may have partial gradients of the operands that it reads whole. Each
-   such operand must be a parameter that only OWN instructions read, so that the ranks can sum all its
-   gradients. */
+/* Returns whether gradients may be partial for the operands that instruction k reads whole. Instruction k has
+   the role OWN: each rank computes its shard of the rows. Each of the operands must be a parameter that only
+   instructions of role OWN read, so that the ranks can sum all gradients of the parameter. */
 static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];
@@ -9529,8 +9724,8 @@ static void tt__set_own(tt__tensor *s, int k, bool own)
     for (int o = 0; o < TT__MAX_OUT; o++) s->by_rows[s->t->code[k].out[o]] = own;
 }
 
-/* Finds the OWN instructions: takes all candidates, then removes those that do not fit the others, until all
-   that remain fit. */
+/* Finds the instructions of role OWN (each rank computes its shard of the rows): takes all candidates, then
+   removes those that do not fit the others, until all that remain fit. */
 static void tt__find_own_rows(tt__tensor *s)
 {
     bool changed = true;
@@ -9618,9 +9813,10 @@ static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
     return held && (p->uses > 1 || s->role[p->reader] == TT__APART);
 }
 
-/* Gives parameters of which an arena holds shards the same layout in this program. Fails if a parameter is
-   needed whole, unless all of these can be gathered: shards of rows, without views. The error first names a
-   parameter sharded by rows, and the value that keeps its region whole. */
+/* Gives parameters of which an arena holds shards the same layout in this program. If this program needs some
+   of these parameters whole, each of them must be sharded by rows and have no views, so that it can be
+   gathered; otherwise the function fails. The error names a parameter sharded by rows, if there is one,
+   before one sharded by columns, and the value that keeps the parameter's region whole. */
 static tt_status tt__check_held(tt__tensor *s)
 {
     bool gathers = true;
@@ -9639,8 +9835,9 @@ static tt_status tt__check_held(tt__tensor *s)
     return TT_OK;
 }
 
-/* Finds the head, and the tables to shard. With a head, no rank knows the total number of targets in
-   training, as in programs that accumulate. */
+/* Finds the head, and the tables to shard. With a head, whose rows the ranks divide, no rank knows the number
+   of targets during the backward. Training then divides by that number at the end, as programs that
+   accumulate do. */
 static void tt__find_tables(tt__tensor *s)
 {
     tt_tape *t = s->t;
@@ -9657,7 +9854,7 @@ static void tt__find_tables(tt__tensor *s)
     }
 }
 
-/* Splits the tape over `ranks` tensor ranks. sequence: as in the option of this name. */
+/* Splits the tape over `ranks` tensor ranks. sequence: shard the values between regions by rows. */
 static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool sequence, bool train)
 {
     tt__tensor s;
@@ -9733,8 +9930,9 @@ static int tt__operand_stage(const tt_tape *t, int k)
     return 0;
 }
 
-/* Makes instructions write partial gradients to new values, and appends sums over the ranks. layout: of each
-   storage. part: receives, for each value, the new value with its partial gradient; all 0 at first. */
+/* Makes instructions write partial gradients to new values, and appends sums over the ranks. layout: the
+   layout of each storage. part: receives, for each value, the new value with its partial gradient; all 0 at
+   first. */
 static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
     const int values = t->n_values, n = t->n_code; /* values and instructions from these numbers on are new */
@@ -9766,7 +9964,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
         tt__instr *i = &t->code[k];
         tt__map_operands(i, instead);
         if (i->move.over == TT__ALONE || tt__rules_of(i)->phases) continue;
-        instead[i->out[0]] = i->in[0]; /* a storage, not a view, because of tt__may_enter */
+        instead[i->out[0]] = i->in[0]; /* in[0] is a storage: tt__may_enter refused views */
         tt__drop(t, k);
     }
     if (status == TT_OK) tt__map_views(t, t->n_values, instead);
@@ -9783,7 +9981,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
     return status;
 }
 
-/* Computes a loss whose rows the ranks share as the mean over the counts of all ranks. */
+/* If tensor ranks divide the rows of a loss, makes the loss the mean over the counts of all these ranks. */
 static tt_status tt__pass_tensor_losses(tt_tape *t)
 {
     const int n = tt__index(t);
@@ -9888,7 +10086,7 @@ static bool tt__into_residual(tt_tape *t, int32_t v)
 }
 
 /* Marks the values of residual streams: the first summand of a stream, the results of residual additions, and
-   rows gathered from them. */
+   rows gathered from values of the stream. */
 static void tt__mark_residual(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
@@ -9901,7 +10099,8 @@ static void tt__mark_residual(tt_tape *t)
         for (int j = first; j <= last && !in && !gathers; j++) tt__into_residual(t, i->in[j]);
         if (in || !gathers) t->values[i->out[0]].residual = true;
     }
-    for (int k = 0; k < t->n_code; k++) { /* values that tensor ranks exchange keep their dtype */
+    /* The result of a collective over tensor ranks is in the residual stream if its operand is. */
+    for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         const bool in = i->move.over == TT__OVER_TENSOR && t->values[t->values[i->in[0]].base].residual;
         t->values[i->out[0]].residual |= in;
@@ -9938,8 +10137,10 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
             if (number && x->pinned_f32) y->pinned_f32 = true;
         }
     }
-    for (int k = 2 * n - 1; k >= 0; k--) { /* values that tensor ranks exchange keep their dtype */
-        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* first in reverse order, then in order */
+    /* The operand and the result of a collective over tensor ranks get one dtype. The loop goes through the
+       instructions in reverse order, then in order. */
+    for (int k = 2 * n - 1; k >= 0; k--) {
+        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n];
         if (i->move.over != TT__OVER_TENSOR) continue;
         tt__tape_value *x = &t->values[t->values[i->in[0]].base], *y = &t->values[i->out[0]];
         if (x->storage == TT__TRANSIENT) x->pinned_f32 = y->pinned_f32 = x->pinned_f32 || y->pinned_f32;
@@ -9998,8 +10199,8 @@ static void tt__pass_fold_casts(tt_tape *t)
         if (at < 0 || !tt__is(&t->code[at], TT__CASTS)) continue;
         const tt__tape_value *w = &t->values[t->code[at].in[0]];
         if (!tt__is_weight(t, t->code[at].in[0]) || w->shape.dtype != TT_F32) continue;
-        if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* ranks gather the 16-bit
-                                                                                   copy */
+        if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* ranks need the 16-bit copy:
+                                                                                   they gather it */
         i->attr.narrow = t->values[i->in[number]].shape.dtype;
         i->in[number] = t->code[at].in[0];
     }
@@ -10125,7 +10326,7 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__CHEAP_KEPT : TT__CHEAP;
     const bool recomputed = (tt__ops[f->op].flags & cheap) != 0;
     const bool gathers = tt__rules_of(f)->phases && r->t->values[f->in[0]].storage == TT__TRANSIENT;
-    /* the ranks' shards take less memory than the gathered tensor */
+    /* A gather runs a second time in any case, because shards take less memory than the gathered tensor. */
     return recomputed && (gathers || tt__is_saved(r, f->in[0])) ? *f : none;
 }
 
@@ -10175,7 +10376,7 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 {
     /* For each of the last two marked values: 1 + the instruction that computes the value. */
     int end[2] = {0, 0};
-    int max = 0, marks = 0; /* end of block number `blocks` */
+    int max = 0, marks = 0; /* max: 1 + the instruction that ends block number `blocks` */
     double bytes[2] = {0, 0}; /* bytes computed between the last two marks, and after the last */
     for (int k = 0; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
@@ -10188,7 +10389,8 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o])
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
-    /* 0: only a head, such as a classifier, follows the last mark; 1: another block follows it. */
+    /* The last block is not recomputed. The block ends at the last mark if only a head, such as a classifier,
+       follows that mark (last = 0), otherwise at the end of the forward (last = 1). */
     const int last = bytes[1] < bytes[0] / 2 ? 0 : 1;
     return max < end[last] ? max : end[last];
 }
@@ -10226,7 +10428,7 @@ static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int3
     tt__set_fixed(&shape, dtype, 1, cols);
     if (of) return tt__new_view(t, of, &shape, (int64_t)offset, cols, name);
     int32_t id = tt__new_value(t, &shape, TT__STEP, "%s", name);
-    /* The host accesses its own memory faster. */
+    /* Kernels of a GPU can access these numbers only in the device's memory. */
     if (id) t->values[id].space = t->host ? TT__HOST : TT__DEVICE;
     return id;
 }
@@ -10299,8 +10501,8 @@ static bool tt__is_trained(const tt_tape *t, int32_t v)
    stage saves all that its backward reads once for each micro-batch in flight (tt__tape_value.copies). A
    stage has the parameters that it reads. */
 
-/* A possible cut of the forward: after instruction `at`, all later instructions depend only on its result
-   `value`. */
+/* A possible cut of the forward, after instruction `at`: of all results before the cut, later instructions
+   read only `value`. */
 typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* FLOPs before the cut */
 
 static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
@@ -10321,8 +10523,9 @@ static int32_t *tt__first_writers(const tt_tape *t)
     return first;
 }
 
-/* Finds the places where tt_block_end marks allow to cut the forward, and returns their number. `cut` and
-   `cross` have room for n + 1 entries; `cross` is all 0. *all: FLOPs of the whole forward. */
+/* Finds the places where the forward can be cut, at tt_block_end marks. Writes the places to `cut` and
+   returns their number. `cut` has room for n + 1 entries; `cross` is scratch memory for n + 1 numbers, all 0
+   at first. Sets *all to the FLOPs of the whole forward. */
 static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut *cut, int *cross, double *all)
 {
     int cuts = 0, crossing = 0;
@@ -10446,7 +10649,7 @@ static void tt__number_stages(tt_tape *t)
 
 typedef struct tt__cutter {
     tt_tape *t;
-    int n, forward;     /* number of instructions; number of those in the forward */
+    int n, forward;     /* n: number of instructions; forward: number of instructions of the forward */
     int me;             /* 1 + the number of this stage */
     bool *kept;         /* for each instruction: this stage runs it */
     bool *written;      /* for each storage: an instruction visited so far writes it */
@@ -10459,7 +10662,7 @@ static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
 }
 
 /* Returns the storage of the gradient that the backward of stages 1 to `stage` reads from later stages; 0:
-   none. *other: a second storage that the backward reads from them; 0: none. */
+   none. *other: a second storage that this backward reads from later stages; 0: none. */
 static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *other)
 {
     tt_tape *t = c->t;
@@ -10514,7 +10717,8 @@ static void tt__note_reading(const tt__cutter *c)
 }
 
 /* Sets `elsewhere` for parameters that this stage does not read, and `tied` for parameters that two stages
-   read. Fails if more stages read one. A parameter that no stage reads belongs to the first stage. */
+   read. Fails if more than two stages read a parameter. A parameter that no stage reads belongs to the first
+   stage. */
 static tt_status tt__share_parameters(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -10576,8 +10780,8 @@ static bool tt__begin_gradients(const tt__cutter *c)
     return true;
 }
 
-/* Inserts, before instruction `at`, a SEND of v to stage `stage` or, if not `sends`, a RECV of v from there.
-   Returns false if out of memory. */
+/* Inserts, before instruction `at`, a SEND of v to stage `stage` or, if not `sends`, a RECV of v from stage
+   `stage`. Returns false if out of memory. */
 static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, tt__segment segment)
 {
     tt__instr i = tt__instr_of(sends ? TT__OP_SEND : TT__OP_RECV, sends ? v : 0, sends ? 0 : v);
@@ -10672,7 +10876,7 @@ static tt_status tt__pass_stages(tt_tape *t)
 }
 
 /* Marks the storages of a stage that hold several micro-batches at once: up to `max` micro-batches are
-   between their forward and backward. first: from tt__first_writers. */
+   between their forward and backward. first: for each storage, 1 + the first instruction that writes it. */
 static void tt__hold_micros(tt_tape *t, const int32_t *first, int max)
 {
     const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
@@ -10724,7 +10928,7 @@ static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
 }
 
 /* Returns the collective `op` over the data ranks that reads x and writes y. part: the shard that x or y is;
-   NULL or unit 0: both are whole tensors. */
+   NULL or unit 0: x and y are whole tensors. */
 static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *part)
 {
     tt__instr i = tt__instr_of(op, x, y);
@@ -10764,10 +10968,10 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
     return i;
 }
 
-/* Appends a part of the sum of v at the end of a step. v is a storage of gradients or of counts, with a slot
-   for each leaf of the tree of sums (src/ranks/threads.h). stage 0, if each rank needs only its shard of the
-   sum, and stage 1, if each needs the whole sum: the data ranks sum slot k. stage 2: each rank sums its
-   slots. The last stage writes `total` if it is not 0. */
+/* Appends part number `stage` of the sum of v at the end of a step; the parts are no stages of a pipeline. v
+   is a storage of gradients or of counts, with a slot for each leaf. Parts 0 and 1 sum slot k over the data
+   ranks: part 0 if each rank needs only its shard of the sum, part 1 if each rank needs the whole sum. Part 2
+   sums the slots of each rank. The last part that is needed writes `total` or, if `total` is 0, v. */
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
@@ -10783,7 +10987,8 @@ static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__pa
 }
 
 /* Appends the sums of gradients over data ranks and slots at the end of a step. Gives each trained
-   parameter's gradient a slot for each leaf of the tree of sums, and makes the sum its `grad`. */
+   parameter's gradient a slot for each leaf of the tree of sums, and makes the sum the `grad` of the
+   parameter. */
 static tt_status tt__sum_steps(tt_tape *t)
 {
     const int values = t->n_values;
@@ -10815,8 +11020,8 @@ static tt_status tt__sum_steps(tt_tape *t)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Makes a persistent storage for the sum of gradients like g; with several slots, for the leaves of the tree
-   of sums. `part` is the shard of g that the storage holds. */
+/* Makes a persistent storage for the sum of gradients like g. If `slots` is above 1, the storage has a slot
+   for each leaf of the tree of sums on a rank. `part` is the shard of g that the storage holds. */
 static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
 {
     const tt__tape_value *like = &t->values[g];
@@ -10833,7 +11038,8 @@ static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slot
 }
 
 /* Returns whether the data ranks sum the gradient of parameter v together with other gradients, at the end of
-   each micro-batch's backward. If the backward updates parameters, only small gradients wait for its end. */
+   each micro-batch's backward. If the backward updates parameters, only small gradients wait for the end of
+   the backward. */
 static bool tt__sums_at_end(const tt_tape *t, int32_t v)
 {
     const tt__shape *s = &t->values[v].shape;
@@ -10919,7 +11125,8 @@ static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
     return r->first && r->next;
 }
 
-/* Returns whether operand x needs a parameter whole, in the backward or, if not `backward`, the forward. */
+/* Returns whether operand x (numbered as in tt__readers) needs a parameter whole, in the backward or, if not
+   `backward`, the forward. */
 static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
 {
     const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];
@@ -11081,8 +11288,9 @@ static bool tt__is_listed(const tt_tape *t, int32_t v)
     return tt__is_trained(t, v) || (t->values[v].elsewhere && t->values[v].grad);
 }
 
-/* Returns the trained parameters in the order of the rows of `squares`. The first *parted of the *n
-   parameters are those that tensor ranks shard. The caller frees the array. NULL: out of memory. */
+/* Returns the *n trained parameters in the order in which t->squares has their gradients' squared norms. The
+   first *parted parameters are those that tensor ranks shard. The caller frees the array. NULL: out of
+   memory. */
 static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
 {
     int32_t *list = (int32_t *)tt__alloc(t->ctx, sizeof *list * (size_t)t->n_values);
@@ -11103,7 +11311,7 @@ static bool tt__is_tied_again(const tt_tape *t, int32_t v)
     return t->values[v].tied[1] && t->values[v].tied[1] == t->stage;
 }
 
-/* Appends an instruction that runs once a step, together with the one before if both have the same op. */
+/* Appends an instruction that runs once a step, together with the instruction before if both have one op. */
 static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 {
     const tt__instr i = tt__instr_of(op, in, out);
@@ -11113,21 +11321,24 @@ static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 /* The pass's notes on a trained parameter. */
 typedef struct tt__due {
     int32_t clipped;        /* value with the gradient's norm and the factor that the update reads */
-    int32_t target, state[2]; /* values that this rank updates: the parameter or its shard, its states */
+    int32_t target, state[2]; /* values that this rank updates. target: the parameter or its shard; state: the
+                                 optimizer states or their shards */
     int32_t average;        /* the parameter's moving average; 0: none */
     uint32_t random;
     int32_t chunks;         /* value with the squared norm of each chunk of the gradient; 0: none yet */
-    int next;               /* updates in the backward: 1 + the row of the next parameter that is due at the
-                               same instruction; 0: none */
+    int next;               /* for updates in the backward: 1 + the index in `list` of the next parameter
+                               whose update is due at the same instruction; 0: none */
 } tt__due;
 
 typedef struct tt__updater {
     tt_tape *t;
     const tt_optimizer_options *o;
-    int32_t *list;          /* the n trained parameters, by row; tensor ranks shard the first `parted` */
+    int32_t *list;          /* the n trained parameters; tensor ranks shard the first `parted` of them */
     int n, parted;
-    int32_t parts;          /* squared norms of this rank's shards of the first `parted` gradients */
-    int *row, rows;         /* rows of the parameters that the pass updates together now */
+    int32_t parts;          /* value with the squared norms of this rank's shards of the first `parted`
+                               gradients */
+    int *row, rows;         /* row: indices in `list` of the parameters that the pass updates together now;
+                               rows: their number */
     tt__due *due;           /* for each value; used for trained parameters only */
 } tt__updater;
 
@@ -11138,8 +11349,9 @@ static int32_t tt__number_view(tt_tape *t, int32_t x, int row)
     return tt__new_view(t, x, &number, row, 1, t->values[x].name);
 }
 
-/* Appends the squared norms of gradients. The norm of a whole gradient is one instruction. Of a sharded
-   gradient, each data rank squares the chunks of its shard, and gathers and sums those of all ranks. */
+/* Appends the squared norms of gradients. The squared norm of a gradient that each rank has whole is one
+   instruction. If a gradient is sharded, each data rank squares the chunks of its shard, gathers the squares
+   of all ranks and sums them. */
 static bool tt__square_gradients(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -11151,7 +11363,8 @@ static bool tt__square_gradients(tt__updater *u)
         ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
                            tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
     }
-    /* 0: squares the chunks of a shard; 1: gathers the squares; 2: sums them */
+    /* In turn 0 (`stage`) each shard's chunks are squared, in turn 1 the squares are gathered, in turn 2
+       summed. */
     for (int stage = 0; stage < 3; stage++)
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
@@ -11225,8 +11438,8 @@ static bool tt__append_zeros(tt_tape *t, int32_t v)
 }
 
 /* Appends the work of a pipeline that comes before squaring gradients. The last stage sends the counts of
-   losses to all stages. Two stages that share a parameter sum their gradients of it. Squared norms start as
-   0, because a stage writes only those of its own gradients. */
+   losses to all stages. Two stages that share a parameter sum their two gradients of the parameter. Squared
+   norms start as 0, because a stage writes only those of its own gradients. */
 static bool tt__before_squares(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -11380,9 +11593,10 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
     }
 }
 
-/* Inserts the updates of trained parameters into the backward, of n instructions. An update is due after the
-   last instruction that writes the gradient, reads the parameter, or adds to the counts of losses. Due
-   updates wait until their gradients have TT__UPDATE_FROM elements. head: n numbers, 0 at first. */
+/* Inserts the updates of trained parameters into the backward. n: number of instructions of the tape before.
+   An update is due after the last instruction that writes the gradient, reads the parameter, or adds to the
+   counts of losses. Due updates wait until their gradients have TT__UPDATE_FROM elements. head: scratch
+   memory for n numbers, all 0 at first. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;
@@ -11530,7 +11744,7 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
 
 /* The QUANTIZE instruction that rounds a value to fp8. */
 typedef struct tt__quantized {
-    int at;      /* 1 + number of the QUANTIZE before tt__settle; 0: none */
+    int at;      /* 1 + number of the QUANTIZE, which holds until tt__settle renumbers; 0: none */
     int before;  /* the instruction before which the QUANTIZE is inserted */
 } tt__quantized;
 
@@ -11538,8 +11752,8 @@ typedef struct tt__fp8 {
     tt_tape *t;
     tt__quantized *of;   /* of[2 * v + 1]: QUANTIZE of value v as a gradient, in E5M2; of[2 * v]: of value v
                             as any other operand, in E4M3 */
-    int *written, *read; /* for each storage: 1 + the last instruction visited that writes it; 1 + the last
-                            instruction that reads it unrounded */
+    int *written, *read; /* written: for each storage, 1 + the last instruction visited that writes it; read:
+                            for each storage, 1 + the last instruction that reads it unrounded */
 } tt__fp8;
 
 /* Makes a value for the fp8 copy of v, or of its transpose, in the layout that QUANTIZE writes: rows start at
@@ -11644,7 +11858,7 @@ static tt_status tt__pass_fp8(tt_tape *t)
         const bool pays = tt__pays_in_fp8(t, &t->code[k]);
         any |= pays;
         if (pays && tt__operand_sums(&t->code[k]))
-            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* sums of unrounded operands */
+            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* sums the unrounded operands */
         for (int o = 0; o < 2 && pays && ok; o++) ok = tt__read_fp8(&f, k, o);
         for (int j = 0; j < TT__MAX_OUT; j++)
             if (t->code[k].out[j]) f.written[t->values[t->code[k].out[j]].base] = k + 1;
@@ -11707,15 +11921,17 @@ static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
                       x->part.unit == y->part.unit && x->part.split == y->part.split);
 }
 
-/* How a range of instructions uses a storage. several: they use more than one view of the storage.
-   reads_several: they read more than one. all_slots: one of them sums all slots. always: one of them also
-   runs on ranks without a micro-batch. */
+/* How a range of instructions uses a storage. several: the instructions use more than one view of the
+   storage. reads_several: they read more than one view. all_slots: one instruction sums all slots. always:
+   one instruction also runs on ranks without a micro-batch. */
 typedef struct tt__use {
-    int32_t any, read, written;   /* first values of the storage that the range uses, reads, writes; 0:
+    int32_t any, read, written;   /* any: first value of the storage that the range uses; read: first value
+                                     that the range reads; written: first value that the range writes; 0:
                                      none */
     bool several, reads_several, all_slots, always;
     bool in;                      /* the range reads contents that were written before the range */
-    bool later;                   /* the contents are read only in runs where add_later adds */
+    bool later;                   /* the contents are read only to add to them, after a step's first
+                                     micro-batch */
 } tt__use;
 
 static void tt__note_use(const tt_tape *t, const tt__instr *i, int32_t id, int out, tt__use *u)
@@ -11773,10 +11989,10 @@ static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32
     return x && y && tt__insert(t, before, &i);
 }
 
-/* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. If the range
-   uses only one shard or slot, the copy has only that; otherwise the copy has the whole storage, so that
-   kernels find the layout that they find without copies. Sets *like to the value of v that the copy
-   corresponds to. Returns 0 if out of memory. */
+/* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. If the
+   instructions use only one shard or one slot of v, the copy has only that shard or slot. Otherwise the copy
+   has the whole storage, so that kernels find the layout that they find without copies. Sets *like to the
+   value of v that the copy corresponds to. Returns 0 if out of memory. */
 static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *like)
 {
     const tt__tape_value base = t->values[v], x = t->values[u->any];
@@ -11795,8 +12011,8 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     return d;
 }
 
-/* Inserts, before instruction `from`, the copies into storage d of the elements that the use u reads. Storage
-   d is a copy of value `like`. */
+/* Inserts, before instruction `from`, copies of the elements that the use u reads into storage d, which is a
+   copy of value `like`. */
 static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, int32_t d)
 {
     const tt__instr first = t->code[from];
@@ -11815,8 +12031,8 @@ static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, i
     return ok;
 }
 
-/* Makes instructions [from, to] use a copy of storage v in the memory on which they work. Inserts the copies
-   from v before them and back to v after them. Returns false if out of memory. */
+/* Makes instructions [from, to] use a copy of storage v in the memory on which they work. Inserts copies from
+   v before these instructions, and copies back to v after them. Returns false if out of memory. */
 static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
 {
     const tt__use u = tt__use_of(t, v, from, to);
@@ -11835,7 +12051,7 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
             bool known = !out;
             for (int m = 0; m < n && !known; m++) known = tt__same_part(t, written[m], was);
             if (known) continue;
-            if (n == TT__COUNT(written)) written[0] = like; /* all elements */
+            if (n == TT__COUNT(written)) written[0] = like; /* too many parts: `like` covers them all */
             else written[n++] = was;
         }
     const tt__instr last = t->code[to];
@@ -11873,7 +12089,8 @@ static void tt__reach(tt__range *r, int k)
 }
 
 /* Makes the instructions of a micro-batch use one copy of v in the forward and another in the backward. of[0]
-   and of[1]: ranges of instructions that use v in each. Returns false if out of memory. */
+   and of[1]: the ranges of instructions that use v in the forward and in the backward. Returns false if out
+   of memory. */
 static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
 {
     for (int backward = 0; backward < 2; backward++) {
@@ -11914,7 +12131,8 @@ static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
 /* Cuts a group off the instructions that run together from k on, and returns its range; the remaining
    instructions run together after the group. The instructions of a group work on one memory and use at most
    `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes so
-   far of the group that the limit TT__OFFLOAD_TOGETHER would give. */
+   far of the group that there would be if `max` were TT__OFFLOAD_TOGETHER; goes on from one call to the
+   next. */
 static tt__range tt__cut_group(tt_tape *t, int k, size_t max, size_t *largest)
 {
     tt__range r = {k, k};
@@ -12060,11 +12278,143 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
         const tt__tape_value *x = &t->values[i->out[1]];
-        /* an output in another dtype stays: out[0] is computed from its rounded values */
+        /* out[1] stays if its dtype is not that of out[0], which is then computed from the rounded out[1] */
         bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
         if (same && !needed[x->base]) i->out[1] = 0;
     }
     tt__free(t->ctx, needed);
+    return tt__settle(t, t->n_code);
+}
+
+/* ==== src/passes/features.h */
+/* ------------------------------------------------------------------------------------------------- features
+   The frozen part of a recorded tape consists of the instructions that depend on inputs and frozen parameters
+   alone. The features are the results of the frozen part that the rest of the tape reads. A program can read
+   features as inputs, in place of computing the frozen part. */
+
+/* Facts about a tape that tt__find_features needs. The index of a storage's flags is the number of its base
+   value. */
+typedef struct tt__frozen_part {
+    bool *trained;   /* of a storage: depends on a trained parameter */
+    bool *fed;       /* of a storage: depends on an input */
+    bool *needed;    /* of a storage: an instruction that reads a frozen parameter depends on it */
+    bool *made;      /* of a storage: an instruction of the frozen part writes it */
+    bool *feature;   /* of a storage: it is a feature */
+    bool *within;    /* of an instruction: it belongs to the frozen part */
+} tt__frozen_part;
+
+static bool tt__any_of(const tt_tape *t, const tt__instr *i, const bool *flags)
+{
+    for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j] && flags[t->values[i->in[j]].base]) return true;
+    return false;
+}
+
+static void tt__flag_outputs(const tt_tape *t, const tt__instr *i, bool *flags)
+{
+    for (int j = 0; j < TT__MAX_OUT; j++) if (i->out[j]) flags[t->values[i->out[j]].base] = true;
+}
+
+/* Returns whether each operand of instruction i is an input, a parameter, or made by the frozen part, and at
+   least one operand is made by the frozen part. */
+static bool tt__only_of_part(const tt_tape *t, const tt__instr *i, const bool *made)
+{
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        const int32_t base = t->values[i->in[j]].base;
+        if (base && t->values[base].storage == TT__TRANSIENT && !made[base]) return false;
+    }
+    return tt__any_of(t, i, made);
+}
+
+/* Notes the frozen part of the tape. An instruction belongs to the frozen part if it does not depend on a
+   trained parameter, and if it reads a frozen parameter or comes before an instruction that reads one. The
+   instructions after the last frozen parameter also belong to the frozen part, such as the choice of the
+   first row of each sequence, up to the first dropout, which stays with the trained part. */
+static void tt__note_frozen_part(const tt_tape *t, tt__frozen_part *p)
+{
+    for (int32_t v = 1; v < t->n_values; v++) {
+        const tt__tape_value *x = &t->values[v];
+        if (x->base != v) continue;
+        p->trained[v] = x->storage == TT__PARAMETER && !t->ctx->params[x->param]->frozen;
+        p->fed[v] = x->storage == TT__INPUT;
+    }
+    for (int k = 0; k < t->n_code; k++) {
+        if (tt__any_of(t, &t->code[k], p->trained)) tt__flag_outputs(t, &t->code[k], p->trained);
+        if (tt__any_of(t, &t->code[k], p->fed)) tt__flag_outputs(t, &t->code[k], p->fed);
+    }
+    for (int k = t->n_code - 1; k >= 0; k--) {
+        const tt__instr *i = &t->code[k];
+        bool within = false;
+        for (int j = 0; j < TT__MAX_IN; j++)
+            within = within || (i->in[j] && t->values[t->values[i->in[j]].base].storage == TT__PARAMETER);
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            within = within || (i->out[j] && p->needed[t->values[i->out[j]].base]);
+        if (!within || tt__any_of(t, i, p->trained)) continue;
+        p->within[k] = true;
+        for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j]) p->needed[t->values[i->in[j]].base] = true;
+    }
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool random = tt__is(i, TT__RANDOM) && i->attr.dropout > 0;
+        const bool trained = random || tt__is(i, TT__LOSS) || tt__any_of(t, i, p->trained);
+        if (!p->within[k] && !trained) p->within[k] = tt__only_of_part(t, i, p->made);
+        if (p->within[k]) tt__flag_outputs(t, i, p->made);
+    }
+}
+
+/* Lists the features of a tape in *features, which the caller frees. output: a value that is a feature if the
+   frozen part makes it. Fails if the frozen part has no features, or a feature without a row for each row of
+   an input. Values that depend on no input are no features. */
+static tt_status tt__find_features(tt_tape *t, tt_value output, int32_t **features, int *count)
+{
+    tt__frozen_part p;
+    const size_t values = (size_t)t->n_values, all = 5 * values + (size_t)t->n_code;
+    char what[256];
+    bool *flags = (bool *)tt__calloc(t->ctx, all);
+    int32_t *list = (int32_t *)tt__alloc(t->ctx, sizeof *list * values);
+    *count = 0;
+    *features = list;
+    if (!flags || !list) {
+        tt__free(t->ctx, flags);
+        return TT_ERR_MEMORY;
+    }
+    p.trained = flags;
+    p.fed = flags + values;
+    p.needed = flags + 2 * values;
+    p.made = flags + 3 * values;
+    p.feature = flags + 4 * values;
+    p.within = flags + 5 * values;
+    tt__note_frozen_part(t, &p);
+    p.feature[t->values[output.id].base] = true;
+    for (int k = 0; k < t->n_code; k++)
+        for (int j = 0; j < TT__MAX_IN && !p.within[k]; j++)
+            p.feature[t->values[t->code[k].in[j]].base] = true;
+    tt_status status = TT_OK;
+    for (int32_t v = 1; v < t->n_values && status == TT_OK; v++) {
+        const tt__tape_value *x = &t->values[v];
+        if (x->base != v || !p.feature[v] || !p.made[v] || !p.fed[v]) continue;
+        list[(*count)++] = v;
+        if (!x->shape.axis || x->shape.extra || x->shape.dtype != TT_F32)
+            status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{features_once}: %s depends on frozen parameters "
+                              "alone, but has no row for each example or token: unfreeze the parameters "
+                              "before it", tt__describe(t, v, what, sizeof what));
+    }
+    if (status == TT_OK && !*count)
+        status = tt__fail(t->ctx, TT_ERR_ARGUMENT, "{features_once} is set, but the model computes nothing "
+                          "from inputs and frozen parameters alone: freeze the first layers, for example "
+                          "the encoder (tt_param_freeze)");
+    tt__free(t->ctx, flags);
+    return status;
+}
+
+/* Makes features inputs of the tape. The pass "prune" then removes the frozen part. */
+static tt_status tt__read_features(tt_tape *t, const int32_t *features, int count)
+{
+    for (int n = 0; n < count; n++)
+        for (int k = 0; k < t->n_code; k++)
+            if (t->code[k].op >= 0 && tt__writes(t, &t->code[k], features[n])) t->code[k] = tt__new_instr(-1);
+    for (int32_t v = 1; v < t->n_values; v++)
+        for (int n = 0; n < count; n++)
+            if (t->values[v].base == features[n]) t->values[v].storage = TT__INPUT;
     return tt__settle(t, t->n_code);
 }
 
@@ -12152,8 +12502,9 @@ static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
     return (double)max * (double)tt_dtype_bytes(x->shape.dtype);
 }
 
-/* The limit of an instruction's speed. PRODUCT, ATTENTION: FLOPs; ROWS: bytes of other kernels; UPDATE: bytes
-   of updates and of other work once a step; RANKS: bytes that a collective loads. */
+/* The cost that limits the speed of an instruction. PRODUCT and ATTENTION: its FLOPs; RANKS: the bytes that a
+   collective loads; UPDATE: the bytes of work that is done once a step, such as updates; ROWS: the bytes of
+   all other kernels. */
 typedef enum tt__cost {
     TT__COST_PRODUCT, TT__COST_ATTENTION, TT__COST_ROWS, TT__COST_UPDATE, TT__COST_RANKS, TT__COST_KINDS
 } tt__cost;
@@ -12196,8 +12547,9 @@ static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
 }
 
 /* Returns the seconds that instruction i takes with all axes at their capacity. Computation takes the longer
-   of its arithmetic and its memory traffic, a transfer the time of its bytes; each launch is added. first: i
-   is the first of the instructions that are launched together, and alone has the cost of the launch. */
+   of two times, that of its arithmetic and that of its memory traffic. A transfer takes the time of its
+   bytes. Each launch adds costs->launch. first: i is the first of the instructions that are launched
+   together; the others add no launch. */
 static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *costs, bool first)
 {
     const int stream = tt__stream_beside(t, i);
@@ -12216,9 +12568,10 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 
 /* Estimated seconds of a program's instructions. */
 typedef struct tt__spent {
-    double compute, exposed;    /* computation; exposed: time for which computation waits for transfers */
+    double compute, exposed;    /* compute: seconds of computation; exposed: seconds for which computation
+                                   waits for transfers */
     double on_host;             /* part of `compute` that the host's processor computes */
-    double busy[TT__STREAMS];   /* for each stream: its transfers */
+    double busy[TT__STREAMS];   /* for each stream: seconds of its transfers */
 } tt__spent;
 
 /* step: seconds of a step with one micro-batch on each data rank. micro: seconds of each further
@@ -12267,7 +12620,7 @@ static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *
 typedef struct tt__order {
     tt_tape *t;
     int n;              /* number of instructions, including WAITs */
-    int *at, *place;    /* number of the instruction at each place; place of each instruction */
+    int *at, *place;    /* at: number of the instruction at each place; place: place of each instruction */
     double *begin;      /* for each instruction: seconds of computation before it */
     double *seconds;    /* for each instruction: seconds of computation that it takes */
     double *moves;      /* for each start: seconds for which its transfer occupies the stream */
@@ -12330,8 +12683,9 @@ static void tt__move_to(tt__order *o, int x, int to)
     o->place[x] = to;
 }
 
-/* Returns whether place k is between updates in the host's memory that run together. A transfer does not stop
-   there but moves past all of them, and so runs beside them, because they take long. */
+/* Returns whether place k is between updates in the host's memory that run together. A transfer moves past
+   all these updates instead of stopping between them, and so runs beside them, because updates in the host's
+   memory take long. */
 static bool tt__amid_updates(const tt__order *o, int k)
 {
     const tt__instr *i = &o->t->code[o->at[k - 1]];
@@ -12396,9 +12750,9 @@ static bool tt__brings(const tt_tape *t, const tt__instr *i)
            (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
 
-/* Moves start x up so that its transfer can end after `due` seconds of computation. If x's stream also takes
-   results away, x moves before any such transfer that would keep the stream busy too long. x moves at most
-   `ahead` blocks above the block of its WAIT. */
+/* Moves start x up so that its transfer can end by the time that `due` seconds of computation are done. If
+   x's stream also takes results away, x moves before any such transfer that would keep the stream busy too
+   long. x moves at most `ahead` blocks above the block of its WAIT. */
 static void tt__hoist(tt__order *o, int x, double due, int ahead)
 {
     double until = due - o->moves[x];
@@ -12426,9 +12780,10 @@ static int tt__last_reader(const tt_tape *t, int32_t v)
     return last;
 }
 
-/* Marks the instructions that end a block. In the forward, an instruction that writes a value marked by
-   tt_block_end does; in the backward, the last one that reads a marked value. Without marks, each product
-   ends a block. At the end of a step, each group of instructions that run together is a block. */
+/* Marks the instructions that end a block. In the forward, an instruction ends a block if it writes a value
+   marked by tt_block_end. In the backward, the last instruction that reads a marked value ends a block.
+   Without marks, each product ends a block. At the end of a step, each group of instructions that run
+   together is a block. */
 static void tt__mark_blocks(tt__order *o, int n)
 {
     tt_tape *t = o->t;
@@ -12506,7 +12861,7 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
             o->begin[wait] = now;
             o->block[wait] = blocks;
         } else if (!t->code[k].stream) {
-            o->seconds[k] = seconds; /* also a copy that stays on the computation stream */
+            o->seconds[k] = seconds; /* computation, or a copy that stays on the computation stream */
         }
         now += o->seconds[k];
         blocks += o->ends[k];
@@ -12534,9 +12889,10 @@ static tt_status tt__reorder(tt__order *o)
     return TT_OK;
 }
 
-/* Gives each input that instructions read a second value. The host copies the next run's data there while
-   this run is in flight. A run begins with a copy from there to the input (tt__take_arrivals), so that
-   instructions, also recorded ones (CUDA graphs), find the input always at one address. */
+/* Gives each input that instructions read a second value. The host copies the next run's data to the second
+   value while this run is in flight. A run begins with a copy from the second value to the input
+   (tt__take_arrivals), so that instructions, also recorded ones (CUDA graphs), find the input always at one
+   address. */
 static tt_status tt__pass_arrivals(tt_tape *t)
 {
     const int32_t values = t->n_values;
@@ -12576,11 +12932,11 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
         const double end = fmin(*next, o.begin[o.wait[k]]);
         const bool host_copy = t->values[t->values[t->code[k].out[0]].base].host_copy;
         tt__hoist(&o, k, end, ahead);
-        const double latest = end - o.moves[k]; /* a start that moves past joint updates is earlier than
-                                                   necessary */
+        /* The latest time for the start; o.begin[k] is earlier if it moved past updates that run together. */
+        const double latest = end - o.moves[k];
         *next = fmin(*next, host_copy ? fmax(o.begin[k], latest) : o.begin[k]);
     }
-    for (int at = 0; at < o.n && ok; at++) { /* visits starts in their new order */
+    for (int at = 0; at < o.n && ok; at++) { /* visits the starts in the order in which they now are */
         const int k = o.at[at];
         if (!o.wait[k] || tt__brings(t, &t->code[k])) continue;
         double *end = &idle[t->code[k].stream];
@@ -12598,17 +12954,17 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
 /* ==== src/passes/join.h */
 /* ---------------------------------------------------------------------------------------------------- join
    Makes products run together that would be one product if their operands were adjacent in memory
-   (tt__is_one_product). Their transient operands become views of one value. tt__place_persistent makes
-   parameters and persistent gradients adjacent. If the operands are not adjacent in the end, each product is
-   launched alone. */
+   (tt__is_one_product). The transient operands of these products become views of one value.
+   tt__place_persistent makes parameters and persistent gradients adjacent. If the operands are not adjacent
+   in the end, each product is launched alone. */
 
 /* Largest distance, in instructions. Products further apart are not joined. Values whose first write or last
    read is further apart are not joined either, because both would then stay in memory for longer. */
 enum { TT__TOGETHER = 32 };
 
-/* Returns, for each storage, whether it must keep its own place in memory: another stream or a collective
-   uses the storage, or an instruction overwrites it with a result in place, or it holds such a result. The
-   caller frees the array. NULL: out of memory. */
+/* Returns, for each storage, whether it must keep its own place in memory. It must if another stream or a
+   collective uses it, if an instruction stores its result in the place of the storage, or if the storage is
+   such a result in the place of another storage. The caller frees the array. NULL: out of memory. */
 static bool *tt__never_joined(const tt_tape *t)
 {
     bool *apart = (bool *)tt__calloc(t->ctx, sizeof *apart * (size_t)t->n_values);
@@ -12636,8 +12992,8 @@ static bool tt__is_plain(const tt_tape *t, int32_t v)
            x->part.split == TT__WHOLE && x->space == TT__DEVICE;
 }
 
-/* Returns whether v may become a view of a joined value: v does not outlive the step, and its rows are
-   multiples of the 16 bytes to which kernels need rows aligned. */
+/* Returns whether v may become a view of a joined value: v does not outlive the step, and the bytes of a row
+   are a multiple of 16, because kernels need rows that are aligned to 16 bytes. */
 static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
 {
     const tt__tape_value *x = &t->values[v];
@@ -12648,7 +13004,8 @@ static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const b
            row % 16 == 0;
 }
 
-/* Returns whether another storage may directly follow persistent storage v: v fills all its bytes. */
+/* Returns whether another storage may directly follow persistent storage v: whether v has no padding at its
+   end. */
 static bool tt__may_be_followed(const tt_tape *t, int32_t v)
 {
     const tt__shape *x = &t->values[v].shape;
@@ -12707,7 +13064,8 @@ static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
 }
 
 /* Sorts products by the numbers of their weights, or of the gradients of their weights, and makes them run
-   together. Persistent values have this order in the arena, and recomputed products the same order. */
+   together. The arena has persistent values in the order of their numbers, and recomputed products are in the
+   order of the products that they repeat. */
 static void tt__order_products(tt_tape *t, int first, int last)
 {
     for (int k = first + 1; k <= last; k++) {
@@ -12720,8 +13078,9 @@ static void tt__order_products(tt_tape *t, int first, int last)
     for (int k = first; k <= last; k++) t->code[k].with_next = k < last;
 }
 
-/* Makes the values in role `role` of products `first` to `last` views of one new value. Marks persistent
-   values instead, so that they become adjacent in memory. Returns false if out of memory. */
+/* Makes the values in role `role` (an operand or a result) of products `first` to `last` views of one new
+   value. Marks persistent values instead, so that they become adjacent in memory. Returns false if out of
+   memory. */
 static bool tt__join_values(tt_tape *t, int first, int last, int role)
 {
     const bool below = tt__lies_below(&t->code[first], role);
@@ -12766,7 +13125,7 @@ static tt_status tt__pass_join(tt_tape *t, int32_t root)
         tt__order_products(t, first, last);
         for (int role = 0; role < TT__ROLES && ok; role++)
             if (role != tt__shared_role(&t->code[first])) ok = tt__join_values(t, first, last, role);
-        k -= first != k; /* the moves have put a later instruction at this place */
+        k -= first != k; /* visits this place again if the moves have put a later instruction there */
     }
     tt__free(t->ctx, apart);
     return ok ? TT_OK : TT_ERR_MEMORY;
@@ -12794,7 +13153,7 @@ typedef struct tt__box {
 } tt__box;
 
 /* Returns the largest number of bytes of a space that are in use at one instruction, which *at receives.
-   Counts only boxes of `min` bytes or more. SIZE_MAX: out of memory. */
+   Counts only boxes (storages to be placed) of `min` bytes or more. SIZE_MAX: out of memory. */
 static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t min,
                            tt_context *ctx, int *at)
 {
@@ -12829,7 +13188,7 @@ typedef struct tt__taken {
     tt__interval *span; int n_span, cap_span;   /* element 0 means "none" */
     int unused;     /* first span that is in no list; 0: none */
     int *list;      /* list[2 * k]: first span in use during all instructions of node k; list[2 * k + 1]:
-                       during some */
+                       first span in use during some of them */
     int *hint;      /* for each list: the span changed last */
     int leaves;     /* number of instructions, rounded up to a power of two; the root is node 1 */
     int highest;    /* the box that ends highest; of several, the one placed last */
@@ -12861,8 +13220,8 @@ static bool tt__taken_clear(tt__taken *t)
     return true;
 }
 
-/* Returns the last span of a list that ends at or below `limit`. The search begins at span `at`, which ends
-   there. Leaves shortcuts for later searches. */
+/* Returns the last span (range of bytes in use) of a list that ends at or below `limit`. The search begins at
+   span `at`, which ends at or below `limit`, too. Leaves shortcuts for later searches. */
 static int tt__span_before(tt__taken *t, int at, size_t limit)
 {
     for (int two_back = at, back = at;;) {
@@ -12876,8 +13235,8 @@ static int tt__span_before(tt__taken *t, int at, size_t limit)
     }
 }
 
-/* Adds bytes [from, to) to a list, and joins them with the spans that they overlap or touch. Returns false if
-   out of memory. */
+/* Adds bytes [from, to) to a list of the bytes in use, and joins them with the spans (ranges of bytes) that
+   they overlap or touch. Returns false if out of memory. */
 static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
 {
     int before = 0, at = t->list[list], hint = t->hint[list];
@@ -12915,8 +13274,8 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
     return true;
 }
 
-/* Marks the place of box b as in use. `node` covers instructions [lo, lo + width). Returns false if out of
-   memory. */
+/* Marks the place of box b as in use, in the part of the tree below `node`, which covers instructions
+   [lo, lo + width). Returns false if out of memory. */
 static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width)
 {
     if (b->first >= lo + width || b->last < lo) return true;
@@ -12926,8 +13285,9 @@ static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width
                       tt__take(t, b, 2 * node + 1, lo + width / 2, width / 2));
 }
 
-/* Appends to `heads` the first spans of all lists that have spans in use during box b's life. Returns the
-   number of lists in `heads`. */
+/* Appends to `heads` the first span of each list of bytes that are in use during box b's life. Looks in the
+   part of the tree below `node`, which covers instructions [lo, lo + width). Returns the new number n of
+   lists. */
 enum { TT__TAKEN_LISTS = 6 * 32 };
 static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads,
                            int n)
@@ -12942,14 +13302,14 @@ static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int l
     return tt__taken_lists(t, b, 2 * node + 1, lo + width / 2, width / 2, heads, n);
 }
 
-/* Returns the lowest gap (or the tightest one) of at least b's size between the spans in use during b's
-   life. */
+/* Returns the place of the lowest gap or, with `tightest`, of the smallest gap that has room for b, between
+   the bytes that are in use during b's life. */
 static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
     size_t cursor = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
     for (;;) {
-        size_t next = SIZE_MAX; /* start of the lowest span above the cursor */
+        size_t next = SIZE_MAX; /* the first byte in use above `cursor` */
         bool moved = false;
         for (int k = 0; k < n;) {
             if (t->span[head[k]].to <= cursor) head[k] = t->span[tt__span_before(t, head[k], cursor)].next;
@@ -12970,9 +13330,9 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
     }
 }
 
-/* Places boxes in the given order, each into the lowest gap (or the tightest one) between the boxes placed
-   before that are alive at the same time. Returns the height, where the highest box ends; stops at the first
-   height above `limit`. SIZE_MAX: out of memory. */
+/* Places boxes (storages) in the given order, each into the lowest gap or, with `tightest`, the smallest gap
+   that has room, between the boxes placed before that are alive at the same time. Returns the height, where
+   the highest box ends; stops at the first height above `limit`. SIZE_MAX: out of memory. */
 static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit,
                                  tt__taken *taken)
 {
@@ -12991,9 +13351,10 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
     return height;
 }
 
-/* Number of keys for sorting boxes. Key 0: size; 1: size x duration; 2: duration; 3: begin; 4: the boxes in
-   use at the peak by duration, then the others by size. Boxes with larger keys come first, for key 3 those
-   that begin earlier. Of equal keys, the larger box comes first, then the lower index. */
+/* Number of keys by which boxes (storages) are sorted before they are placed. Key 0: size; 1: size x
+   duration; 2: duration; 3: first instruction; 4: the boxes in use at the peak by duration, then the others
+   by size. Boxes with larger keys come first, for key 3 those that begin earlier. Of equal keys, the larger
+   box comes first, then the lower index. */
 #define TT__ORDERS 5
 static double tt__box_key(const tt__box *b, int kind, int peak)
 {
@@ -13136,8 +13497,8 @@ static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, s
 }
 
 /* Finds the lifetimes of a tape's transient storages and workspaces. The caller frees *out. Operands of
-   instructions that run together live from the first to the last of these; operands of work on another stream
-   live until its WAIT. */
+   instructions that run together live from the first to the last of these instructions; operands of work on
+   another stream live until its WAIT. */
 static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
 {
     tt_context *ctx = t->ctx;
@@ -13145,7 +13506,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * ((size_t)t->n_values + (size_t)t->n_code));
     int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* index of each storage's box; -1:
                                                                           none */
-    int n = 0, group = 0, group_end = 0; /* first and last of the instructions that run together */
+    int n = 0, group = 0, group_end = 0; /* instructions [group, group_end] run together with instruction k */
     const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
     *out = box;
     if (!box || !of) { tt__free(ctx, of); tt__free(ctx, box); *out = NULL; return TT_ERR_MEMORY; }
@@ -13198,7 +13559,8 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             while (box[start].merged != start) start = box[start].merged;
             box[of[y]].merged = start;
             box[start].last = box[of[y]].last;
-            of[y] = start; /* later results of the chain find the merged box */
+            of[y] = start; /* a result that later takes over y's place finds the box with which y was
+                              merged */
             break;
         }
     }
@@ -13265,9 +13627,9 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
 
 struct tt__isa_table {
     const char *name;
-    /* Functions that run the fastest multiply-adds in a loop, in one thread: peak[0] in fp32,
-       peak[TT__BF16_DOT] and peak[TT__BF16_TILES] in bf16; NULL: the instruction set has none. They return
-       the number of FLOPs done. */
+    /* Functions that run the fastest multiply-adds in a loop, in one thread, and return the number of FLOPs
+       done. peak[0]: in fp32; peak[TT__BF16_DOT], peak[TT__BF16_TILES]: in bf16, or NULL if the instruction
+       set has none. */
     double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
     bool optimized; /* the compiler optimised the kernels */
@@ -13276,10 +13638,10 @@ struct tt__isa_table {
 /* ==== src/ops/linear/cpu_shared.h */
 /* ---- matrix product: shared by all instruction sets ---- */
 
-/* Arguments of a product C = act(A B + bias) + residual or, with `saved`, C = act'(saved) * (A B);
-   `accumulate` adds the old C. A(i, k) = a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col],
-   where one stride of A and one stride of B is 1. Sums are fp32, in an order that does not depend on the
-   number of threads. Matrices without data are absent. */
+/* Arguments of a product C = act(A B + bias) + residual or, with `saved`, C = act'(saved) * (A B). If
+   `accumulate`, the old C is added. A(i, k) is `a[i * a_row + k * a_col]`, and B(k, j) is
+   `b[k * b_row + j * b_col]`. One stride of A is 1, and one stride of B is 1. Sums are fp32, in an order
+   that does not depend on the number of threads. Matrices without data are absent. */
 typedef struct tt__gemm_args {
     int64_t m, n, k;
     tt__mat a, b, c;
@@ -13296,9 +13658,9 @@ typedef struct tt__gemm_args {
 } tt__gemm_args;
 
 /* The work of a microkernel: computes a block C = scale * (A B) + base, with the sums in registers. k counts
-   floats or, in bf16 products, pairs of bf16 in the place of a float. A(i, k) = a[i * a_row + k * a_col] or,
-   for AMX, a[i * a_row + k / 16 * a_col + k % 16]. The rows of B are b_row floats apart, the rows of C c_row
-   floats. `base` is NULL, C itself, or another block. */
+   floats or, in bf16 products, pairs of bf16 in the place of a float. A(i, k) is `a[i * a_row + k * a_col]`
+   or, for AMX, `a[i * a_row + k / 16 * a_col + k % 16]`. Rows of B begin b_row floats apart, and rows of C
+   begin c_row floats apart. `base` is NULL, C itself, or another block. */
 typedef struct tt__product {
     int64_t k;
     const float *a; int64_t a_row, a_col;
@@ -13353,12 +13715,12 @@ static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count
 /* ==== src/ops/attention/cpu_shared.h */
 /* ---------------------------------------------------------------------- attention, shared by all variants */
 
-/* Arguments of attention, which is computed within each sequence and head. Shapes: k, v (rows,
-   heads / group * head_size); q, out (queries, heads * head_size); lse f32 (queries, heads). The queries are
-   all rows or the rows that query_row lists, in any order. Dropout draws 8 random bits for the weight of
-   query row i (of the batch), key j (of its sequence) and head h (of all ranks): number j % 16 of Philox
-   counter {i, j / 16, h, 0}, see tt__attention_either. The weight is kept if the number
-   is >= TT__ATTENTION_DROP(p). */
+/* Arguments of attention. Each head of each sequence is computed on its own. Shapes: k, v
+   (rows, heads / group * head_size); q, out (queries, heads * head_size); lse f32 (queries, heads). The
+   queries are all rows or, in any order, the rows that query_row lists. For each weight, dropout draws a
+   random number of 8 bits: number `j % 16` of the 16 numbers of Philox counter `{i, j / 16, h, 0}`, where i
+   is the query's row of the batch, j the key of the sequence, and h the head among the heads of all ranks;
+   see tt__attention_either. The weight is kept if the number is at least `TT__ATTENTION_DROP(dropout)`. */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
@@ -13376,19 +13738,20 @@ typedef struct tt__attention_args {
     float *lse;
     tt__mat dout, dq, dk, dv;    /* gradients; only in the backward */
     bool add_dq, add_dk, add_dv; /* only in the backward: whether to add to the gradient or write it      */
-    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to bf16 */
+    tt__bf16 bf16;               /* how products of bf16 are computed; fp32 operands are rounded to bf16 */
     void *workspace;             /* tt__attention_workspace bytes                                         */
 } tt__attention_args;
 
-/* Sorts n queries by sequence: sets query_start, query_row and query_at of `a`. index[j] is the row of the
-   batch of query j. `memory` has tt__attention_queries_bytes bytes. */
+/* Sorts n queries by sequence: sets query_start, query_row and query_at of `a`. `index[j]` is query j's row
+   of the batch. `memory` has tt__attention_queries_bytes bytes. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
 {
     int32_t *start = (int32_t *)memory, *row = start + a->seqs + 1, *at = row + n;
     memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
     for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
     for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
-    /* Goes from the last query to the first. start[s + 1] moves from the end of sequence s to its start. */
+    /* Places the queries from the last to the first: start[s + 1] moves down from the end of sequence s to
+       its start. */
     for (int64_t j = n - 1; j >= 0; j--) {
         int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
         row[number] = index[j];
@@ -13431,8 +13794,9 @@ static int tt__attention_times(const tt__attention_args *a, const tt__attention_
     return times;
 }
 
-/* Returns how many of n queries of sequence x, beginning with query `query`, are in the first query's block,
-   at most as many as a tile holds. Sets *block to the number of the block. */
+/* Counts the queries of sequence x that directly follow query `query` in the same block, including query
+   `query`. The result is at most n, and at most the number of queries of a tile. Sets *block to the number
+   of the block. */
 static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__attention_sequence *x,
                                       int64_t query, int64_t n, int64_t *block)
 {
@@ -13445,9 +13809,10 @@ static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__att
     return count;
 }
 
-/* Takes the next keys of [*at, end), at most a tile of them, and moves *at past them. Returns the first key
-   of the tile and sets *keys to the tile's number of keys. The first key is *at rounded down to a multiple
-   of 16, as random numbers and tiles need; x->from is set to the old *at: the keys before it are not seen. */
+/* Takes the next tile of keys from `[*at, end)`. Sets *keys to the tile's number of keys and returns the
+   tile's first key. The first key is *at, rounded down to a multiple of 16, because random numbers and tiles
+   are in groups of 16 keys. Sets x->from to the old *at, as the keys before it are not seen, and *at to the
+   tile's end. */
 static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, int64_t end, int64_t *keys)
 {
     const int64_t first = *at & ~(int64_t)15;
@@ -13457,8 +13822,9 @@ static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, i
     return first;
 }
 
-/* Finds the keys that any of n queries of sequence x, beginning with query `query`, sees: returns the end of
-   these keys and sets *from to the first. Without a window, listed queries count as seeing all keys. */
+/* Finds the keys that are seen by any of n queries of sequence x, beginning with query `query`. Returns the
+   end of these keys and sets *from to the first of these keys. Without a window, listed queries count as
+   seeing all keys. */
 static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attention_sequence *x, int64_t query,
                                   int64_t n, int64_t *from)
 {
@@ -13582,6 +13948,18 @@ static tt_status tt__for_rows(const tt__launch *l, const tt__mat *m, size_t skip
     return tt__for_chunks(l, m->rows, m->cols, tt__max(1, 8192 / m->cols), skip, fn);
 }
 
+/* Fails unless the operands first to first + count - 1, if present, have as many columns as out[0]. Kernels
+   of TT__RUN_MAP widen their rows side by side, into scratch that is laid out by these columns. */
+static tt_status tt__same_widths(const tt__launch *l, int first, int count)
+{
+    for (int k = first; k < first + count; k++)
+        if (l->in[k].data && l->in[k].cols != l->out[0].cols)
+            return tt__fail(l->tape->ctx, TT_ERR_INTERNAL, "%s: operand %d has %lld columns, but the result "
+                            "has %lld; please report this program", tt__instr_name(l->instr), k,
+                            (long long)l->in[k].cols, (long long)l->out[0].cols);
+    return TT_OK;
+}
+
 static int64_t tt__elements(const tt__mat *m) { return m->rows * m->cols; }
 static void *tt__at(const tt__mat *m, int64_t r)
 {
@@ -13646,7 +14024,7 @@ static void tt__all_gather_rows(const tt__launch *l, int64_t from, int64_t to, f
     }
 }
 
-/* Copies elements [from, to) of this member's shard of out[0] from in[0] of member 0. */
+/* Copies elements `[from, to)` of this member's shard: from in[0] of member 0 to this member's out[0]. */
 static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t first;
@@ -13713,9 +14091,10 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 /* ---- one variant for each instruction set ----
 
    The variants are most of a compiler's work. A build of many programs, such as the Makefile's build of the
-   tests, compiles them once: an object compiled with TT__KERNELS_ONLY has the variants' tables, and its
-   source ends here; programs compiled with TT__KERNELS_ELSEWHERE only declare the tables. The object also has
-   the public functions above. The linker is told to take the first definition, which is the program's own. */
+   tests, compiles the variants once, into an object for which TT__KERNELS_ONLY is defined. The source of that
+   object ends here. The programs are compiled with TT__KERNELS_ELSEWHERE and only declare the variants'
+   tables. The object and each program define the public functions above. The linker is told to take the
+   first definition, which is the program's own. */
 
 #define TT__LANES 4
 #define TT__ISA portable
@@ -13932,7 +14311,7 @@ TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n)
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b) { return (tt__vf)(result); }
 #define TT__OF_THREE(name, result) \
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)(result); }
-#if TT__LANES == 16 /* masked forms with a full mask, because g++ 12 warns about its header's plain forms */
+#if TT__LANES == 16 /* masked intrinsics with a full mask, because g++ 12 warns about the plain intrinsics */
 TT__OF_THREE(fma, _mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c))
 TT__OF_TWO(max, _mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b))
 TT__OF_TWO(min, _mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b))
@@ -14009,7 +14388,7 @@ TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
     static const float c[] = {1.559467754e-4f, 1.340664390e-3f, 9.617692975e-3f, 5.550310551e-2f,
                               2.402265278e-1f, 6.931472150e-1f, 1.0f};
     const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23 + 127: adding `magic` rounds to an
-                                                                integer, plus the exponent's bias */
+                                                                integer and adds the exponent's bias */
     x = TT__K(max)(TT__K(splat)(-126.0f), x); /* x comes second: max() returns its second operand for NaN */
     tt__vf shifted = x + magic, r = x - (shifted - magic);
     /* the low bits of `shifted` are the biased exponent */
@@ -14172,7 +14551,7 @@ TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
     /* A subnormal's fraction first gets a leading 2^-14; the subtraction takes 2^-14 away. */
     tt__vf subnormal = (tt__vf)(magnitude + (113u << 23)) - (tt__vf)TT__K(splat_u)(113u << 23);
     tt__vu normal = magnitude + (112u << 23);
-    normal += (tt__vu)(magnitude >= (0x7c00u << 13)) & (112u << 23); /* infinity, NaN */
+    normal += (tt__vu)(magnitude >= (0x7c00u << 13)) & (112u << 23); /* infinity and NaN: exponent 255 */
     return (tt__vf)(sign | TT__K(select)(magnitude < (0x400u << 13), (tt__vu)subnormal, normal));
 #endif
 }
@@ -14210,7 +14589,7 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
         return;
     }
     tt__vi subnormal = magnitude < 0x38800000;
-    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* exact, being below 1024 */
+    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* multiples of f16's smallest number */
     tt__vi whole = __builtin_convertvector(units, tt__vi);
     tt__vf fraction = units - __builtin_convertvector(whole, tt__vf);
     tt__vi up = fraction * 65536.0f + __builtin_convertvector((tt__vi)random, tt__vf) >= 65536.0f;
@@ -14222,8 +14601,8 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
     TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
 }
 
-/* Loads f16, or fewer than TT__LANES elements, for load_as. load_rest and store_rest are not inlined, because
-   many places call them for few elements. */
+/* Does the rarer work of load_as: loads f16, or fewer than TT__LANES elements. load_rest and store_rest are
+   not inlined, because many places call them for few elements. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     uint16_t some[TT__LANES] = {0};
@@ -14242,7 +14621,8 @@ TT__OUTLINE void TT__K(store_rest)(void *p, tt_dtype dtype, int64_t i, tt__vf x,
     memcpy((uint16_t *)p + i, some, (size_t)n * 2);
 }
 
-/* Loads the first TT__LANES of n elements from element i of an array of any float dtype, zeros beyond n. */
+/* Loads TT__LANES elements of an array of any float dtype, from element i on. The array has n elements from
+   there on. If n < TT__LANES, the other lanes become 0. */
 TT__INLINE tt__vf TT__K(load_as)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     if (n >= TT__LANES && dtype == TT_F32) return TT__K(load)((const float *)p + i);
@@ -14353,8 +14733,9 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 
 /* ---- packing ---- */
 
-/* Within each four lanes, LOW and HIGH interleave the first (HIGH: the last) two lanes of a with those of b;
-   FIRST and LAST concatenate the first (LAST: the last) two lanes of a and those of b. */
+/* These macros work within each four lanes. LOW interleaves the first two lanes of a with the first two
+   lanes of b, and HIGH interleaves the last two lanes of a and b. FIRST concatenates the first two lanes of
+   a and b, and LAST concatenates the last two. */
 #if TT__LANES == 16 /* these instructions have masks of ones because g++ 12 warns about the plain forms */
 #define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
@@ -14419,9 +14800,9 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 #undef TT__QUARTERS
 #undef TT__HALVES
 
-/* An operand seen as lines of k elements. The lines are the rows of A or the columns of B; element (line, k)
-   is at line * line_step + k * k_step. Panels hold units: floats or, for dot products and tiles, pairs of
-   bf16. The functions below count k in units. */
+/* An operand seen as lines of k elements. The lines are the rows of A or the columns of B; element k of a
+   line is at `line * line_step + k * k_step`. Panels hold units: floats or, for dot products and tiles,
+   pairs of bf16. The functions below count k in units. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
     tt_dtype dtype, narrow; /* narrow: dtype to which f32 elements are rounded; TT_F32: not rounded */
@@ -14462,9 +14843,10 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     }
 }
 
-/* Packs `lines` lines, beginning with `line`, and of each line k units, beginning with k0, of an operand with
-   k_step 1. Writes panels [k][width] that begin `panel` floats apart; lines missing from the last panel
-   become 0. Where a vector is several panels wide, one transposition packs several times as many units. */
+/* Packs `lines` lines of an operand with k_step 1, beginning with number `line`. Of each line, packs k
+   units, beginning with unit k0. Writes panels [k][width] that begin `panel` floats apart; lines missing
+   from the last panel become 0. If a vector is several panels wide, one transposition packs several times
+   TT__LANES units. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width,
                                             const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
@@ -14679,9 +15061,10 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_end)(rows, nv, sum, 1.0f, p);
 }
 
-/* Computes a block of C from a panel of A and a panel of B. Multiplies as many thirds of the panel of A (or
-   halves of a panel of 4 or 8 rows) as hold `rows` rows. Multiplies all columns of the panel of B, or only
-   the first 16 of 48 if `cols` is at most 16. */
+/* Computes a block of C from a panel of A and a panel of B. Multiplies only the part of the panel of A that
+   has the block's `rows` rows: one, two or three thirds of the panel or, in a panel of 4 or 8 rows, one or
+   two halves. Multiplies all columns of the panel of B, or only the first 16 of 48 if `cols` is at most
+   16. */
 TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };
@@ -14787,7 +15170,7 @@ TT__DOT_FN void TT__K(attention_dot_micro)(int64_t rows, int64_t cols, const tt_
 }
 #endif
 
-/* Does the work of peak_loop with dot products of bf16 instead of fp32 multiply-adds. */
+/* Runs n rounds of dot products of bf16, as peak_loop runs rounds of fp32 multiply-adds. */
 TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink)
 {
     tt__vf sum[12], x = TT__K(splat)(*sink), y = TT__K(splat)(1e-20f);
@@ -14866,7 +15249,7 @@ TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__produ
     TT__TILES_FENCE;
 }
 
-/* Does the work of peak_loop with tiles of bf16 instead of fp32 multiply-adds. */
+/* Runs n rounds of products of tiles of bf16, as peak_loop runs rounds of fp32 multiply-adds. */
 TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink)
 {
     TT__K(tiles_begin)(32);
@@ -14885,8 +15268,8 @@ TT__INLINE void TT__K(tiles_begin)(int64_t rows) { (void)rows; }
 TT__INLINE void TT__K(tiles_end)(void) {}
 #endif
 
-/* gemm_take reads elements [col, col + n) of a row of m, gemm_add adds these elements to `sums`, and
-   gemm_keep writes them. `sums` has room for whole vectors. */
+/* gemm_take reads elements [col, col + n) of a row of m into `to`. gemm_add adds these elements to `sums`.
+   gemm_keep writes `sums` to these elements. `to` and `sums` have room for whole vectors. */
 TT__INLINE void TT__K(gemm_take)(float *to, const tt__mat *m, int64_t row, int64_t col, int64_t n)
 {
     TT__K(gemm_read)(to, m->data, m->dtype, TT_F32, row * m->ld + col, n);
@@ -14914,10 +15297,11 @@ TT__INLINE void TT__K(gemm_keep)(const tt__mat *m, int64_t row, int64_t col, con
     else TT__K(row_narrow)((uint16_t *)m->data + at, sums, m->dtype, n);
 }
 
-/* Computes the rows x cols numbers of C = act(sums + more + bias) + residual + old C that begin at (row,
-   col). With `saved`, multiplies by act'(saved) instead of applying act. Overwrites `sums`. Rows of `sums`
-   and `more` begin sums_row floats apart and are padded to whole vectors. Short contiguous rows, as in a
-   microkernel's tile, are rounded and go through act several at a time. */
+/* Finishes a block of `rows` rows and `cols` columns of C, which begins at row `row` and column `col`:
+   `C = act(sums + more + bias) + residual + old C`. With `saved`, multiplies by act'(saved) instead of
+   applying act. Overwrites `sums`. Rows of `sums` and `more` begin sums_row floats apart and are padded to
+   whole vectors. Short contiguous rows, as in a microkernel's tile, are rounded and go through act several at
+   a time. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols,
                                float *sums, float *more, int64_t sums_row)
 {
@@ -15231,8 +15615,8 @@ typedef struct TT__K(gemm_few) {
     int64_t a_row;
 } TT__K(gemm_few);
 
-/* Adds to sums[i * STRIP + j] the dot product of row i of A and column j of b, over k elements. Does this for
-   up to 4 rows and 2 columns at once, so that there are fewer loads than multiplications. */
+/* Adds the dot product of row i of A and column j of b, over k elements, to `sums[i * TT__GEMM_STRIP + j]`.
+   Works on up to 4 rows and 2 columns at once, so that there are fewer loads than multiplications. */
 TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row,
                                  const float *b, int64_t b_col, int64_t k, float *sums)
 {
@@ -15498,8 +15882,9 @@ TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c
     out[3] = (tt__vu)((e3 & 0xffffffffu) | (o3 << 32));
 }
 
-/* Returns the order of counters in lanes that philox_numbers expects. With this order, transposing quads of
-   lanes puts the four words of a counter side by side, before the words of the next counter. */
+/* Returns, for each lane, the number of the counter that philox_numbers expects in that lane. With this
+   order, transposing quads of lanes puts the four words of a counter side by side, before the words of the
+   next counter. */
 TT__INLINE tt__vu TT__K(philox_groups)(void)
 {
     tt__vu groups;
@@ -15530,8 +15915,9 @@ typedef struct TT__K(attention_block) {
     const tt__attention_buffers *b;
 } TT__K(attention_block);
 
-/* Transposes n rows of m columns of `from` into `to`, which has m rows to_row floats apart, and multiplies by
-   scale if `scaled`. Writes whole vectors, with zeros for rows of `from` after the n rows. */
+/* Transposes the first n rows and m columns of `from` into `to`, and multiplies by `scale` if `scaled`. `to`
+   has m rows, which are `to_row` floats apart. Writes whole vectors, with zeros for rows of `from` after the
+   n rows. */
 TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const float *from, int64_t from_row,
                                            int64_t n, int64_t m, const bool scaled, float scale)
 {
@@ -15588,9 +15974,11 @@ TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const 
     }
 }
 
-/* Stores y (keys, d), the matrix whose rows attention_to_queries adds up, as pairs of rows. The tile kernels
-   need a left operand whose rows run along the summed dimension, the keys; the rows of `tile` do not. For the
-   tile kernels y is therefore transposed, as the left operand of out^T. */
+/* Stores y (keys, d), whose rows attention_to_queries adds up, as pairs of rows. attention_to_queries
+   multiplies the transpose of `tile` (keys, queries) by y. The tile kernels need a left operand that is
+   contiguous along the summed dimension, the keys; `tile` is contiguous along the queries. For the tile
+   kernels y is therefore transposed and becomes the left operand: the kernels multiply y^T by `tile`, which
+   gives out^T. */
 TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys,
                                          int64_t d, const float *y, int64_t stride)
 {
@@ -15612,8 +16000,8 @@ TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
     }
 }
 
-/* Computes attention_to_queries with the tile kernels. `twice`: also adds the product of the errors of
-   rounding `tile` to bf16. */
+/* Computes attention_to_queries with the tile kernels. If `twice`, then replaces `tile` by the errors of
+   rounding `tile` to bf16, and adds the product of these errors and y. */
 TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x, bool twice, float *tile,
                                                  float *out, int64_t out_stride, bool add)
 {
@@ -15651,17 +16039,17 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
 
 /* ---- products ---- */
 
-/* A microkernel, and the number of rows and columns of its blocks. The microkernel multiplies `whole`
-   elements along k at a time, a power of 2. The place of a float holds one fp32 element or, if `pairs` is 1,
-   two bf16 elements. */
+/* A microkernel, and the number of rows and columns of its blocks. Along k, the microkernel multiplies
+   `whole` elements at a time; `whole` is a power of 2. In an operand, the place of a float holds one fp32
+   element or, if `pairs` is 1, two bf16 elements. */
 typedef struct TT__K(attention_kernel) {
     TT__K(micro_fn) run;
     int64_t rows, cols, whole;
     int pairs;
 } TT__K(attention_kernel);
 
-/* Returns the microkernel for attention's products: by dot products or by tiles of bf16, or, if `by` is
-   TT__BF16_CONVERT, of fp32 numbers. */
+/* Returns the microkernel for attention's products. `by` chooses the kernel: one for dot products of bf16,
+   one for tiles of bf16 or, for TT__BF16_CONVERT, one for fp32 numbers. */
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
     TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,
@@ -15692,7 +16080,7 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     tt__product block = *p;
     block.k = ((to + kernel->whole - 1) & -kernel->whole) >> kernel->pairs;
     block.k -= first;
-    /* The A of tile kernels is contiguous along k; that of other microkernels has the stride a_col. */
+    /* Tile kernels need an A that is contiguous along k; the A of other microkernels has the stride a_col. */
     block.a += i * p->a_row + (kernel->whole > 2 ? first : first * p->a_col);
     block.b += first * p->b_row + j;
     block.c += i * p->c_row + j;
@@ -15700,8 +16088,9 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     kernel->run(tt__min(kernel->rows, rows - i), tt__min(kernel->cols, cols - j), &block);
 }
 
-/* attention_scores, attention_to_keys and attention_to_queries skip parts of a tile that no query of a vector
-   of queries sees. With listed queries they skip nothing: the softmax sets weights of unseen keys to 0. */
+/* attention_scores, attention_to_keys and attention_to_queries skip the parts of a tile that none of a
+   vector's queries sees. If query_row lists the queries, nothing is skipped: the softmax sets the weights of
+   unseen keys to 0. */
 
 /* Multiplies x (keys, d) by yt (d, queries) into tile (keys, queries). In bf16, x has pairs of columns, yt
    has pairs of rows, and the product is multiplied by scale; fp32 operands are already scaled. */
@@ -15725,7 +16114,8 @@ TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale
         for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
 }
 
-/* Adds the product of tile (keys, queries) and y (queries, d; in bf16, pairs of rows) to dx (keys, d). */
+/* Adds the product of tile (keys, queries) and y (queries, d) to dx (keys, d). In bf16, y has pairs of
+   rows. */
 TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const float *tile, const float *y,
                                      float *dx)
 {
@@ -15749,11 +16139,12 @@ TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const floa
             TT__K(attention_multiply)(&kernel, &p, i, rows, j, cols, tt__max(0, i - s->diagonal), s->queries);
 }
 
-/* Multiplies tile^T (queries, keys) by y (keys, d), and writes the product to out (queries, d) or, if `add`,
-   adds it. In bf16, y comes from attention_summed_bf16. All rows of a microkernel's block multiply the same
-   keys (in bf16, pairs of keys), with weights of 0 for keys that a query does not see. Therefore a NaN or
-   infinity in y also reaches the few queries before it in the block, with tiles the 32 queries before it, and
-   with listed queries all queries of the sequence. */
+/* Multiplies tile^T (queries, keys) by y (keys, d). Writes the product to out (queries, d) or, if `add`,
+   adds the product to `out`. In bf16, y comes from attention_summed_bf16. All rows of a microkernel's block
+   multiply the same keys (in bf16, pairs of keys), with weights of 0 for keys that a query does not see.
+   Therefore a NaN or infinity in a key's row of y also reaches queries that do not see the key: the few
+   earlier queries of the block, the 32 earlier queries with the tile kernels, and all queries of the
+   sequence if query_row lists the queries. */
 TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool twice, float *tile,
                                         const float *y, float *out, int64_t out_row, bool add)
 {
@@ -15817,9 +16208,9 @@ TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const f
     TT__K(store_as)(to, dtype, j, x + (add ? TT__K(load_as)(to, dtype, j, d - j) : TT__K(zero)()), d - j);
 }
 
-/* Copies n rows, multiplied by scale, of the head that starts at `column` of m to `to`, whose rows are stride
-   floats apart. The rows are row ... row + n - 1 or, if `at` is not NULL, at[row] ... at[row + n - 1]. Pads
-   each row with zeros to a whole vector. */
+/* Copies n rows of one head of m to `to`, multiplied by `scale`. The head begins at column `column` of m;
+   the rows of `to` are `stride` floats apart. The rows of m are `row` to `row + n - 1` or, if `at` is not
+   NULL, `at[row]` to `at[row + n - 1]`. Pads each row with zeros to a whole vector. */
 TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column,
                                   int64_t d, float scale, float *to, int64_t stride)
 {
@@ -15832,9 +16223,10 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
     }
 }
 
-/* Writes n rows of `from`, multiplied by scale, to rows of the head that starts at `column` of m or, if
-   `add`, adds them. The rows of m are row ... row + n - 1 or, if `at` is not NULL, at[row] ... at[row + n -
-   1]. Does nothing if m is absent, a gradient that nothing needs. */
+/* Multiplies n rows of `from` by `scale`, and writes the results to one head of m or, if `add`, adds them to
+   the head. The head begins at column `column` of m. The rows of m are `row` to `row + n - 1` or, if `at` is
+   not NULL, `at[row]` to `at[row + n - 1]`. m is absent if nothing needs the gradient; the function then
+   does nothing. */
 TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n,
                                     int64_t column, int64_t d, float scale, const float *from, int64_t stride,
                                     bool add)
@@ -15965,7 +16357,8 @@ TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t
 
 TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
 
-/* Returns a mask of the lanes where dropout keeps the weight for key i (0 to 7) of attention_draw. */
+/* Returns a mask of the lanes where dropout keeps the weight for one key. kept: the result of attention_draw
+   for 8 keys; i: the key's number among the 8 keys, from 0. */
 TT__INLINE tt__vi TT__K(attention_keep)(tt__vu kept, int i) { return (tt__vi)(kept << (7 - i)) >> 31; }
 
 /* Returns a mask of the lanes that see key r. */
@@ -16061,7 +16454,8 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
 }
 
 /* Turns scores (`weights`) into weights after dropout, and the gradients of these weights (`dscores`) into
-   gradients of the scores: weight before dropout * ((kept ? gradient : 0) - delta). */
+   gradients of the scores. A score's gradient is `p * (g - delta)`, where p is the weight before dropout,
+   and g is the weight's gradient if dropout keeps the weight, otherwise 0. */
 TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l,
                                                   int64_t keys, float *weights, float *dscores,
                                                   const float *lse, const float *delta)
@@ -16155,9 +16549,9 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 #define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* a diagonal beyond all keys: every query sees every
                                                         key */
 
-/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond the
-   block. If no query sees any key, the result has keys <= skip. key, query: the first key and the first
-   query, counted in the sequence. */
+/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond
+   the block. If no query sees any key, the result has `keys <= skip`. key, query: the first key and the
+   first query, counted in the sequence. */
 TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attention_task) *t, int64_t key,
                                                             int64_t keys, int64_t query, int64_t n)
 {
@@ -16211,9 +16605,9 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
         for (int64_t j = 0; j < d && correction[i] != 1.0f; j += TT__LANES)
             TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
     }
-    /* The weights are not rounded here. With rounded weights, dout * out would differ from the backward's sum
-       of weights times their gradients, and the gradients of keys, in which terms cancel out, would have
-       errors half as large again. */
+    /* The weights are not rounded here. With rounded weights, dout * out would differ from the backward's
+       sum of weights times their gradients. The gradients of keys, in which terms cancel out, would then
+       have errors 1.5 times as large. */
     if (s.by == TT__BF16_DOT) s.by = TT__BF16_CONVERT;
     TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, !first);
 }
@@ -16350,8 +16744,9 @@ TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64
     }
 }
 
-/* Adds to dq, dk and dv in the buffers the contributions of a block of queries and a block of keys. span: the
-   first query whose lse, delta and dq are in the buffers. first: dq has no sums yet and is written. */
+/* Computes the contributions of a block of queries and a block of keys to dq, dk and dv, and adds them to
+   the sums in the buffers. span: the first query whose lse, delta and dq are in the buffers. first: dq has
+   no sums yet and is written. */
 TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                            int64_t keys, int64_t span, int64_t query, int64_t n)
 {
@@ -16419,7 +16814,8 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
                             add || to->add_dv);
 }
 
-/* Does the work of attention_backward_span for a sequence with block-sparse attention. */
+/* Computes, for block-sparse attention, the gradients that come from n queries of a sequence, beginning with
+   query `span`; attention_backward_span does the same for dense sequences. */
 TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                              int64_t span, int64_t n)
 {
@@ -16590,7 +16986,8 @@ typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const
     TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
 /* Computes rows [from, to) of out[0]. fn computes each row from the same row of `count` operands, at most 3:
-   in[first], in[first + 1] and so on. */
+   in[first], in[first + 1] and so on. All have as many columns as out[0] (tt__same_widths), or their widened
+   rows would overlap. */
 TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                 const int first, const int count, TT__K(row_fn) fn, const void *more)
 {
@@ -16617,7 +17014,15 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
         return tt__for_rows(l, &l->out[0], 0, TT__K(rows_##OP)); \
     }
 #define TT__RUN_MAP(OP, first, count) \
-    TT__RUN_ROWS(OP, TT__K(map_rows)(l, from, to, scratch, first, count, TT__K(row_##OP), NULL))
+    TT__ROWS_FN(rows_##OP) \
+    { \
+        TT__K(map_rows)(l, from, to, scratch, first, count, TT__K(row_##OP), NULL); \
+    } \
+    TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) \
+    { \
+        const tt_status status = tt__same_widths(l, first, count); \
+        return status == TT_OK ? tt__for_rows(l, &l->out[0], 0, TT__K(rows_##OP)) : status; \
+    }
 #define TT__RUN_MAP_OF(OP, first, count, statement) \
     TT__ROW_FN(row_##OP) { statement; } \
     TT__RUN_MAP(OP, first, count)
@@ -16642,7 +17047,9 @@ TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
 TT__ROW_FN(row_ADD_ROW) { TT__K(axpby)(y, 1, x[0], 1, (const float *)more, n); }
 TT__RUN_ROWS(ADD_ROW, const float *row = TT__K(row_in)(&l->in[1], 0, scratch, 3);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(row_ADD_ROW), row))
-/* more: the row by which every row of a is multiplied, or NULL: the operand b has one column. */
+/* If `more` is not NULL, `more` is a row, and every row of a is multiplied by this row. If `more` is NULL,
+   the operand b has one column, and row r of a is multiplied by b's number for the row, or by b's only
+   number. */
 TT__ROW_FN(row_MUL_BROADCAST)
 {
     const float *row = (const float *)more;
@@ -16781,9 +17188,9 @@ TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
     return l->add[0] ? TT_OK : tt__for_rows(l, &l->out[0], 0, TT__K(fill_rows));
 }
 
-/* Computes row r of dropout: y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual
-   if it is present. Element c is decided by 16 random bits, number c % 8 of Philox counter {r, c / 8, 0, 0}.
-   more: the keys of Philox. */
+/* Computes row r of dropout: y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the
+   residual if it is present. Element c is decided by 16 random bits: number `c % 8` of Philox counter
+   `{r, c / 8, 0, 0}`. more: the keys of Philox. */
 TT__ROW_FN(dropout_row)
 {
     const tt__vu groups = TT__K(philox_groups)();
@@ -16822,8 +17229,8 @@ TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t col
     return tt__workspace_at(l, (size_t)k * tt__row_bytes(cols));
 }
 
-/* Sums `count` partial sums, beginning with number `first`, and writes the sum to `to` or (add) adds it to
-   `to`. `scratch` has two rows of to->cols floats. */
+/* Sums `count` partial sums, beginning with number `first`, and writes the sum to `to` or, if `add`, adds
+   the sum to `to`. `scratch` has two rows of to->cols floats. */
 TT__FN void TT__K(finish_column_sums)(const tt__launch *l, const tt__mat *to, bool add, int64_t first,
                                       int64_t count, float *scratch)
 {
@@ -16952,10 +17359,10 @@ TT__FN tt_status TT__K(run_MATMUL_DB)(const tt__launch *l)
 /* ==== src/ops/attention/cpu.h */
 /* ------------------------------------------------------------------------------------ attention: launches */
 
-/* Returns the arguments of attention for a launch. q, starts and numbers are operand numbers: operands q,
-   q + 1 and q + 2 are the queries, keys and values; operand `starts` has the first row of each sequence.
-   Operand `numbers`, if present, lists the rows that are queries; the workspace then gets these rows in the
-   order of the sequences. */
+/* Returns the arguments of attention for a launch. The operands with the numbers `q`, `q + 1` and `q + 2`
+   are the queries, keys and values; operand number `starts` has the first row of each sequence. Operand
+   number `numbers`, if present, lists the rows of the batch that are queries. The workspace then gets the
+   listed rows in the order of the sequences. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
 {
     tt__attention_args a;
@@ -17169,8 +17576,9 @@ TT__RUN_MAP(NORMALIZE_BACKWARD, 0, 2)
 /* ==== src/ops/embedding/cpu.h */
 /* ---------------------------------------------------------------------------------------------- embedding */
 
-/* Computes rows [from, to) of out[0]. Row r is row r of m or, if index is not NULL, row index[r] - first of
-   m; without such a row in m, row r is zeros. */
+/* Computes rows [from, to) of out[0]. If `index` is NULL, row r of the result is row r of m. Otherwise row r
+   of the result is the row of m with the number `index[r] - first`. If m has no row of that number, row r of
+   the result is zeros. */
 TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                  const tt__mat *m, const int32_t *index, int64_t first)
 {
@@ -17199,9 +17607,10 @@ TT__ROWS_FN(zero_rows)
     for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, bytes);
 }
 
-/* Sums the rows of dy that have equal ids. `order` has the numbers of the rows of dy, sorted by id and for
-   equal ids by row, without ids for which out[0] has no row. [from, to) counts entries of `order`. The task
-   in which an id begins adds all rows of this id, so that they are added in row order. */
+/* Sums the rows of dy that have equal ids. `order` lists the rows of dy by their numbers, sorted by id; rows
+   of equal ids keep their order. Rows whose id has no row in out[0] are left out. [from, to) counts entries
+   of `order`. The task in which an id begins adds all rows of the id, so that the rows are added in their
+   order. */
 TT__ROWS_FN(embedding_backward_rows)
 {
     const int32_t *ids = (const int32_t *)l->in[0].data, *order = (const int32_t *)l->workspace;
@@ -17379,9 +17788,10 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/custom/cpu.h */
 /* ------------------------------------------------------------------------------------- ops of the caller */
 
-/* Returns a matrix as an array for the caller's functions: the matrix itself or a copy in the workspace,
-   which begins at byte *used; *used then includes the copy. reads: the numbers are copied. adds: the
-   functions' result is added to the matrix. */
+/* Returns a matrix as an array for the caller's functions: the matrix itself, or a copy of the matrix in the
+   workspace. A copy begins at byte *used of the workspace, and its size is added to *used. If `reads`, the
+   numbers of the matrix are copied; otherwise the copy only has room for the functions' result. adds: the
+   result is added to the matrix. */
 TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__mat *m, bool reads, bool adds,
                                                 size_t *used)
 {
@@ -17549,8 +17959,9 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, without the
-   step's settings, by the total of tt_loss_total or the sum of the targets' weights. */
+/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm of the step's
+   settings. Without the settings, the divisor is the total of tt_loss_total or, if the loss has no total, the
+   sum of the targets' weights. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
     const int divisor = l->instr->attr.by_total ? 3 : 1;
@@ -17724,8 +18135,9 @@ TT__ROW_FN(row_MEAN_SQUARED_ERROR_BACKWARD)
 
 TT__RUN_MAP(MEAN_SQUARED_ERROR_BACKWARD, 1, 2)
 
-/* Computes the mean over columns of p * target * log(1 + e^-x) + (1 - target) * log(1 + e^x), and whether the
-   row is predicted right. p: the positive weights; they are f32, as are all inputs. */
+/* Computes the loss of each row, and whether all predictions of the row are right. The loss is the mean over
+   the columns of `p * target * log(1 + e^-x) + (1 - target) * log(1 + e^x)`. p: the positive weights, which
+   are f32, as are all inputs. */
 TT__ROWS_FN(sigmoid_cross_entropy_rows)
 {
     float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
@@ -17805,11 +18217,12 @@ TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dty
     }
 }
 
-/* Rounds elements [from, from + n) of m back to 16 bits stochastically. Steps smaller than half a unit in the
-   last place then survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015).
-   Element e is rounded up with a probability equal to the dropped fraction, by number e % 8 of Philox counter
-   {e / 8}. e counts from the first element of the whole tensor, so that the elements of a shard are rounded
-   as in the whole tensor. which: the number of the result. */
+/* Rounds elements `[from, from + n)` of m back to 16 bits stochastically. Steps smaller than half a unit in
+   the last place then survive on average (Gupta et al., "Deep learning with limited numerical precision",
+   2015). The random number of element e is number `e % 8` of Philox counter `{e / 8}`; the element is
+   rounded up with a probability equal to the dropped fraction. e counts from the first element of the whole
+   tensor, so that the elements of a shard are rounded as in the whole tensor. which: the number of the
+   result. */
 TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n,
                                   const float *x, uint32_t which)
 {
@@ -17901,9 +18314,9 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Lowers the loss scale if gradients have overflowed, and raises it after `interval` steps without overflow.
-   Does not lower the scale below 1, nor if the scale did not cause the overflow: if the loss is not finite,
-   or if there were no targets. */
+/* Lowers the loss scale if gradients have overflowed, and raises the scale after `interval` steps without
+   overflow. Leaves the scale as it is where a lower scale would be below 1. Leaves it, too, where the scale
+   is not the cause of the overflow: if the loss is not finite, or if there were no targets. */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
@@ -18124,8 +18537,8 @@ TT__INLINE tt__vf TT__K(two_leaves)(const tt__leaves *t, int k, int64_t c, int64
     return TT__K(reduce_two)(how, dtype, a, b);
 }
 
-/* Computes a vector of the sum over the tree of members: n elements, beginning with element c. count:
-   t->present if this is 2 or 4, otherwise 0. */
+/* Computes a vector of n sums over all members by the tree of sums (src/ranks/threads.h), beginning with
+   element c. count: t->present if t->present is 2 or 4, otherwise 0. */
 TT__INLINE tt__vf TT__K(tree)(const tt__leaves *t, int64_t c, int64_t n, const tt__reduce how,
                               const tt_dtype dtype, const int count)
 {
@@ -18337,7 +18750,8 @@ static tt__rank_group *tt__rank_group_new(tt_context *ctx, int ranks, double tim
     w->ctx = ctx;
     w->ranks = ranks;
     w->timeout = timeout;
-    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* spinning would take CPUs from ranks */
+    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* with fewer CPUs than ranks, spinning would take
+                                                              CPUs from other ranks */
     pthread_mutex_init(&w->mutex, NULL);
     pthread_cond_init(&w->wake, NULL);
     return w;
@@ -18376,7 +18790,8 @@ static void tt__rank_group_reset(tt__rank_group *w)
     w->failed = 0;
 }
 
-/* Notes the op and the value on which a rank works, for the error of a rank that waits too long for it. */
+/* Notes the op and the value on which a rank works, for the error of another rank that waits too long for
+   this rank. */
 static void tt__rank_group_note(tt__rank_group *w, int rank, const char *op, const char *on)
 {
     __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);
@@ -18433,8 +18848,8 @@ static bool tt__wait_for(tt__rank_group *w, int me, int rank, const uint64_t *co
             if (!op || !on) continue;
             snprintf(where[k], sizeof where[k], "%s%s '%.96s'", k ? "; that rank is at " : " at ", op, on);
         }
-        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not arrived%s%s", me,
-                 w->timeout, rank, where[0], where[1]);
+        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not arrived%s%s: if "
+                 "that rank is only slow, set a longer timeout", me, w->timeout, rank, where[0], where[1]);
         tt__rank_group_wake(w);
     }
     return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
@@ -18521,20 +18936,23 @@ typedef struct tt__net {
     const tt__transport *transport;
     int processes, me;
     char host[TT__RANKS][64];
-    pthread_mutex_t mutex;  /* guards the transport and the fields that are "guarded" */
+    pthread_mutex_t mutex;  /* guards the transport, and the fields that are "guarded" below */
     int failed;             /* atomic: the common work of the processes has ended */
     tt_status status;
     char why[1100];         /* why the common work has ended */
-    tt__end end, ended[TT__RANKS]; /* this process's end message; guarded: the end message of each process */
-    bool has_ended[TT__RANKS];     /* guarded; for each process: `ended` has its end message */
-    char last_message[TT__RANKS][128];    /* guarded; for each process: the instruction of its last message */
+    tt__end end, ended[TT__RANKS]; /* end: this process's end message; ended: for each process, its end
+                                      message, guarded by `mutex` */
+    bool has_ended[TT__RANKS];     /* guarded by `mutex`; for each process: `ended` has its end message */
+    char last_message[TT__RANKS][128]; /* guarded by `mutex`; for each process: the instruction for which a
+                                          message of that process came last */
     int ranks;              /* number of ranks of each process in the last program that ran; 0: none yet */
     tt__note *note;         /* for each process: its note in the last tt__agree */
     bool cuda_aware;        /* MPI can access GPU memory in every process */
-    double sent, min;     /* guarded: bytes that collectives have sent so far; minimum that any method must
-                             send */
+    double sent, min;       /* guarded by `mutex`. sent: bytes that collectives have sent so far; min: the
+                               minimum that any method must send */
 #ifdef TINYTRAIN_MPI
-    MPI_Comm talk, data;    /* communicators: for notes and end messages; for collectives */
+    MPI_Comm talk, data;    /* talk: communicator for notes and end messages; data: communicator for
+                               collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
 #endif
 } tt__net;
@@ -18564,8 +18982,8 @@ static tt_status tt__net_status(tt_context *ctx)
     return tt__fail(ctx, n->status, "%s", n->why);
 }
 
-/* Receives an end message, if one has arrived, and notes its sender as stopped. The caller holds n->mutex.
-   Returns NULL or the transport's error. */
+/* Receives an end message (tt__end) of another process, if one has arrived, and notes that its sender has
+   left the common work. The caller holds n->mutex. Returns NULL or the transport's error. */
 static const char *tt__net_ends(tt__net *n)
 {
     tt__end end;
@@ -18661,12 +19079,13 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
     if (closed)
         return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has closed its context%s%s", where, name,
                         end.why[0] ? ", after: " : "", end.why);
-    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not arrived within %g s%s%s", where, name,
-                    ctx->options.timeout, last_message[0] ? "; its last message came in " : "", last_message);
+    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not arrived within %g s%s%s: if that process is only "
+                    "slow, set a longer timeout", where, name, ctx->options.timeout,
+                    last_message[0] ? "; its last message came in " : "", last_message);
 }
 
-/* Sends this process's end message to all others, and waits for at most `seconds`. Returns false if the
-   message did not reach all. */
+/* Tells all other processes that this process ends its part of the common work (tt__end). Waits for at most
+   `seconds`. Returns false if the message did not reach all. */
 static bool tt__net_send_end(tt__net *n, double seconds)
 {
     tt__request r[TT__RANKS];
@@ -18683,7 +19102,7 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            /* An error of test: the other process cannot be reached, so the message never ends. */
+            /* An error of `test`: the other process cannot be reached, so the message never ends. */
             if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true;
             left += !r[k].done;
         }
@@ -18818,7 +19237,7 @@ static void tt__net_close(tt_context *ctx)
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }
-    if (all) n->transport->close(n); /* otherwise close would wait for a process that is gone */
+    if (all) n->transport->close(n); /* otherwise `close` would wait for a process that is gone */
     ctx->net = NULL;
     pthread_mutex_destroy(&n->mutex);
     tt__free(ctx, n->note);
@@ -19170,14 +19589,15 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 typedef struct tt__device_group {
     tt_context *ctx;
     const tt__device_kind *kind;
-    int ranks, index[TT__RANKS];   /* number of ranks; for each rank: number of its device */
+    int ranks, index[TT__RANKS];   /* ranks: number of ranks; index: for each rank, the number of its
+                                      device */
     int first, local;
-    int moved;                     /* number that index[] adds to the device numbers in the name */
+    int moved;                     /* the device numbers in index[] are those in the name plus this number */
     char name[96];                 /* such as "cuda:0,2" or "cpu*2 in 4 processes"; cut if too long */
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
     tt__pool *threads;             /* a thread for each rank; NULL until opened, or for a single rank */
-    tt__rank_group *rank_group;              /* barriers and counters of these threads */
+    tt__rank_group *rank_group;    /* barriers and counters of the ranks' threads */
     /* For each rank, staging memory on the host: TT__STAGE bytes, or twice that with several processes. NULL
        on the CPU in a single process. */
     void *stage[TT__RANKS];
@@ -19245,11 +19665,16 @@ typedef struct tt__collective {
     tt__device_group *group;
     tt__launch *l;          /* array of n launches */
     int n;
-    tt__members all, near;  /* all members; the members of this process or, in a pair, both members */
-    int rank, me, low;      /* this rank; its member number; the lowest member number in this process */
-    int processes, own;     /* number of processes with members; number of this process among them */
-    int grain, nodes;       /* number of members of a node; number of nodes of a process */
-    int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
+    tt__members all, near;  /* all: all members; near: the members of this process or, in a pair, both
+                               members */
+    int rank, me, low;      /* rank: this rank; me: its member number; low: lowest member number in this
+                               process */
+    int processes, own;     /* processes: number of processes with members; own: number of this process among
+                               them */
+    int grain, nodes;       /* grain: number of consecutive members that form a node; nodes: nodes of a
+                               process */
+    int leader, tag;        /* leader: the rank that sends and receives for this process; tag: tag of its
+                               messages */
     bool no_peer;             /* some ranks in `near` cannot load from one another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in staging memory on the host */
 } tt__collective;
@@ -19274,7 +19699,7 @@ static bool tt__has_no_peer(const tt__device_group *c, tt__members m)
 static tt__collective tt__collective_of(tt__device_group *group, int rank, tt__members all, int me,
                                         tt__over over)
 {
-    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* index: tt__over */
+    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* the messages' tag for each value of tt__over */
     tt__collective c;
     int local = 0;
     memset(&c, 0, sizeof c);
@@ -19426,7 +19851,7 @@ static tt_status tt__net_all_there(tt__mail *m)
     return come ? TT_OK : tt__net_late(m, late, why);
 }
 
-/* Waits until the first n messages of *m have been sent or received. Others stay in flight. */
+/* Waits until the first n messages of *m have been sent or received. The other messages stay in flight. */
 static tt_status tt__net_first_there(tt__mail *m, int n)
 {
     tt__mail first = *m;
@@ -19484,7 +19909,8 @@ static int tt__net_process(const tt__collective *c, int k)
 }
 
 /* tt__net_present returns how many members of the k-th process contribute to a reduction, tt__net_nodes how
-   many nodes those members form. present: number of members of all processes that contribute. */
+   many nodes (c->grain consecutive members) those members form. present: number of members of all processes
+   that contribute. */
 static int tt__net_present(const tt__collective *c, int k, int present)
 {
     return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
@@ -19495,7 +19921,7 @@ static int tt__net_nodes(const tt__collective *c, int k, int present)
     return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
 }
 
-/* A part of a collective: elements [from, from + most) of each member's shard. k: number of the collective
+/* A part of a collective: elements [from, from + max) of each member's shard. k: number of the collective
    among those that run together. */
 typedef struct tt__net_job { int k; int64_t from, max; } tt__net_job;
 enum { TT__NET_JOBS = 128 };
@@ -19509,8 +19935,8 @@ static const tt__mat *tt__net_whole(const tt__launch *l)
 
 static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
 
-/* Returns how many elements of a member's shard belong to a job. Sets *first to the index of the first of
-   them in the whole tensor. */
+/* Returns how many elements of a member's shard belong to a job, which is a part of a collective. Sets *first
+   to the index of the first of them in the whole tensor. */
 static int64_t tt__net_shard(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
     const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has all elements */
@@ -19534,7 +19960,7 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
     return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
 }
 
-/* Launches another op, `op`, with the operands and on the stream of collective *l. */
+/* Launches an instruction of op `op` in place of collective *l, with its operands and on its stream. */
 static tt_status tt__net_launch(const tt__device_group *c, int rank, tt__launch *l, int op)
 {
     tt__instr other = *l->instr;
@@ -19581,7 +20007,7 @@ static double tt__net_min(const tt__collective *c, const tt__launch *l)
 }
 
 /* Returns the number of bytes that the process of a rank sends in a phase: by tt__net_reduce, tt__net_gather,
-   tt__net_broadcast or tt__net_pair. Sets *least to the minimum that any method must send. Both numbers are 0
+   tt__net_broadcast or tt__net_pair. Sets *min to the minimum that any method must send. Both numbers are 0
    unless the rank is the leader of its process. */
 static double tt__net_sends(const tt__collective *c, double *min)
 {
@@ -19624,12 +20050,13 @@ static size_t tt__net_part(const tt__collective *c)
     return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
 }
 
-/* Fills a batch with jobs, from element *from of collective *k on, until no more fit. Moves *k and *from to
-   the start of the next batch. Returns the number of jobs. */
+/* Fills a batch of messages with jobs (parts of collectives), from element *from of collective *k on, until
+   no more fit. Moves *k and *from to the start of the next batch. Returns the number of jobs. */
 static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
 {
     const size_t parts = (size_t)c->all.count * (size_t)c->nodes;
-    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* bytes left for each node and shard */
+    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* bytes left for each sum in the
+                                                                         batch */
     int count = 0;
     while (*k < c->n && count < TT__NET_JOBS && room) {
         const tt__launch *l = &c->l[*k];
@@ -19646,9 +20073,10 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
     return count;
 }
 
-/* A batch of messages in flight, for one or more jobs. Elements for process q begin at byte to[q] of the
-   batch's send memory; elements from process q begin at byte from[q] of its receive memory. Both are ordered
-   by job, then by shard, then by node. */
+/* A batch of messages in flight, for one or more jobs (parts of collectives). Elements for process q begin at
+   byte to[q] of the batch's send memory; elements from process q begin at byte from[q] of its receive memory.
+   The elements in either memory are ordered by job, then by shard, then by node (c->grain consecutive
+   members, whose sum is sent). */
 typedef struct tt__net_batch {
     tt__net_job job[TT__NET_JOBS];
     int jobs;
@@ -19674,12 +20102,12 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
             }
         }
         b->to[q + 1] = b->to[q] + to;
-        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* own nodes stay in the send memory */
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own sums stay in the send memory */
     }
 }
 
 /* Copies a rank's elements of all shards, one after another, to the second half of its staging memory. Other
-   ranks of the process read them there if they cannot load from the rank's memory. */
+   ranks of the process that cannot load from the rank's memory read the copy. */
 static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
 {
     char *to = (char *)c->group->stage[c->rank] + TT__STAGE + b->begin;
@@ -19697,9 +20125,9 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
     return status;
 }
 
-/* Computes the sums of this process's nodes, for the shards of all members, in the send memory `to`. The
-   ranks of the process take turns with the sums. If c->no_peer, they read the copies that tt__net_lay_out
-   made. */
+/* Sums each node (c->grain consecutive members) of this process, for the shards of all members, and writes
+   the sums to the send memory `to`. The ranks of the process take turns with the sums. If c->no_peer, they
+   read the copies that tt__net_lay_out made. */
 static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
 {
     tt__mat leaf[TT__RANKS];
@@ -19731,11 +20159,11 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
     return status;
 }
 
-/* Adds up the sums of the nodes of all processes, for this rank's shard. */
+/* Adds up, for this rank's shard, the sums of the nodes (c->grain consecutive members) of all processes. */
 static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
                                 const char *received)
 {
-    const char *at[TT__RANKS]; /* for each process: address of its next node */
+    const char *at[TT__RANKS]; /* for each process: address of the next of its sums */
     tt__mat leaf[TT__RANKS];
     tt_status status = TT_OK;
     for (int q = 0; q < c->processes; q++) at[q] = q == c->own ? sent + b->to[q] : received + b->from[q];
@@ -19815,9 +20243,10 @@ static tt_status tt__net_reduce(const tt__collective *c)
     return status;
 }
 
-/* Returns the address where the elements of a job in member m's shard begin. If c->direct, the address is in
-   the memory of the rank that has the shard or, for a shard of another process, in the leader's result.
-   Otherwise it is in the leader's staging memory, where each shard has `room` bytes. */
+/* Returns the address where the elements of a job (a part of a collective) in member m's shard begin. If
+   c->direct, the address is in the memory of the rank that has the shard or, for a shard of another process,
+   in the result of the leader, the rank that sends and receives for this process. Otherwise it is in the
+   leader's staging memory, where each shard has `room` bytes. */
 static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
 {
     const tt__launch *l = &c->l[job->k];
@@ -19829,8 +20258,9 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
 }
 
-/* Copies this rank's shard to the leader's staging memory or, if `come`, copies from there the shards that
-   this rank lacks. Then waits at a barrier of the process's members. */
+/* Copies this rank's shard to the staging memory of the leader (the rank that sends and receives for this
+   process) or, if `come`, copies from there the shards that this rank lacks. Then waits at a barrier of the
+   process's members. */
 static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
 {
     const tt__launch *l = &c->l[job->k];
@@ -19920,13 +20350,15 @@ static tt_status tt__net_broadcast(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&out) : status;
 }
 
-/* Copies to this rank the shards that its leader has received and those of other ranks of its process. */
+/* Copies to this rank the shards that the leader of its process has received from other processes, and the
+   shards of other ranks of its process. */
 static tt_status tt__net_spread(const tt__collective *c)
 {
     const bool all = tt__net_is(c->l, TT__OF_FIRST);
     for (int k = 0; k < c->n; k++) {
         tt__launch *l = &c->l[k];
-        tt__mat *in = (tt__mat *)(uintptr_t)l->peer_in, *out = (tt__mat *)(uintptr_t)l->peer_out; /* own */
+        /* This rank owns the arrays peer_in and peer_out, so it may change them. */
+        tt__mat *in = (tt__mat *)(uintptr_t)l->peer_in, *out = (tt__mat *)(uintptr_t)l->peer_out;
         const tt__mat *at = all && !c->own ? &in[c->low] : &out[c->low];
         for (int m = 0; m < c->all.count; m++) {
             int64_t first;
@@ -19987,7 +20419,8 @@ static tt_status tt__net_phase(const tt__collective *c)
 }
 
 /* Runs all phases of c->n collectives on a rank. The members of the process wait at a barrier before and
-   after each phase. met: the members have just passed a barrier, so the first one is left out. */
+   after each phase. met: the members have just passed a barrier, so they do not wait before the first
+   phase. */
 static tt_status tt__run_collective(const tt__collective *c, bool met)
 {
     const int phases = tt__rules_of(c->l->instr)->phases;
@@ -20020,7 +20453,7 @@ typedef struct tt__placement {
     tt__part part;      /* the shard of the parameter that a rank stores */
 } tt__placement;
 
-/* Values of the option `memory`, and their words. */
+/* The values of the option `memory`. tt__memory_names has the words by which users give the values. */
 typedef enum tt__memory_kind {
     TT__OWN_MEMORY, TT__MANAGED, TT__OVERSUBSCRIBED, TT__MEMORY_KINDS
 } tt__memory_kind;
@@ -20030,17 +20463,21 @@ static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "manage
 #ifndef TT__BLOCK /* tests set a smaller number */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* windows of instructions at a time: one runs, others are prefetched */
+enum { TT__WINDOWS = 3 }; /* number of windows of instructions that are on the device at a time: one runs, the
+                             next ones are prefetched */
 
-/* State of an arena in managed memory that exceeds the device's free memory: which blocks should be on the
-   device. A window of instructions is consecutive instructions whose blocks are prefetched together. */
+/* State of an arena that is in managed memory and is larger than the device's free memory: which blocks of
+   the arena should be on the device. A window of instructions is consecutive instructions whose blocks are
+   prefetched together. */
 typedef struct tt__paging {
     size_t room;        /* bytes on the device for all blocks that are not `kept` there */
     size_t blocks;      /* number of blocks of the arena */
-    uint64_t *used;     /* for each block: `clock` at the start of the last window that used it; 0: none */
-    uint64_t *stamp;    /* for each block: `stamps` when an instruction last added it to a window */
+    uint64_t *used;     /* for each block: value of `clock` when the last window of instructions that uses the
+                           block began; 0: no window has used the block */
+    uint64_t *stamp;    /* for each block: value of `stamps` when an instruction last added the block to a
+                           window */
     bool *kept;         /* for each block: it always stays on the device */
-    uint64_t clock;     /* 1 + bytes of blocks, without kept blocks, that all windows so far have used */
+    uint64_t clock;     /* 1 + bytes of the blocks, without kept blocks, that all windows so far have used */
     uint64_t stamps;    /* number of instructions added to windows so far */
     uint64_t prefetched; /* bytes prefetched so far */
     void *began, *there[TT__WINDOWS]; /* began: event at the start of the window of instructions that runs;
@@ -20063,11 +20500,11 @@ typedef struct tt__arena {
     tt__paging *paging; /* NULL: the device has room for the whole arena */
     char *memory[TT__RANKS]; /* NULL until allocated */
     char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of host memory for copies to a device; NULL on the CPU */
-    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident workspace
-                                               of the device's kind */
+    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident workspace,
+                                               which the kernels of all instructions share */
     char *host[TT__RANKS];
     size_t on_host;
-    size_t budget;      /* smallest memory_budget of the arena's programs; 0: none has one */
+    size_t budget;      /* smallest memory_budget of the arena's programs, in bytes; 0: no budget */
     tt__placement *placement;     /* index: tt_param.index */
     int n_placements;
     bool partly_updated;          /* an update stopped half-way, so parameters may differ between ranks */
@@ -20076,8 +20513,8 @@ typedef struct tt__arena {
     const void *results_of; /* program whose last outputs are still in the transient bytes; NULL: none */
 } tt__arena;
 
-/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, which the
-   device's backend names. */
+/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, for which the
+   device's backend sets the message. */
 static char *tt__host_allocate(tt_context *ctx, const tt__device_group *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
@@ -20149,7 +20586,7 @@ static const tt__placement *tt__placement_in(const tt__arena *a, int param)
     return stored ? &a->placement[param] : NULL;
 }
 
-/* Grows a->home to one entry for each parameter of the context. */
+/* Grows a->placement to one entry for each parameter of the context. */
 static tt_status tt__placements_grow(tt_context *ctx, tt__arena *a)
 {
     if (ctx->n_params <= a->n_placements) return TT_OK;
@@ -20162,9 +20599,10 @@ static tt_status tt__placements_grow(tt_context *ctx, tt__arena *a)
     return TT_OK;
 }
 
-/* Returns the arena in which a program of arena `a` finds parameter p; NULL if none stores p yet. That is p's
-   `owner` or, in a pipeline of `stages` stages, the one of `owner` and `second_owner` that belongs to stage
-   `stage`. If the device has no backend in this build, parameters have no owner, and the arena is `a`. */
+/* Returns the arena in which a program of arena `a` finds parameter p: p's `owner` or, in a pipeline of
+   `stages` stages, the one of `owner` and `second_owner` that belongs to stage `stage`. Returns NULL if no
+   arena stores p for that stage yet. If the device has no backend in this build, parameters have no owner,
+   and the result is `a` if `a` stores p. */
 static tt__arena *tt__placement_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {
@@ -20371,14 +20809,15 @@ static void tt__device_group_try(tt_context *ctx, tt__device_group *c)
     else if (pairs) tt__log(ctx, TT_LOG_WARNING, "peers", "%s", first);
 }
 
-/* Opens the devices of a device group that are not open yet, and starts its threads. */
+/* Opens the devices of a device group that are not open yet, and starts the group's threads. */
 static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
 {
     char why[512] = "no reason given", name[32];
     for (int r = c->first; r < c->first + c->local; r++) {
         if (c->device[r]) continue;
         c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
-        if (!c->device[r] && c->kind->host) return ctx->status; /* out of memory or threads */
+        if (!c->device[r] && c->kind->host) return ctx->status; /* a CPU device: the error (no memory or
+                                                                   threads) is set */
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
                             tt__device_name(c->kind, c->index[r], name), why,
@@ -20386,7 +20825,8 @@ static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
                             "names one, such as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
-    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* to send and to receive */
+    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* with several processes: one half to send,
+                                                                  one half to receive */
     for (int r = c->first; r < c->first + c->local && (ctx->net || c->kind->backend->stage); r++) {
         if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
@@ -20443,7 +20883,9 @@ static void tt__device_group_task(void *arg, int64_t task, int thread)
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
-    if (!job->failed || (named && !job->named)) { /* the other ranks fail only because this one did */
+    if (!job->failed || (named && !job->named)) { /* a rank that has no error message of its own failed only
+                                                     because of another rank, so a named error replaces its
+                                                     error */
         job->status = status;
         job->failed = rank + 1;
         job->named = named;
@@ -20544,8 +20986,8 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
     return tt__device_status(a->group->ctx, a->group, x->rank, status);
 }
 
-/* Returns `option` or, if it is NULL or empty, the value of environment variable `variable`; NULL if that is
-   not set or empty. */
+/* Returns `option`. If `option` is NULL or empty, returns the value of the environment variable `variable`;
+   NULL if the variable is not set or empty. */
 static const char *tt__option(const char *option, const char *variable)
 {
     if (!option || !*option) option = getenv(variable);
@@ -20597,8 +21039,9 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* Returns the device group that has in each process the `local` devices with numbers index[]. Makes the group
-   if it does not exist; its devices are not open then. moved: see tt__device_group.moved. Returns NULL after
+/* Returns the device group in which each process has `local` devices. index: the numbers of this process's
+   devices. moved: the number of devices that earlier processes of this host take; index[] already counts from
+   there. Makes the group if it does not exist; the devices of a new group are not open. Returns NULL after
    tt__fail. */
 static tt__device_group *tt__device_group_of(tt_context *ctx, const tt__device_kind *kind, const int *index,
                              int local, int moved)
@@ -20651,8 +21094,8 @@ static tt__device_group *tt__find_devices(tt_context *ctx, const char *name)
             tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'} does not exist: the CPU is one device, %s; %s*2 "
                      "is two ranks that share its threads", name, kind->name, kind->name);
         else {
-            const bool in_turn = !kind->host && name[length] != ':'; /* processes of a host take devices in
-                                                                        turn */
+            const bool in_turn = !kind->host && name[length] != ':'; /* no device numbers given: each process
+                                                                        of a host takes the next devices */
             const int moved = in_turn ? ranks * tt__processes_before(ctx->net) : 0;
             for (int r = 0; r < ranks; r++) index[r] += moved;
             return tt__device_group_of(ctx, kind, index, ranks, moved);
@@ -20686,7 +21129,8 @@ static const tt__isa_table *tt__choose_isa(const char *name)
     const tt__isa_table *table[3] = {&tt__isa_table_portable, NULL, NULL};
 #ifdef TT__HAS_AVX2
     unsigned a, b, c = 0, d;
-    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* some compilers' builtins lack F16C */
+    /* CPUID says whether the CPU has F16C, which __builtin_cpu_supports of some compilers does not know. */
+    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
     __builtin_cpu_init();
     avx2 = avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (avx2) table[1] = &tt__isa_table_avx2;
@@ -20717,7 +21161,8 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
     if (has[TT__BF16_DOT] && __builtin_cpu_is("amd")) *how = TT__BF16_DOT;
 #endif
 #ifdef TT__TILES_HERE
-    const bool wanted = !name || strcmp(name, "tiles") == 0; /* TT__TILES_HERE asks Linux for permission */
+    /* TT__TILES_HERE asks Linux for the tile registers, so it is evaluated only if tiles are wanted. */
+    const bool wanted = !name || strcmp(name, "tiles") == 0;
     has[TT__BF16_TILES] = wanted && isa == &tt__isa_table_avx512 && TT__TILES_HERE;
     if (has[TT__BF16_TILES]) *how = TT__BF16_TILES;
 #endif
@@ -20900,7 +21345,8 @@ static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes,
 }
 static uint64_t tt__hash(const char *text) { return tt__hash_on(TT__HASH_BEGIN, text, strlen(text)); }
 
-/* Returns the slot of the hash table for a parameter's name: the one that holds it, or a free one. */
+/* Returns the entry of the hash table that holds a parameter's name, or the free entry where the name is to
+   be put. */
 static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
 {
     uint64_t hash = tt__hash(name);
@@ -20910,7 +21356,7 @@ static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
     return &slots[at];
 }
 
-/* Makes room in the hash table for one more name, so that half of the slots stay free. */
+/* Makes room in the hash table for one more name. At least half of the entries stay free. */
 static bool tt__param_slots_grow(tt_context *ctx)
 {
     uint32_t n = ctx->n_param_slots ? 2 * ctx->n_param_slots : 64;
@@ -20927,7 +21373,8 @@ static bool tt__param_slots_grow(tt_context *ctx)
 tt_param *tt_param_find(tt_context *ctx, const char *name)
 {
     uint32_t found = ctx->n_params ? *tt__param_slot(ctx, name) : 0;
-    if (found) ctx->unmade[0] = 0; /* the parameter exists: forgets the error of a second tt_param_new */
+    if (found) ctx->unmade[0] = 0; /* the caller finds the existing parameter, so the error of a second
+                                      tt_param_new for it no longer counts */
     return found ? ctx->params[found - 1] : NULL;
 }
 
@@ -20990,7 +21437,7 @@ static void tt__param_drop_source(tt_param *p)
 }
 
 /* Removes all parameters except the first `count`; no tape may use them. The newest go first, so that the
-   search for the name of a remaining parameter never meets a freed slot of the hash table. */
+   search for the name of a remaining parameter never meets an entry of the hash table that was freed. */
 static void tt__params_undo(tt_context *ctx, int count)
 {
     while (ctx->n_params > count) {
@@ -21071,8 +21518,8 @@ static tt__stored tt__param_stored(const tt_param *p)
     return tt__stored_of(p, &tt__param_placement(p)->part, p->owner);
 }
 
-/* Returns how many elements of the tensor a rank stores. Sets *first to the number of the first one, counted
-   within the shard of its tensor rank. */
+/* Returns how many elements of the tensor a rank stores. Sets *first to the number of the rank's first
+   element, counted within the shard of its tensor rank. */
 static int64_t tt__stored_shard(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;
@@ -21199,9 +21646,9 @@ static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64
     return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
 }
 
-/* Fills a rank's shard of parameter p from p's source. Keeps the source, because filling another parameter
-   may fail. shard: a buffer of TT__PIECE floats. Initialisers write directly to the rank's memory, if their
-   numbers fit the dtype. */
+/* Fills a rank's shard of parameter p from p's source. Keeps the source for a second try, because filling
+   another parameter may fail. shard: a buffer of TT__PIECE floats. Initialisers write directly to the rank's
+   memory, if their numbers fit the dtype. */
 static tt_status tt__param_fill(const tt_param *p, int rank, float *shard)
 {
     char *memory = tt__param_memory(p, rank);
@@ -21246,7 +21693,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
     tt_status status = tt__has_memory(p) ? tt__param_fits(p, values, 0, p->size) : TT_OK;
     for (int k = 0; k < 2 && tt__has_memory(p); k++) {
         const tt__arena *a = k ? p->second_owner : p->owner;
-        if (!a || !a->allocated) continue; /* it is filled later, from the other arena */
+        if (!a || !a->allocated) continue; /* when this arena is allocated, it is filled from the other one */
         const tt__placement *placement = tt__placement_in(a, p->index);
         const tt__stored stored = tt__stored_of(p, &placement->part, a);
         for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
@@ -21303,8 +21750,8 @@ void tt_close(tt_context *ctx)
    nothing on the device. Uses all sections above.
    ======================================================================================================== */
 
-/* A device's recording of the launches of a stretch: consecutive instructions (a CUDA graph). A recording of
-   a stretch of micro-batches can be replayed only with equal numbers of rows. */
+/* A device's recording (a CUDA graph) of the launches of a stretch, that is, of consecutive instructions. A
+   recording of a stretch of micro-batches can be replayed only with equal numbers of rows. */
 typedef struct tt__recording {
     void *made;             /* the device's recording; NULL: the stretch ran only once so far */
     tt__segment segment;
@@ -21345,10 +21792,12 @@ typedef struct tt__settings {
     tt__matmul_precision matmul;
     tt__recompute_policy recompute;
     unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
-    bool offload_fits, zero_fits; /* the option `offload` is "budget"; `parallel.zero` is TT_ZERO_BUDGET */
+    bool offload_fits, zero_fits; /* offload_fits: the option `offload` is "budget"; zero_fits:
+                                     `parallel.zero` is TT_ZERO_BUDGET */
     tt__update_place update;
     tt__memory_kind memory;
     bool scales;            /* the program uses loss scaling */
+    bool dropout;           /* the program has dropout: it trains, or tt__attempt.dropout is set */
     tt_costs costs;
 } tt__settings;
 
@@ -21358,7 +21807,8 @@ enum { TT__AHEAD = 2 }; /* max of tt__choice.ahead on devices that have streams 
 typedef struct tt__choice {
     tt__recompute_policy recompute;
     unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
-    int activations;        /* with TT__OUT_ACTIVATIONS: number of blocks to offload, never the last */
+    int activations;        /* with TT__OUT_ACTIVATIONS: number of blocks to offload, counted from the first;
+                               the last block is never one */
     tt__update_place update;
     int ahead;              /* number of blocks that copies and collectives may run ahead; 0: no overlap */
     int blocks;             /* policy "blocks" recomputes the first `blocks` blocks, never the last */
@@ -21371,11 +21821,13 @@ typedef struct tt__choice {
 /* Arguments and results of a call of tt__try_compile beside tt_compile_options. */
 typedef struct tt__attempt {
     bool quiet;             /* a trial of a search for the largest size: no warnings, errors without advice */
-    bool unbudgeted;        /* the caller of that search has no budget and will compile without one */
+    bool unbudgeted;        /* the caller of a search for the largest size has no budget, and will compile
+                               without one */
+    bool dropout;           /* a program that does not train keeps its dropout */
     bool no_arrivals;       /* reserve no memory for the inputs of the next run, as under a tight budget */
     size_t needs;           /* bytes of the smallest possible program with the options as they are */
-    size_t advised;         /* bytes of the smallest program that an error's advice leads to; 0: the advice
-                               fits the budget */
+    size_t advised;         /* bytes of the smallest program that an error's advice leads to; 0: the program
+                               that follows the advice fits the budget */
 } tt__attempt;
 
 /* A tape after all passes, with its plan. Persistent storages have no place yet: their place depends on the
@@ -21388,7 +21840,7 @@ typedef struct tt__built {
     int n_boxes;
     size_t transient;       /* bytes of the region that holds the boxes on the device */
     size_t bound;           /* largest number of bytes of boxes in use at one instruction */
-    int peak_at;            /* number of that instruction, the peak */
+    int peak_at;            /* number of the instruction with `bound` bytes in use, the peak */
     /* Bytes of host memory for this program alone, in this order: persistent bytes, transient bytes, and
        bytes that only data rank 0 has (host_of_first). */
     size_t host_persistent, host_transient, host_of_first;
@@ -21501,7 +21953,8 @@ struct tt_program {
     struct tt_program *stage[TT__RANKS]; int stages;
     tt__queued *queued; int n_queued, cap_queued; /* entry r * data + d: micro-batch r of data rank d */
     size_t *queued_at; /* byte offset of each input in tt__queued.inputs; then the total; NULL: no pipeline */
-    int n_recorded, n_axes; /* numbers of values and of axes of the tape that was compiled */
+    int n_recorded, n_axes; /* n_recorded: number of values of the tape that was compiled; n_axes: number of
+                               its axes */
     int64_t last_round;     /* last round that was run */
     tt__step_settings run;            /* settings of the next run; each rank sets `micro` in its own copy */
     tt__results results;    /* results of all ranks when they were last read */
@@ -21806,7 +22259,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     const int tensor = s->options.parallel.tensor;
     int losses = 0, totals = 0;
     TT__PASS(t, "record", TT_OK);
-    TT__PASS(t, "inference", tt__pass_inference(t, b->root, train));
+    TT__PASS(t, "inference", tt__pass_inference(t, b->root, s->dropout));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, false));
     TT__PASS(t, "rows", tt__pass_rows(t, b->root));
     if (t->stages > 1) TT__PASS(t, "ends of stages", tt__pass_ends(t));
@@ -22071,6 +22524,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->options = *o;
     tt__note_error(ctx, &all, &status, tt__parse_precision(ctx, o->precision, o->residual, &s->precision));
     s->scales = o->train && s->precision.half == TT_F16;
+    s->dropout = o->train;
     if (s->scales) tt__note_error(ctx, &all, &status, tt__check_loss_scale(ctx, &o->loss_scale));
     tt__parse_words(ctx, o, s, &all, &status);
     tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload, &s->offload_fits));
@@ -22208,7 +22662,7 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
 }
 
 /* Notes the SEND instructions of a pipeline stage, and for each SEND the segment that first writes its
-   operand. first: from tt__first_writers. */
+   operand. first: for each storage, 1 + the first instruction that writes it (tt__first_writers). */
 static void tt__note_sends(tt__built *b, const int32_t *first)
 {
     const tt_tape *t = b->t;
@@ -24016,8 +24470,8 @@ static tt_status tt__build_chosen(const tt__job *to)
 /* ------------------------------------------------------------------------------------------------- commit */
 
 /* Gives persistent storage v a place in the program's arena, unless v already has a place in an arena. The
-   place is directly after storage `before` or, if `before` is 0, at the end of the arena. The padding that
-   aligns `before` then follows v. Returns whether v got a place. */
+   place is directly after storage `before` or, if `before` is 0, at the end of the arena. The padding at the
+   end of `before` then comes after v. Returns whether v got a place. */
 static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
 {
     tt_tape *t = p->built.t;
@@ -24166,6 +24620,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     const tt__job job = {p, t, root, o->share ? o->share->arena : NULL, attempt, NULL};
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) tt__set_stage(&p->settings, stage);
+    p->settings.dropout |= attempt->dropout;
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
@@ -24213,6 +24668,23 @@ static void tt__tell_unsplit(const tt_program *p)
             p->arena->group->name, p->arena->tensor, (int)TT__TENSOR_LEAST);
 }
 
+/* Warns of each rule of lr_rules whose pattern matches no trained parameter of the program. */
+static void tt__tell_unused_rules(const tt_program *p, const tt_compile_options *o)
+{
+    const tt_tape *t = p->built.t;
+    for (const tt_lr_rule *r = o->train ? o->optimizer.lr_rules : NULL; r && r->pattern; r++) {
+        bool used = false;
+        for (int32_t v = 1; v < p->n_recorded && !used; v++) {
+            const tt__tape_value *x = &t->values[v];
+            used = x->storage == TT__PARAMETER && x->base == v && x->needs_grad &&
+                   tt__match(r->pattern, p->ctx->params[x->param]->name);
+        }
+        if (!used)
+            tt__log(p->ctx, TT_LOG_WARNING, "lr_rules", "no trained parameter has a name that matches the "
+                    "pattern '%.200s' of lr_rules: check its spelling", r->pattern);
+    }
+}
+
 /* Returns whether any stage reads input v. */
 static bool tt__reads_input(const tt_program *p, int32_t v)
 {
@@ -24226,7 +24698,7 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
 typedef struct tt__short_stages {
     size_t needs, advised;  /* tt__attempt.needs and .advised of the stage that needs the most bytes */
     size_t max;             /* largest tt__attempt.advised of all stages */
-    int at;                 /* number of that stage */
+    int at;                 /* number of the stage with the largest tt__attempt.advised */
     char error[TT__ERROR];  /* error of the stage that needs the most bytes; "": all stages fit */
 } tt__short_stages;
 
@@ -24289,7 +24761,8 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* Prints, one a line, the facts on which the bits of results depend, so that all processes need the same. */
+/* Prints, one a line, the facts on which the bits of results depend. The lines must be equal in all
+   processes. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};
@@ -24457,12 +24930,13 @@ static tt_program *tt__try_compile(tt_tape *t, tt_value root, const tt_compile_o
         return NULL;
     }
     if (!attempt->quiet) tt__tell_unsplit(p);
+    if (!attempt->quiet) tt__tell_unused_rules(p, o);
     return p;
 }
 
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
-    tt__attempt attempt = {false, false, false, 0, 0};
+    tt__attempt attempt = {false, false, false, false, 0, 0};
     return tt__try_compile(t, root, o, &attempt);
 }
 
@@ -24516,7 +24990,7 @@ static double tt__line_meets(double from, double from_bytes, double to, double t
 static int64_t tt__largest_size(tt_context *ctx, tt_compile_options *o, int64_t max, tt__try_size try_size,
                                 void *arg)
 {
-    tt__attempt attempt = {true, !o->memory_budget, false, 0, 0};
+    tt__attempt attempt = {true, !o->memory_budget, false, false, 0, 0};
     tt_status status = tt__budget_on(ctx, o->device, &o->memory_budget);
     const double budget = (double)o->memory_budget;
     int64_t fits = 0, fails = max + 1, next = 1;
@@ -24614,8 +25088,8 @@ static tt_program *tt__stage_of(const tt_program *p, int rank)
 
 static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
-/* tt__is_here returns whether a rank is in this process, tt__has_data_rank whether a rank of a data rank
-   is. */
+/* tt__is_here returns whether a rank is in this process. tt__has_data_rank returns whether this process has a
+   rank of a data rank. */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.group, rank); }
 
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
@@ -24664,7 +25138,8 @@ static int tt__slots(const tt_program *p)
 
 static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
-/* Returns how many slots have contents when `segment` sums them. These are always the first slots. */
+/* Returns how many slots have contents when `segment` sums them. The slots that have contents are always the
+   first ones. */
 static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
@@ -24732,8 +25207,8 @@ static tt_status tt__params_ready(const tt_program *p)
     return status;
 }
 
-/* Returns the offset, in bytes, of the region with storage x in a rank's device memory: persistent,
-   transient, or only on data rank 0. */
+/* Returns the offset, in bytes, at which the part of a rank's device memory that has storage x begins. The
+   parts are: persistent storages, transient storages, and storages of data rank 0 alone. */
 static size_t tt__region(const tt_program *p, const tt__tape_value *x)
 {
     if (!x->persistent) return p->arena->persistent;
@@ -24741,7 +25216,7 @@ static size_t tt__region(const tt_program *p, const tt__tape_value *x)
 }
 
 /* tt__host_size returns the bytes of a rank's values in the host's memory. tt__host_region returns the
-   offset, in bytes, of the region with storage x there. */
+   offset, in bytes, at which the part of that memory that has storage x begins. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;
@@ -24812,8 +25287,9 @@ static int32_t tt__operand(const tt__instr *i, int j)
     return j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
 }
 
-/* Adds the blocks with bytes [first, first + bytes) of an arena to the window of instructions that began
-   after stamp `before`. Returns the bytes of those blocks that are new to the window, without kept blocks. */
+/* Adds the blocks with bytes [first, first + bytes) of an arena to the current window of instructions.
+   before: value of g->stamps when the window began. Returns the bytes of those blocks that are new to the
+   window, without kept blocks. */
 static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_t before)
 {
     size_t added = 0;
@@ -24825,8 +25301,9 @@ static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_
     return added;
 }
 
-/* Adds the blocks that instruction i uses to the window of instructions that began after stamp `before`.
-   Returns the bytes of the blocks that are new to the window, without kept blocks. */
+/* Adds the blocks that instruction i uses to the current window of instructions. before: value of
+   tt__paging.stamps when the window began. Returns the bytes of the blocks that are new to the window,
+   without kept blocks. */
 static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t before)
 {
     tt__paging *g = p->arena->paging;
@@ -24849,9 +25326,9 @@ typedef struct tt__windows {
     int made, entered;  /* made: number of windows so far; entered: number of windows that have begun */
 } tt__windows;
 
-/* Prefetches the blocks whose stamp is in (before, last], except those that are still on the device. A block
-   is still there if the windows since its last use have used at most `room` bytes. Sets *any to true if it
-   prefetches a block. */
+/* Prefetches the blocks of a window of instructions, except blocks that are still on the device. The window's
+   blocks have stamps (tt__paging.stamp) in (before, last]. A block is still on the device if the windows
+   since its last use have used at most `room` bytes. Sets *any to true if any block is prefetched. */
 static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last, uint64_t clock, bool *any)
 {
     tt__arena *a = p->arena;
@@ -24876,7 +25353,7 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
 
 /* Finds the end of the next window of instructions, which takes instructions until their blocks need more
    than its share of `room`. Instructions that run together stay in one window, unless they alone need more.
-   Returns the last stamp of the window. */
+   Returns tt__paging.stamps at the end of the window. */
 static uint64_t tt__end_window(tt_program *p, tt__windows *w)
 {
     tt__paging *g = p->arena->paging;
@@ -24885,7 +25362,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const size_t max = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
     int group = first; /* first instruction of the group that k runs together with */
-    size_t bytes = 0, of_group = 0; /* bytes that the window needs; of_group: bytes of the group */
+    size_t bytes = 0, of_group = 0; /* bytes of blocks that the window needs; that the group needs */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
@@ -25075,7 +25552,8 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__tape_value *x = &p->built.t->values[v];
-    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent inputs are arrivals */
+    const bool input = x->storage == TT__INPUT && !x->persistent; /* a persistent input is the second value of
+                                                                     another input (tt__pass_arrivals) */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
@@ -25172,9 +25650,29 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
+/* Fails if this machine has too little memory available for `processes` processes that need `bytes` bytes
+   each; otherwise the system might kill a process later. Does not check memory of a caller's allocator. what:
+   what needs the memory; advice: what the message advises. */
+static tt_status tt__machine_has(tt_context *ctx, double bytes, int processes, const char *what,
+                                 const char *advice)
+{
+#if defined(__linux__)
+    if (ctx->options.allocator.allocate != tt__default_allocate || bytes < 1 << 20) return TT_OK;
+    const char *check = getenv("TINYTRAIN_MEMORY_CHECK");
+    const tt__room room = tt__memory_room("");
+    if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
+    return tt__fail(ctx, TT_ERR_MEMORY, "%s needs %.1f MB of this machine's memory%s, but only %.1f MB are "
+                    "available (%s %.1f MB): %s (TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the "
+                    "same)", what, 1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
+                    1e-6 * room.bytes, room.of, 1e-6 * room.limit, advice);
+#else
+    (void)ctx, (void)bytes, (void)processes, (void)what, (void)advice;
+    return TT_OK;
+#endif
+}
+
 /* Fails if the program needs more memory than this machine has available, together with the other processes
-   on the machine; otherwise the system might kill a process later. Does not check memory of a caller's
-   allocator. */
+   on the machine. */
 static tt_status tt__memory_suffices(const tt_program *p)
 {
 #if defined(__linux__)
@@ -25189,17 +25687,10 @@ static tt_status tt__memory_suffices(const tt_program *p)
                      (double)tt__staging_bytes(q);
         }
     }
-    if (ctx->options.allocator.allocate != tt__default_allocate || bytes < 1 << 20) return TT_OK;
     for (int k = 0; k < tt_processes(ctx); k++)
         processes += k != tt_process(ctx) && strcmp(ctx->net->host[k], ctx->net->host[tt_process(ctx)]) == 0;
-    const char *check = getenv("TINYTRAIN_MEMORY_CHECK");
-    const tt__room room = tt__memory_room("");
-    if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, but only %.1f "
-                    "MB are available (%s %.1f MB): use smaller micro-batches, {recompute}, or {precision "
-                    "bf16-true} (TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the same)",
-                    1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
-                    1e-6 * room.bytes, room.of, 1e-6 * room.limit);
+    return tt__machine_has(ctx, bytes, processes, "the plan", "use smaller micro-batches, {recompute}, or "
+                           "{precision bf16-true}");
 #else
     (void)p;
     return TT_OK;
@@ -25236,7 +25727,7 @@ tt_status tt_allocate(tt_program *p)
    Copies inputs to a program (tt_set) and values from a program (tt_get), and finds the memory of an
    instruction's operands on a rank. */
 
-/* Returns the number of elements of the storage before a rank's own rows, which are view `id`. */
+/* Returns how many elements of a storage come before its view `id`, which is a rank's shard of the rows. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__tape_value *v = &p->built.t->values[id];
@@ -25245,7 +25736,7 @@ static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, 
     return first * v->ld;
 }
 
-/* Moves m from the start of a storage to the part that is value `id`: a slot, a shard, or own rows. */
+/* Moves m from the start of a storage to the part that is value `id`: a slot, or a rank's shard. */
 static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__tape_value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
@@ -25353,7 +25844,7 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
 }
 
 /* Sets the number of rows of input v's axis. Fails if another input of the axis is set with another number of
-   rows. If v is set a second time, that input becomes UNSET instead. */
+   rows. But if v is set a second time, the other input becomes UNSET. */
 static tt_status tt__set_input_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
     const tt__tape_value *values = p->built.t->values, *x = &values[v];
@@ -25715,9 +26206,10 @@ static bool tt__adds_later(const tt_program *p, tt__segment segment)
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* Returns the recording for a run with this stretch, slot and these numbers of rows; NULL if it is the first
-   such run. In that case, the next entry in turn loses credit and, if it has none left, is given to this run.
-   Credit protects the recordings of frequent runs, however many other runs there are. */
+/* Returns the entry of r->recordings for a run with this stretch and slot and with equal numbers of rows;
+   NULL if there is none. If there is none, takes a credit from the entry whose turn it is. If that entry has
+   no credit left, it now belongs to this run, and the run's next repetition finds the entry. Each use of an
+   entry adds credit, so frequent runs keep their recordings, however many other runs there are. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];
@@ -25751,7 +26243,8 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 /* ==== src/run/collectives.h */
 /* ---- collectives ---- */
 
-/* Returns how many members contribute data to collective i. These are always the first members. */
+/* Returns how many members contribute data to collective i. The members that contribute are always the first
+   ones. */
 static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
     const tt__now *now = &p->rank[rank].now;
@@ -25848,7 +26341,7 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
    Counts the bytes that a plan sends between processes, and launches collectives. */
 
 /* Returns the bytes that the ranks of this process send to other processes in a step with one full
-   micro-batch on each data rank. Sets *least to the minimum that any method must send. */
+   micro-batch on each data rank. Sets *min to the minimum that any method must send. */
 static double tt__net_plan(const tt_program *head, double *min)
 {
     const tt__device_group *group = head->settings.group;
@@ -25866,7 +26359,7 @@ static double tt__net_plan(const tt_program *head, double *min)
             l.instr = i;
             l.in[0] = tt__at_capacity(p->built.t, i->in[0]);
             l.out[0] = tt__at_capacity(p->built.t, i->out[0]);
-            if (i->in[0]) l.in[0].data = &l; /* any address: the operand is present */
+            if (i->in[0]) l.in[0].data = &l; /* any address: NULL would mean that the operand is absent */
             l.members = l.present = c.all.count;
             l.me = c.me;
             c.l = &l;
@@ -25924,7 +26417,7 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     l->workspace = p->arena->memory[rank] + p->arena->persistent + i->workspace_place;
     if (i->on_host) {
         l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
-        l->in[TT__RUN_IN].data = &p->head->run; /* without `micro`, which no update reads */
+        l->in[TT__RUN_IN].data = &p->head->run; /* the field `micro` is not set, but no update reads it */
         if (!p->settings.kind->host) l->device = p->settings.group->host[rank];
     }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
@@ -25940,8 +26433,9 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
 /* ==== src/run/stages.h */
 /* ---- values that pass from one stage of a pipeline to the next */
 
-/* Sends a value to a stage in another process, or receives one. A SEND does not wait for its messages; a RECV
-   does. Values in a device's memory go through the host's memory. */
+/* Sends a value to rank `other` of a stage in another process, or receives one. A SEND does not wait for its
+   messages; a RECV does. Values in a device's memory go through the host's memory. way: 0 if the value moves
+   towards the last stage, 1 if towards the first. */
 static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l, int other, int way)
 {
     const bool receives = l->instr->out[0] != 0;
@@ -25989,7 +26483,8 @@ static void tt__go_on_passing(const tt_program *p, int rank)
     }
 }
 
-/* Waits until this rank has sent the messages of micro-batch number `round` in direction `way`. */
+/* Waits until this rank has sent its messages of micro-batch number `round` to the next stage (way = 0) or to
+   the stage before (way = 1). */
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
@@ -26055,7 +26550,7 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Returns whether m is present but has no elements, which shards and a rank's own rows may be. */
+/* Returns whether m is present but has no elements, as a shard may be. */
 static bool tt__is_empty(const tt__mat *m) { return m->data && m->rows * m->cols == 0; }
 
 /* Runs an instruction whose operands have no elements. Results that have elements are then sums over no rows:
@@ -26072,8 +26567,8 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
-/* Launches n instructions together that are not collectives. They run on the device or, if tt__instr.on_host,
-   on the CPU once the device has computed their operands. */
+/* Launches n instructions, none of them a collective, together. The instructions run on the device or, if
+   tt__instr.on_host, on the CPU once the device has computed their operands. */
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;
@@ -26093,10 +26588,10 @@ typedef struct tt__rank_progress {
     tt__launch like;        /* fields that all launches of the rank have in common */
     bool absent;            /* the rank has no micro-batch, so it runs only instructions that all ranks run
                                (tt__instr.always) */
-    bool later;             /* a copy of tt__now.later */
+    bool later;             /* the run adds to gradients of earlier micro-batches */
     /* `met`: the ranks (data ranks, tensor ranks, ...) that have passed a barrier on stream `met_stream` and
-       have launched nothing since. Both fields are equal on all these ranks, also on ranks without a
-       micro-batch. */
+       have launched nothing since. `met` and `met_stream` are equal on all these ranks, also on ranks without
+       a micro-batch. */
     tt__over met;
     int met_stream;
 } tt__rank_progress;
@@ -26106,8 +26601,8 @@ static bool tt__is_left_out(const tt__rank_progress *at, const tt__instr *i)
     return (at->absent && !i->always) || (i->later && !at->later);
 }
 
-/* Waits until instruction k is done on rank 0, and keeps the seconds since `begin`, its launch, if they are
-   the fewest so far. */
+/* Waits until instruction k is done on rank 0. Computes the seconds since its launch, which was at time
+   `begin`, and keeps them if they are the fewest so far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
     const tt__device_group *c = p->settings.group;
@@ -26179,7 +26674,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__rank_progress *at, int k
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(at, &p->built.t->code[k])) { /* keeps `met` equal on all ranks */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* `met` must change here as on ranks that launch k */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }
@@ -26486,7 +26981,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const size_t peers = 2 * (size_t)tt__max(p->settings.group->ranks, tt__slots(p));
     const tt__now before = r->now;
     const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* number of rounds of the first lap */
-    int64_t *round = &r->now.round; /* visits each slot once, then one slot again */
+    int64_t *round = &r->now.round; /* goes through the first lap, and one round more, which adds to a slot */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     const tt__launch like = tt__launch_on(p, rank);
@@ -26749,7 +27244,8 @@ static tt_status tt__read_first(tt_program *p, int rank)
     const tt__device_group *c = p->settings.group;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* also waits for a rank of this process */
+    /* A process that does not have `rank` reads one of its own ranks, only to wait for the rank's device. */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own);
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
     return tt__net_fetch(p->ctx, process, -1, "collecting the results of a step", results, sizeof *results);
@@ -26992,7 +27488,7 @@ static tt_status tt__run_stage(void *arg, int rank)
     tt__launch l = tt__launch_on(p, rank);
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
-    l.tuned = false; /* matrix products are timed after these micro-batches */
+    l.tuned = false; /* products are timed only after these micro-batches (tt__tune_products) */
     for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
         bool backward = false;
         now->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
@@ -27059,6 +27555,17 @@ static tt_status tt__end_round(tt_program *p)
 {
     p->round++;
     return p->round % tt__slots(p) ? TT_OK : tt__run_lap(p);
+}
+
+/* Runs the forward of a program that does not train, with the random numbers of a step's round. */
+static tt_status tt__run_round(tt_program *p, int64_t step, int64_t round)
+{
+    tt__begin_step(p);
+    p->run.step = step;
+    p->round = round;
+    const tt_status status = tt__micro(p, true);
+    p->round = 0;
+    return status;
 }
 
 tt_status tt_run(tt_program *p, tt_stats *stats)
@@ -27227,7 +27734,7 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     return status;
 }
 
-/* Calls before_update, if the program has it. */
+/* Calls the caller's function tt_compile_options.before_update, if it is set. */
 static tt_status tt__call_before_update(tt_program *p)
 {
     const tt_compile_options *o = &p->settings.options;
@@ -27338,10 +27845,10 @@ static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int
     return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
-/* The storages with a parameter's gradient in the middle of a step. In sums of a step (ranks/threads.h),
-   `leaves` has the slots of each data rank. In sums of micro-batches, `total` has the sum over ranks of the
-   finished laps and, if ranks have several slots, `leaves` has the slots of the current lap. Both have the
-   same layout. */
+/* The storages with a parameter's gradient in the middle of a step. If ranks sum gradients at the end of a
+   step, `leaves` has the slots of each data rank. If ranks sum gradients in each micro-batch, `total` has the
+   sum over ranks of the finished laps and, if ranks have several slots, `leaves` has the slots of the current
+   lap. Both storages have the same layout. */
 typedef struct tt__so_far {
     int32_t leaves, total; /* numbers of the storages; 0: none */
     int slots;             /* number of slots that have contents */
@@ -27396,8 +27903,8 @@ static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so
     return found;
 }
 
-/* Finds a parameter's gradient and the factor by which its stored numbers are multiplied to be those of the
-   mean loss. Fails if there is no gradient now. caller: the public function. */
+/* Finds a parameter's gradient and the factor that turns the stored numbers into the gradient of the mean
+   loss. Fails if there is no gradient now. caller: name of the public function, for the error. */
 static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const char *caller, tt__so_far *g,
                                   double *factor)
 {
@@ -27534,14 +28041,15 @@ static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
     return false;
 }
 
-/* Continues a hash with attributes of the instructions at the end of a step, and returns it: those of CLIP,
-   of the updates in the order of the parameters in the tape, and of LOSS_SCALE. */
+/* Continues a hash with attributes of the instructions at the end of a step, and returns the hash. These
+   instructions are CLIP, the updates in the order of the parameters in the tape, and LOSS_SCALE. */
 static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 {
     const tt_tape *t = p->built.t;
     const int step = tt__segment_first(t, TT__EACH_STEP), first = t->early ? 0 : step;
-    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* next: distance to the likely next
-                                                                             update */
+    /* The search for a parameter's update begins where the one before ended, and goes on by `next`: backwards
+       (modulo `count`) if the updates are in the backward, which has the parameters in reverse order. */
+    const int count = t->n_code - first, next = t->early ? count - 1 : 1;
     int at = t->early ? count - 1 : 0;
     for (int k = step; k < t->n_code; k++)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
@@ -27582,8 +28090,8 @@ static uint64_t tt__program_hash(const tt_program *p)
     if (ranks->groups > 1 || micros) hash = tt__hash_on(hash, leaves, sizeof leaves);
     const tt__attr none = tt__new_instr(0).attr;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
-        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* stands for the SUM_SQUARES of
-                                                                                v's gradient */
+        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* the (empty) attributes of the
+                                                                                SUM_SQUARES of v's gradient */
     const float average = p->settings.options.optimizer.ema_decay;
     if (average > 0) hash = tt__hash_on(hash, &average, sizeof average);
     return tt__updates_hash(p, hash);
@@ -27625,9 +28133,10 @@ static tt__state_header tt__state_header_of(const tt_program *p)
    so few rows and columns that the overhead of launches dominates, and grows until steps are long. A block
    with one row measures the update, which dominates its steps. */
 
-/* STEP_LONG, COPY_LONG: seconds from which a step or a copy is long enough to measure. STEPS_LONG: seconds of
-   all steps of a program. WIDTH: number of rows and of columns of a block; UPDATE_WIDTH: of columns. COPY:
-   bytes of a copy. */
+/* TT__STEP_LONG and TT__COPY_LONG: seconds from which a step or a copy is long enough to measure.
+   TT__STEPS_LONG: a program runs 2 to 6 steps, until they have taken this many seconds together. ..._WIDTH:
+   number of rows and of columns of a block; TT__UPDATE_WIDTH: number of columns of a block with one row.
+   ..._COPY: bytes of a copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
@@ -27720,13 +28229,14 @@ typedef struct tt__profile {
 } tt__profile;
 
 /* Runs some steps and takes the shortest time of each launch, because other work on the machine slows down
-   some steps but seldom all. *seconds: the sum of these times or, if steps are very long, the duration of the
-   last step. */
+   some steps but seldom all. *seconds: the sum of the launches' shortest times or, if steps are very long,
+   the duration of the last step. */
 static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
     double now, all = 0;
-    tt_status status = tt__sample_step(s, &now); /* the first step also touches memory and loads kernels */
+    tt_status status = tt__sample_step(s, &now); /* not timed: the first step also touches memory and loads
+                                                    kernels */
     double *each = (double *)tt__alloc(ctx, sizeof *each * (size_t)t->n_code);
     if (!each) return TT_ERR_MEMORY;
     for (int k = 0; k < t->n_code; k++) each[k] = INFINITY;
@@ -27781,9 +28291,10 @@ static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool si
     }
 }
 
-/* Computes the seconds of a launch from steps whose launches are not timed: the shortest of them, less the
-   seconds that the rates predict for its work, divided by the number of launches. min: seconds of a step
-   whose launches were timed one by one, an upper bound. */
+/* Sets costs->launch, the seconds that a launch takes beside its work. Runs steps whose launches are not
+   timed, subtracts the seconds that the rates predict for the work of a step from the seconds of the shortest
+   step, and divides the difference by the number of launches. min: seconds of a step whose launches were
+   timed one by one; the shortest step counts as at most that long. */
 static tt_status tt__measure_launch(tt__sample *s, double min, tt_costs *costs)
 {
     double seconds;
@@ -27895,7 +28406,8 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt_context *own = tt_open(&o);
     if (!own)
         return tt__fail(ctx, TT_ERR_MEMORY,
-                        "tt_measure_costs: cannot open a context, for lack of memory or threads");
+                        "tt_measure_costs: cannot open a second context, for lack of memory or threads: set "
+                        "`threads` lower, or free memory");
     tt__sample s; /* runs like users' programs, with streams and graphs of launches */
     tt__profile update;
     double min, ignored;
@@ -27943,8 +28455,8 @@ static tt_category tt__category_of(const tt_tape *t, int32_t base)
 }
 
 /* tt__storages returns the number of storages that the program's arena may have: the resident workspace
-   (number 0), then persistent values, then boxes of transient storages. tt__storage_of describes storage k in
-   *to; it returns false if the arena does not have that storage. */
+   (number 0), then persistent values, then transient storages. tt__storage_of describes storage k in *to; it
+   returns false if the arena does not have that storage. */
 static int tt__storages(const tt_program *p) { return p->built.t->n_values + p->built.n_boxes; }
 
 static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
@@ -27977,7 +28489,7 @@ static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
 }
 
 /* Returns the bytes that a rank loads from other ranks in a step with one full micro-batch on each data rank.
-   Sets *least to the minimum that any method must load (tt_plan.min_moved_bytes). */
+   Sets *min to the minimum that any method must load (tt_plan.min_moved_bytes). */
 static double tt__moved_by(const tt_program *p, int rank, double *min)
 {
     const tt_tape *t = p->built.t;
@@ -27992,7 +28504,8 @@ static double tt__moved_by(const tt_program *p, int rank, double *min)
         const tt__members all = tt__members_of(p, rank, &i->move, &me);
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
-        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* F64: counts of losses */
+        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* also true for counts of
+                                                                                    losses (F64) */
         if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *min += item * loads.min;
     }
     return bytes;
@@ -28133,8 +28646,7 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
     uint32_t *order = (uint32_t *)(bytes + storages);
-    int32_t *holds = (int32_t *)(order + storages); /* for each box: the last value placed there by the
-                                                       peak */
+    int32_t *holds = (int32_t *)(order + storages); /* for each box: the value that it holds at the peak */
     int n = 0;
     for (int k = 0; k < storages && bytes; k++) {
         const tt__box *box = k < values ? NULL : &p->built.box[k - values];
@@ -28384,8 +28896,9 @@ static void tt__print_xml(tt__text_buffer *text, const char *name)
 }
 
 /* The categories of memory, in the order of the plot's layers from below. tt__live_layers returns live[k * N
-   + c]: the bytes in use in column k of the categories tt__layer[0] to tt__layer[c]. If several of the n
-   instructions share a column, it shows the one with the most bytes. NULL: out of memory. */
+   + c]: for column k of the plot, the bytes in use of the categories tt__layer[0] to tt__layer[c] together. A
+   column that stands for several of the n instructions shows the instruction with the most bytes. Returns
+   NULL if memory runs out. */
 static const tt_category tt__layer[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS,
                                         TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
 static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
@@ -28429,8 +28942,8 @@ static void tt__label(tt__text_buffer *text, int x, int y, const char *anchor, c
 }
 
 /* Draws the layers of memory, the highest first and each down to the axis, so that lower layers cover higher
-   ones. The unit of coordinates is a tenth of a pixel; they begin in the lower left corner. scale: tenths of
-   a pixel per byte. drawn: receives, for each layer, whether it has any bytes. */
+   ones. Coordinates are tenths of a pixel from the lower left corner. scale: tenths of a pixel per byte.
+   drawn: gets, for each layer, whether the layer has any bytes. */
 static void tt__draw_layers(tt__text_buffer *text, const int64_t *live, int columns, double scale,
                             const char *const *colour, bool *drawn)
 {
@@ -28476,7 +28989,8 @@ static bool tt__is_marked(const tt_tape *t, const tt__instr *i, int kind)
     return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->recomputed;
 }
 
-/* Draws a line below each instruction for which tt__is_marked returns true. Returns whether there is any. */
+/* Draws a line below each instruction for which tt__is_marked returns true. Returns whether a line was
+   drawn. */
 static bool tt__draw_marks(tt__text_buffer *text, const tt_tape *t, int kind, const char *colour)
 {
     bool any = false;
@@ -28950,19 +29464,29 @@ enum {
     TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* Hangul */
 };
 
-/* The unpacked tables. c << 11 | x: a code point in the upper 21 bits of a number and a small number x in the
-   lower 11. */
+/* The unpacked tables. An expression `c << 11 | x` stands for a number with a code point c in the upper
+   21 bits and a small number x in the lower 11 bits. */
 typedef struct tt__unicode {
     uint8_t bits[0x110000];               /* TT__IS_... */
     uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
-    uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank of their combining class */
-    uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
-    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, sorted by their points */
+    uint32_t marks[TT__MARK_ROWS][2];     /* runs of combining marks. [0]:
+                                             `first << 11 | (last - first)`; [1]: rank of their
+                                             combining class */
+    uint32_t pairs[TT__PAIRS][3];         /* decompositions of code points c. [0]: `c << 11 | x`, where x
+                                             is 1 if NFC composes c, else 0; [1], [2]: the first and the
+                                             second code point of the decomposition, or 0 */
+    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* indices of the rows of `pairs` that NFC composes, sorted by the
+                                             two code points */
     uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
-    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
-    uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | (stride - 1) * 3 +
-                                                 step; lower case of `first` */
-    uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | count */
+    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* runs of code points of one class. [0]: `first << 11`; [1]:
+                                                 `last << 4 | TT__GRAPHEME_...` */
+    uint32_t lower[TT__LOWER_RUNS][2];        /* runs of capitals. [0]:
+                                                 `first << 11 | (last - first) << 3 | x` with 8 bits
+                                                 for last - first and x = `(stride - 1) * 3 + step`;
+                                                 [1]: lower case of `first` */
+    uint32_t compat[TT__COMPAT_ROWS][2];      /* compatibility decompositions of code points c. [0]:
+                                                 `c << 11`; [1]: `at << 5 | n` for the n code points
+                                                 from compat_points[at] on */
     uint32_t compat_points[TT__COMPAT_POINTS];
 } tt__unicode;
 
@@ -28990,8 +29514,8 @@ static uint32_t tt__unicode_from(uint32_t before, const char **at)
 }
 
 /* Sets the bits of each code point in `to` from `rows` runs of code points. A row is two numbers: the
-   distance of the run's first code point from the end of the previous run, and (last - first) << shift |
-   bits. texts: one string, or several. */
+   distance of the run's first code point from the end of the previous run, and
+   `(last - first) << shift | bits`. texts: one string, or several. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
 {
     const char *at = *texts;
@@ -29082,7 +29606,7 @@ static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees the res
 }
 
 /* Returns how many rows of a sorted table begin with a code point that is at most c. A row has `columns`
-   numbers, of which the first is code point << 11. */
+   numbers, of which the first is the row's code point, shifted left by 11 bits. */
 static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
 {
     int low = 0, high = rows;
@@ -29114,8 +29638,8 @@ static int tt__grapheme_class(const tt__unicode *u, uint32_t c)
     return (int)(u->graphemes[row][1] & 15);
 }
 
-/* Returns the rank of the combining class of code point c; higher classes have higher ranks. 0: c is a
-   starter, not a mark. */
+/* Returns the rank of the combining class of code point c; higher classes have higher ranks. Returns 0 if c
+   is a starter, not a mark. */
 static uint32_t tt__mark_rank(const tt__unicode *u, uint32_t c)
 {
     int row = c < 0x300 ? -1 : tt__rows_to(&u->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
@@ -29173,7 +29697,7 @@ static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint3
     return n;
 }
 
-/* Returns the composition of two code points. 0: a and b do not compose. */
+/* Returns the composition of two code points. Returns 0 if a and b do not compose. */
 static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
 {
     if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xAC00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;
@@ -29369,8 +29893,8 @@ typedef enum tt__json_kind {
     TT__JSON_OBJECT
 } tt__json_kind;
 
-/* A value of a JSON text. Nodes are stored in the order of the text: the first child of node i is i + 1, its
-   next sibling nodes[i].after. */
+/* A value of a JSON text. Nodes are stored in the order of the text: the first child of `nodes[i]` is
+   `nodes[i + 1]`, and the next sibling of `nodes[i]` is `nodes[nodes[i].after]`. */
 typedef struct tt__json_node {
     uint8_t kind;
     bool exact;              /* the number is an integer that `integer` holds */
@@ -29607,7 +30131,8 @@ static bool tt__json_less(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Sorts the members of an object that was read to its end by key. Fails if two members have the same key. */
+/* Sorts the members of an object by key, after the object was read to its end. Fails if two members have the
+   same key. */
 static bool tt__json_index(tt__json *j, int object)
 {
     int from = j->n_sorted, member = object + 1;
@@ -29689,8 +30214,8 @@ static bool tt__json_value(tt__json *j, int depth)
 }
 
 /* Parses a text that is one JSON value, which becomes node 0. The text must live only until the function
-   returns; path and context must live as long as j. line: see tt__json. The caller frees j even after an
-   error. */
+   returns; path and context must live as long as j. base: offset of the text in its file; line: the text's
+   line in its file, or 0; both are for errors. The caller frees j even after an error. */
 static tt_status tt__json_parse_line(tt__json *j, tt_context *ctx, const char *path, long long line,
                                      size_t base, const char *text, size_t bytes)
 {
@@ -29732,8 +30257,8 @@ static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
     return status;
 }
 
-/* Returns the node of member `key` of an object; -1: the object has no such member, or the node is no
-   object. */
+/* Returns the node of member `key` of an object. Returns -1 if the object has no such member, or if the node
+   is no object. */
 static int tt__json_get(const tt__json *j, int object, const char *key)
 {
     if (object < 0 || j->nodes[object].kind != TT__JSON_OBJECT || !j->nodes[object].count) return -1;
@@ -29750,7 +30275,8 @@ static int tt__json_get(const tt__json *j, int object, const char *key)
     return -1;
 }
 
-/* Returns the text of a string node. NULL: the node is not a string, or the string holds a NUL. */
+/* Returns the text of a string node. Returns NULL if the node is not a string, or if the string holds a
+   NUL. */
 static const char *tt__json_text(const tt__json *j, int node)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -30166,7 +30692,8 @@ const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key)
     return tt__json_text(&s->json, tt__json_get(&s->json, tt__json_get(&s->json, 0, "__metadata__"), key));
 }
 
-/* Fails unless tensor i exists and has n elements, or n bytes if not `elements`, from number `first` on. */
+/* Fails unless tensor i exists and has the elements [first, first + n) or, if not `elements`, the bytes
+   [first, first + n). */
 static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t first, uint64_t n,
                                        bool elements)
 {
@@ -30372,7 +30899,8 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
     w->ctx = ctx;
     tt__text_buffer text = {NULL, 0, 0};
     tt_status status = tt__safetensors_declare(w, path, tensors, count, metadata);
-    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* counts bytes */
+    /* text.to is NULL: only counts the bytes of the header. */
+    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata);
     uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* the data starts at a multiple of 8 */
     if (status == TT_OK && padded > TT__SAFETENSORS_HEADER)
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %llu bytes, but the format "
@@ -30492,31 +31020,35 @@ typedef struct tt__text_step {
     bool each;                     /* DIGITS, PUNCTUATION: each character is a word; else each run is a word.
                                       WORDPIECE: cleanup removes spaces before some punctuation and
                                       contractions */
-    bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each
-                                      mark */
+    bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each mark,
+                                      the character that stands for a space */
     bool prefix_space;             /* BYTES: puts a space before the text */
-    bool prefix_always, prefix_first; /* METASPACE: puts a mark before each part; prefix_first: only before
-                                         the first part */
+    bool prefix_always, prefix_first; /* METASPACE: puts the mark for a space before each part of the text
+                                         (prefix_always) or only before the first part (prefix_first) */
     bool left, right;              /* TRIM: removes white space at the text's start (left), end (right) */
-    const char *from, *to;         /* text to replace and its replacement; PREPEND reads only `to`, STRIP only
-                                      `from`. SPACES replaces each run of two or more spaces. PRECOMPILED: the
-                                      trie's units; the replacing texts, each ended by a NUL */
+    const char *from, *to;         /* REPLACE: replaces `from` by `to`. SPACES: replaces each run of two or
+                                      more spaces by `to`. PREPEND: puts `to` before the text. STRIP: removes
+                                      the character `from`. PRECOMPILED: `from` has the trie's units, `to` the
+                                      replacing texts, each ended by a NUL */
     size_t from_bytes, to_bytes;
-    int64_t start, stop;           /* STRIP: max number of characters to remove at the start; at the end */
+    int64_t start, stop;           /* STRIP: max number of characters to remove at the start of the text
+                                      (start) and at its end (stop) */
 } tt__text_step;
 
 typedef struct tt__step_list { tt__text_step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
-typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* place of a text in a buffer; bytes
-                                                                  TT__NO_TOKEN: no text */
+typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* place of a text in a buffer; if
+                                                                            `bytes` is TT__NO_TOKEN, there is
+                                                                            no text */
 /* A slot of a hash table of texts. head: the first 8 bytes of a text, padded with zeros; bytes: the text's
    length; id: -1 in a free slot. */
 typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
 
 /* Hash table from texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    /* base: the texts, plus `skipped`; a slice gives a text's offset. The table leaves out the first
-       `skipped` bytes of each text. */
+    /* The table leaves out the first `skipped` bytes of each text. base: address of the texts plus `skipped`.
+       A slice has the place of a whole text: `base` plus the slice's start is the address of the bytes that
+       are not left out. */
     const char *base;
     uint32_t skipped;
     const tt__text_slice *slices; /* the slice of each id */
@@ -30569,7 +31101,8 @@ typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPI
 typedef struct tt__token_model {
     tt__model_kind kind;
     int unk;                      /* id of the unknown token; -1: text without a token is left out */
-    bool byte_fallback;           /* byte-pair encoding, Unigram: `fallback` serves unknown characters */
+    bool byte_fallback;           /* byte-pair encoding, Unigram: an unknown character becomes the tokens
+                                     `fallback` of its bytes */
     int32_t fallback[256];        /* ids of tokens "<0x00>" to "<0xFF>"; -1: no token */
     int64_t word_chars;           /* WordPiece: max characters of a word; longer words are unknown */
     const char *piece;            /* WordPiece: prefix of tokens that continue a word */
@@ -30592,7 +31125,8 @@ typedef struct tt__around { int32_t ids[TT__AROUND], types[TT__AROUND]; int n; }
 
 /* The ids that the post-processor puts around one text, or around and between a pair of texts. */
 typedef struct tt__template {
-    tt__around around[3];          /* ids before the first text; after it; after the second text of a pair */
+    tt__around around[3];          /* ids before the first text, after the first text, and after the second
+                                      text of a pair */
     int32_t types[2];              /* the token type of each text's ids */
 } tt__template;
 
@@ -30600,8 +31134,9 @@ typedef struct tt__finisher {
     tt__template one, two;         /* templates of one text and of a pair */
     int templates;                 /* number of post-processors that put ids around texts */
     int trims;                     /* number of post-processors that leave white space out of spans */
-    bool trims_prefix[TT__STEP_LIMIT]; /* for each of them: a space may be added before the text */
-    bool pairs;                    /* `two` has the first text once, and then the second text once */
+    bool trims_prefix[TT__STEP_LIMIT]; /* for each of these `trims`: a space may be added before the text */
+    bool pairs;                    /* pairs can be encoded: `two` has the first text once, and then the
+                                      second text once */
     int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;
     bool decodes;                  /* tokenizer.json has a decoder; if not, spaces join tokens */
@@ -30612,10 +31147,10 @@ struct tt_tokenizer {
     tt__unicode *unicode;
     tt__chunk *chunks;            /* texts of steps and added tokens */
     tt__step_list normalize, split;
-    bool maps_ascii;              /* to an ASCII text the normalizers do only what `ascii` says */
+    bool maps_ascii;              /* the normalizers change an ASCII text only as `ascii` says */
     uint8_t ascii[128];           /* for each ASCII character: its normalized form; above 0x7F: dropped */
-    int mapped_at;                /* number of the ByteLevel splitter: later splitters see bytes as
-                                     characters; split.n: none */
+    int mapped_at;                /* number of the ByteLevel splitter, after which splitters see bytes as
+                                     characters; split.n if there is no ByteLevel splitter */
     tt__vocab vocab;
     tt__token_model model;
     tt__finisher finish;
@@ -30624,7 +31159,8 @@ struct tt_tokenizer {
     int n_added, cap_added;
     int32_t *added_of;            /* for each id: its index in `added`; -1: not an added token */
     tt__added_tree trees[2];      /* added tokens to find before and after normalization */
-    bool lowercase;               /* option of a tokenizer from a vocab.txt, a file that `kept` lacks */
+    bool lowercase;               /* option of a tokenizer that was loaded from a vocab.txt; `kept` lacks that
+                                     file */
     tt__kept_file kept[6];        /* the loaded files, which tt_tokenizer_save writes unchanged */
     int n_kept;
 };
@@ -30658,7 +31194,8 @@ static uint32_t tt__byte_char(uint32_t b)
     return tt__byte_prints(b) ? b : 0x100 + (b <= 0x20 ? b : b <= 0xA0 ? b - 0x7F + 33 : 67);
 }
 
-static int tt__char_byte(uint32_t c) /* returns the byte, or -1 if c stands for none */
+static int tt__char_byte(uint32_t c) /* returns the byte for which GPT-2's character c stands, or -1 if c
+                                        stands for none */
 {
     if (c < 0x100) return tt__byte_prints(c) ? (int)c : -1;
     if (c > 0x143) return -1;
@@ -30733,7 +31270,7 @@ static inline uint64_t tt__token_head(const char *text, size_t bytes, size_t rea
     return head;
 }
 
-/* Returns the slot that holds a text, or the free slot where the text belongs. */
+/* Returns the entry of a hash table that holds a text, or the free entry where the text belongs. */
 static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *text, size_t bytes,
                                          uint64_t head)
 {
@@ -30756,14 +31293,17 @@ static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t byt
     return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
 }
 
-/* Returns the id of the vocabulary's or the added token with this text; -1: no token has this text. */
+/* Returns the id of the token with this text, in the vocabulary or among the added tokens. Returns -1 if no
+   token has this text. */
 static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
 {
     const int id = tt__token_find(&k->vocab.by_text, text, bytes);
     return id >= 0 ? id : tt__token_find(&k->vocab.by_added, text, bytes);
 }
 
-static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: parent << 8 | byte of an edge */
+/* Returns the index in t->edges of an edge, or of the free entry where the edge belongs. key: the edge's
+   `parent << 8 | byte`. */
+static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key)
 {
     size_t at = (size_t)(key * 0x9E3779B97F4A7C15u >> t->shift);
     while (t->edges[at] != UINT64_MAX && t->edges[at] >> 28 != key) at = (at + 1) & (t->slots - 1);
@@ -30795,7 +31335,8 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
     return b->memory;
 }
 
-enum { /* buffers of an encoder: normalizers take two NORMAL_TEXT in turn, splitter k takes SPLIT_TEXT + k */
+enum { /* buffers of an encoder. Normalizers write to NORMAL_TEXT and NORMAL_TEXT + 1 in turn, splitter
+          number k writes to SPLIT_TEXT + k */
     TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
     TT__POINTS = TT__SPLIT_TEXT + TT__STEP_LIMIT, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
 };
@@ -30816,8 +31357,8 @@ struct tt__encoder {
                               the text before normalization. A part that begins with one of these bytes is
                               the first part of the text */
     /* The fields from here to `at` are used if spans are wanted. whole_text: the text before all changes;
-       layer: the text that normalizers and splitters have made of it so far; map: the span of each byte of
-       `layer` in `whole_text`; NULL: both are the same text. */
+       layer: the text that normalizers and splitters have made of whole_text so far; map: the span of each
+       byte of `layer` in `whole_text`, or NULL if `layer` is the same text as `whole_text`. */
     const char *whole_text, *layer;
     size_t whole_bytes;
     const tt_span *map;
@@ -30840,8 +31381,8 @@ static void tt__encoder_free(tt__encoder *e)
     for (int i = 0; i < TT__COUNT(e->maps) && e->spans; i++) tt__free(e->k->ctx, e->maps[i].memory);
 }
 
-/* Returns the span, in the whole text, of the character that contains the byte at `at` of the current layer,
-   or that this byte was made of. */
+/* Returns the span, in the whole text, of the character that contains the byte *at or was changed into it.
+   at: an address in e->layer. */
 static tt_span tt__encoder_span(const tt__encoder *e, const char *at)
 {
     const size_t i = (size_t)(at - e->layer);
@@ -30881,8 +31422,9 @@ static void tt__encoder_trim(const tt__encoder *e, const char *text, size_t byte
     if (walked == trailing) span->end = end > span->begin ? end : span->begin;
 }
 
-/* Adds the span of a token that stands for the bytes `text` of the current layer. added: the token is an
-   added token, and white space is trimmed as in the layer, not as in the vocabulary. */
+/* Adds the span of a token. text: the bytes of e->layer that the token stands for. added: whether the token
+   is an added token. If spans are trimmed, the white space at the ends of a text leaves the span. An added
+   token's text is then `text`; any other token's text is its text in the vocabulary. */
 static void tt__encoder_add_span(tt__encoder *e, int32_t id, const char *text, size_t bytes, bool added)
 {
     const tt__finisher *f = &e->k->finish;
@@ -30896,7 +31438,7 @@ static void tt__encoder_add_span(tt__encoder *e, int32_t id, const char *text, s
                          f->trims_prefix[i], to);
 }
 
-/* Adds an id, which stands for the bytes `text` of the current layer. */
+/* Adds an id. text: the bytes of e->layer that the id stands for. */
 static inline void tt__encoder_id(tt__encoder *e, int32_t id, const char *text, size_t bytes)
 {
     if (e->count < e->room && e->ids) e->ids[e->count] = id;
@@ -30913,14 +31455,15 @@ static void *tt__encoder_room(tt__encoder *e, int buffer, size_t n, size_t item)
     return memory;
 }
 
-/* Returns the first 8 bytes of a part of the encoder's text, as tt__token_head does. */
+/* Returns the first 8 bytes of a part of the encoder's text as a number; a shorter part is padded with
+   zeros. */
 static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, size_t bytes)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
     return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
 }
 
-/* Returns the id of the token that stands for the word `text`; -1: none. */
+/* Returns the id of the token that stands for the word `text`, or -1 if no token does. */
 static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__ids_by_text *t = &e->k->vocab.by_word;
@@ -30947,7 +31490,8 @@ typedef struct tt__rewrite {
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* the caller wants the front or spans; otherwise the fields below are unused */
+    bool aligns;           /* the caller wants spans or tt__encoder.front; otherwise the fields below are
+                              unused */
     const char *text;      /* the old text */
     size_t bytes, front;
     size_t at, to_front;   /* at: bytes read of the old text; to_front: bytes made from `front` */
@@ -30986,7 +31530,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Sets the spans of the last piece's bytes, which are those of the old character that it belongs to. */
+/* Gives each byte of the piece that was written last the span of the old character that the piece
+   replaces. */
 static void tt__rewrite_map(tt__rewrite *w)
 {
     const size_t all = (w->mapped + w->size) * sizeof(tt_span);
@@ -31005,8 +31550,9 @@ static void tt__rewrite_map(tt__rewrite *w)
     for (size_t i = 0; i < w->size; i++) spans[w->mapped++] = span;
 }
 
-/* Ends the last piece: moves past the old characters that it replaces, and counts its bytes in the new front
-   if these characters belong to the old front. */
+/* Ends the piece that was written last: moves past the old characters that the piece replaces. If the piece
+   comes from a character of the old text's front (tt__encoder.front), the piece's bytes belong to the front
+   of the new text. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -31055,7 +31601,7 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
         tt__utf8_next(to, to_bytes, &at);
         tt__rewrite_put(w, to + from, at - from, made++ >= old);
     }
-    if (made < old) w->change -= old - made; /* has no effect on an empty new text */
+    if (made < old) w->change -= old - made; /* without effect if no piece was written */
 }
 
 /* Writes `to` and then the first character of the old text. `to` counts as a part of that character. Returns
@@ -31069,7 +31615,7 @@ static size_t tt__rewrite_prepend(tt__rewrite *w, const char *to, size_t to_byte
     return first;
 }
 
-/* Ends the new text and returns it. If spans are wanted, the text becomes the encoder's layer. */
+/* Ends the new text and returns it. If spans are wanted, e->layer becomes this text. */
 static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
 {
     tt__rewrite_pass(w);
@@ -31184,8 +31730,11 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 /* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    bool picture = false, joined = false;     /* just read: a picture and extenders; then a joiner */
-    bool consonant = false, linked = false;   /* just read: a consonant and extenders; a linker among these */
+    /* Flags for the characters read last. picture: a picture and its extenders. joined: a picture, its
+       extenders and then a joiner. consonant: a consonant and its extenders. linked: a consonant and its
+       extenders, with a linker among them. */
+    bool picture = false, joined = false;
+    bool consonant = false, linked = false;
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
@@ -31218,11 +31767,11 @@ static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t by
     return bytes;
 }
 
-/* Finds the shortest prefix of `text` that a Precompiled map has, and returns the text that replaces it.
-   NULL: the map has no prefix of `text`. The map is a double-array trie (Aoe 1989; Yata's darts-clone), an
-   array of 32-bit units. A byte b leads from a node at position p to the unit at p xor b, whose lowest 8 bits
-   must equal b. If bit 8 of that unit is set, the map has the prefix that ends with b, and the unit at the
-   new node's position has the offset of the replacing text. */
+/* Finds the shortest prefix of `text` that a Precompiled map has, and returns the text that replaces the
+   prefix. Returns NULL if the map has no prefix of `text`. The map is a double-array trie (Aoe 1989; Yata's
+   darts-clone), an array of 32-bit units. A byte b leads from a node at position p to the unit at p xor b,
+   whose lowest 8 bits must equal b. If bit 8 of that unit is set, the map has the prefix that ends with b,
+   and the unit at the new node's position has the offset of the replacing text. */
 static const char *tt__precompiled_find(const tt__text_step *s, const char *text, size_t bytes,
                                         size_t *to_bytes)
 {
@@ -31329,7 +31878,7 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *t
    the last character that it replaces. */
 static void tt__rewrite_replaced(tt__rewrite *w, const tt__text_step *s, const char *text, size_t bytes)
 {
-    size_t from = 0; /* the new text has the bytes before `from` */
+    size_t from = 0; /* the bytes of the old text before `from` are in the new text */
     for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
         n = 0;
         if (text[at] != s->from[0]) continue;
@@ -31426,8 +31975,9 @@ static const char *tt__normalize_text(tt__encoder *e, const char *text, size_t *
 
 static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
 
-/* Returns the number of bytes of an English contraction ('s, 'll, ...) at `text`, directly after the
-   apostrophe; 0: none. any_case: also accepts capitals and U+017F, which is a form of "s". */
+/* Returns the number of bytes at `text` that form an English contraction with the apostrophe directly before
+   `text` ('s, 'll, ...). Returns 0 if there is no contraction. any_case: also accepts capitals and U+017F,
+   which is a form of "s". */
 static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
 {
     const char other = any_case ? 0x20 : 0;
@@ -31481,7 +32031,7 @@ static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* returns
     return n == 3;
 }
 
-/* Returns the end of the piece that splitter number `step` cuts off at `at`. */
+/* Returns the end of the part of a text that begins at `at` and that splitter number `step` cuts off. */
 static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
@@ -31510,8 +32060,8 @@ static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, s
     }
 }
 
-/* Returns whether the part that begins at text + from is the first part of the whole text. first: whether a
-   part that begins at `text` may be the first. */
+/* Returns whether the part that begins at `text + from` is the first part of the whole text. first: whether
+   a part that begins at `text` may be the first. */
 static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
@@ -31539,7 +32089,8 @@ static void tt__split_white(tt__encoder *e, int step, const char *text, size_t b
     }
 }
 
-/* Cuts a text into words with the splitters from `step` on. first: see tt__is_first. */
+/* Cuts a text into words with the splitters from `step` on. first: a part that begins at `text` may be the
+   first part of the whole text. */
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
@@ -31583,7 +32134,7 @@ static void tt__split_text(tt__encoder *e, int step, const char *text, size_t by
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
 /* Returns the id of the longest token of t with which a text begins, and sets *taken to the token's number of
-   bytes. -1: no token does. */
+   bytes. Returns -1 if the text begins with no token of t. */
 static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, const char *text, size_t bytes,
                               size_t *taken)
 {
@@ -31659,9 +32210,10 @@ static void tt__bpe_put(tt__bpe_symbols *s, int32_t id, size_t bytes)
     s->ids[s->n++] = id;
 }
 
-/* Adds the symbols of one character, of `of` bytes. The symbols are the character's token or, without one,
-   the tokens of its bytes. Without these too, the character is unknown: adds its bytes to *unknown and no
-   symbol, as following unknown characters may share one unknown token. */
+/* Adds the symbols of one character, which takes `of` bytes of the word. The symbols are the character's
+   token or, without one, the tokens of its bytes. If the vocabulary also lacks a token of a byte, the
+   character is unknown: adds `of` to *unknown, but no symbol, as following unknown characters may share one
+   unknown token. */
 static void tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, size_t of, tt__bpe_symbols *s, size_t *unknown)
 {
     char text[4];
@@ -31711,7 +32263,7 @@ static void tt__bpe_merge_short(const tt_tokenizer *k, tt__bpe_symbols *s)
     size_t n = s->n;
     for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(k, symbols[i], symbols[i + 1]);
     while (n > 1) {
-        uint32_t best = UINT32_MAX; /* the rank of a pair that has no merge */
+        uint32_t best = UINT32_MAX; /* pairs that have no merge have this rank */
         size_t at = 0;
         for (size_t i = 0; i + 1 < n; i++)
             if (merges[i]->rank < best) best = merges[i]->rank, at = i;
@@ -31732,8 +32284,10 @@ static void tt__bpe_merge_short(const tt_tokenizer *k, tt__bpe_symbols *s)
     s->n = n;
 }
 
-typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: symbol was merged */
-typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* a possible merge */
+/* A symbol of a word, in a linked list. id -1: the symbol was merged into the one before. */
+typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;
+/* A possible merge of the symbol at index `at` with the next one. id: the resulting symbol. */
+typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;
 
 static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
 {
@@ -31804,9 +32358,9 @@ static void tt__bpe_merge_long(tt__encoder *e, tt__bpe_symbols *s)
         if (links[i].id >= 0) tt__bpe_put(s, links[i].id, s->bytes ? (size_t)s->bytes[i] : 0);
 }
 
-/* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. e->at moves on by the
-   bytes of the symbols, as the package `tokenizers` counts: an unknown character without a symbol does not
-   count. */
+/* Adds the ids of a word or of a part of it. No run of U+2581, which stands for a space, begins inside the
+   part. Moves e->at by the bytes of all symbols. An unknown character without a symbol counts no bytes, as in
+   the package `tokenizers`. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -31857,12 +32411,14 @@ static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
 /* ==== src/text/unigram.h */
 /* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
-/* An entry for each byte of a word: the best spelling, a sequence of tokens, of the word up to this byte; and
-   the token of the whole word's best spelling that begins at this byte. */
+/* An entry for each place between two bytes of a word, and for its start and end. score, from, id: the best
+   spelling, which is a sequence of tokens, of the word up to the place. to, next: the token that begins at
+   the place in the best spelling of the whole word. */
 typedef struct tt__naming {
     double score;
-    int32_t from, id;      /* start (-1: no spelling yet) and id of the last token before this byte */
-    int32_t to, next;      /* end and id of the token that begins at this byte */
+    int32_t from, id;      /* from, id: start and id of the last token of the spelling up to here;
+                              from = -1: no spelling yet */
+    int32_t to, next;      /* to, next: end and id of the token that begins here */
 } tt__naming;
 
 static void tt__naming_try(tt__naming *s, double score, size_t from, int32_t id)
@@ -31935,8 +32491,8 @@ static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes
     return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
-/* Adds the id of an added token, which the bytes `text` of the current layer spell, with the white space that
-   the token takes in. */
+/* Adds the id of an added token. text: the bytes that spell the token, with the white space that the token
+   takes in; a part of e->layer. */
 static void tt__encoder_added(tt__encoder *e, int32_t id, const char *text, size_t bytes)
 {
     if (e->count < e->room && e->ids) e->ids[e->count] = id;
@@ -31944,8 +32500,8 @@ static void tt__encoder_added(tt__encoder *e, int32_t id, const char *text, size
     e->count++;
 }
 
-/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 0: the text is
-   not normalized yet; 1: it is. first: the text is the first part of the whole text. */
+/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 1 if the text
+   is normalized, 0 if not. first: the text is the first part of the whole text. */
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
 
 static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
@@ -31997,8 +32553,8 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
 }
 
 /* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids and spans; ids or
-   spans may be NULL. Returns the number of ids; -1: out of memory. Unless `whole`, encoding and counting may
-   end after `room` ids. */
+   spans may be NULL. Returns the number of ids, or -1 if memory runs out. Unless `whole`, encoding and
+   counting may end after `room` ids. */
 static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, tt_span *spans,
                           int64_t room, bool whole)
 {
@@ -32093,8 +32649,8 @@ static void tt__encode_cut(const int64_t n[2], int64_t max, int64_t kept[2])
     kept[longer] = max - max / 2;
 }
 
-/* Does the work of tt_tokenizer_encode. Unless `whole`, encoding and counting of one text may end after
-   max_tokens ids. */
+/* Encodes a text or a pair of texts for tt_tokenizer_encode. Unless `whole`, encoding and counting of one
+   text may end after max_tokens ids. */
 static tt__encoded tt__encode_texts(const tt_tokenizer *k, const tt_encoding *o, bool whole)
 {
     static const tt__around none[3] = {{{0}, {0}, 0}};
@@ -32140,7 +32696,7 @@ int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *
 }
 
 /* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns the
-   number of ids of the text; -1: out of memory. */
+   number of ids of the text, or -1 if memory runs out. */
 static int64_t tt__encode_ids(const tt_tokenizer *k, const char *text, size_t bytes, bool special,
                               int32_t *ids, int64_t room)
 {
@@ -32200,7 +32756,8 @@ static int tt__hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-static int tt__byte_token(const char *text, size_t bytes) /* returns the byte that "<0x0A>" names; -1: none */
+/* Returns the byte for which a token such as "<0x0A>" stands. Returns -1 if `text` is not such a token. */
+static int tt__byte_token(const char *text, size_t bytes)
 {
     if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
     int high = tt__hex_digit(text[3]), low = tt__hex_digit(text[4]);
@@ -32331,7 +32888,7 @@ static void tt__decode_step(const tt__text_step *s, const tt__parts *from, tt__p
     tt__free(to->ctx, run);
 }
 
-/* Returns the text of an id, as the first decoder step reads it. NULL: the id has no text. */
+/* Returns the text of an id, as the first decoder step reads the text. Returns NULL if the id has no text. */
 static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
 {
     if (id < 0 || id >= k->size) return NULL;
@@ -32422,8 +32979,9 @@ void tt_decode_stream_free(tt_decode_stream *s)
     tt__free(s->k->ctx, s);
 }
 
-/* Removes ids whose text has been returned, except the context of the next ids, which must have a text.
-   clean: the text of all ids has been returned. */
+/* Removes ids whose text has been returned from s->ids, but keeps some of them as context of the next ids.
+   Removes none if the ids that remain would have no text. clean: the text of all ids has been returned.
+   Returns false if memory runs out. */
 static bool tt__stream_cut(tt_decode_stream *s, bool clean)
 {
     const int from = clean ? s->context
@@ -32499,8 +33057,8 @@ int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
 /* ==== src/text/read.h */
 /* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
 
-/* Returns the characters of a JSON string, which may contain a NUL, and their number in *bytes. NULL: the
-   node is not a string. */
+/* Returns the characters of a JSON string, which may contain a NUL. Sets *bytes to their number. Returns NULL
+   if the node is not a string. */
 static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -32570,8 +33128,9 @@ static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node,
     return status;
 }
 
-/* Returns the "type" of a component. Returns NULL if the component is null, if *status is an error, or if the
-   component is a Sequence, whose components, in its array `key`, the function then reads. */
+/* Returns the "type" of a component; NULL if the component is null. If the component is a Sequence, reads the
+   Sequence's components, in the array `key`, by function `read`, and returns NULL. Returns NULL after an
+   error, too. */
 static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, const char *what,
                                  const char *key, tt__reader read, tt_status *status)
 {
@@ -32612,7 +33171,7 @@ static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, 
                     j->path, j->base + j->nodes[node].offset);
 }
 
-/* Returns the value of a base-64 digit (RFC 4648). -1: c is not a digit. */
+/* Returns the value of a base-64 digit (RFC 4648). Returns -1 if c is not a digit. */
 static int tt__base64_digit(char c)
 {
     if (c >= 'A' && c <= 'Z') return c - 'A';
@@ -32648,7 +33207,8 @@ static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int no
     if (valid && bytes >= 4) memcpy(&trie, all, 4);
     if (!valid || trie < 4 || trie % 4 || trie > bytes - 4)
         return tt__json_wrong(j, key, member, valid ? "not a trie with its size before it" : "not in base 64",
-                              "the normalization rules as SentencePiece compiles them");
+                              "the normalization rules as SentencePiece compiles them: if the file is "
+                              "damaged, copy it from the model's origin again");
     all[bytes] = 0;
     s->from = (const char *)all + 4;
     s->from_bytes = trie;
@@ -32736,7 +33296,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
                                "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
     const tt__step_name *name = &tt__patterns[known].name;
     const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    const bool whole = name->kind == TT__STEP_REGEX; /* each character is in a match */
+    const bool whole = name->kind == TT__STEP_REGEX; /* every character of a text is in some match */
     if (whole ? !isolated && !(removed && invert) : !isolated || invert)
         return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");
@@ -32894,8 +33454,8 @@ static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int no
 }
 
 /* Reads a list of a template, [{"SpecialToken": {"id": name, "type_id": n}}, {"Sequence": {"id": "A",
-   "type_id": n}}, ...]: sets the types of the texts "A" and "B" and adds the ids around them to `to`. Sets
-   *order to the texts in their order, as letters; room: at most room - 1 of them. */
+   "type_id": n}}, ...]: sets the types of the texts "A" and "B" and adds the ids around them to `to`. Writes
+   the letters of the texts, in their order, and a NUL to `order`, which has space for `room` characters. */
 static tt_status tt__read_pieces(const tt_tokenizer *k, const tt__json *j, int node, int list,
                                  tt__template *to, char *order, int room)
 {
@@ -33051,7 +33611,7 @@ static void tt__token_put(tt__ids_by_text *t, int id)
 typedef struct tt__recipe { /* the files from which a tokenizer is built */
     const tt__json *j;            /* tokenizer.json, or a substitute without a vocabulary */
     const char *text;             /* the text that was parsed into j */
-    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: `j` is */
+    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: `j` is the source */
     tt__first_word first;
     const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in `j` or in `lines` */
     const tt__file_bytes *lines;  /* vocab.txt; NULL: no such file */
@@ -33063,9 +33623,9 @@ typedef struct tt__recipe { /* the files from which a tokenizer is built */
 typedef struct tt__vocab_reader {
     const tt__recipe *r;
     const tt__json *j;
-    int node, child, place;       /* nodes of the vocabulary and of the next token; number of the next
-                                     token */
-    size_t at, offset;            /* offset of the next line; offset of the last JSON token */
+    int node, child, place;       /* node: the node of the vocabulary; child: the node of the next token;
+                                     place: the number of the next token */
+    size_t at, offset;            /* at: offset of the next line; offset: offset of the last token in JSON */
 } tt__vocab_reader;
 
 /* Reads the next line of vocab.txt, a token without the white space at its end. */
@@ -33117,8 +33677,8 @@ static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char
                     j->base + at->offset, *id, tt__json_kind_name(j, child), TT__IDS_LIMIT);
 }
 
-/* Writes the bytes that a token of byte-level encoding stands for, and returns their number. TT__NO_TOKEN:
-   the token does not stand for bytes. */
+/* Writes the bytes for which a token of byte-level encoding stands, and returns their number. Returns
+   TT__NO_TOKEN if the token does not stand for bytes. */
 static uint32_t tt__token_bytes(const char *token, size_t n, char *to)
 {
     uint32_t made = 0;
@@ -33218,7 +33778,7 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
     for (size_t i = 0; i <= bytes; i++) {
         const int32_t parent = node;
         if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
-            if (t->count == (1 << 28) - 1) /* a later node could make an edge UINT64_MAX */
+            if (t->count == (1 << 28) - 1) /* an edge to a later node could be UINT64_MAX, a free entry */
                 return tt__fail(ctx, TT_ERR_UNSUPPORTED, "the vocabulary is too large: its tokens have more "
                                 "than %d different beginnings", t->count);
             if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
@@ -33238,7 +33798,7 @@ static tt_status tt__rest_of_vocab(tt_tokenizer *k)
 {
     tt__ids_by_text *t = &k->model.rest;
     const uint32_t piece = (uint32_t)strlen(k->model.piece);
-    for (int turn = 0, count = 0; turn < 2; turn++) { /* turn 0 counts the tokens */
+    for (int turn = 0, count = 0; turn < 2; turn++) { /* turn 0 counts the tokens, turn 1 adds them to t */
         if (turn && !tt__token_table(k->ctx, t, k->vocab.texts + piece, k->vocab.text, (size_t)count))
             return TT_ERR_MEMORY;
         t->skipped = piece;
@@ -33369,10 +33929,9 @@ static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const ch
         id = tt__token_find(&k->vocab.by_text, m->joined, left_bytes + right_bytes);
     }
     if (id < 0)
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu joins '%.100s' and '%.100s'%s",
-                        m->path, m->offset, m->count, left, right,
-                        l >= 0 && r >= 0 ? ", but the result is not in the vocabulary" : ", but these are "
-                        "not both in the vocabulary");
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu joins '%.100s' and '%.100s', but "
+                        "the vocabulary lacks %s: take vocabulary and merges from one tokenizer", m->path,
+                        m->offset, m->count, left, right, l >= 0 && r >= 0 ? "the result" : "one of them");
     tt__bpe_rule *to = &k->model.merges[tt__bpe_merge(k, l, r) - k->model.merges];
     to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
     to->rank = (uint32_t)m->count++;
@@ -33647,7 +34206,8 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
         tt__text_step *s = &k->split.all[i];
         if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
         if (!llama) continue;
-        s->prefix_always = prefix && legacy; /* puts a mark before each part between added tokens */
+        s->prefix_always = prefix && legacy; /* puts U+2581 before each part of the text between added
+                                                tokens */
         s->prefix_first = prefix && !legacy;
     }
     if (llama && !prefix) k->finish.decode.n--; /* removes the step that strips the prefix */
@@ -33696,7 +34256,8 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
                         tt__json_kind_name(j, 0));
     const int model = tt__json_get(j, 0, "model");
     tt_status status = tt__read_model(k, j, model, &unk);
-    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* only for BPE */
+    if (r.way && k->model.kind != TT__MODEL_BPE) /* tt__llama_way is for byte-pair encoding only */
+        r.way = NULL, r.first = TT__FIRST_FILE;
     if (r.way && status == TT_OK) status = tt__read_model(k, r.way, tt__json_get(r.way, 0, "model"), &unk);
     const tt__json *way = r.way ? r.way : j;
     const struct { const tt__json *from; const char *key; tt__reader read; } parts[] = {
@@ -33728,7 +34289,7 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
     if (status == TT_OK) status = tt__place_added(k, j->path);
     if (status == TT_OK) status = tt__read_processor(k, j, tt__json_get(j, 0, "post_processor"));
     const bool reported = r.first == TT__FIRST_BYTES && (r.vocab || tt__prefix_given(r.config));
-    for (int i = 0; reported && i < k->split.n; i++) /* trims by the splitter's prefix_space */
+    for (int i = 0; reported && i < k->split.n; i++) /* the splitter's prefix_space also tells how to trim */
         for (int t = 0; t < k->finish.trims && k->split.all[i].kind == TT__STEP_BYTES; t++)
             k->finish.trims_prefix[t] = k->split.all[i].prefix_space;
     return status;
@@ -33936,7 +34497,7 @@ static const char tt__llama_way[] =
     "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
     "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
 
-/* Returns the string member `key` of JSON file j. NULL: the file or the member is missing. */
+/* Returns the string member `key` of JSON file j. Returns NULL if the file or the member is missing. */
 static const char *tt__folder_text(const tt__json *j, const char *key)
 {
     return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
@@ -33950,8 +34511,8 @@ static bool tt__class_is(const char *name, const char *which)
     return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
 }
 
-/* Returns the row of tt__classes with this class name or, if `name` is NULL, with this model type. -1:
-   none. */
+/* Returns the row of tt__classes with this class name or, if `name` is NULL, with this model type. Returns -1
+   if there is no such row. */
 static int tt__class_of(const char *name, const char *type)
 {
     for (int i = 0; i < TT__COUNT(tt__classes); i++)
@@ -36014,14 +36575,16 @@ int64_t tt_tokenizer_chat(const tt_tokenizer *k, const tt_message *messages, int
 /* ------------------------------------------------------------------------------------------------ images */
 
 #define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
-#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: 32, less 8 of a pixel, less 2 spare */
+#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: a sum has 32 bits, a pixel takes 8, 2 are spare */
 
-/* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is the sum over
-   t < used[x] of weights[x * taps + t] * (input pixel first[x] + t). */
+/* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is a weighted sum of
+   used[x] consecutive input pixels, the first of which has the number first[x]. The t-th of the input pixels,
+   from 0 on, has the weight weights[x * taps + t]. */
 typedef struct tt__filter {
     int in, out, taps;
     tt_resample kind;
-    int32_t *first, *used; /* for each output pixel: the first input pixel; the number of input pixels */
+    int32_t *first, *used; /* for each output pixel: number of the first input pixel (first) and number of
+                              input pixels (used) */
     int32_t *weights;      /* (out, taps), times 2^TT__WEIGHT_BITS; a row's weights sum to about 1 */
     tt__buffer memory;
 } tt__filter;
@@ -36095,7 +36658,7 @@ static uint32_t tt__level(uint32_t sum)
 typedef struct tt__window { int top, left, height, width; bool mirror; } tt__window;
 
 /* Resamples one row of an image horizontally to the columns of a window. A pixel of `in` has `stride`
-   channels. Channel c of an output pixel comes from channel c * step of `in`. */
+   channels. Channel c of an output pixel comes from channel `c * step` of `in`. */
 static void tt__resample_across(const tt__filter *f, const tt__window *window, const uint8_t *in, int stride,
                                 int step, int channels, uint32_t *out)
 {
@@ -36152,7 +36715,7 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
         four[2] = (uint8_t)(sum1 >> TT__WEIGHT_BITS);
         four[3] = (uint8_t)(sum1 >> (TT__WEIGHT_BITS + 32));
         if (__builtin_expect(((sum0 | sum1) & 0xC0000000C0000000u) != 0, 0))
-            for (int k = 0; k < 4; k++) { /* a level is not in 0 to 255 */
+            for (int k = 0; k < 4; k++) { /* clamps the levels, at least one of which is not in 0 to 255 */
                 const uint64_t sum = k < 2 ? sum0 : sum1;
                 const uint32_t low = (uint32_t)sum;
                 four[k] = (uint8_t)tt__level(k % 2 ? (uint32_t)(sum >> 32) + (low >> 31) : low);
@@ -36189,9 +36752,9 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
 }
 
 /* Resizes an image to height * width pixels and writes a window of the result to `to`, whose rows are `pitch`
-   bytes apart. channels: number of channels of `to`: the image's number; 3 for an image with 4 channels,
-   whose alpha is left out; or any number for an image with 1 channel, which is repeated. Returns false if
-   memory runs out. */
+   bytes apart. channels: number of channels of `to`. An image with 1 channel allows any number and repeats
+   the channel. An image with 4 channels also allows 3 and leaves out alpha. For all other images it is the
+   image's number of channels. Returns false if memory runs out. */
 static bool tt__resample_image(tt_context *ctx, tt__resampler *r, const tt_image *image, int height,
                                int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
@@ -36256,7 +36819,8 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 /* A text or an image with its labels. */
 typedef struct tt__example {
     const char *text, *pair;       /* pair: the second text of a pair; NULL: none */
-    size_t bytes, pair_bytes;      /* number of bytes of the texts */
+    const char *negative;          /* TT_TASK_EMBED: a third text; NULL: none */
+    size_t bytes, pair_bytes, negative_bytes; /* number of bytes of the texts */
     int64_t number;                /* number of the image in its source */
     int label;                     /* number of the class; 0 for other tasks than TT_TASK_CLASS */
     int n_words;                   /* number of words; while a table is read, number of labels */
@@ -36268,6 +36832,7 @@ struct tt_dataset {
     tt_context *ctx;
     tt_task task;
     bool pairs;              /* at least one text has a second text */
+    bool negatives;          /* at least one text has a third text */
     tt__example *examples;
     int count, capacity;
     const char **classes;
@@ -36305,6 +36870,13 @@ const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes)
     const tt__example *e = i >= 0 && i < d->count ? &d->examples[i] : NULL;
     if (bytes) *bytes = e && e->pair ? e->pair_bytes : 0;
     return e ? e->pair : NULL;
+}
+
+const char *tt_dataset_negative(const tt_dataset *d, int64_t i, size_t *bytes)
+{
+    const tt__example *e = i >= 0 && i < d->count ? &d->examples[i] : NULL;
+    if (bytes) *bytes = e && e->negative ? e->negative_bytes : 0;
+    return e ? e->negative : NULL;
 }
 
 int tt_dataset_label(const tt_dataset *d, int64_t i)
@@ -36459,10 +37031,11 @@ static tt_status tt__number_classes(tt_dataset *d, const char *const *names, int
    chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
-    int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)d->n_classes), spare = n;
+    const int classes = (int)tt__max(1, d->n_classes); /* TT_TASK_EMBED has none, and all labels are 0 */
+    int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)classes), spare = n;
     if (!quota) return TT_ERR_MEMORY;
     for (int i = 0; i < d->count; i++) quota[d->examples[i].label]++;
-    for (int c = 0; c < d->n_classes; c++) spare -= quota[c] = quota[c] * n / d->count;
+    for (int c = 0; c < classes; c++) spare -= quota[c] = quota[c] * n / d->count;
     tt__shuffle(order, (uint32_t)d->count, key);
     for (int k = 0, chosen = 0; k < d->count; k++) {
         int label = d->examples[order[k]].label;
@@ -36487,29 +37060,33 @@ static tt_dataset *tt__dataset_new(tt_context *ctx, tt_task task, const char *co
     return tt__dataset_end(d, tt__number_classes(d, class_names, classes));
 }
 
-/* Copies the text, the second text, the values and the words of an example into the dataset's memory. */
+/* Copies the texts, the values and the words of an example into the dataset's memory. */
 static tt_status tt__dataset_copy(tt_dataset *d, tt__example *e)
 {
     const size_t values = e->values ? sizeof *e->values * (size_t)d->n_classes : 0;
     const size_t words = sizeof *e->words * (size_t)e->n_words;
     char *text = e->text ? tt__chunks_text(d->ctx, &d->chunks, e->text, e->bytes) : NULL;
     char *pair = e->pair ? tt__chunks_text(d->ctx, &d->chunks, e->pair, e->pair_bytes) : NULL;
+    char *third = e->negative ? tt__chunks_text(d->ctx, &d->chunks, e->negative, e->negative_bytes) : NULL;
     void *copy = values ? tt__chunks_take(d->ctx, &d->chunks, values) : NULL;
     void *tags = words ? tt__chunks_take(d->ctx, &d->chunks, words) : NULL;
-    if ((e->text && !text) || (e->pair && !pair) || (values && !copy) || (words && !tags))
+    if ((e->text && !text) || (e->pair && !pair) || (e->negative && !third) || (values && !copy) ||
+        (words && !tags))
         return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %zu bytes of text %d",
-                        e->bytes + e->pair_bytes, d->count - 1);
+                        e->bytes + e->pair_bytes + e->negative_bytes, d->count - 1);
     if (values) memcpy(copy, e->values, values);
     if (words) memcpy(tags, e->words, words);
     e->text = text;
     e->pair = pair;
+    e->negative = third;
     e->values = (float *)copy;
     e->words = (tt_word *)tags;
     d->pairs |= pair != NULL;
+    d->negatives |= third != NULL;
     return TT_OK;
 }
 
-/* Checks the labels of the caller's text number d->count. */
+/* Checks the labels and the number of texts of the caller's text number d->count. */
 static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
 {
     const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
@@ -36528,6 +37105,10 @@ static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
                             "%s", c, d->count, x,
                             d->task == TT_TASK_SCORES ? "a finite number" : "a number from 0 to 1");
     }
+    if (d->task == TT_TASK_EMBED && (!text->pair || (d->count && d->negatives != (text->negative != NULL))))
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has no %s, but TT_TASK_EMBED "
+                        "needs a pair for every text, and a negative for all texts or for none", d->count,
+                        !text->pair ? "pair" : text->negative ? "negative before it" : "negative");
     if (d->task != TT_TASK_TAGS) return TT_OK;
     if (text->pair)
         return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has a second text, but "
@@ -36543,7 +37124,7 @@ static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
     return TT_OK;
 }
 
-/* Adds an image, or a copy of a text. */
+/* Adds a copy of a text to the dataset or, if `text` is NULL, the next image of the source. */
 static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *text, int label)
 {
     if (text && tt__dataset_check(d, text) != TT_OK) return d->ctx->status;
@@ -36559,6 +37140,8 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *t
     e->bytes = text->bytes;
     e->pair = text->pair;
     e->pair_bytes = text->pair ? text->pair_bytes : 0;
+    e->negative = d->task == TT_TASK_EMBED ? text->negative : NULL;
+    e->negative_bytes = e->negative ? text->negative_bytes : 0;
     const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
     e->values = values ? (float *)(uintptr_t)text->values : NULL;
     e->words = (tt_word *)(uintptr_t)text->words;
@@ -36566,14 +37149,17 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *t
     return tt__dataset_copy(d, e);
 }
 
-static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_TAGS; }
+static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_EMBED; }
 
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes)
 {
-    if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names || !tt__is_task(task))
+    const bool no_classes = task == TT_TASK_EMBED && !classes;
+    if (count < 1 || count > INT_MAX || !texts || !tt__is_task(task) ||
+        !(no_classes || (task != TT_TASK_EMBED && classes > 0 && class_names)))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are %lld texts%s of %d classes%s, "
-                        "task %d; expected at least one text and one class, and one of tt_task",
+                        "task %d; expected at least one text, one of tt_task, and at least one class, or 0 "
+                        "for TT_TASK_EMBED",
                         (long long)count, texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)",
                         (int)task), (tt_dataset *)NULL;
     tt_dataset *d = tt__dataset_new(ctx, task, class_names, classes);
@@ -36611,7 +37197,8 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
 typedef struct tt__label_name { const char *name; int number; } tt__label_name;
 
 /* The columns that are read from a table. */
-enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMN_PAIR, TT__COLUMNS };
+enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMN_PAIR, TT__COLUMN_NEGATIVE,
+       TT__COLUMNS };
 
 /* A file of rows: a table, lines of JSON, or words with tags. */
 typedef struct tt__table {
@@ -36620,13 +37207,15 @@ typedef struct tt__table {
     char *text;
     size_t bytes, at;
     long long line, row_line; /* line numbers of `at` and of the row's start; a row may span lines */
-    const char *column[TT__COLUMNS]; /* names of columns */
+    const char *column[TT__COLUMNS]; /* names of the `columns` columns that the task reads */
+    int columns;
     char separator;
     char between;             /* character that separates the labels in a field */
     bool unquoted;            /* quotes are ordinary characters */
     bool splits;              /* the table has a split column */
     long long first_line;     /* line of the first row of JSON; 0: no row was read */
     tt_task task;
+    bool needs[TT__COLUMNS];  /* whether each column must be there */
     const uint32_t *order;    /* the caller's classes sorted by name; NULL: labels become the classes */
     tt__label_name *names;    /* labels of all rows, one row after another; example i has n_words of them */
     int n_names, cap_names;
@@ -36715,8 +37304,9 @@ static tt_status tt__table_value(tt__table *t, float x)
     return TT_OK;
 }
 
-/* Checks that the dataset's last row, whose values begin at index `first`, has as many values as the rows
-   before, or as there are classes. */
+/* Checks the number of values of the dataset's last row, whose values begin at index `first`. The row must
+   have as many values as the rows before or, in the first row, as there are classes, if the caller has named
+   classes. */
 static tt_status tt__table_row_end(const tt_dataset *d, tt__table *t, int first)
 {
     const int n = t->n_values - first, width = t->width ? t->width : t->order ? d->n_classes : n;
@@ -36740,7 +37330,7 @@ static tt_status tt__table_classes(tt_dataset *d, tt__table *t)
     const char *twice, *last = "";
     const tt__strings names = {t->n_names ? &t->names->name : &last, sizeof *t->names};
     uint32_t *order = tt__sort_strings(d->ctx, names, t->n_names, &twice);
-    for (int i = 0; i < t->n_names && order; i++) { /* numbers in byte order; a word without a tag has none */
+    for (int i = 0; i < t->n_names && order; i++) { /* numbers classes in byte order; "" gets the number -1 */
         tt__label_name *at = &t->names[order[i]];
         d->n_classes += strcmp(last, at->name) != 0;
         at->number = d->n_classes - 1;
@@ -36825,7 +37415,7 @@ static tt_status tt__table_set(tt_dataset *d, const tt__table *t)
 static tt_status tt__table_labels(tt_dataset *d, tt__table *t)
 {
     tt_status status = TT_OK;
-    if (!d->count) return TT_OK;
+    if (!d->count || t->task == TT_TASK_EMBED) return TT_OK;
     if (!t->order) status = t->width ? tt__table_unnamed(d, t->width) : tt__table_classes(d, t);
     return status == TT_OK ? tt__table_set(d, t) : status;
 }
@@ -36843,7 +37433,7 @@ static const char *tt__table_separator(char separator, char name[24])
     return name;
 }
 
-/* Returns the first character of a text that commonly separates columns; 0: none does. */
+/* Returns the first character of a text that commonly separates columns, or 0 if the text has none. */
 static char tt__table_other_separator(const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -36930,12 +37520,13 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
     if (!tt__table_row(t))
         return tt__fail(t->ctx, TT_ERR_FORMAT,
                         "'%s' is empty; expected a header with the columns %.100s and %.100s", t->path,
-                        t->column[TT__COLUMN_TEXT], t->column[TT__COLUMN_LABEL]);
+                        t->column[TT__COLUMN_TEXT],
+                        t->column[t->needs[TT__COLUMN_PAIR] ? TT__COLUMN_PAIR : TT__COLUMN_LABEL]);
     for (*columns = 0; !field.last; ++*columns) {
         tt_status status = tt__table_field(t, &field);
         if (status != TT_OK) return status;
         tt__print(&list, "%s'%.100s'", *columns ? ", " : "", field.text);
-        for (int i = 0; i < TT__COLUMNS; i++) {
+        for (int i = 0; i < t->columns; i++) {
             if (!tt__field_is(&field, t->column[i])) continue;
             if (column[i] >= 0)
                 return tt__row_fail(t, "two columns are named '%.200s': rename one of them", t->column[i]);
@@ -36945,8 +37536,8 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
             return tt__row_fail(t, "the line has 2^31 columns or more, which is too many");
     }
     const char other = *columns == 1 ? tt__table_other_separator(there, strlen(there)) : 0;
-    for (int i = 0; i < TT__COLUMNS; i++)
-        if (column[i] < 0 && i < TT__COLUMN_SPLIT)
+    for (int i = 0; i < t->columns; i++)
+        if (column[i] < 0 && t->needs[i])
             return tt__fail(t->ctx, TT_ERR_FORMAT, "'%.300s', line %lld: none of the header's %d columns, "
                             "separated by %s, is named '%.100s'; they are %.300s%s%s%s%s", t->path,
                             t->row_line, *columns, tt__table_separator(t->separator, separator), t->column[i],
@@ -37069,7 +37660,13 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split)
         e->pair = fields[TT__COLUMN_PAIR].text;
         e->pair_bytes = fields[TT__COLUMN_PAIR].bytes;
         d->pairs |= e->pair != NULL;
-        status = tt__table_field_labels(d, t, e, &fields[TT__COLUMN_LABEL]);
+        if (t->task != TT_TASK_EMBED) {
+            status = tt__table_field_labels(d, t, e, &fields[TT__COLUMN_LABEL]);
+            continue;
+        }
+        e->negative = fields[TT__COLUMN_NEGATIVE].text;
+        e->negative_bytes = fields[TT__COLUMN_NEGATIVE].bytes;
+        d->negatives |= e->negative != NULL;
     }
     return status;
 }
@@ -37220,7 +37817,7 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
     if (j->nodes[0].kind != TT__JSON_OBJECT)
         return tt__row_fail(t, "the line is %s; expected an object with the columns as members: write an "
                             "object on each line, as jq -c '.[]' does of a list", tt__json_kind_name(j, 0));
-    for (int i = 0; i < TT__COLUMNS; i++) {
+    for (int i = 0; i < t->columns; i++) {
         at[i] = tt__json_get(j, 0, t->column[i]);
         if (i >= TT__COLUMN_SPLIT && at[i] >= 0 && j->nodes[at[i]].kind == TT__JSON_NULL) at[i] = -1;
         if (i >= TT__COLUMN_SPLIT && at[i] >= 0 && j->nodes[at[i]].kind != TT__JSON_STRING)
@@ -37239,20 +37836,29 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
     if (!e) return t->ctx->status;
     if (t->task == TT_TASK_TAGS)
         return tt__row_words(d, t, j, line, at[TT__COLUMN_TEXT], at[TT__COLUMN_LABEL], e);
-    for (int i = 0; i < 2; i++) {
-        const int column = i ? TT__COLUMN_PAIR : TT__COLUMN_TEXT, node = at[column];
-        if (i && node < 0) continue;
+    const bool embed = t->task == TT_TASK_EMBED;
+    const int columns[] = {TT__COLUMN_TEXT, TT__COLUMN_PAIR, TT__COLUMN_NEGATIVE};
+    const char **const texts[] = {&e->text, &e->pair, &e->negative};
+    size_t *const bytes[] = {&e->bytes, &e->pair_bytes, &e->negative_bytes};
+    for (int i = 0; i < (embed ? 3 : 2); i++) {
+        const int node = at[columns[i]];
+        if (node < 0 && !t->needs[columns[i]]) continue;
         if (node < 0 || j->nodes[node].kind != TT__JSON_STRING)
-            return tt__row_wrong(t, j, node, column, "a string");
-        if (!tt__row_text(d, j, node, i ? &e->pair : &e->text, i ? &e->pair_bytes : &e->bytes))
+            return tt__row_wrong(t, j, node, columns[i], "a string");
+        if (!tt__row_text(d, j, node, texts[i], bytes[i]))
             return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the %d texts of '%s'", d->count,
                             t->path);
     }
     d->pairs |= e->pair != NULL;
+    if (embed && d->count > 1 && d->negatives != (e->negative != NULL))
+        return tt__row_fail(t, "the row has %s \"%.100s\", unlike the rows before: write it in all rows or "
+                            "in none", e->negative ? "a" : "no", t->column[TT__COLUMN_NEGATIVE]);
+    d->negatives |= e->negative != NULL;
+    if (embed) return TT_OK;
     return tt__row_labels(d, t, j, line, at[TT__COLUMN_LABEL], e);
 }
 
-/* Reads a file whose lines are JSON objects. The dataset keeps copies, so that the file is closed. */
+/* Reads a file whose lines are JSON objects, and closes the file: the dataset has copies of the texts. */
 static tt_status tt__read_json_rows(tt_dataset *d, tt__table *t, const char *split)
 {
     tt_status status = TT_OK;
@@ -37341,7 +37947,7 @@ static tt_status tt__read_conll(tt_dataset *d, tt__table *t)
 
 tt_table_options tt_table_options_default(void)
 {
-    tt_table_options o = {NULL, NULL, "split", "text_pair", 0, false, TT_TASK_CLASS, ','};
+    tt_table_options o = {NULL, NULL, "split", "text_pair", "negative", 0, false, TT_TASK_CLASS, ','};
     return o;
 }
 
@@ -37371,15 +37977,20 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
     const bool tags = o->task == TT_TASK_TAGS;
     const char *names[TT__COLUMNS] = {o->text_column ? o->text_column : tags ? "tokens" : "text",
                                       o->label_column ? o->label_column : tags ? "tags" : "label",
-                                      o->split_column, o->pair_column};
+                                      o->split_column, o->pair_column, o->negative_column};
     bool good = true;
+    t->needs[TT__COLUMN_TEXT] = true;
+    t->needs[o->task == TT_TASK_EMBED ? TT__COLUMN_PAIR : TT__COLUMN_LABEL] = true;
+    t->columns = o->task == TT_TASK_EMBED ? TT__COLUMNS : TT__COLUMN_NEGATIVE;
     for (int i = 0; i < TT__COLUMNS; i++) t->column[i] = names[i] ? names[i] : "NULL";
-    for (int i = 0; i < TT__COLUMNS; i++)
+    for (int i = 0; i < t->columns; i++)
         for (int k = 0; k <= i; k++) good &= names[i] && (k == i || strcmp(t->column[i], t->column[k]) != 0);
     if (!good)
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: the columns of text, label, split and pair "
-                        "are '%.100s', '%.100s', '%.100s' and '%.100s'; expected four different names",
-                        t->column[0], t->column[1], t->column[2], t->column[3]);
+                        "are '%.100s', '%.100s', '%.100s' and '%.100s'%s%.100s; expected different names",
+                        t->column[0], t->column[1], t->column[2], t->column[3],
+                        t->columns == TT__COLUMNS ? ", that of negatives is " : "",
+                        t->columns == TT__COLUMNS ? t->column[TT__COLUMN_NEGATIVE] : "");
     if (o->delimiter && (strchr("\"\n\r", o->delimiter) || (unsigned char)o->delimiter >= 0x80))
         return tt__fail(t->ctx, TT_ERR_ARGUMENT,
                         "table options: the delimiter is the byte %d; expected an ASCII character that is "
@@ -37389,7 +38000,7 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
                         "expected an ASCII character, such as a comma", (unsigned char)o->label_delimiter);
     if (!tt__is_task(o->task))
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: task is %d; expected one of tt_task, %d to "
-                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_TAGS);
+                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_EMBED);
     return TT_OK;
 }
 
@@ -37442,6 +38053,9 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     t.path = path;
     t.task = o.task;
     t.line = 1;
+    if (o.task == TT_TASK_EMBED && n_classes)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given, but TT_TASK_EMBED has no classes: "
+                        "give NULL and 0", path, n_classes), (tt_dataset *)NULL;
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given%s; give at least one, or NULL and "
                         "0 to take the classes from the file", path, n_classes, classes ? "" : " as NULL"),
@@ -37474,7 +38088,8 @@ tt_loader_options tt_loader_options_default(void)
 /* Values for argument b of tt__stream_key, which gives the random key of a loader's shuffle; argument a is
    the epoch. The shuffle of a window's steps has b = TT__SHUFFLE_STEPS + number of the window. */
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a for tt_dataset_split; b is the number of examples */
+/* Value for argument a of tt__stream_key in tt_dataset_split; argument b is the number of examples. */
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1)
 #define TT__LOADER_THREADS 64              /* max threads of a loader */
 
 /* ---- the dealer chooses the examples of a step, which are texts, images or windows of tokens, and the
@@ -37482,10 +38097,12 @@ enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
 
 typedef struct tt__dealer {
     const char *of;                /* name of the loader in messages */
-    int batch, max_seqs;           /* examples of a step; max examples of a micro-batch */
+    int batch, max_seqs;           /* batch: number of examples of a step; max_seqs: max number of examples of
+                                      a micro-batch */
     int groups, data;              /* values of tt_parallel.groups and tt_parallel.data */
     bool shuffle, accumulates;     /* accumulates: a step may have more micro-batches than `data` */
-    int64_t count, used, steps;    /* number of all examples; of examples in an epoch; of steps in an epoch */
+    int64_t count, used, steps;    /* count: number of all examples; used, steps: number of examples and of
+                                      steps in an epoch */
     int64_t epoch, step;           /* epoch and step of the next micro-batch */
     uint32_t *order;               /* the numbers of all `count` examples, in the epoch's order */
 } tt__dealer;
@@ -37551,8 +38168,9 @@ static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, in
     return TT_OK;
 }
 
-/* The tokens of a text or a pair. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens;
-   types: NULL if all are 0; tags: for TT_TASK_TAGS, as in tt_batch. */
+/* The tokens of a sequence. A sequence is a text or a pair of texts; with TT_TASK_EMBED, one text of a pair
+   or triplet. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens; types: NULL if all are
+   0; tags: for TT_TASK_TAGS, as in tt_batch. */
 typedef struct tt__tokens {
     const void *ids;
     const uint8_t *types;
@@ -37566,7 +38184,7 @@ typedef struct tt__loader_thread {
     tt__resampler resampler;
 } tt__loader_thread;
 
-typedef struct tt__ring_slot {     /* a micro-batch of images */
+typedef struct tt__ring_slot {     /* one micro-batch of images in the loader's ring */
     uint8_t *pixels;
     int done;                      /* number of images that are ready or have failed */
     int failed;                    /* place of the first image that failed; max_seqs: none failed */
@@ -37585,16 +38203,19 @@ struct tt_loader {
     int32_t *labels;
     int64_t *index;
     tt_source source;
-    pthread_mutex_t mutex;         /* guards `failed`, the fields of images listed below, and, while texts
-                                      are tokenized, `chunks`, `longest`, `cut` and `empty` */
+    pthread_mutex_t mutex;         /* guards `failed` and the fields that the comment about images below
+                                      lists; while texts are tokenized, also `chunks`, `longest`, `cut` and
+                                      `empty` */
     bool failed;
 
     /* ---- fields for texts, all of which are tokenized when the loader is created */
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
     bool typed;                    /* token types may differ from 0 */
-    bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
-    tt__tokens *tokens;            /* the tokens of each of `count` texts */
+    bool sort;                     /* sort the texts of each window by length, and shuffle the window's steps;
+                                      a window is consecutive steps */
+    int parts;                     /* sequences of an example: with TT_TASK_EMBED 2 or 3, else 1 */
+    tt__tokens *tokens;            /* (count, parts) the tokens of each example */
     tt__chunk *chunks;             /* memory of the ids */
     int32_t *scratch;              /* max_length ids and types for each thread, while texts are tokenized */
     tt_span *spans;                /* TT_TASK_TAGS: max_length spans for each thread */
@@ -37607,17 +38228,21 @@ struct tt_loader {
     uint32_t *sorted, *step_order;
     int micro;                     /* micro-batches of the current step that were handed out */
     /* dealt: texts of the current step, one micro-batch after another; ends: the end of each micro-batch in
-       `dealt`. Scratch: by_length: the places in the step, longest text first; micro_of: the micro-batch of
-       each place; filled: the number of tokens of each micro-batch. All have `batch` entries. */
+       `dealt`. The other arrays are scratch memory. by_length: the places of the step's texts, longest text
+       first. micro_of: the micro-batch of the text at each place. filled: the number of tokens of each
+       micro-batch. All arrays have `batch` entries. */
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
     int32_t *tags;                 /* tags of the micro-batch, for TT_TASK_TAGS */
     float *label_values;           /* values of the micro-batch, for TT_TASK_LABELS and TT_TASK_SCORES */
+    int32_t *roles;                /* TT_TASK_EMBED: the numbers 0, 1, 2, ...; the data of each of `arrays`
+                                      are a part of them */
+    tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives" */
 
     /* ---- fields for images. Threads make the images of micro-batches `base` to `base + slots - 1`, while
-       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, a slot's fields except
-       the pixels, and the dealer's order, which changes only while no thread is busy. */
+       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, the fields of `ring`
+       except the pixels, and the dealer's order, which changes only while no thread is busy. */
     tt_image_options image;
     size_t image_bytes;            /* bytes of an image after resizing and cropping */
     pthread_cond_t work, ready;
@@ -37626,7 +38251,7 @@ struct tt_loader {
     tt__loader_thread threads[TT__LOADER_THREADS];
     int started;                   /* number of threads that run */
     int slots;                     /* number of micro-batches that `ring` holds */
-    tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
+    tt__ring_slot *ring;           /* ring[m % slots] holds micro-batch m of the epoch */
     /* deal_data: number of data ranks; 0: unknown. This process needs the images of the data ranks
        [deal_first, deal_end). */
     int deal_data, deal_first, deal_end;
@@ -37638,7 +38263,7 @@ struct tt_loader {
     double waited;                 /* seconds for which the trainer has waited for images */
 };
 
-#define TT__TEXTS_AT_ONCE 64 /* number of texts that one task tokenizes */
+#define TT__TEXTS_AT_ONCE 64 /* number of texts that one task of the thread pool tokenizes */
 
 /* Returns whether a token that comes from the bytes `span` belongs to a word: the bytes overlap, or the token
    is white space directly before the word, such as a mark of SentencePiece that is a token of its own. */
@@ -37668,22 +38293,42 @@ static void tt__loader_tags(const tt__example *e, const tt_span *spans, int firs
     }
 }
 
-/* Tokenizes the texts of one task: TT__TEXTS_AT_ONCE consecutive texts. */
+/* Returns the options with which sequence `number` of a loader is encoded. The caller adds the pointers to
+   memory for the result. */
+static tt_encoding tt__loader_encoding(const tt_loader *l, int64_t number)
+{
+    const tt__example *e = &l->d->examples[number / l->parts];
+    tt_encoding o = {e->text, e->bytes, e->pair, e->pair_bytes, true, l->o.max_length, l->o.max_length, NULL,
+                     NULL, NULL};
+    if (l->parts == 1) return o;
+    const char *const text[] = {e->text, e->pair, e->negative};
+    const size_t bytes[] = {e->bytes, e->pair_bytes, e->negative_bytes};
+    o.text = text[number % l->parts];
+    o.bytes = bytes[number % l->parts];
+    o.pair = NULL;
+    o.pair_bytes = 0;
+    return o;
+}
+
+/* A task of a thread pool (tt__run_tasks): tokenizes TT__TEXTS_AT_ONCE consecutive sequences. */
 static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;
     int32_t *from = l->scratch + (size_t)thread * 2 * (size_t)l->o.max_length;
     int32_t *types = from + l->o.max_length;
     tt_span *spans = l->spans ? l->spans + (size_t)thread * (size_t)l->o.max_length : NULL;
-    int64_t first = task * TT__TEXTS_AT_ONCE, end = tt__min(l->d->count, first + TT__TEXTS_AT_ONCE);
+    const int64_t count = (int64_t)l->d->count * l->parts;
+    int64_t first = task * TT__TEXTS_AT_ONCE, end = tt__min(count, first + TT__TEXTS_AT_ONCE);
     for (int64_t text = first; text < end; text++) {
-        const tt__example *e = &l->d->examples[text];
-        const tt_encoding o = {e->text, e->bytes, e->pair, e->pair_bytes, true, l->o.max_length,
-                               l->o.max_length, from, types, spans};
+        const tt__example *e = &l->d->examples[text / l->parts];
+        tt_encoding o = tt__loader_encoding(l, text);
+        o.ids = from;
+        o.types = types;
+        o.spans = spans;
         const tt__encoded made = tt__encode_texts(l->k, &o, true);
         const int n = (int)made.n;
         const size_t bytes = (size_t)tt__max(n, 0) * (l->wide ? 4 : 2), typed = l->typed ? (size_t)n : 0;
-        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* before the ids */
+        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* bytes of the n tags */
         pthread_mutex_lock(&l->mutex);
         char *all = n < 0 ? NULL : (char *)tt__chunks_take(l->ctx, &l->chunks, tags + bytes + typed);
         l->failed |= !all;
@@ -37706,9 +38351,21 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     }
 }
 
-/* A list of texts, by whose indices (places) tt__place_longer sorts. The text at a place has the number
-   texts[place] or, if `texts` is NULL, the number `place`. */
-typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
+/* Returns the number of tokens of an example, in all its `parts` sequences. */
+static int tt__example_tokens(const tt__tokens *tokens, int parts, uint32_t example)
+{
+    int64_t n = 0;
+    for (int part = 0; part < parts; part++) n += tokens[(int64_t)example * parts + part].count;
+    return (int)tt__min(n, INT32_MAX);
+}
+
+/* The argument of tt__place_longer, which compares two places (indices) of a list of examples. The example at
+   a place has the number texts[place] or, if `texts` is NULL, the number `place`. */
+typedef struct tt__step_texts {
+    const tt__tokens *tokens;
+    int parts;
+    const uint32_t *texts;
+} tt__step_texts;
 
 /* Returns whether place a comes before place b in the order from the longest text to the shortest. Texts of
    equal length keep their shuffled order: many texts are cut to one length, and in the order of a table,
@@ -37716,8 +38373,8 @@ typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts;
 static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__step_texts *s = (const tt__step_texts *)arg;
-    const int x = s->tokens[s->texts ? s->texts[a] : a].count;
-    const int y = s->tokens[s->texts ? s->texts[b] : b].count;
+    const int x = tt__example_tokens(s->tokens, s->parts, s->texts ? s->texts[a] : a);
+    const int y = tt__example_tokens(s->tokens, s->parts, s->texts ? s->texts[b] : b);
     return x != y ? x > y : a < b;
 }
 
@@ -37725,16 +38382,18 @@ static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 static bool tt__loader_tokenize(tt_loader *l)
 {
     tt_context *ctx = l->ctx;
-    size_t count = (size_t)l->d->count, scratch, spans;
+    size_t count = (size_t)l->d->count, all_tokens, scratch, spans;
     if (!tt__mul_size((size_t)l->o.max_length, (size_t)ctx->cpu.pool->threads * 2 * sizeof *l->scratch,
                      &scratch))
         scratch = SIZE_MAX;
     if (!tt__mul_size(scratch, sizeof *l->spans / (2 * sizeof *l->scratch), &spans)) spans = SIZE_MAX;
-    if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) ||
+    if (!tt__mul_size(count, (size_t)l->parts * sizeof *l->tokens, &all_tokens)) all_tokens = SIZE_MAX;
+    if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, all_tokens)) ||
         !(l->scratch = (int32_t *)tt__alloc(ctx, scratch)) ||
         (l->d->task == TT_TASK_TAGS && !(l->spans = (tt_span *)tt__alloc(ctx, spans))))
         return false;
-    tt__run_tasks(ctx->cpu.pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
+    const int64_t sequences = (int64_t)l->d->count * l->parts;
+    tt__run_tasks(ctx->cpu.pool, tt__ceil_div(sequences, TT__TEXTS_AT_ONCE), tt__loader_task, l);
     tt__free(ctx, l->scratch);
     tt__free(ctx, l->spans);
     l->scratch = NULL;
@@ -37744,16 +38403,18 @@ static bool tt__loader_tokenize(tt_loader *l)
             false;
     if (l->empty >= 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: text %lld has no tokens: leave it out of the dataset",
-                        (long long)l->empty), false;
+                        (long long)l->empty / l->parts), false;
 
     /* A micro-batch has at most as many tokens as the max_seqs longest texts have together. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
-    const tt__step_texts all = {l->tokens, NULL};
+    const tt__step_texts all = {l->tokens, l->parts, NULL};
     const int64_t max = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
     tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
-    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two or more tokens */
-    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, max); i++) micro += l->tokens[l->deal.order[i]].count;
+    /* Few texts have less than two tokens, so more than room / 2 texts would hardly ever fit. */
+    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, tt__max(1, room / (2 * l->parts)));
+    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, max); i++)
+        micro += tt__example_tokens(l->tokens, l->parts, l->deal.order[i]);
     l->max_tokens = (int)tt__min(room, micro);
     l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, max) > l->deal.data;
     return true;
@@ -37780,7 +38441,7 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
 {
     int micro = 0, seqs = 0, tokens = 0;
     for (int i = 0; i < n; i++) {
-        const int more = l->tokens[texts[i]].count;
+        const int more = tt__example_tokens(l->tokens, l->parts, texts[i]);
         const bool full = seqs == l->deal.max_seqs || more > l->max_tokens - tokens;
         if (full) l->ends[micro++] = i, seqs = tokens = 0;
         l->dealt[i] = texts[i];
@@ -37803,8 +38464,9 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
         int to = -1;
         for (int k = 0; k < micros; k++)
             if (l->ends[k] < l->deal.max_seqs && (to < 0 || l->filled[k] < l->filled[to])) to = k;
-        l->filled[to] += l->tokens[texts[place]].count;
-        if (l->filled[to] > l->max_tokens) return false;
+        const int more = tt__example_tokens(l->tokens, l->parts, texts[place]);
+        if (more > l->max_tokens - l->filled[to]) return false;
+        l->filled[to] += more;
         l->ends[to]++;
         l->micro_of[place] = to;
     }
@@ -37814,7 +38476,7 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
 /* Divides a step of n texts into micro-batches. The texts of a micro-batch keep their order. */
 static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 {
-    const tt__step_texts step = {l->tokens, texts};
+    const tt__step_texts step = {l->tokens, l->parts, texts};
     int micros = tt__deal_micros(&l->deal, n), from = 0;
     if (l->deal.groups == 1) {
         tt__loader_fill(l, texts, n);
@@ -37893,8 +38555,9 @@ static bool tt__image_channels(const tt_image_options *o, int channels, char why
     return false;
 }
 
-/* Returns the pixel at which a crop of `wanted` of `size` pixels begins along an axis; negative: in the
-   padding. */
+/* Returns the pixel at which a crop begins along an axis; a negative pixel is in the padding. size: number of
+   pixels of the axis without padding; wanted: number of pixels of the crop; random: any number, for a random
+   crop. */
 static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int wanted)
 {
     int spare = size + 2 * o->pad - wanted;
@@ -37950,7 +38613,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
-    if (slot->left_out) { /* the micro-batch's other images are left out too */
+    if (slot->left_out) { /* another process uses this micro-batch, so its images are not made */
         slot->done++;
         pthread_cond_signal(&l->ready);
         return;
@@ -38068,8 +38731,15 @@ void tt_loader_free(tt_loader *l)
     tt__chunks_free(ctx, &l->chunks);
     void *const owned[] = {l->ring, l->deal.order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
                            l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
-                           l->seq_start, l->labels, l->label_values, l->tags, l->spans, l->index, l};
+                           l->seq_start, l->labels, l->label_values, l->tags, l->roles, l->spans, l->index,
+                           l};
     tt__free_all(ctx, owned, TT__COUNT(owned));
+}
+
+/* Returns the number of sequences of each example. */
+static int tt__dataset_parts(const tt_dataset *d)
+{
+    return d->task != TT_TASK_EMBED ? 1 : d->negatives ? 3 : 2;
 }
 
 static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
@@ -38078,6 +38748,8 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     char text[1024] = "";
     tt__text_buffer all = {text, sizeof text, 0};
     const bool deals = tt__deal_check(&all, o->batch, o->accumulate, &o->parallel), texts = !d->images;
+    const bool pairs = d->pairs && d->task != TT_TASK_EMBED;
+    const int parts = tt__dataset_parts(d);
     const int64_t max = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
     if (!d->count) tt__print(&all, "; the dataset is empty: give it at least one example");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
@@ -38087,17 +38759,18 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
                   "lower or drop_last = false", d->count, texts ? "texts" : "images", o->batch);
     if (texts && o->max_length < 2)
         tt__print(&all, "; max_length is %d, but must be at least 2, for [CLS] and [SEP]", o->max_length);
-    else if (texts && o->max_tokens != 0 && o->max_tokens < o->max_length)
+    else if (texts && o->max_tokens != 0 && o->max_tokens / parts < o->max_length)
         tt__print(&all,
-                  "; max_tokens is %d, but must be 0 or at least max_length, %d, so that every text fits",
-                  o->max_tokens, o->max_length);
-    else if (texts && max > INT32_MAX / o->max_length && !o->max_tokens)
+                  "; max_tokens is %d, but must be 0 or at least %smax_length, %d, so that every %s fits",
+                  o->max_tokens, parts == 1 ? "" : parts == 2 ? "2 * " : "3 * ", o->max_length,
+                  parts == 1 ? "text" : parts == 2 ? "pair" : "triplet");
+    else if (texts && max > INT32_MAX / o->max_length / parts && !o->max_tokens)
         tt__print(&all, "; batch %d of max_length %d has more than 2^31 tokens: set max_tokens", o->batch,
                   o->max_length);
-    if (texts && d->pairs && !k->finish.pairs)
+    if (texts && pairs && !k->finish.pairs)
         tt__print(&all, "; the dataset has pairs of texts, but the tokenizer's post_processor does not say "
                   "how to join the texts: add a \"pair\" with $A and then $B to its TemplateProcessing");
-    else if (texts && d->pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
+    else if (texts && pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
         tt__print(&all, "; max_length is %d, but must be at least %d for pairs of texts, with the tokens "
                   "around the texts", o->max_length, tt__ids_around(k, true));
     if (texts && o->window < 0)
@@ -38105,16 +38778,18 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
-static bool tt__loader_allocate(tt_loader *l) /* memory of a loader of texts */
+static bool tt__loader_allocate(tt_loader *l) /* allocates the memory of a loader of texts */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
-    size_t seqs = (size_t)l->deal.max_seqs, rows = (size_t)l->max_tokens;
+    size_t seqs = (size_t)l->deal.max_seqs * (size_t)l->parts, rows = (size_t)l->max_tokens;
     size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
     size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch), values = 0;
     const bool valued = l->d->task == TT_TASK_LABELS || l->d->task == TT_TASK_SCORES;
     if (!tt__mul_size(seqs * sizeof *l->label_values, (size_t)l->d->n_classes, &values)) values = SIZE_MAX;
     if (l->d->task == TT_TASK_TAGS && !(l->tags = (int32_t *)tt__alloc(ctx, rows * 4))) return false;
+    if (l->parts > 1 && !(l->roles = (int32_t *)tt__alloc(ctx, seqs * 4))) return false;
+    for (size_t k = 0; k < seqs && l->roles; k++) l->roles[k] = (int32_t)k;
     if (valued && !(l->label_values = (float *)tt__alloc(ctx, values))) return false;
     return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
            (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
@@ -38129,7 +38804,7 @@ static bool tt__loader_allocate(tt_loader *l) /* memory of a loader of texts */
            (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
-static bool tt__image_allocate(tt_loader *l) /* memory of a loader of images */
+static bool tt__image_allocate(tt_loader *l) /* allocates the memory of a loader of images */
 {
     const tt_image_options *o = &l->image;
     size_t bytes;
@@ -38137,8 +38812,8 @@ static bool tt__image_allocate(tt_loader *l) /* memory of a loader of images */
     if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
                         "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
-    /* One slot is for the micro-batch that the trainer reads, one per data rank for the next round. The other
-       slots have two images for each thread. */
+    /* The ring has room for the micro-batch that the trainer reads, for one micro-batch per data rank (the
+       next round), and for two images of each thread. */
     l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
@@ -38175,11 +38850,12 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     bool ok = tt__deal_begin(ctx, &l->deal, d->count, o.batch, o.accumulate, &o.parallel);
     if (o.drop_last) l->deal.used = (l->deal.steps = d->count / o.batch) * o.batch;
     l->wide = k && k->size > 65536;
-    l->typed = k && tt__has_types(k, d->pairs);
+    l->parts = tt__dataset_parts(d);
+    l->typed = k && tt__has_types(k, d->pairs && l->parts == 1);
     l->sort = k && o.shuffle && o.window > 1;
     l->window_steps = l->sort ? tt__min(o.window, l->deal.steps) : 1;
     l->window_at = l->empty = -1;
-    size_t seqs = (size_t)l->deal.max_seqs;
+    size_t seqs = (size_t)l->deal.max_seqs * (size_t)l->parts;
     ok = ok && (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
         (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) &&
         (image ? tt__image_allocate(l) : tt__loader_allocate(l)) && tt_loader_seek(l, 0, 0) == TT_OK;
@@ -38280,7 +38956,7 @@ tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_im
 }
 
 int64_t tt_loader_steps(const tt_loader *l) { return l->deal.steps; }
-int tt_loader_max_seqs(const tt_loader *l) { return l->deal.max_seqs; }
+int tt_loader_max_seqs(const tt_loader *l) { return l->deal.max_seqs * l->parts; }
 int tt_loader_max_tokens(const tt_loader *l) { return l->max_tokens; }
 bool tt_loader_accumulates(const tt_loader *l) { return l->deal.accumulates; }
 int tt_loader_longest(const tt_loader *l) { return l->longest; }
@@ -38307,12 +38983,13 @@ static uint64_t tt__loader_source_hash(void *self)
     uint64_t hash = TT__HASH_BEGIN;
     for (int i = 0; i < l->d->count; i++) {
         hash = tt__hash_on(hash, &l->d->examples[i].label, sizeof l->d->examples[i].label);
-        if (!l->tokens) continue; /* images have no tokens */
-        int count = l->tokens[i].count;
-        hash = tt__hash_on(hash, &count, sizeof count);
-        hash = tt__hash_on(hash, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
-        if (l->typed) hash = tt__hash_on(hash, l->tokens[i].types, (size_t)count);
-        if (l->tags) hash = tt__hash_on(hash, l->tokens[i].tags, sizeof(int32_t) * (size_t)count);
+        for (int part = 0; part < l->parts && l->tokens; part++) { /* images have no tokens */
+            const tt__tokens *x = &l->tokens[(int64_t)i * l->parts + part];
+            hash = tt__hash_on(hash, &x->count, sizeof x->count);
+            hash = tt__hash_on(hash, x->ids, (size_t)x->count * (l->wide ? 4 : 2));
+            if (l->typed) hash = tt__hash_on(hash, x->types, (size_t)x->count);
+            if (l->tags) hash = tt__hash_on(hash, x->tags, sizeof(int32_t) * (size_t)x->count);
+        }
         if (l->label_values)
             hash = tt__hash_on(hash, l->d->examples[i].values, sizeof(float) * (size_t)l->d->n_classes);
     }
@@ -38341,8 +39018,9 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
-/* Sets for which data ranks, first to end - 1 of `data`, this process needs images. Threads make no images
-   for other ranks. by_step: see tt_loader.deal_by_step. */
+/* Tells the loader for which of the `data` data ranks this process needs images: for the ranks [first, end).
+   Threads make no images for other ranks. by_step: a micro-batch goes to a rank by its number in the step,
+   not in the epoch. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -38359,7 +39037,7 @@ static void tt__loader_source_deal(void *self, int data, int first, int end, boo
 const tt_source *tt_loader_source(tt_loader *l)
 {
     if (!l) return NULL;
-    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, l->deal.max_seqs,
+    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, tt_loader_max_seqs(l),
                    l->max_tokens, l->deal.accumulates, tt__loader_source_hash, l->d->classes,
                    l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe};
     l->source = s;
@@ -38372,7 +39050,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     const int64_t cursor = l->cursor;
     const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
     if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->deal.used; /* so that no thread begins an image */
+    l->cursor = l->deal.used; /* the end of the epoch, so that no thread begins another image */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
     if (epoch != l->deal.epoch) l->window_at = -1;
     tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
@@ -38390,14 +39068,14 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Collects the texts of a window (consecutive steps) and, if l->sort, sorts them by length, so that the texts
-   of a step have similar lengths, and shuffles the window's steps. An incomplete last step remains the last
-   of its epoch. */
+/* Collects the texts of a window, which is a number of consecutive steps. If l->sort, sorts the texts by
+   length, so that the texts of a step have similar lengths, and shuffles the window's steps. An incomplete
+   last step remains the last of its epoch. */
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
     int64_t n = tt__min(l->window_steps * l->o.batch, l->deal.used - first);
-    const tt__step_texts shuffled = {l->tokens, l->deal.order + first};
+    const tt__step_texts shuffled = {l->tokens, l->parts, l->deal.order + first};
     for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->deal.order[first + i];
     if (l->sort) {
         uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->deal.epoch,
@@ -38410,6 +39088,18 @@ static void tt__loader_window(tt_loader *l, int64_t window)
         l->step_order[0] = 0;
     }
     l->window_at = window;
+}
+
+/* Sets the arrays of a micro-batch of pairs or triplets. */
+static void tt__loader_roles(tt_loader *l, int examples, tt_batch *batch)
+{
+    if (l->parts == 1) return;
+    const tt_array arrays[] = {{"anchors", l->roles, examples},
+                               {"candidates", l->roles + examples, (int64_t)examples * (l->parts - 1)},
+                               {"positives", l->roles, examples}};
+    memcpy(l->arrays, arrays, sizeof arrays);
+    batch->arrays = l->arrays;
+    batch->n_arrays = TT__COUNT(arrays);
 }
 
 bool tt_loader_next(tt_loader *l, tt_batch *batch)
@@ -38425,11 +39115,12 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     int in_step = (int)tt__min(l->o.batch, l->deal.used - from), rows = 0, seqs = 0;
     const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
     if (!l->micro) tt__loader_cut_step(l, texts, in_step);
-    for (const int end = l->ends[l->micro++]; l->in_step < end; seqs++, l->in_step++) {
-        const uint32_t text = l->dealt[l->in_step];
-        const tt__tokens *tokens = &l->tokens[text];
+    const int first = l->in_step, end = l->ends[l->micro++], examples = end - first;
+    for (; seqs < examples * l->parts; seqs++) {
+        const uint32_t text = l->dealt[first + seqs % examples];
+        const tt__tokens *tokens = &l->tokens[(int64_t)text * l->parts + seqs / examples];
         l->seq_start[seqs] = rows;
-        l->labels[seqs] = tt_dataset_label(l->d, text);
+        l->labels[seqs] = l->parts > 1 ? seqs / examples : tt_dataset_label(l->d, text);
         l->index[seqs] = text;
         if (l->label_values)
             memcpy(l->label_values + (size_t)seqs * (size_t)l->d->n_classes, l->d->examples[text].values,
@@ -38441,6 +39132,8 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
             if (l->tags) l->tags[rows] = tokens->tags[i];
         }
     }
+    l->in_step = end;
+    tt__loader_roles(l, examples, batch);
     l->seq_start[seqs] = rows;
     batch->rows = rows;
     batch->ids = l->ids;
@@ -38544,7 +39237,9 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* number of special ids that the tokenizer puts before each document */
-    int64_t spelled[2]; /* number of documents whose text spells out these ids; spells out `end` */
+    int64_t spelled[2]; /* spelled[0]: number of documents whose text begins with the spelling of the special
+                           ids; spelled[1]: number of documents whose text ends with the spelling of token
+                           `end` */
     bool texts;         /* the stream was built from texts: tokens stand for known texts or bytes */
 };
 
@@ -38650,8 +39345,9 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
     return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
 }
 
-/* Adds a document to a stream: its special tokens, its tokens, the end token. *scratch: memory for *capacity
-   ids, which the function grows if necessary. room: see tt__stream_grow. */
+/* Adds a document to a stream: first its special tokens, then the tokens of its text, then the end token.
+   *scratch: memory for *capacity ids, which the function grows if necessary. *room: number of ids for which
+   the store has memory. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -38720,7 +39416,7 @@ static const char *tt__document_end(const char *text, const char *end, const cha
 }
 
 /* Adds the documents of a text to a stream, except documents that are only white space. path: the name of the
-   text in messages, if it must be UTF-8; NULL: any bytes are allowed. */
+   text in messages; the text must then be UTF-8. NULL: the text may have any bytes. */
 static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const char *text, size_t bytes,
                                      const char *separator, int64_t *room)
 {
@@ -38852,12 +39548,12 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
 #define TT__LLMC_HALVES 20240520 /* the file has ids of 2 bytes */
 #define TT__LLMC_WORDS 20240801  /* the file has ids of 4 bytes */
 
-/* Guesses the width in bytes of the ids in a file without a header, from `vocab` and the first ids. bytes:
-   size of the file. Fails if ids seem to have 8 bytes. */
+/* Guesses the width in bytes of the ids in a file without a header, from the first ids and the size of the
+   vocabulary, `vocab`. bytes: size of the file. Fails if ids seem to have 8 bytes. */
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
-    uint16_t half[1024] = {0}, any[4] = {0}; /* any: for each quarter of 8 bytes, the OR of all */
+    uint16_t half[1024] = {0}, any[4] = {0}; /* any[k]: OR of 16-bit word k of all groups of 8 bytes */
     const size_t all = bytes - (size_t)store->skip, n = all / 4;
     const int pairs = n < 512 ? (int)n : 512;
     tt_status status = tt__file_read(ctx, store->path, store->file, (size_t)store->skip, half,
@@ -38866,7 +39562,7 @@ static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, si
     const bool low = any[0] || any[2], high = any[1] || any[3];
     *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
     const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
-    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look so by chance */
+    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look like int64 by chance */
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s' seems to have ids of 8 bytes (int64), because every second "
                     "group of 4 bytes is 0, but ids must have 2 or 4 bytes: convert them, for example with "
                     "NumPy's astype('uint32').tofile(...)", store->path);
@@ -39365,8 +40061,8 @@ void tt_token_loader_free(tt_token_loader *l)
 typedef struct tt__window_survey {
     tt_token_loader *l;
     int64_t token;       /* number of tokens so far */
-    /* at: tokens of the current window so far; here: ends of documents among these tokens; max: max number of
-       documents in a window so far */
+    /* at: number of tokens of the current window so far; here: number of documents that end in the current
+       window so far; max: max number of documents in a window so far */
     int at, here, max;
     /* With the option `whole`: the first token of the current document; number of entries of l->documents,
        and the number that fits; max tokens of a window; number of documents with more tokens than a window;
@@ -39580,12 +40276,13 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
 typedef struct tt__tensor_row {
     size_t offset;       /* offset of the tt_param * in the struct of the model or of a layer */
     const char *name[2]; /* name in each naming; a leading '.' stands for the prefix. NULL: no name */
-    const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. The model lacks a tensor
-                            with a dimension of 0. The parameter drops leading dimensions of 1 */
+    const char *shape;   /* a letter for each dimension, see tt__sizes; the digit '1' stands for 1. The model
+                            lacks a tensor with a dimension of 0. The parameter drops leading dimensions of
+                            1 */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
     char part;           /* 1 to 3: number of the third of a packed tensor in naming 1; 0: not packed */
-    char head;           /* 0: files must have the tensor; else its initial values are random if a file lacks
-                            it; 2: no logits depend on it */
+    char head;           /* 0: files must have the tensor. 1 and 2: the tensor belongs to a head and keeps its
+                            random initial values if files lack it; 2: no logits depend on it */
     char order;          /* order of the elements in files, see tt__packing */
 } tt__tensor_row;
 
@@ -39603,23 +40300,29 @@ typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
     int naming;                /* index of the naming for config.json and a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
-    const char *activation_key, *more;   /* activation_key: key in config.json; more: constant members */
+    const char *activation_key, *more;   /* activation_key: key of the activation in config.json; more:
+                                            members of config.json that are equal in all models */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
                                     Without %d all layers share one layer's parameters */
     const tt__tensor_row *model, *layer; /* n_model rows for the model, n_layer rows for each layer */
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
-    size_t bytes, config_bytes, layer_bytes;                  /* bytes of the structs */
-    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
-    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config; 0: no field */
+    size_t bytes, config_bytes, layer_bytes; /* bytes of the structs of a model, its config and a layer */
+    size_t config_at, names_at, new_head_at, layers_at; /* offsets of fields in the model's struct; 0: no
+                                                           such field */
+    size_t hidden, layers, heads, classes, activation, range; /* offsets of fields in the config's struct; 0:
+                                                                 no such field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
-    void (*check)(tt__text_buffer *all, const void *config); /* appends other mistakes to `all`; or NULL */
+    /* Appends to `all` the mistakes in a config that the table rows do not show. NULL: the table rows show
+       all mistakes. */
+    void (*check)(tt__text_buffer *all, const void *config);
     /* Reads a tensor whose shape differs from the parameter's, if the model can adapt the tensor, and sets
        *done. NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
     size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
-    /* Prints other members of config.json; or NULL. */
+    /* Prints the members of config.json that no table row describes. NULL: the table rows describe all
+       members. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
     /* Returns the end of the class name in "architectures", after class_name. "Model": the model has no
@@ -39629,7 +40332,7 @@ typedef struct tt__architecture {
 
 /* Initialises the fields `bytes` to `range` of an architecture with the structs X, X_config and X_layer. */
 #define TT__STRUCTS(X) \
-    sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), offsetof(X, activation), \
+    sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), \
     offsetof(X, class_names), offsetof(X, new_head), offsetof(X, layer), \
     offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
     offsetof(X##_config, classes), \
@@ -39838,10 +40541,11 @@ typedef struct tt__checkpoint_tensor {
     int64_t first;     /* index of the tensor's element at which the parameter begins */
     tt__packing order;
     float *band;       /* for order 't': the rows that were read last, (band_rows, width); NULL: none */
-    int64_t band_row, band_rows; /* first row and number of rows of the band */
+    int64_t band_row, band_rows; /* first row and number of rows of `band` */
 } tt__checkpoint_tensor;
 
-/* Reads the band that contains row r: TT__BAND rows, fewer at the end, from a multiple of TT__BAND on. */
+/* Reads the rows of a transposed parameter around row r into t->band: TT__BAND rows from a multiple of
+   TT__BAND on, fewer at the end. */
 static tt_status tt__checkpoint_band(tt__checkpoint_tensor *t, int64_t r)
 {
     tt_context *ctx = t->file->ctx;
@@ -39872,7 +40576,7 @@ static tt_status tt__checkpoint_read(void *source, int64_t first, int64_t n, flo
         const int64_t r = first / o->width, c = first % o->width;
         part = tt__min(n, o->width - c);
         if (o->kind == 'g') {
-            part = tt__min(n, (o->size - r % o->size) * o->width - c); /* to the end of the head */
+            part = tt__min(n, (o->size - r % o->size) * o->width - c); /* elements to the end of the head */
             status = tt_safetensors_read_f32(t->file, t->index, tt__packing_row(o, r, false) * o->width + c,
                                              part, to);
             continue;
@@ -39916,9 +40620,9 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* Makes tensor `index` of file s, whose shape must be `dims`, the source of parameter p. part: the third of
-   the tensor, 1 to 3, that is p; 0: p is the whole tensor. order: the order of the file's elements; NULL: the
-   order of p. */
+/* Makes a tensor the source of parameter p: tensor `index` of file s. dims: the shape that p demands of the
+   tensor (see tt__tensor_fits). part: 1 to 3 if p is only that third of the tensor; 0 if p is the whole
+   tensor. order: the order of the file's elements, or NULL if it is the order of p. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
                                      int part, const tt__packing *order)
 {
@@ -39975,8 +40679,9 @@ static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, in
     return NULL;
 }
 
-/* Returns whether a tensor of the checkpoint is a classifier (letter C, K or N) for another task or with
-   another number of classes than the model's, which then keeps its random initial values. */
+/* Returns whether tensor `info`, a classifier (its shape begins with the letter C, K or N), does not fit the
+   model: it is for another task or another number of classes. The model's classifier then keeps its random
+   initial values. */
 static bool tt__starts_anew(const tt__layout *l, const tt__tensor_row *row, const tt_tensor_info *info,
                             const int64_t *dims)
 {
@@ -40244,7 +40949,8 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
-/* The state of a search for a file of an earlier save, whose name has another number of files. */
+/* The state of a search for a file of an earlier save. The name of the file has a number of files that is not
+   `files`. */
 typedef struct tt__stale_files { int files; char name[64]; } tt__stale_files;
 
 static bool tt__find_stale(void *arg, const char *name)
@@ -40322,7 +41028,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         f.tensors++;
     }
     if (status == TT_OK) tt__deal_out(&f, *dtype, max);
-    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* tells the other processes */
+    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* tells other processes of the error */
     if (status == TT_OK && f.files > 1) status = tt__save_id(&f, param, params, piece);
     for (int k = 0; k < f.files && status == TT_OK; k++)
         status = tt__save_file(ctx, folder, &f, k, param, params, *dtype, piece);
@@ -40455,14 +41161,28 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, v
     return !a->classes ? TT_OK : tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
-/* Returns the function that records the activation `name`, or NULL if no activation has that name. */
-static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
+/* The activations that a config may name. */
+static const struct tt__activation_name {
+    const char *name;
+    tt_value (*record)(tt_tape *t, tt_value x);
+} tt__activations[] = {{"gelu", tt_gelu}, {"gelu_new", tt_gelu_tanh}, {"gelu_pytorch_tanh", tt_gelu_tanh},
+                       {"relu", tt_relu}, {"silu", tt_silu}, {"swish", tt_silu}};
+#define TT__UNKNOWN_ACTIVATION "activation '%s' is unknown: use gelu, gelu_new, relu or silu"
+
+/* Returns the row of the activation `name`, or NULL if no activation has that name. */
+static const struct tt__activation_name *tt__activation_row(const char *name)
 {
-    static const struct { const char *name; tt_value (*record)(tt_tape *, tt_value); } all[] = {
-        {"gelu", tt_gelu}, {"gelu_new", tt_gelu_tanh}, {"gelu_pytorch_tanh", tt_gelu_tanh},
-        {"relu", tt_relu}, {"silu", tt_silu}, {"swish", tt_silu}};
-    for (int k = 0; k < TT__COUNT(all); k++) if (name && strcmp(name, all[k].name) == 0) return all[k].record;
+    for (int k = 0; k < TT__COUNT(tt__activations) && name; k++)
+        if (strcmp(name, tt__activations[k].name) == 0) return &tt__activations[k];
     return NULL;
+}
+
+/* Returns the function that records the activation `name`. Fails the tape if no activation has that name. */
+static tt_value (*tt__activation_of(tt_tape *t, const char *name))(tt_tape *, tt_value)
+{
+    const struct tt__activation_name *row = tt__activation_row(name);
+    if (!row) tt__tape_fail(t, TT_ERR_ARGUMENT, TT__UNKNOWN_ACTIVATION, name ? name : "(null)");
+    return row ? row->record : tt_relu;
 }
 
 /* Checks a config, and fails with one message about all its mistakes. */
@@ -40497,9 +41217,8 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
         if (r->kind == 'f' && !(x >= 0 && isfinite(x)))
             tt__print(&all, "; %s is %g, but must be a finite number of at least 0", r->field, x);
     }
-    if (!tt__activation_of(activation))
-        tt__print(&all, "; activation '%s' is unknown: use gelu, gelu_new, relu or silu",
-                  activation ? activation : "(null)");
+    if (!tt__activation_row(activation))
+        tt__print(&all, "; " TT__UNKNOWN_ACTIVATION, activation ? activation : "(null)");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s config: %s", a->name, text + 2) : TT_OK;
 }
 
@@ -40521,7 +41240,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
 {
     const int params = ctx->n_params, classes = tt__outputs(a, config);
     const int n_layers = tt__int_field(config, a->layers);
-    const char *activation = (const char *)tt__pointer_at(config, a->activation);
+    const char *activation = tt__activation_row((const char *)tt__pointer_at(config, a->activation))->name;
     char *to = (char *)self;
     char(*names)[64] = classes ? (char(*)[64])tt__alloc(ctx, sizeof *names * (size_t)classes) : NULL;
     void *layers = tt__calloc(ctx, a->layer_bytes * (size_t)n_layers);
@@ -40530,15 +41249,14 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memset(self, 0, a->bytes);
     memcpy(to, &ctx, sizeof ctx);
     memcpy(to + a->config_at, config, a->config_bytes);
-    /* The struct may be copied elsewhere, so its config must not point to its copy of the name. */
-    memset(to + a->config_at + a->activation, 0, sizeof activation);
-    snprintf(to + a->activation_at, 32, "%s", activation);
+    memcpy(to + a->config_at + a->activation, &activation, sizeof activation); /* the caller's may vanish */
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
     if (a->classes) to[a->new_head_at] = true;
     memcpy(to + a->layers_at, &layers, sizeof layers);
     tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
-    for (int k = l.layers; k < n_layers && status == TT_OK; k++) /* layers that share parameters */
+    /* The layers from l.layers on share the parameters of the first layer. */
+    for (int k = l.layers; k < n_layers && status == TT_OK; k++)
         memcpy((char *)layers + (size_t)k * a->layer_bytes, layers, a->layer_bytes);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -40566,7 +41284,8 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
-    if (status == TT_OK && image_size) { /* after the check, because the tensors fit the file's own size */
+    /* The caller's size is set after the check of the tensors, which fit the size in the file's config. */
+    if (status == TT_OK && image_size) {
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
@@ -40586,7 +41305,7 @@ typedef struct tt__saved_model {
     const tt__architecture *a;
     const void *self, *config;
     tt_dtype dtype;
-    bool *last;   /* see tt__last_of_names */
+    bool *last;   /* for each class: it is the last class with its name */
 } tt__saved_model;
 
 static void tt__print_config(tt__text_buffer *json, const void *arg)
@@ -40606,8 +41325,8 @@ static void tt__print_config(tt__text_buffer *json, const void *arg)
         else value = *((const bool *)s->config + r->offset) ? "true" : "false";
         tt__print(json, "  \"%s\": %s,\n", key, value);
     }
-    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key, (const char *)s->self + a->activation_at,
-              a->more);
+    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key,
+              (const char *)tt__pointer_at(s->config, a->activation), a->more);
     if (a->print) a->print(json, s->self, s->config);
     const int classes = tt__outputs(a, s->config);
     tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, classes ? "," : "\n}");
@@ -40643,8 +41362,10 @@ static void tt__list_names(tt__text_buffer *to, const char *const *names, int n)
     if (n > max) tt__print(to, " and %d others", n - max);
 }
 
-/* Does the work of tt_bert_name_classes and tt_vit_name_classes. names: the model's class names, (classes,
-   64). kept: the model's classifier comes from a checkpoint. */
+/* Gives a model and a dataset the same names and numbers of classes, for tt_bert_name_classes and
+   tt_vit_name_classes. If both have the same names, renumbers the dataset's classes as the model numbers
+   them; otherwise gives the model the dataset's names. names: the model's class names, (classes, 64). kept:
+   the model's classifier comes from a checkpoint, so the function warns when it replaces the names. */
 static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[64], int classes, bool kept,
                                   tt_dataset *d)
 {
@@ -40656,6 +41377,7 @@ static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[6
     if (d->n_classes != classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, but the model has %d: load the "
                         "model for the dataset's number of classes", d->n_classes, classes);
+    if (!classes) return TT_OK; /* TT_TASK_EMBED */
     for (int c = 0; c < classes; c++)
         if (strlen(d->classes[c]) >= sizeof *names)
             return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.40s...' has more than 63 bytes: rename it",
@@ -40728,7 +41450,8 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__ch
     const int map = status == TT_OK ? tt__json_get(&j, 0, "weight_map") : -1;
     if (status == TT_OK && (map < 0 || j.nodes[map].kind != TT__JSON_OBJECT || !j.nodes[map].count))
         status = tt__fail(ctx, TT_ERR_FORMAT,
-                          "'%s' has no \"weight_map\", which names the file of each tensor", path);
+                          "'%s' has no \"weight_map\", which names the file of each tensor: copy the file "
+                          "from the model's origin again", path);
     const int n = status == TT_OK ? j.nodes[map].count : 0;
     const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)(n + 1));
     if (status == TT_OK) s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file * (size_t)n);
@@ -40856,7 +41579,7 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, tt_value targets, cons
 }
 
 /* Records the loss of a task from the logits, (seqs, n) or, of TT_TASK_TAGS, (rows, n). Declares the input of
-   the targets, "label_values" or "tags", except the "labels" of TT_TASK_CLASS. */
+   the targets, "label_values" or "tags". For TT_TASK_CLASS the caller has declared the input "labels". */
 static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const tt_inputs *in,
                               const tt_train_options *o)
 {
@@ -40875,6 +41598,26 @@ static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const t
     } else {
         loss = tt_mean_squared_error(t, logits, values, none);
     }
+    tt_name(t, loss, "loss");
+    return loss;
+}
+
+tt_value tt_contrastive_loss(tt_tape *t, tt_value embeddings, const tt_train_options *o)
+{
+    const int64_t pairs = tt_axis(t, "pairs", tt__max(1, o->max_seqs / 2));
+    const int64_t others = tt_axis(t, "candidates", o->max_seqs);
+    tt_value anchors = tt_input(t, "anchors", TT_I32, pairs, 1);
+    tt_value candidates = tt_input(t, "candidates", TT_I32, others, 1);
+    tt_value positives = tt_input(t, "positives", TT_I32, pairs, 1);
+    tt_matmul_options product = tt_matmul_options_default();
+    if (o->label_smoothing > 0)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "label_smoothing is %g, but embeddings have no classes to smooth: "
+                      "set label_smoothing to 0", o->label_smoothing);
+    product.scale = 1 / o->temperature;
+    tt_value unit = tt_normalize(t, embeddings, 1e-12f);
+    tt_value scores = tt_matmul(t, tt_gather_rows(t, unit, anchors), tt_gather_rows(t, unit, candidates),
+                                &product);
+    tt_value loss = tt_cross_entropy(t, scores, positives, NULL);
     tt_name(t, loss, "loss");
     return loss;
 }
@@ -41196,7 +41939,7 @@ static uint32_t tt__twister_next(tt__twister *m)
     return y ^ y >> 18;
 }
 
-/* Shuffles the n numbers of x as numpy.random.permutation does with this state. */
+/* Shuffles the n numbers of x as numpy.random.permutation does when its generator has the state *m. */
 static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 {
     for (int k = n - 1; k > 0; k--) {
@@ -41210,8 +41953,8 @@ static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 }
 
 /* Writes the candidates for the random blocks of block i (of n blocks) to x, and returns their number.
-   Candidates are the blocks of the first 1024 tokens that are not near block i. transformers follows this
-   plan of the paper for 1024, 3072 and 4096 positions. */
+   Candidates are the blocks of the first 1024 tokens that are not near block i. transformers has these
+   candidates, which are those of the BigBird paper, for 1024, 3072 and 4096 positions. */
 static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
 {
     int last = n - 1, count = 0, start = i - 2, end = i; /* excludes blocks start + 1 to end + 1 */
@@ -41226,9 +41969,9 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Returns whether block j may be a random block of block i, without the paper's plan: transformers then
-   shuffles the first `max` = 2 * listed + 5 blocks. Excluded are block i, its neighbours, and blocks 0 and
-   most - 1; for block 1 also block most - 2, and the reverse. */
+/* Returns whether block j may be a random block of block i for other numbers of positions than 1024, 3072 and
+   4096. transformers then draws from the first `max` blocks. Excluded are block i, its neighbours, and blocks
+   0 and max - 1; block 1 and block max - 2 also exclude each other. */
 static bool tt__big_bird_may(int i, int j, int max)
 {
     const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == max - 1;
@@ -41241,7 +41984,7 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                                int32_t *x)
 {
     const int64_t rows = (int64_t)n * size; /* positions, rounded up to whole blocks */
-    const int max = 2 * listed + 5;        /* blocks to shuffle; tt__bert_check bounds their rows */
+    const int max = 2 * listed + 5;        /* blocks to draw from; tt__bert_check bounds max * size */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -41326,6 +42069,9 @@ static tt_status tt__module_read(const tt__json *j, int module, const char *fold
     if (strcmp(name, "Pooling") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the module is '%s', but only Transformer, "
                         "Pooling, Dropout and Normalize are supported", j->path, type);
+    if (*path == '/' || strpbrk(path, "\\:") || strstr(path, ".."))
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': the module's path is '%s', but must be that of a "
+                        "folder in '%s', such as 1_Pooling", j->path, path, folder);
     status = tt__path_join(j->ctx, of_module, folder, path);
     if (status == TT_OK) status = tt__path_join(j->ctx, file, of_module, "config.json");
     if (status == TT_OK) status = tt__json_open(&own, j->ctx, file);
@@ -41498,7 +42244,7 @@ tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_va
         x = tt_layernorm(t, tt_add(t, o, x), l->attention_norm_w, l->attention_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d.attention_norm", k);
         tt_value h = tt_linear(t, x, l->up_w, l->up_b); /* (rows, intermediate) */
-        h = tt__activation_of(m->activation)(t, h);
+        h = tt__activation_of(t, c->activation)(t, h);
         tt_name(t, h, "layer.%d.intermediate", k);
         h = tt_linear(t, h, l->down_w, l->down_b);
         if (!(flags & TT__BERT_SHARED)) h = tt_dropout(t, h, c->dropout);
@@ -41531,7 +42277,7 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     if (m->head_w) {
         if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, c->classifier_dropout);
         h = tt_linear(t, h, m->head_w, m->head_b);
-        h = (k->head ? k->head : tt__activation_of(m->activation))(t, h);
+        h = (k->head ? k->head : tt__activation_of(t, c->activation))(t, h);
     }
     h = tt_linear(t, tt_dropout(t, h, dropout), m->classifier_w, m->classifier_b);
     tt_name(t, h, "logits");
@@ -41553,16 +42299,15 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
     const tt_bert *m = (const tt_bert *)self;
     tt_inputs in = tt_text_inputs(t, o);
     if (m->config.task == TT_TASK_EMBED) {
-        if (o->compile.train)
-            tt__tape_fail(t, TT_ERR_ARGUMENT, "the model's task is TT_TASK_EMBED, which has no loss: set "
-                          "compile.train = false, or record a loss of your own from tt_bert_embed");
-        return *output = tt_bert_embed(m, t, &in);
+        *output = tt_bert_embed(m, t, &in);
+        return o->compile.train ? tt_contrastive_loss(t, *output, o) : *output;
     }
     *output = tt_bert_logits(m, t, &in);
     return tt__task_loss(t, m->config.task, *output, &in, o);
 }
 
-/* Sets the metrics of a model's task. Tags whose names begin with "B-" are those of entities. */
+/* Sets the metrics of a model's task. TT_TASK_TAGS gets the metrics of entities if a class has a name that
+   begins with "B-". */
 static void tt__bert_metrics(const tt_bert *m, tt_metric to[TT_METRICS])
 {
     bool entities = false;
@@ -41576,7 +42321,7 @@ static void tt__bert_metrics(const tt_bert *m, tt_metric to[TT_METRICS])
         to[0] = entities ? tt_f1_entities() : tt_accuracy();
         to[1] = entities ? tt_accuracy() : tt_f1_macro();
         break;
-    case TT_TASK_EMBED: break;
+    case TT_TASK_EMBED: to[0] = tt_accuracy(), to[1] = tt_recall_at_1(), to[2] = tt_recall_at_10(); break;
     }
 }
 
@@ -41669,6 +42414,23 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     return TT_OK;
 }
 
+tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head)
+{
+    tt_bert_config config;
+    tt__checkpoint from;
+    memset(head, 0, sizeof *head);
+    tt_status status = tt__checkpoint_open(ctx, folder, &from);
+    if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
+    const int type = status == TT_OK ? tt__json_get(&from.config, 0, "problem_type") : -1;
+    const bool says = type >= 0 && from.config.nodes[type].kind == TT__JSON_STRING;
+    if (status == TT_OK && (says || tt__bert_is(&from.config, "*For*Classification"))) {
+        head->task = config.task;
+        head->outputs = config.classes;
+    }
+    tt__checkpoint_close(ctx, &from);
+    return status;
+}
+
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head)
 {
     tt_bert_config config;
@@ -41676,7 +42438,8 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
     memset(m, 0, sizeof *m);
     tt_status status = tt__checkpoint_open(ctx, folder, &from);
     if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
-    /* A classifier may have been saved into a folder of sentence-transformers. */
+    /* A classifier may have been saved into a folder of sentence-transformers, whose other files then do not
+       count. */
     if (status == TT_OK && !tt__bert_is(&from.config, "*For*Classification"))
         status = tt__embedder_read(ctx, folder, &config);
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);
@@ -41701,11 +42464,9 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 
 tt_status tt_bert_save(const tt_bert *m, const char *folder)
 {
-    tt_bert_config config = m->config;
-    config.activation = m->activation;
-    const tt__architecture *a = &tt__bert_of(&config)->a;
-    tt_status status = tt__model_save(m->ctx, a, m, &config, a->naming, 0, folder);
-    return status == TT_OK ? tt__embedder_save(m->ctx, folder, &config) : status;
+    const tt__architecture *a = &tt__bert_of(&m->config)->a;
+    tt_status status = tt__model_save(m->ctx, a, m, &m->config, a->naming, 0, folder);
+    return status == TT_OK ? tt__embedder_save(m->ctx, folder, &m->config) : status;
 }
 
 /* ==== src/models/vit.h */
@@ -41789,9 +42550,9 @@ static void tt__cubic_weights(float x, float w[4])
     }
 }
 
-/* Interpolates the position embeddings of a grid of from * from patches to a grid of to * to patches, as
-   transformers does: bicubic, with pixel centres aligned and edges repeated. Copies the class token's
-   embedding. Shapes: old (1 + from^2, n), now (1 + to^2, n). */
+/* Interpolates position embeddings, from a square grid with `from` patches on a side to a square grid with
+   `to` patches on a side. Does so as transformers does: bicubic, with pixel centres aligned and edges
+   repeated. Copies the class token's embedding. Shapes: `old` (1 + from^2, n), `now` (1 + to^2, n). */
 static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
 {
     memcpy(now, old, sizeof *now * (size_t)n);
@@ -41946,7 +42707,7 @@ tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
         tt_name(t, h, "layer.%d.norm_after", k);
         h = tt_linear(t, h, l->up_w, l->up_b); /* (rows, intermediate) */
         tt_name(t, h, "layer.%d.intermediate", k);
-        h = tt__activation_of(m->activation)(t, h);
+        h = tt__activation_of(t, c->activation)(t, h);
         tt_name(t, h, "layer.%d.activation", k);
         x = tt_add(t, tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout), x);
         tt_name(t, x, "layer.%d", k);
@@ -42037,7 +42798,7 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
                         "'%s': patches have a side of %d pixels, but must have at most %d", s->file[0]->path,
                         config->patch_size, TT__MAX_PATCH);
     config->image_size = tt__square_root(tt__tensor_size(s, position[naming], 1) - 1) * config->patch_size;
-    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H; 64 in Ti, S, B and L */
+    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in ViT-H, 64 in ViT-Ti, -S, -B and -L */
     config->heads = config->hidden_size / head_size;
     if (naming == 1) { /* torchvision's models were trained with these values */
         static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f};
@@ -42209,7 +42970,7 @@ static void tt__vit_print_preprocessor(tt__text_buffer *json, const void *arg)
     if (c->resize_shortest) tt__print(json, "\"shortest_edge\": %d", size);
     else tt__print(json, "\"height\": %d, \"width\": %d", size, size);
     tt__print(json, "},\n  \"resample\": %d,\n", (int)c->resample);
-    if (c->resize) /* in transformers 4 only DeiT's processor crops */
+    if (c->resize) /* the image processor is then DeiT's, the only one that crops in transformers 4 */
         tt__print(json, "  \"do_center_crop\": true,\n"
                   "  \"crop_size\": {\"height\": %d, \"width\": %d},\n", c->image_size, c->image_size);
     tt__print(json, "  \"do_rescale\": true,\n  \"rescale_factor\": 0.00392156862745098,\n"
@@ -42225,14 +42986,14 @@ static void tt__vit_print_preprocessor(tt__text_buffer *json, const void *arg)
 
 tt_status tt_vit_save(const tt_vit *m, const char *folder)
 {
-    tt_vit_config config = m->config;
-    config.activation = m->activation;
     if (m->torchvision && !m->config.qkv_bias)
         return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "this model has no biases of q, k and v, but "
                         "torchvision's ViT needs them: set torchvision to false");
-    tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &config, m->torchvision, 0, folder);
+    tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &m->config, m->torchvision, 0,
+                                      folder);
     if (status != TT_OK) return status;
-    return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
+    return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor,
+                            &m->config);
 }
 
 /* ==== src/models/lm_layout.h */
@@ -42297,9 +43058,9 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     S('B') = c->attention_bias ? S('H') : 0;
     S('M') = c->mlp_bias ? c->intermediate_size : 0;
     S('N') = c->mlp_bias ? S('H') : 0;
-    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* norms ln_attn and ln_mlp */
-    S('F') = S('E') ? 0 : S('H');                      /* norm input_layernorm */
-    S('O') = c->parallel ? 0 : S('H');                 /* norm post_attention_layernorm */
+    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* size of the norms ln_attn and ln_mlp */
+    S('F') = S('E') ? 0 : S('H');                      /* size of the norm input_layernorm */
+    S('O') = c->parallel ? 0 : S('H');                 /* size of the norm post_attention_layernorm */
 #undef S
 }
 
@@ -42361,7 +43122,7 @@ static const tt__tensor_row tt__falcon_tensors[] = {
     TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
 };
-static const tt__tensor_row tt__falcon_layer[] = { /* a model has at most one of a field's rows */
+static const tt__tensor_row tt__falcon_layer[] = { /* of the rows for one field, a model has at most one */
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
     TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "F"),
     TT__LM_LINEAR(qkv, "self_attention.query_key_value", "SH", "T", 'g', 'g'),
@@ -42423,7 +43184,7 @@ typedef struct tt__lm_kind {
     type, 0, class_name, type, act, "", {before, NULL}, {in_layer "%d.", NULL}, \
     tt__##what##_tensors, tt__##what##_layer, tt__##what##_rows, TT__COUNT(tt__##what##_tensors), \
     TT__COUNT(tt__##what##_layer), TT__COUNT(tt__##what##_rows), sizeof(tt_lm), sizeof(tt_lm_config), \
-    sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, 0, offsetof(tt_lm, layer), \
+    sizeof(tt_lm_layer), offsetof(tt_lm, config), 0, 0, offsetof(tt_lm, layer), \
     offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, 0, \
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
     tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers, NULL}
@@ -42572,7 +43333,7 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
     const bool shared = kind->share_key != NULL;
     const char *const keys[] = {shared ? kind->share_key : "partial_rotary_factor", "partial_rotary_factor"};
-    double share = kind->turns; /* transformers multiplies doubles */
+    double share = kind->turns; /* a double, because transformers multiplies the columns by a double */
     c->rotary.size = c->head_size;
     if (!shared && (!scaled || c->alibi)) return TT_OK;
     for (int k = 0; k < (at < 0 ? 1 : 2); k++) {
@@ -42624,8 +43385,8 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const struct { const char *key; int at; float min, below, *to; } numbers[] = {
         {"factor", at, 1, INFINITY, &r->factor},
         {"original_max_position_embeddings", at, 1, 1e9f, &original},
-        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* the place that transformers 5
-                                                                        prefers */
+        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* the outermost object's member comes
+                                                                        last and wins, as in transformers 5 */
         {all[kind].low, at, 0, INFINITY, &r->low}, {all[kind].high, at, 0, INFINITY, &r->high},
         {"attention_factor", at, 0, INFINITY, &r->magnitude}};
     const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
@@ -42651,7 +43412,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
    table's names override, and the numbers of key heads and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
-    bool wide = false, one = true; /* new_decoder_architecture; multi_query */
+    bool wide = false, one = true; /* values of the keys new_decoder_architecture and multi_query */
     static const char *const names[2][2] = {{"n_layer", "num_hidden_layers"},
                                             {"n_head", "num_attention_heads"}};
     int64_t n[] = {c->layers, c->heads}, norms = 0;
@@ -42741,7 +43502,8 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
     else if (c->heads % c->key_heads)
         tt__print(all, "; heads is %d, but must be a multiple of key_heads, %d", c->heads, c->key_heads);
     if (k->flags & TT__LM_EQUAL_HEADS && c->key_heads != c->heads)
-        tt__print(all, "; key_heads must equal heads in a model of kind %s", c->kind);
+        tt__print(all, "; key_heads is %d, but must equal heads, %d, in a model of kind %s", c->key_heads,
+                  c->heads, c->kind);
     if (c->head_size < 1)
         tt__print(all, "; hidden_size is %d, but must be a multiple of heads, %d", c->hidden_size, c->heads);
     else if (!(k->flags & TT__LM_LLAMA) && (int64_t)c->head_size * c->heads != c->hidden_size)
@@ -42750,7 +43512,7 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
     if (c->head_size > 1 << 16)
         tt__print(all, "; head_size is %d, but at most %d is supported", c->head_size, 1 << 16);
     const bool turns = !(k->flags & TT__LM_POSITIONS) && !c->alibi, odd = c->rotary.size % 2 != 0;
-    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* as in transformers */
+    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers' yarn fails with an odd size */
         tt__print(all, "; rotary.size is %d, but must be even with yarn", c->rotary.size);
     else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
         tt__print(all, "; rotary.size is %d, but must be 0 to the columns of a head, %d", c->rotary.size,
@@ -42795,9 +43557,9 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 
 static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* Prints the members of config.json for rotary positions, except members that `said` has (NULL: none).
-   transformers 5 reads rope_parameters. Older versions read the other keys, and use base 10,000 if a key for
-   the base is missing. */
+/* Prints the members of config.json for rotary positions, except members that `said` has (NULL: all members
+   are printed). transformers 5 reads rope_parameters. Older versions read all members but rope_parameters,
+   and use base 10,000 if the member for the base is missing. */
 static void tt__lm_print_rotary(tt__text_buffer *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
@@ -42942,15 +43704,15 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     for (int64_t k = 0; k < count; k++) {
         const tt__json_node *id = at + k + list;
         if (id->kind != TT__JSON_NUMBER_KIND || !id->exact)
-            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': \"eos_token_id\" is not an id or a list of ids",
-                            j->path);
+            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': \"eos_token_id\" must be an id, a list of ids or "
+                            "null", j->path);
         if (id->integer >= 0 && id->integer < vocab) (*ids)[(*n)++] = (int32_t)id->integer;
     }
     return TT_OK;
 }
 
-/* Reads generation_config.json, if the folder has that file, and the ids that end an answer from it or else
-   from config.json. */
+/* Reads generation_config.json, if the folder has that file. Reads the ids of the tokens that end an answer
+   from that file or, if the folder lacks the file, from config.json. */
 static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const char *folder)
 {
     char path[TT__PATH];
@@ -43006,7 +43768,6 @@ tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
 tt_status tt_lm_save(const tt_lm *m, const char *folder)
 {
     tt_lm_config config = m->config;
-    config.activation = m->activation;
     char path[TT__PATH];
     const tt__architecture *a = tt__lm_complete(m->ctx, &config);
     tt_status status = a ? tt__model_save(m->ctx, a, m, &config, 0, m->shard_bytes, folder)
@@ -43018,9 +43779,9 @@ tt_status tt_lm_save(const tt_lm *m, const char *folder)
 
 /* ==== src/models/adapters.h */
 /* ------------------------------------------------------------------------------------- low-rank adapters
-   An adapter adds scale * x * A^T * B^T to the output of a module (peft's word for a linear layer), where x
-   is the module's input. Only A (rank, in) and B (out, rank) are trained. Files have the rows of B in the
-   order in which they have the rows of the module's weight. */
+   An adapter adds `scale * x * A^T * B^T` to the output of a module (peft's word for a linear layer),
+   where x is the module's input. Only A (rank, in) and B (out, rank) are trained. In files, the rows of B
+   have the order that the rows of the module's weight have in files. */
 
 tt_lora_options tt_lora_options_default(void)
 {
@@ -43046,8 +43807,9 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
     return y;
 }
 
-/* Returns the weight of module k, from 0 on in the order of the layout; NULL if the model has fewer modules.
-   Sets `name` to the module's name and *order to the order of the weight's rows in files. */
+/* Returns the weight of module number k. The modules, which are linear layers, are numbered from 0 in the
+   order of the layout. Returns NULL if the model has at most k modules. Sets `name` to the module's name and
+   *order to the order of the weight's rows in files. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -43275,7 +44037,7 @@ tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
 }
 
 /* Reads adapter_config.json into *o, and fails if the file has settings that this library does not support.
-   Sets *base to the name of the base model, if the file has that name, which lives as long as j. */
+   If the file has the name of the base model, sets *base to the name, which lives as long as j. */
 static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, const char **base)
 {
     static const char *const none[] = {"use_dora", "use_rslora", "lora_bias", "use_qalora"};
@@ -43504,7 +44266,7 @@ static tt_value tt__lm_hidden_states(const tt_lm *m, tt_tape *t, const tt_inputs
                                      const tt__lm_cache *cache)
 {
     const tt_lm_config *c = &m->config;
-    tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(m->activation);
+    tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(t, c->activation);
     tt_value x = tt_embedding(t, in->ids, m->word);
     if (m->position) x = tt_add(t, x, tt_embedding(t, in->positions, m->position));
     x = tt_dropout(t, x, c->embedding_dropout);
@@ -43577,7 +44339,7 @@ tt_model tt_lm_model(const tt_lm *m)
    gets the next prompt. */
 
 typedef struct tt__continued {
-    int seq;        /* number of the sequence; -1: the slot is free */
+    int seq;        /* number of the sequence; -1: no sequence */
     int length;     /* number of tokens of the prompt and of the answer so far together */
     int fed;        /* number of tokens that the program has read in earlier runs */
     int take;       /* number of tokens that the program reads in this run */
@@ -43594,7 +44356,9 @@ struct tt_generator {
     /* Shapes of the arrays are in parentheses. */
     tt__continued *slot;                     /* (max_seqs): the sequences in work */
     int32_t *row_id, *row_position, *row_at; /* (max_tokens): data of the inputs ids, positions and at */
-    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): data of start, last; slots of logits rows */
+    int32_t *starts, *picked, *picked_slot;  /* starts, picked: data of the inputs start and last;
+                                                picked_slot: for each row of logits, the index in `slot` of
+                                                the row's sequence. Each: (max_seqs + 1) */
     float *scores;                           /* (max_seqs, vocab): logits */
     int32_t *order;                          /* (vocab): scratch memory for a heap of tokens */
 };
@@ -43678,8 +44442,8 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* without " in 4
-                                                                                   processes" */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* "cpu*8" of the name "cpu*8
+                                                                                   in 4 processes" */
         if (!c.device) c.device = device;
         if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
@@ -43771,7 +44535,8 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     for (int v = 0; v < vocab; v++) {
         const float weight = expf((x[v] - max) * slope);
         if (all || s->top_k == 0) sum += weight;
-        if (all) x[v] = weight; /* else the heap compares scores: different scores may have one weight */
+        if (all) x[v] = weight; /* without `all`, x keeps the scores, which the heap compares, because
+                                   different scores may round to one weight */
     }
     if (all) {
         double left = u * sum;
@@ -43848,9 +44613,9 @@ static void tt__continue_with(tt__continued *slot, int32_t id)
     slot->seen[id >> 3] |= (uint8_t)(1 << (id & 7));
 }
 
-/* Runs the program on one token of each slot in use and on further tokens of unread prompts, at most
-   max_tokens tokens in total. Sets *picked to the number of slots whose tokens have all been read; row k of
-   the scores belongs to slot picked_slot[k]. */
+/* Runs the program on one token of each sequence in work and on further tokens of unread prompts, at most
+   max_tokens tokens in total. Sets *picked to the number of sequences whose tokens have all been read; row k
+   of the scores belongs to the sequence slot[picked_slot[k]]. */
 static tt_status tt__generator_run(tt_generator *g, int *picked)
 {
     int rows = 0, left = g->max_tokens;
@@ -43888,8 +44653,8 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     return status;
 }
 
-/* Sets *id to a token, drawn at random, that follows the slot's tokens. x (vocab): the scores, which are
-   overwritten. */
+/* Sets *id to a token, drawn at random, that follows the tokens of a sequence. x (vocab): the scores, which
+   are overwritten. */
 static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, const tt_sampling *s, float *x,
                                 int32_t *id)
 {
@@ -44058,23 +44823,447 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
     return status;
 }
 
-/* ==== src/train/trainer.h */
+/* ==== src/train/grad_cache.h */
+/* ------------------------------------------------------------------------------------------ gradient caching
+   Trains embeddings with the negatives of a whole step, which has several micro-batches (Gao et al., "Scaling
+   deep contrastive learning batch size under memory limited setup", 2021). First the program `embed` computes
+   the embeddings of all micro-batches, with dropout. The embeddings become the parameter of the program
+   `loss`, which computes the contrastive loss and the gradients of the embeddings. Then the training program
+   repeats each micro-batch's forward with the same dropout, and begins its backward with the gradients of the
+   embeddings. All programs share one arena. */
+
+/* Names of two inputs of the training program, (seqs, width). TT__CACHED_MINUS: the embeddings with opposite
+   signs. TT__CACHED_TARGET: the numbers from which the gradient of the embeddings follows
+   (tt__surrogate_loss). */
+#define TT__CACHED_MINUS "embeddings.minus"
+#define TT__CACHED_TARGET "embeddings.target"
+
+typedef struct tt__grad_cache {
+    tt_context *ctx;
+    tt_program *embed, *loss;
+    tt_param *rows;               /* (max_seqs, width): the embeddings of a step */
+    tt_value anchors, candidates, positives; /* inputs of `loss` */
+    int64_t width;
+    int max_seqs, max_micros;     /* max sequences and micro-batches of a step */
+    int micros, seqs;             /* micro-batches and their sequences that wait for the end of the step */
+    int n_anchors, n_candidates;
+    tt_batch *batch;              /* (max_micros) copies of the micro-batches; `memory` has their data */
+    void **memory;
+    float *embeddings, *gradient; /* (max_seqs, width) */
+    int32_t *anchor, *candidate, *positive; /* (max_seqs) the rows of `loss`'s inputs */
+} tt__grad_cache;
+
+/* Records the loss of the training program. minus: the embeddings with opposite signs, so that their sum with
+   the embeddings is 0. The mean squared error of 0 and `target` has the gradient
+   `-2 * target / elements`, where `elements` is the number of all numbers of a step's embeddings. So the
+   target for a gradient is `-gradient * elements / 2`. */
+static tt_value tt__surrogate_loss(tt_tape *t, tt_value embeddings)
+{
+    const int64_t rows = tt_value_axis(t, embeddings), width = tt_value_width(t, embeddings);
+    const tt_value none = {0, 0};
+    tt_value minus = tt_input(t, TT__CACHED_MINUS, TT_F32, rows, width);
+    tt_value target = tt_input(t, TT__CACHED_TARGET, TT_F32, rows, width);
+    return tt_mean_squared_error(t, tt_add(t, embeddings, minus), target, none);
+}
+
+static void tt__grad_cache_forget(tt__grad_cache *g) /* drops the micro-batches that wait */
+{
+    for (int k = 0; k < g->micros; k++) tt__free(g->ctx, g->memory[k]);
+    g->micros = g->seqs = g->n_anchors = g->n_candidates = 0;
+}
+
+static void tt__grad_cache_free(tt__grad_cache *g)
+{
+    if (!g) return;
+    tt_program_free(g->loss);
+    tt_program_free(g->embed);
+    tt__grad_cache_forget(g);
+    void *const owned[] = {g->batch, g->memory, g->embeddings, g->gradient, g->anchor, g->candidate,
+                           g->positive, g};
+    tt__free_all(g->ctx, owned, TT__COUNT(owned));
+}
+
+/* Returns the parameter that holds the embeddings of a step: one for all trainers of a context with equal
+   sizes. */
+static tt_param *tt__grad_cache_rows(tt_context *ctx, int64_t rows, int64_t width)
+{
+    const int64_t shape[2] = {rows, width};
+    const tt_init zeros = {TT_INIT_ZEROS, 0};
+    char name[96];
+    snprintf(name, sizeof name, "tinytrain.embeddings.%lldx%lld", (long long)rows, (long long)width);
+    for (int k = 0; k < ctx->n_params; k++)
+        if (strcmp(ctx->params[k]->name, name) == 0) return ctx->params[k];
+    return tt_param_new(ctx, name, 2, shape, zeros);
+}
+
+/* Compiles the program that computes the loss of a step's embeddings and their gradients. */
+static tt_status tt__grad_cache_loss(tt__grad_cache *g, const tt_train_options *o, const tt_program *train,
+                                     tt__attempt *attempt)
+{
+    tt_train_options of_step = *o;
+    tt_compile_options c = o->compile;
+    tt_input_info inputs[8];
+    of_step.max_seqs = g->max_seqs;
+    if (!(g->rows = tt__grad_cache_rows(g->ctx, g->max_seqs, g->width))) return g->ctx->status;
+    tt_tape *t = tt_tape_new(g->ctx);
+    if (!t) return TT_ERR_MEMORY;
+    const tt_value loss = tt_contrastive_loss(t, tt_param_value(t, g->rows), &of_step);
+    c.optimizer = tt_compile_options_default().optimizer;
+    c.optimizer.kind = TT_SGD;
+    c.accumulate = true;
+    c.keep_gradients = false;
+    c.before_update = NULL;
+    c.recompute = c.offload = c.update = NULL;
+    c.share = (tt_program *)(uintptr_t)train;
+    g->loss = tt__try_compile(t, loss, &c, attempt);
+    const int n = g->loss ? tt_program_inputs(g->loss, inputs, TT__COUNT(inputs)) : 0;
+    for (int k = 0; k < n; k++) {
+        if (strcmp(inputs[k].name, "anchors") == 0) g->anchors = inputs[k].value;
+        if (strcmp(inputs[k].name, "candidates") == 0) g->candidates = inputs[k].value;
+        if (strcmp(inputs[k].name, "positives") == 0) g->positives = inputs[k].value;
+    }
+    tt_tape_free(t);
+    return g->loss ? TT_OK : g->ctx->status;
+}
+
+/* Compiles the programs `embed` and `loss`. train: the training program, compiled from tape t. embeddings:
+   the model's output on the tape. */
+static tt_status tt__grad_cache_new(tt_context *ctx, tt_tape *t, tt_value embeddings,
+                                    const tt_train_options *o, const tt_program *train, tt__attempt *attempt,
+                                    tt__grad_cache **made)
+{
+    tt_compile_options c = o->compile;
+    tt__attempt with_dropout = *attempt;
+    tt__grad_cache *g = *made = (tt__grad_cache *)tt__calloc(ctx, sizeof *g);
+    if (!g) return TT_ERR_MEMORY;
+    g->ctx = ctx;
+    g->width = tt_value_width(t, embeddings);
+    g->max_seqs = g->max_micros = o->step_seqs;
+    c.train = false;
+    c.share = (tt_program *)(uintptr_t)train;
+    with_dropout.dropout = true;
+    g->embed = tt__try_compile(t, embeddings, &c, &with_dropout);
+    tt_status status = g->embed ? tt__grad_cache_loss(g, o, train, attempt) : ctx->status;
+    const size_t seqs = (size_t)g->max_seqs, numbers = seqs * (size_t)g->width * sizeof(float);
+    if (status != TT_OK) return status;
+    g->batch = (tt_batch *)tt__calloc(ctx, seqs * sizeof *g->batch);
+    g->memory = (void **)tt__calloc(ctx, seqs * sizeof *g->memory);
+    g->embeddings = (float *)tt__alloc(ctx, numbers);
+    g->gradient = (float *)tt__alloc(ctx, numbers);
+    g->anchor = (int32_t *)tt__alloc(ctx, seqs * sizeof *g->anchor);
+    g->candidate = (int32_t *)tt__alloc(ctx, seqs * sizeof *g->candidate);
+    g->positive = (int32_t *)tt__alloc(ctx, seqs * sizeof *g->positive);
+    return g->batch && g->memory && g->embeddings && g->gradient && g->anchor && g->candidate && g->positive
+               ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* Returns the array of a batch with a name, or NULL. */
+static const tt_array *tt__array_of(const tt_batch *b, const char *name)
+{
+    for (int k = 0; k < b->n_arrays; k++) if (strcmp(b->arrays[k].input, name) == 0) return &b->arrays[k];
+    return NULL;
+}
+
+/* Appends to `to`, which has *n numbers, the row numbers in array `name` of the next micro-batch. Adds
+   `first` to each: the array counts rows within the micro-batch, and `to` counts rows within the step. */
+static tt_status tt__grad_cache_index(tt__grad_cache *g, const tt_batch *b, const char *name, int first,
+                                      int32_t *to, int *n)
+{
+    const tt_array *a = tt__array_of(b, name);
+    if (!a || !a->data || a->rows < 1 || a->rows > g->max_seqs - *n)
+        return tt__fail(g->ctx, TT_ERR_ARGUMENT, "step_seqs: the batch has %lld rows of \"%s\"; expected 1 "
+                        "to %d: give batches of pairs or triplets, and set step_seqs to the sequences of the "
+                        "largest step", a ? (long long)a->rows : 0, name, g->max_seqs - *n);
+    for (int64_t k = 0; k < a->rows; k++) to[*n + k] = ((const int32_t *)a->data)[k] + first;
+    *n += (int)a->rows;
+    return TT_OK;
+}
+
+/* Copies a micro-batch, so that it can wait for the end of its step. */
+static tt_status tt__grad_cache_add(tt__grad_cache *g, const tt_batch *b)
+{
+    const size_t rows = sizeof(int32_t) * (size_t)b->rows, seqs = sizeof(int32_t) * (size_t)b->seqs;
+    if (b->seqs > g->max_seqs - g->seqs)
+        return tt__fail(g->ctx, TT_ERR_SHAPE, "the step has more than step_seqs = %d sequences: set "
+                        "step_seqs to the sequences of the largest step", g->max_seqs);
+    tt_batch *to = &g->batch[g->micros];
+    const struct { const void *from; const int32_t **to; size_t bytes; } fields[] = {
+        {b->ids, &to->ids, rows}, {b->positions, &to->positions, rows}, {b->types, &to->types, rows},
+        {b->seq_start, &to->seq_start, seqs + sizeof(int32_t)}};
+    size_t bytes = 0;
+    memset(to, 0, sizeof *to);
+    to->seqs = b->seqs;
+    to->rows = b->rows;
+    for (int k = 0; k < TT__COUNT(fields); k++) bytes += fields[k].from ? fields[k].bytes : 0;
+    char *memory = (char *)tt__alloc(g->ctx, bytes);
+    if (!memory) return TT_ERR_MEMORY;
+    g->memory[g->micros++] = memory;
+    for (int k = 0; k < TT__COUNT(fields); k++) {
+        if (!fields[k].from) continue;
+        memcpy(memory, fields[k].from, fields[k].bytes);
+        *fields[k].to = (const int32_t *)(const void *)memory;
+        memory += fields[k].bytes;
+    }
+    int n_positives = g->n_anchors;
+    const int candidates = g->n_candidates;
+    tt_status status = tt__grad_cache_index(g, b, "positives", candidates, g->positive, &n_positives);
+    if (status == TT_OK) status = tt__grad_cache_index(g, b, "anchors", g->seqs, g->anchor, &g->n_anchors);
+    if (status == TT_OK)
+        status = tt__grad_cache_index(g, b, "candidates", g->seqs, g->candidate, &g->n_candidates);
+    if (status == TT_OK && n_positives != g->n_anchors)
+        status = tt__fail(g->ctx, TT_ERR_ARGUMENT, "step_seqs: the batch has %d positives for %d anchors: "
+                          "give one for each", n_positives, g->n_anchors);
+    g->seqs += b->seqs;
+    return status;
+}
+
+/* Computes the loss of the step's embeddings, and the targets from which the backward's gradients follow.
+   Afterwards `embeddings` has opposite signs, and `gradient` has the targets. stats: gets the statistics of
+   the step's loss. */
+static tt_status tt__grad_cache_differentiate(tt__grad_cache *g, tt_stats *stats)
+{
+    const size_t used = (size_t)g->seqs * (size_t)g->width, all = (size_t)g->max_seqs * (size_t)g->width;
+    memset(g->embeddings + used, 0, sizeof *g->embeddings * (all - used));
+    tt_status status = tt_param_set(g->rows, g->embeddings);
+    if (status == TT_OK) status = tt_set_rank(g->loss, 0, g->anchors, g->anchor, g->n_anchors);
+    if (status == TT_OK) status = tt_set_rank(g->loss, 0, g->candidates, g->candidate, g->n_candidates);
+    if (status == TT_OK) status = tt_set_rank(g->loss, 0, g->positives, g->positive, g->n_anchors);
+    if (status == TT_OK) status = tt_micro_step(g->loss, stats);
+    if (status == TT_OK) status = tt_get_gradient(g->loss, g->rows, g->gradient);
+    const double factor = -0.5 * (double)used;
+    for (size_t k = 0; k < used; k++) g->gradient[k] = (float)(g->gradient[k] * factor);
+    for (size_t k = 0; k < used; k++) g->embeddings[k] = -g->embeddings[k];
+    return status;
+}
+
+/* ==== src/train/features.h */
 /* ===========================================================================================================
    TRAIN                                                                                            src/train/
    Learning-rate schedules, training steps, evaluation, prediction, the state of a run in one file, and
    tt_fit. This code uses all sections above.
    ======================================================================================================== */
 
+/* ------------------------------------------------------------------------------------------------- features
+   The features (src/passes/features.h) of each example of a source, computed once and kept in the host's
+   memory. */
+
+/* The features of a source's examples. An example's features are stored one after another. A feature takes
+   one row or, if by_token, one row for each token of the example. */
+typedef struct tt__feature_set {
+    int64_t examples;   /* 1 + the largest index of an example */
+    int64_t room;       /* number of examples that `place` and `tokens` have room for */
+    size_t *place;      /* for each example, the place in `data` of its features; SIZE_MAX: there is none */
+    int32_t *tokens;    /* for each example, its number of tokens */
+    float *data;        /* `size` floats */
+    size_t size;
+} tt__feature_set;
+
+typedef struct tt__features {
+    tt_context *ctx;
+    int count;
+    tt_value *value;    /* (count) the features, which are outputs of one program and inputs of others */
+    int64_t *width;     /* (count) columns of each feature */
+    bool *by_token;     /* (count) the feature has a row for each token, not for each example */
+    float *rows;        /* a feature of a micro-batch */
+    size_t capacity;    /* floats that `rows` has room for */
+    tt__feature_set set[2]; /* of the sources to train on and to validate on */
+    const tt__feature_set *now; /* the set that micro-batches are taken from; NULL: none */
+} tt__features;
+
+static void tt__feature_set_free(tt_context *ctx, tt__feature_set *s)
+{
+    tt__free(ctx, s->place);
+    tt__free(ctx, s->tokens);
+    tt__free(ctx, s->data);
+    memset(s, 0, sizeof *s);
+}
+
+static void tt__features_free(tt__features *f)
+{
+    if (!f) return;
+    for (int k = 0; k < 2; k++) tt__feature_set_free(f->ctx, &f->set[k]);
+    tt__free(f->ctx, f->value);
+    tt__free(f->ctx, f->width);
+    tt__free(f->ctx, f->by_token);
+    tt__free(f->ctx, f->rows);
+    tt__free(f->ctx, f);
+}
+
+/* Returns the axis of the input `name` of a tape. Returns 0 if the tape has no such input. */
+static int32_t tt__axis_of_input(const tt_tape *t, const char *name)
+{
+    for (int32_t v = 1; v < t->n_values; v++)
+        if (t->values[v].storage == TT__INPUT && strcmp(t->values[v].name, name) == 0)
+            return t->values[v].shape.axis;
+    return 0;
+}
+
+/* Finds the features of a recorded tape. Sets *head to a copy of the tape that reads the features as inputs;
+   the caller frees the copy. Returns NULL on error. */
+static tt__features *tt__features_new(tt_tape *t, tt_value output, tt_tape **head)
+{
+    tt_context *ctx = t->ctx;
+    int32_t *list = NULL;
+    int count = 0;
+    tt__features *f = (tt__features *)tt__calloc(ctx, sizeof *f);
+    tt_status status = f ? tt__find_features(t, output, &list, &count) : TT_ERR_MEMORY;
+    const int32_t axis = tt__axis_of_input(t, "positions");
+    *head = status == TT_OK ? tt__copy_tape(t) : NULL;
+    if (status == TT_OK) status = *head ? tt__read_features(*head, list, count) : TT_ERR_MEMORY;
+    if (f) {
+        f->ctx = ctx;
+        f->count = count;
+        f->value = (tt_value *)tt__calloc(ctx, sizeof *f->value * ((size_t)count + 1));
+        f->width = (int64_t *)tt__calloc(ctx, sizeof *f->width * ((size_t)count + 1));
+        f->by_token = (bool *)tt__calloc(ctx, sizeof *f->by_token * ((size_t)count + 1));
+    }
+    if (status == TT_OK && !(f->value && f->width && f->by_token)) status = TT_ERR_MEMORY;
+    for (int k = 0; k < count && status == TT_OK; k++) {
+        const tt__shape *x = &t->values[list[k]].shape;
+        const size_t most = (size_t)x->rows * (size_t)x->cols;
+        f->value[k] = tt__handle(t, list[k]);
+        f->width[k] = x->cols;
+        f->by_token[k] = axis && x->axis == axis;
+        if (most > f->capacity) f->capacity = most;
+    }
+    if (status == TT_OK && !(f->rows = (float *)tt__alloc(ctx, sizeof *f->rows * f->capacity)))
+        status = TT_ERR_MEMORY;
+    tt__free(ctx, list);
+    if (status == TT_OK) return f;
+    tt_tape_free(*head);
+    *head = NULL;
+    tt__features_free(f);
+    return NULL;
+}
+
+/* Returns the number of tokens of sequence s of a batch. same: the number of tokens of every sequence; 0:
+   sequences may differ, and seq_start of the batch tells the number, which is 1 without seq_start. */
+static int32_t tt__tokens_in(const tt_batch *b, int s, int same)
+{
+    return same ? same : b->seq_start ? b->seq_start[s + 1] - b->seq_start[s] : 1;
+}
+
+/* Returns the number of rows that feature k of an example has. */
+static int64_t tt__feature_rows(const tt__features *f, int k, int64_t tokens)
+{
+    return f->by_token[k] ? tokens : 1;
+}
+
+/* Fails unless a batch has the index of each example. */
+static tt_status tt__has_index(tt_context *ctx, const tt_batch *b)
+{
+    if (!b->index)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "{features_once} needs the index of each example in the "
+                        "dataset, but a batch has none: set tt_batch.index, or clear {features_once}");
+    for (int s = 0; s < b->seqs; s++)
+        if (b->index[s] < 0 || b->index[s] >= INT32_MAX)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "{features_once}: example %d of a batch has index %lld, "
+                            "but indices must be 0 to 2^31 - 2", s, (long long)b->index[s]);
+    return TT_OK;
+}
+
+/* Gives the examples of a batch their places in a set. same: the number of tokens of every example; 0:
+   examples may differ. */
+static tt_status tt__feature_places(const tt__features *f, tt__feature_set *to, const tt_batch *b, int same)
+{
+    tt_status status = tt__has_index(f->ctx, b);
+    for (int s = 0; s < b->seqs && status == TT_OK; s++) {
+        const int64_t at = b->index[s], tokens = tt__tokens_in(b, s, same);
+        if (at >= to->room) {
+            const int64_t room = 2 * at + 1024;
+            void *place = tt__realloc(f->ctx, to->place, sizeof *to->place * (size_t)room);
+            if (place) to->place = (size_t *)place;
+            void *n = place ? tt__realloc(f->ctx, to->tokens, sizeof *to->tokens * (size_t)room) : NULL;
+            if (!n) return TT_ERR_MEMORY;
+            to->tokens = (int32_t *)n;
+            to->room = room;
+        }
+        while (to->examples <= at) to->place[to->examples++] = SIZE_MAX;
+        if (to->place[at] != SIZE_MAX) continue;
+        to->place[at] = to->size;
+        to->tokens[at] = (int32_t)tokens;
+        for (int k = 0; k < f->count; k++)
+            to->size += (size_t)(tt__feature_rows(f, k, tokens) * f->width[k]);
+    }
+    return status;
+}
+
+/* Returns where set->data has feature k of the example with index `at`. Returns NULL if the set lacks the
+   example, or if the example in the set has another number of tokens. */
+static float *tt__feature_at(const tt__features *f, const tt__feature_set *set, int k, int64_t at,
+                             int64_t tokens)
+{
+    if (at >= set->examples || set->place[at] == SIZE_MAX || set->tokens[at] != tokens) return NULL;
+    size_t place = set->place[at];
+    for (int j = 0; j < k; j++) place += (size_t)(tt__feature_rows(f, j, tokens) * f->width[j]);
+    return set->data + place;
+}
+
+/* Copies the features of a micro-batch into a set. Data rank `rank` of program p has computed the
+   features. */
+static tt_status tt__features_get(const tt__features *f, tt_program *p, int rank, const tt__feature_set *to,
+                                  const int64_t *index, const int32_t *tokens, int seqs)
+{
+    tt_status status = TT_OK;
+    for (int k = 0; k < f->count && status == TT_OK; k++) {
+        const float *from = f->rows;
+        status = tt_get_rank(p, rank, f->value[k], f->rows, f->capacity);
+        for (int s = 0; s < seqs && status == TT_OK; s++) {
+            const size_t n = (size_t)(tt__feature_rows(f, k, tokens[s]) * f->width[k]);
+            memcpy(tt__feature_at(f, to, k, index[s], tokens[s]), from, sizeof *from * n);
+            from += n;
+        }
+    }
+    return status;
+}
+
+/* Sets the inputs of a data rank of program p, which reads features, to the features of a batch's examples.
+   same: the number of tokens of every example; 0: examples may differ. */
+static tt_status tt__features_set(const tt__features *f, tt_program *p, int rank, const tt_batch *b, int same)
+{
+    tt_status status = tt__has_index(f->ctx, b);
+    for (int k = 0; k < f->count && status == TT_OK; k++) {
+        float *to = f->rows;
+        int64_t rows = 0;
+        for (int s = 0; s < b->seqs && status == TT_OK; s++) {
+            const int64_t tokens = tt__tokens_in(b, s, same), n = tt__feature_rows(f, k, tokens);
+            const float *from = tt__feature_at(f, f->now, k, b->index[s], tokens);
+            if (!from)
+                return tt__fail(f->ctx, TT_ERR_ARGUMENT, "{features_once}: the example with index %lld was "
+                                "not in epoch 0 of its source, or has changed: each epoch must have the "
+                                "examples of epoch 0 (without drop_last)", (long long)b->index[s]);
+            rows += n;
+            if ((size_t)(rows * f->width[k]) > f->capacity)
+                return tt__fail(f->ctx, TT_ERR_SHAPE, "the batch has %d sequences, which are more than the "
+                                "trainer has room for: raise max_seqs or max_tokens", b->seqs);
+            memcpy(to, from, sizeof *to * (size_t)(n * f->width[k]));
+            to += n * f->width[k];
+        }
+        status = tt_set_rank(p, rank, f->value[k], f->rows, rows);
+    }
+    return status;
+}
+
+/* ==== src/train/trainer.h */
+/* -------------------------------------------------------------------------------------------------- trainer
+   Learning-rate schedules, and the training steps of a trainer. */
+
 struct tt_trainer {
     tt_context *ctx;
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
+    /* The next two fields are NULL without features_once. With features_once, `train` and `head` read
+       features, `head` evaluates, and `eval` computes the features and everything after them. */
+    tt__features *features;
+    tt_program *head;
+    bool by_features; /* evaluations use `head` */
     int data;         /* number of data ranks, over which micro-batches are distributed */
     int staged;       /* number of data ranks, from 0 on, that have a micro-batch for the next round */
     tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller passes stats */
     bool uses_ema;    /* the parameters hold their moving averages, and the averages hold the parameters */
     bool step_failed; /* a micro-batch failed: the later micro-batches of its step are refused */
+    tt__grad_cache *cache; /* NULL: options.step_seqs is 0 */
     int64_t saved_steps; /* number of steps of the last state; -1: no state */
     tt_value output;
     int64_t output_width;
@@ -44083,8 +45272,10 @@ struct tt_trainer {
     int64_t *rows;    /* for each input: its number of rows in the current batch; 0: not set yet */
     bool *needed;     /* for each value: the output depends on it. Predictions set other inputs to 0 */
     int32_t *positions, *seq_start; /* for max_seqs sequences of max_length rows, if model.same_length */
-    float *class_weights; /* (2, classes): the options' weights; ones, for evaluation. NULL: no weights */
-    void *zeros; /* zeros for predictions: bytes of the largest input that only the loss reads */
+    float *class_weights; /* (2, classes). Row 0: the options' weights; row 1: ones, for evaluation. NULL: no
+                             weights */
+    void *zeros; /* zeros: the data that predictions set for inputs that only the loss reads; as large as the
+                    largest of these inputs */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -44108,6 +45299,7 @@ tt_train_options tt_train_options_default(void)
     o.compile.optimizer.clip_norm = 1;
     o.schedule.kind = TT_LINEAR;
     o.schedule.lr = 5e-5f;
+    o.temperature = 0.05f;
     return o;
 }
 
@@ -44168,7 +45360,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!model->record) tt__print(&all, "; the model has no function `record`: set it");
     for (int k = 0; k < TT_METRICS && model->metrics[k].name; k++) {
         const tt_metric *x = &model->metrics[k];
-        const bool found = x->of || (x->of_predictions && model->classes);
+        const bool predicts = model->classes || model->task == TT_TASK_EMBED;
+        const bool found = x->of || (x->of_predictions && predicts);
         bool named = tt__is_column(x->name) && strcmp(x->name, "loss") != 0;
         for (int j = 0; j < k; j++) named = named && strcmp(x->name, model->metrics[j].name) != 0;
         if (!found || !named)
@@ -44181,6 +45374,14 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
                   model->unit);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing is %g, but must be in [0, 1)", o->label_smoothing);
+    if (!(o->temperature > 0 && isfinite(o->temperature)))
+        tt__print(&all, "; {temperature = %g}, but must be a finite number above 0", o->temperature);
+    if (o->step_seqs < 0 || (o->step_seqs && (model->task != TT_TASK_EMBED || !o->compile.train)))
+        tt__print(&all, "; {step_seqs} is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
+                  o->step_seqs);
+    if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net || o->features_once))
+        tt__print(&all, "; {step_seqs} excludes %s", ctx->net ? "several processes" :
+                  o->features_once ? "{features_once}" : "pipelines");
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
@@ -44193,16 +45394,21 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all,
                   model->classes ? "; the weights of all classes are 0: give at least one class a weight" :
                   "; class_weights are set, but the model has no classes");
+    if (o->features_once && ctx->net)
+        tt__print(&all, "; {features_once} is for one process, but this run has %d: clear it, or train with "
+                  "several ranks of one process", tt_processes(ctx));
     if (o->compile.share)
         tt__print(&all, "; compile.share is set, but a trainer needs an arena of its own: leave it NULL");
     if (tt__parse_settings(ctx, &o->compile, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    else if (o->step_seqs && settings.scales)
+        tt__print(&all, "; {step_seqs} excludes loss scaling: use {precision 'bf16-mixed'}");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
 /* Sets r->inputs, and r->needed from tape t, from which the programs were compiled. */
 static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
-    const tt_program *p = r->train ? r->train : r->eval;
+    const tt_program *p = r->train && !r->features ? r->train : r->eval;
     const size_t n = (size_t)(r->n_inputs = tt_program_inputs(p, NULL, 0)) + 1;
     size_t max = 0;
     r->inputs = (tt_input_info *)tt__alloc(r->ctx, sizeof *r->inputs * n);
@@ -44219,17 +45425,44 @@ static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
     return r->zeros ? TT_OK : TT_ERR_MEMORY;
 }
 
-static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *attempt)
+/* Compiles a program that evaluates: without label smoothing, and with the model's output. */
+static tt_program *tt__compile_eval(tt_trainer *r, tt_tape *t, tt_value loss, tt__attempt *attempt)
 {
     tt_compile_options o = r->options.compile;
-    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
-    r->output_width = tt_value_width(t, r->output);
-    if (o.train && !(r->train = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
-    if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
+    if (r->output.id) tt_output(t, r->output); /* training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
-    if (!(r->eval = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
+    return tt__try_compile(t, loss, &o, attempt);
+}
+
+/* Compiles the trainer's programs from a recorded tape. head: a copy of the tape that reads features; NULL:
+   without features_once. */
+static tt_status tt__trainer_programs(tt_trainer *r, tt_tape *t, tt_tape *head, tt_value loss,
+                                      tt__attempt *attempt)
+{
+    const tt_compile_options *o = &r->options.compile;
+    const tt_value root = r->options.step_seqs ? tt__surrogate_loss(t, r->output) : loss;
+    if (o->train && !(r->train = tt__try_compile(head ? head : t, root, o, attempt))) return r->ctx->status;
+    for (int k = 0; head && k < r->features->count; k++) tt_output(t, r->features->value[k]);
+    if (!(r->eval = tt__compile_eval(r, t, loss, attempt))) return r->ctx->status;
+    if (head && !(r->head = tt__compile_eval(r, head, loss, attempt))) return r->ctx->status;
+    return TT_OK;
+}
+
+static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *attempt)
+{
+    const bool once = r->options.compile.train && r->options.features_once;
+    tt_tape *head = NULL;
+    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
+    r->output_width = tt_value_width(t, r->output);
+    if (once && t->status == TT_OK && !(r->features = tt__features_new(t, r->output, &head)))
+        return r->ctx->status;
+    tt_status status = tt__trainer_programs(r, t, head, loss, attempt);
+    tt_tape_free(head);
+    if (status == TT_OK && r->options.step_seqs)
+        status = tt__grad_cache_new(r->ctx, t, r->output, &r->options, r->train, attempt, &r->cache);
+    if (status != TT_OK) return status;
     r->data = r->eval->arena->data;
     if (r->model.classes && r->output_width != r->model.classes)
         return tt__fail(r->ctx, TT_ERR_SHAPE,
@@ -44240,8 +45473,9 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
 
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that a saved state contains. state: 0: a parameter; 1 and, for Adam, 2: the optimizer's states of
-   the parameter; TT__EMA: its moving average. stage: the first pipeline stage that has the value. */
+/* A value that a saved state contains. state: 0 for a parameter; 1 and, with Adam, 2 for the optimizer's
+   states of the parameter; TT__EMA for the parameter's moving average. stage: the first pipeline stage that
+   has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
@@ -44269,7 +45503,7 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
-/* Returns the value of a stage that entry *x of a state describes; 0: the stage lacks the value. */
+/* Returns the value of a stage that entry *x of a state describes. Returns 0 if the stage lacks the value. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
@@ -44297,8 +45531,8 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
 }
 
 /* Returns the list of the entries of a program's state. The first *count entries are the trained parameters
-   and then the optimizer's states, whose names begin with PyTorch's words. The next *frozen entries are
-   frozen parameters. Returns NULL after an error. The caller frees the list. */
+   and then the optimizer's states, whose names begin as in PyTorch (such as "exp_avg"). The next *frozen
+   entries are frozen parameters. Returns NULL after an error. The caller frees the list. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
@@ -44375,6 +45609,7 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
 {
     tt_train_options o = options ? *options : tt_train_options_default();
     if (!o.compile.precision) o.compile.precision = "32-true";
+    if (o.step_seqs > 0) o.compile.accumulate = true;
     if (tt__check_train_options(ctx, model, &o) != TT_OK) return NULL;
     tt_trainer *r = (tt_trainer *)tt__calloc(ctx, sizeof *r);
     if (!r) return NULL;
@@ -44391,7 +45626,7 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
-    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: settings to compare */
+    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the settings that all processes must share */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
     else
         snprintf(lines, sizeof lines,
@@ -44416,15 +45651,18 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
 
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
 {
-    tt__attempt attempt = {false, false, false, 0, 0};
+    tt__attempt attempt = {false, false, false, false, 0, 0};
     return tt__try_trainer(ctx, model, options, &attempt);
 }
 
 void tt_trainer_free(tt_trainer *r)
 {
     if (!r) return;
+    tt__grad_cache_free(r->cache);
+    tt_program_free(r->head);
     tt_program_free(r->eval);
     tt_program_free(r->train);
+    tt__features_free(r->features);
     tt__free(r->ctx, r->class_weights);
     tt__free(r->ctx, r->positions);
     tt__free(r->ctx, r->seq_start);
@@ -44554,13 +45792,14 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     }
     for (int k = 0; k < r->n_inputs && status == TT_OK; k++) {
         const tt_input_info *input = &r->inputs[k];
-        if (r->rows[k] || !input->read) continue;
+        if (r->rows[k] || !tt__reads_input(p, input->value.id)) continue;
         if (!predicting || r->needed[input->value.id])
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL), which the model reads",
                             input->name);
         int64_t as_others = 0; /* number of rows of inputs with the same axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
-            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* not tt_seq_start */
+            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* leaves out the starts
+                                                                                         of sequences */
                 as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
         status = tt_set_rank(p, rank, input->value, r->zeros, r->rows[k]);
@@ -44572,14 +45811,17 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     tt_status status = tt__check_batch(r, b);
+    const bool reads = r->features && p != r->eval; /* the program reads features */
+    const int same = r->model.same_length ? r->model.max_length : 0;
     if (status == TT_OK) status = tt__set_arrays(r, p, rank, b, predicting);
+    if (status == TT_OK && reads) status = tt__features_set(r->features, p, rank, b, same);
     if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other numbers of rows */
     return status;
 }
 
 static bool tt__trainer_within_step(const tt_trainer *r)
 {
-    return r->staged > 0 || tt__within_step(r->train);
+    return r->staged > 0 || tt__within_step(r->train) || (r->cache && r->cache->micros > 0);
 }
 
 /* Discards the micro-batches of the current step, also those that wait for their round to run. */
@@ -44587,6 +45829,7 @@ static void tt__trainer_discard_step(tt_trainer *r)
 {
     tt__discard_step(r->train);
     tt__forget_inputs(r->train);
+    if (r->cache) tt__grad_cache_forget(r->cache);
     r->staged = 0;
     memset(&r->so_far, 0, sizeof r->so_far);
 }
@@ -44613,11 +45856,94 @@ static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *sta
     return status;
 }
 
+/* Sets the inputs of the next data rank, and runs the round if it is complete or the last of its step. */
+static tt_status tt__uncached_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
+{
+    tt_status status = tt__set_batch(r, r->train, r->staged, b, false);
+    if (status != TT_OK) return status;
+    r->staged++;
+    if (r->staged == r->data || b->last_of_step) return tt__train_round(r, b->last_of_step, stats);
+    if (stats) *stats = r->so_far;
+    return TT_OK;
+}
+
+/* Computes the embeddings of the step's micro-batches, with the dropout of the training program. */
+static tt_status tt__cached_embeddings(tt_trainer *r)
+{
+    tt__grad_cache *g = r->cache;
+    float *to = g->embeddings;
+    tt_status status = TT_OK;
+    for (int first = 0; first < g->micros && status == TT_OK; first += r->data) {
+        const int ranks = (int)tt__min(r->data, g->micros - first);
+        for (int k = 0; k < ranks && status == TT_OK; k++)
+            status = tt__set_batch(r, g->embed, k, &g->batch[first + k], true);
+        if (status == TT_OK) status = tt__run_round(g->embed, tt_trainer_steps(r), first / r->data);
+        for (int k = 0; k < ranks && status == TT_OK; k++) {
+            const size_t numbers = (size_t)g->batch[first + k].seqs * (size_t)g->width;
+            status = tt_get_rank(g->embed, k, r->output, to, numbers);
+            to += numbers;
+        }
+    }
+    return status;
+}
+
+/* Runs the forward and the backward of each micro-batch of the step. The backward begins with the cached
+   gradients. */
+static tt_status tt__cached_backward(tt_trainer *r)
+{
+    tt__grad_cache *g = r->cache;
+    size_t at = 0;
+    int staged = 0;
+    tt_status status = TT_OK;
+    for (int k = 0; k < g->micros && status == TT_OK; k++) {
+        const tt_array arrays[2] = {{TT__CACHED_MINUS, g->embeddings + at, g->batch[k].seqs},
+                                    {TT__CACHED_TARGET, g->gradient + at, g->batch[k].seqs}};
+        tt_batch b = g->batch[k];
+        b.arrays = arrays;
+        b.n_arrays = TT__COUNT(arrays);
+        status = tt__set_batch(r, r->train, staged++, &b, false);
+        if (status == TT_OK && (staged == r->data || k + 1 == g->micros)) {
+            status = tt_micro_step(r->train, NULL);
+            staged = 0;
+        }
+        at += (size_t)b.seqs * (size_t)g->width;
+    }
+    return status;
+}
+
+/* Keeps a copy of a micro-batch. If the micro-batch is the last of its step, runs the step. The statistics
+   are those of the step's loss. */
+static tt_status tt__cached_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
+{
+    tt__grad_cache *g = r->cache;
+    tt_stats of_loss;
+    tt_status status = tt__check_batch(r, b);
+    if (status == TT_OK) status = tt__grad_cache_add(g, b);
+    if (stats) memset(stats, 0, sizeof *stats);
+    if (status != TT_OK || !b->last_of_step) return status;
+    status = tt__cached_embeddings(r);
+    if (status == TT_OK) status = tt__grad_cache_differentiate(g, &of_loss);
+    tt__discard_step(g->loss);
+    if (status == TT_ERR_NUMERIC) r->train->outcome = TT__NOT_FINITE;
+    if (status == TT_OK) status = tt__cached_backward(r);
+    if (status == TT_OK) status = tt_update(r->train, tt_trainer_lr(r), &r->train->done);
+    tt__grad_cache_forget(g);
+    if (status != TT_OK) return status;
+    r->train->done.loss = of_loss.loss;
+    r->train->done.targets = of_loss.targets;
+    r->train->done.correct = of_loss.correct;
+    if (stats) *stats = r->train->done;
+    return TT_OK;
+}
+
 tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool *updated)
 {
     tt_status status = tt__must_train(r);
     if (updated) *updated = false;
     if (status != TT_OK) return status;
+    if (r->features && !r->features->now)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "{features_once} is for tt_fit, which computes the features "
+                        "of all examples before the first step: call tt_fit, or clear {features_once}");
     const bool last = b->last_of_step, whole_round = r->staged + 1 == r->data;
     if (!r->options.compile.accumulate && !last && whole_round) {
         r->step_failed = r->staged > 0;
@@ -44633,10 +45959,7 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     if (r->step_failed)
         status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: the rest of "
                           "the step is refused, and nothing is updated");
-    if (status == TT_OK) status = tt__set_batch(r, r->train, r->staged, b, false);
-    if (status == TT_OK) r->staged++;
-    if (status == TT_OK && (whole_round || last)) status = tt__train_round(r, last, stats);
-    else if (status == TT_OK && stats) *stats = r->so_far;
+    if (status == TT_OK) status = r->cache ? tt__cached_batch(r, b, stats) : tt__uncached_batch(r, b, stats);
     if (status != TT_OK) tt__trainer_discard_step(r);
     r->step_failed = status != TT_OK && !last;
     if (updated) *updated = status == TT_OK && last;
@@ -44658,8 +45981,8 @@ static int64_t tt__prediction_count(const tt_predictions *p)
     return p->task == TT_TASK_LABELS ? p->rows * p->classes : p->rows;
 }
 
-/* Counts for each class how often a prediction is right, wrong (the class is predicted, and is not there) and
-   missed. counts: (classes, 3). */
+/* Counts the predictions of each class. counts: (classes, 3) how often the class was predicted and is there,
+   was predicted and is not there, and was not predicted but is there. */
 static void tt__f1_counts(const tt_predictions *p, int64_t *counts)
 {
     memset(counts, 0, sizeof *counts * 3 * (size_t)p->classes);
@@ -44690,8 +46013,8 @@ static double tt__f1(const int64_t counts[3], double absent)
     return all > 0 ? right / all : absent;
 }
 
-/* Computes F1 of each class to f1 (classes), if f1 is not NULL, and of all classes together. Returns NaN if
-   the task has no classes, or if memory runs out. */
+/* Returns F1 of all classes together, and writes F1 of each class to f1 (classes), unless f1 is NULL. Returns
+   and writes NaN if the task has no F1 of classes, or if memory runs out. */
 static double tt__f1_of(const tt_predictions *p, double *f1)
 {
     int64_t all[3] = {0, 0, 0};
@@ -44855,19 +46178,103 @@ tt_metric tt_f1_entities(void) { return tt__prediction_metric("f1_entities", tt_
 tt_metric tt_pearson(void) { return tt__prediction_metric("pearson", tt__pearson_of); }
 tt_metric tt_spearman(void) { return tt__prediction_metric("spearman", tt__spearman_of); }
 
+/* ---------------------------------------------------------------------------------------------------- recall
+   The share of texts whose pair is among the nearest of all pairs and negatives. */
+
+/* The data of a recall. The pair of a text is the other text of its example. unit: (rows, width) the
+   embeddings, each divided by its length. anchors: (n) the row in `unit` of each text. candidates: (all) the
+   row of the pair of each of the n texts, then the rows of the negatives. hits: (n) 1 if the pair of a text
+   is among the `nearest` candidates of the text. */
+typedef struct tt__recall {
+    float *unit;
+    int64_t *anchors, *candidates;
+    int64_t n, all, width, nearest;
+    char *hits;
+} tt__recall;
+
+/* Returns the inner product of two rows. */
+static float tt__inner(const float *x, const float *y, int64_t n)
+{
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}; /* sums that a compiler can compute together */
+    int64_t k = 0;
+    for (; k + 8 <= n; k += 8)
+        for (int j = 0; j < 8; j++) sum[j] += x[k + j] * y[k + j];
+    for (; k < n; k++) sum[0] += x[k] * y[k];
+    return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+}
+
+/* Sets hits[task]. If candidates are as near as the pair, the pair counts at the mean of their ranks, so that
+   equal embeddings of all texts are no hits. */
+static void tt__recall_task(void *arg, int64_t task, int thread)
+{
+    const tt__recall *r = (const tt__recall *)arg;
+    const float *x = r->unit + r->anchors[task] * r->width;
+    const float own = tt__inner(x, r->unit + r->candidates[task] * r->width, r->width);
+    int64_t nearer = 0, equal = 0;
+    (void)thread;
+    for (int64_t c = 0; c < r->all; c++) {
+        if (c == task) continue;
+        const float other = tt__inner(x, r->unit + r->candidates[c] * r->width, r->width);
+        nearer += other > own;
+        equal += other == own;
+    }
+    r->hits[task] = isfinite(own) && (double)nearer + 0.5 * (double)equal < (double)r->nearest;
+}
+
+/* Returns the recall among the `nearest` candidates. Returns NaN without pairs, and when out of memory. */
+static double tt__recall_of(const tt_predictions *p, int nearest)
+{
+    const size_t rows = (size_t)p->rows, width = (size_t)p->classes;
+    tt__recall r = {NULL, NULL, NULL, 0, 0, p->classes, nearest, NULL};
+    double hits = NAN;
+    if (p->task != TT_TASK_EMBED || !rows) return NAN;
+    r.unit = (float *)tt__alloc(p->ctx, sizeof *r.unit * rows * width);
+    r.anchors = (int64_t *)tt__alloc(p->ctx, sizeof *r.anchors * rows);
+    r.candidates = (int64_t *)tt__alloc(p->ctx, sizeof *r.candidates * rows);
+    r.hits = (char *)tt__alloc(p->ctx, rows);
+    if (r.unit && r.anchors && r.candidates && r.hits) {
+        for (int64_t k = 0; k < p->rows; k++) if (p->labels[k] == 0) r.anchors[r.n++] = k;
+        for (int role = 1; role < 3; role++)
+            for (int64_t k = 0; k < p->rows; k++) if (p->labels[k] == role) r.candidates[r.all++] = k;
+        for (size_t k = 0; k < rows; k++) {
+            const float *from = p->outputs + k * width;
+            const float length = sqrtf(tt__inner(from, from, r.width));
+            for (size_t c = 0; c < width; c++) r.unit[k * width + c] = from[c] / length;
+        }
+        if (r.n && r.all >= r.n) {
+            tt__run_tasks(p->ctx->cpu.pool, r.n, tt__recall_task, &r);
+            hits = 0;
+            for (int64_t k = 0; k < r.n; k++) hits += r.hits[k];
+        }
+    }
+    void *const owned[] = {r.unit, r.anchors, r.candidates, r.hits};
+    tt__free_all(p->ctx, owned, TT__COUNT(owned));
+    return hits / (double)r.n;
+}
+
+static double tt__recall_at_1_of(const tt_predictions *p) { return tt__recall_of(p, 1); }
+static double tt__recall_at_10_of(const tt_predictions *p) { return tt__recall_of(p, 10); }
+tt_metric tt_recall_at_1(void) { return tt__prediction_metric("recall_at_1", tt__recall_at_1_of); }
+tt_metric tt_recall_at_10(void) { return tt__prediction_metric("recall_at_10", tt__recall_at_10_of); }
+
 /* ==== src/train/evaluate.h */
 /* ------------------------------------------------------------------------------------------------ evaluation
-   Evaluates a model, counts a confusion matrix, and predicts. All data ranks take part. */
+   Evaluates a model, counts a confusion matrix, predicts, and computes the features of a source's examples.
+   All data ranks take part. */
+
+/* Returns the program that evaluates. */
+static tt_program *tt__evaluator(const tt_trainer *r) { return r->by_features ? r->head : r->eval; }
 
 /* Runs the batches of the first `batches` data ranks. Adds their results to *stats in the order of the
    batches, so that the sums do not depend on the number of ranks. */
 static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
 {
     tt_stats s;
-    tt_status status = tt_run(r->eval, NULL);
+    tt_program *p = tt__evaluator(r);
+    tt_status status = tt_run(p, NULL);
     if (status != TT_OK) return status;
     for (int rank = 0; rank < batches; rank++) {
-        tt__rank_stats(r->eval, rank, &s);
+        tt__rank_stats(p, rank, &s);
         const double targets = stats->targets + s.targets;
         if (targets > 0) stats->loss = (stats->loss * stats->targets + s.loss * s.targets) / targets;
         stats->targets = targets;
@@ -44921,8 +46328,8 @@ static void tt__source_lines(const tt_source *s, const char *what, tt__text_buff
               (unsigned long long)(s->hash ? s->hash(s->self) : 0), what);
 }
 
-/* Returns `status`, the result of a user's callback `what`. If the callback failed without an error message,
-   sets a message. The caller clears the message before the callback. */
+/* Returns `status`, the result of a user's callback. what: the name of the callback. If the callback failed
+   without an error message, sets a message. The caller clears the message before it calls the callback. */
 static tt_status tt__returned(tt_context *ctx, tt_status status, const char *what, int64_t epoch,
                               int64_t step)
 {
@@ -44940,19 +46347,21 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
     ctx->error[0] = 0;
     tt_status status = b ? s->next(s->self, b, more) : s->seek(s->self, epoch, step);
     status = tt__returned(ctx, status, "the source", epoch, step);
-    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have gone on */
+    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may wait for this process */
     if (!b || !*more || step < s->steps) return status;
     return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, but tt_source.steps is "
                     "%lld: count the steps of an epoch", (long long)epoch + 1, (long long)step + 1,
                     (long long)s->steps);
 }
 
-/* Tells a source which data ranks belong to this process and need batches. */
+/* Tells a source which data ranks belong to this process and need batches. With features no data rank needs
+   data. by_step: the source is for training. */
 static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 {
     const tt_program *p = r->eval;
-    int first = 0, end = r->data;
-    if (!s->deal || !r->ctx->net) return;
+    const bool none = r->features && (by_step || r->by_features);
+    int first = 0, end = none ? 0 : r->data;
+    if (!s->deal || !(r->ctx->net || r->features)) return;
     while (first < end && !tt__has_data_rank(p, first)) first++;
     while (end > first && !tt__has_data_rank(p, end - 1)) end--;
     s->deal(s->self, r->data, first, end, by_step);
@@ -44961,7 +46370,8 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 /* Returns the number of items (tokens, images, ...) of a batch: rows or, if it has no rows, sequences. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
-/* The predictions of an evaluation while they are collected. `p`, the first field, shows the arrays. */
+/* The predictions of an evaluation, while they are collected. The pointers of `p`, the first field, are set
+   to the arrays at the end of the collection. */
 typedef struct tt__collected {
     tt_predictions p;
     int64_t done;              /* rows whose predictions are known; the labels of later rows are known */
@@ -44975,6 +46385,7 @@ typedef struct tt__collected {
 /* Makes room for more rows and sequences. Returns false if memory runs out. */
 static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
 {
+    const bool embeds = c->p.task == TT_TASK_EMBED;
     const bool numbers = c->p.task == TT_TASK_LABELS || c->p.task == TT_TASK_SCORES;
     const int64_t max = INT32_MAX / 4, r = c->p.rows + rows, s = c->p.seqs + seqs + 1;
     const size_t width = numbers ? (size_t)c->p.classes : 1;
@@ -44991,9 +46402,10 @@ static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
     }
     if (r <= c->cap_rows) return true;
     void **arrays[2] = {numbers ? (void **)&c->values : (void **)&c->labels,
-                        numbers ? (void **)&c->outputs : (void **)&c->predicted};
+                        numbers || embeds ? (void **)&c->outputs : (void **)&c->predicted};
     for (int k = 0; k < 2; k++) {
-        void *x = tt__realloc(c->p.ctx, *arrays[k], sizeof(float) * (size_t)(2 * r) * width);
+        const size_t columns = k && embeds ? (size_t)c->p.classes : width;
+        void *x = tt__realloc(c->p.ctx, *arrays[k], sizeof(float) * (size_t)(2 * r) * columns);
         if (!x) return false;
         *arrays[k] = x;
     }
@@ -45001,10 +46413,12 @@ static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
     return true;
 }
 
-/* Keeps for tt__collect_outputs the labels of a batch that will run on a data rank. */
+/* Keeps the labels of a batch that will run on a data rank. tt__collect_outputs adds the predictions for the
+   batch after the run. */
 static tt_status tt__collect_labels(tt_trainer *r, tt__collected *c, int rank, const tt_batch *b)
 {
-    const bool tags = c->p.task == TT_TASK_TAGS, by_number = tags || c->p.task == TT_TASK_CLASS;
+    const bool tags = c->p.task == TT_TASK_TAGS;
+    const bool by_number = tags || c->p.task == TT_TASK_CLASS || c->p.task == TT_TASK_EMBED;
     const char *input = tags ? "tags" : by_number ? "labels" : "label_values";
     const void *labels = tags ? (const void *)b->tags : by_number ? (const void *)b->labels
                                                                   : (const void *)b->label_values;
@@ -45040,7 +46454,7 @@ static tt_status tt__collect_outputs(tt_trainer *r, tt__collected *c, int batche
     for (int rank = 0; rank < batches && status == TT_OK; rank++) {
         const int rows = c->rows[rank];
         float *to = c->predicted ? c->logits : c->outputs + (size_t)c->done * classes;
-        status = tt_get_rank(r->eval, rank, r->output, to, (size_t)rows * classes);
+        status = tt_get_rank(tt__evaluator(r), rank, r->output, to, (size_t)rows * classes);
         for (int s = 0; s < rows && c->predicted && status == TT_OK; s++) {
             const float *x = c->logits + (size_t)s * classes;
             int32_t best = 0;
@@ -45064,15 +46478,17 @@ void tt_predictions_free(tt_predictions *p)
 static tt__collected *tt__collect(tt_trainer *r, const tt_source *source)
 {
     const bool by_class = r->model.task == TT_TASK_CLASS || r->model.task == TT_TASK_TAGS;
-    if (!r->model.classes || r->model.task == TT_TASK_EMBED) {
-        tt__fail(r->ctx, TT_ERR_ARGUMENT, "predictions need a model with classes, labels, scores or tags");
+    const bool embeds = r->model.task == TT_TASK_EMBED;
+    if (!r->model.classes && !embeds) {
+        tt__fail(r->ctx, TT_ERR_ARGUMENT, "predictions need a model with classes, labels, scores or tags, or "
+                 "with embeddings");
         return NULL;
     }
     tt__collected *c = (tt__collected *)tt__calloc(r->ctx, sizeof *c);
     if (!c) return NULL;
     c->p.ctx = r->ctx;
     c->p.task = r->model.task;
-    c->p.classes = r->model.classes;
+    c->p.classes = embeds ? (int)r->output_width : r->model.classes;
     c->p.class_names = source && source->classes >= c->p.classes ? source->class_names : NULL;
     const int max = r->model.task == TT_TASK_TAGS ? r->options.max_tokens : r->options.max_seqs;
     if (by_class) {
@@ -45084,7 +46500,7 @@ static tt__collected *tt__collect(tt_trainer *r, const tt_source *source)
     return c;
 }
 
-/* Ends the collection: shows the arrays in c->p. */
+/* Ends the collection: sets the pointers of c->p to the arrays. */
 static void tt__collected_show(tt__collected *c)
 {
     c->p.seq_start = c->seq_start;
@@ -45094,9 +46510,8 @@ static void tt__collected_show(tt__collected *c)
     c->p.outputs = c->outputs;
 }
 
-/* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the items that were read.
-   Collects predictions
-   in *c. stop and c may be NULL. */
+/* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the number of items that
+   were read. Collects predictions in *c. stop and c may be NULL. */
 static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, const volatile int *stop,
                               tt_stats *stats, double *items, tt__collected *c)
 {
@@ -45112,7 +46527,7 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
         if (status == TT_OK && more) {
             if (c) status = tt__collect_labels(r, c, set, &b);
-            if (status == TT_OK) status = tt__set_batch(r, r->eval, set++, &b, false);
+            if (status == TT_OK) status = tt__set_batch(r, tt__evaluator(r), set++, &b, false);
             *items += tt__items(&b);
             step += b.last_of_step;
         }
@@ -45121,8 +46536,9 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
         if (c && status == TT_OK) status = tt__collect_outputs(r, c, set);
         set = 0;
     }
-    if (set) tt__forget_inputs(r->eval); /* the round was stopped or failed */
-    if (status != TT_OK || (stop && *stop) || stats->targets > 0) return status;
+    if (set) tt__forget_inputs(tt__evaluator(r)); /* the round was stopped or failed */
+    const bool no_loss = r->model.task == TT_TASK_EMBED && !r->train; /* the program only embeds */
+    if (status != TT_OK || (stop && *stop) || stats->targets > 0 || no_loss) return status;
     return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts (all are "
                     "ignored or have weight 0): check the labels");
 }
@@ -45155,6 +46571,96 @@ tt_predictions *tt_predictions_new(tt_trainer *r, const tt_source *source, tt_st
     }
     if (c) tt_predictions_free(&c->p);
     return NULL;
+}
+
+/* Gives the examples in epoch 0 of a source their places in a set of features. */
+static tt_status tt__place_features(tt_trainer *r, tt__feature_set *set, const tt_source *source)
+{
+    const int same = r->model.same_length ? r->model.max_length : 0;
+    tt_batch b;
+    bool more = true;
+    int64_t step = 0;
+    tt_status status = tt__source_fits(r, source, "whose features are computed once");
+    if (status == TT_OK && source->deal) source->deal(source->self, r->data, 0, 0, false);
+    if (status == TT_OK) status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
+    while (status == TT_OK && more) {
+        status = tt__from_source(r->ctx, source, 0, step, &b, &more);
+        if (status != TT_OK || !more) break;
+        status = tt__feature_places(r->features, set, &b, same);
+        step += b.last_of_step;
+    }
+    if (source && source->deal) source->deal(source->self, r->data, 0, r->data, false);
+    return status;
+}
+
+size_t tt_trainer_feature_bytes(tt_trainer *r, const tt_source *source)
+{
+    tt__feature_set set;
+    memset(&set, 0, sizeof set);
+    if (!r->features || tt__place_features(r, &set, source) != TT_OK) set.size = 0;
+    const size_t bytes = sizeof *set.data * set.size;
+    tt__feature_set_free(r->ctx, &set);
+    return bytes;
+}
+
+/* Computes the features of the examples that have places in a set. index, tokens: (data ranks, max_seqs), for
+   the examples of the micro-batches that run. */
+static tt_status tt__fill_features(tt_trainer *r, const tt__feature_set *set, const tt_source *source,
+                                   const volatile int *stop, int64_t *index, int32_t *tokens)
+{
+    const int max = r->options.max_seqs, same = r->model.same_length ? r->model.max_length : 0;
+    tt_batch b;
+    bool more = true;
+    int64_t step = 0;
+    int ranks = 0, seqs[TT__RANKS]; /* data ranks that have a micro-batch, and their examples */
+    tt_status status = tt__none_staged(r);
+    if (status == TT_OK) status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
+    while (status == TT_OK && more && !(stop && *stop)) {
+        status = tt__from_source(r->ctx, source, 0, step, &b, &more);
+        if (status == TT_OK && more) {
+            status = tt__has_index(r->ctx, &b);
+            if (status == TT_OK) status = tt__set_batch(r, r->eval, ranks, &b, true);
+            for (int s = 0; s < b.seqs && s < max && status == TT_OK; s++) {
+                index[ranks * max + s] = b.index[s];
+                tokens[ranks * max + s] = tt__tokens_in(&b, s, same);
+            }
+            seqs[ranks++] = (int)tt__min(b.seqs, max);
+            step += b.last_of_step;
+        }
+        if (status != TT_OK || !ranks || (more && ranks < r->data)) continue;
+        status = tt_run(r->eval, NULL);
+        for (int k = 0; k < ranks && status == TT_OK; k++)
+            status = tt__features_get(r->features, r->eval, k, set, index + k * max, tokens + k * max,
+                                      seqs[k]);
+        ranks = 0;
+    }
+    if (ranks) tt__forget_inputs(r->eval); /* the round was stopped or failed */
+    return status;
+}
+
+/* Computes the features of all examples of a source; ends early if *stop is not 0. */
+static tt_status tt__compute_features(tt_trainer *r, tt__feature_set *set, const tt_source *source,
+                                      const volatile int *stop)
+{
+    tt_context *ctx = r->ctx;
+    const double began = tt__seconds();
+    const size_t most = (size_t)r->data * (size_t)r->options.max_seqs;
+    tt_status status = tt__place_features(r, set, source);
+    if (status != TT_OK) return status;
+    const double bytes = (double)sizeof *set->data * (double)set->size;
+    status = tt__machine_has(ctx, bytes, 1, "{features_once}", "clear it, or train on fewer examples");
+    if (status != TT_OK) return status;
+    set->data = (float *)tt__alloc(ctx, sizeof *set->data * (set->size + 1));
+    int64_t *index = (int64_t *)tt__alloc(ctx, sizeof *index * most);
+    int32_t *tokens = (int32_t *)tt__alloc(ctx, sizeof *tokens * most);
+    status = set->data && index && tokens ? TT_OK : TT_ERR_MEMORY;
+    if (status == TT_OK) status = tt__fill_features(r, set, source, stop, index, tokens);
+    tt__free(ctx, index);
+    tt__free(ctx, tokens);
+    if (status == TT_OK && !(stop && *stop))
+        tt__log(ctx, TT_LOG_INFO, "features", "computed the features of %lld examples in %.1f s; they take "
+                "%.1f MB", (long long)set->examples, tt__seconds() - began, 1e-6 * bytes);
+    return status;
 }
 
 double tt_metric_value(const tt_metric *m, const tt_stats *s, const tt_predictions *p)
@@ -45312,7 +46818,7 @@ static tt_status tt__state_products(const tt__state *s)
     if (status != TT_OK) return status;
     if (text && can && !foreign) {
         p->arena->learnt = true;
-        p->arena->tuned = false; /* the next run then applies the state's ways */
+        p->arena->tuned = false; /* the next run then computes products as the state says */
         tt__forget_recordings(p);
         return TT_OK;
     }
@@ -45379,8 +46885,8 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     return TT_OK;
 }
 
-/* Copies the rows of the fp8 history that a stage uses, from its first rank to `history`; with `write`, from
-   `history` to each rank. All ranks of a stage have equal rows. */
+/* Copies the rows of the fp8 history that a stage uses: from the first rank of the stage to `history` or, if
+   `write`, from `history` to each rank of the stage. All ranks of a stage have equal rows. */
 static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float *history)
 {
     const tt_program *p = s->p->stage[stage];
@@ -45553,7 +47059,8 @@ static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *ste
     tt_status status = file ? TT_OK : ctx->status;
     if (k >= 0 && tt_safetensors_info(file, k)->bytes == sizeof h)
         status = tt_safetensors_read(file, k, 0, sizeof h, &h);
-    else if (file) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not the state of a run", path);
+    else if (file) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not the state of a run: name a "
+                                       "state.safetensors that a run has saved", path);
     if (status == TT_OK) *steps = h.step;
     tt_safetensors_close(file);
     return status;
@@ -45565,8 +47072,8 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
     int k = tt_safetensors_find(s->file, expected->name);
     if (k < 0)
         return tt__fail(s->p->ctx, TT_ERR_STATE,
-                        "'%s' has no tensor '%s': it is the state of another model or optimizer", s->path,
-                        expected->name);
+                        "'%s' has no tensor '%s': it is the state of another model or optimizer, so resume "
+                        "with those that made it", s->path, expected->name);
     const tt_tensor_info *found = tt_safetensors_info(s->file, k);
     bool same = found->ndim == expected->ndim && strcmp(found->dtype, expected->dtype) == 0;
     for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
@@ -45696,7 +47203,8 @@ tt_status tt_program_load(tt_program *p, const char *path)
 
 typedef struct tt__state_progress { /* the I64 tensor "tinytrain.progress"; fields have 8 bytes */
     tt_progress progress;
-    int64_t schedule, warmup_steps, total_steps, decay_steps; /* schedule: a tt_schedule_kind; -1: lr_at */
+    int64_t schedule, warmup_steps, total_steps, decay_steps; /* schedule: a tt_schedule_kind; -1: the
+                                                                 caller's function lr_at */
     double lr, min_lr;
 } tt__state_progress;
 
@@ -45767,7 +47275,8 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
 /* ------------------------------------------------------------------------------------------------------ ema
    Exchanges parameters and their moving averages. */
 
-/* Copies the average of a parameter to `to` or, if `to` is NULL, copies `from` to all ranks that have it. */
+/* Copies the average of a parameter to `to`. If `to` is NULL, copies `from` into the average instead, on all
+   ranks of this process that store the average. */
 static tt_status tt__move_average(const tt_program *head, const tt__kept *x, float *to, const float *from)
 {
     tt_status status = TT_OK;
@@ -45848,7 +47357,8 @@ tt_status tt_trainer_use_ema(tt_trainer *r, bool use)
 /* ---------------------------------------------------------------------------------------------------- fit
    The data of a run of tt_fit, its progress line, and its file metrics.csv. */
 
-/* Indices of the values that a tt__fit_point has of a line of metrics.csv; NaN: not a finite float. */
+/* Indices of the values of a tt__fit_point, which come from a line of metrics.csv. NaN: the line has no
+   finite float there. */
 typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
 typedef struct tt__fit_point {
     int64_t step, epoch;
@@ -45859,15 +47369,19 @@ typedef struct tt__fit_point {
 typedef struct tt__fit_run {
     tt_trainer *r;
     const tt_source *train, *validation;
-    int n_metrics, by;           /* the model's metrics; the one that texts and the picture show */
-    tt_metric metric;            /* metric number `by`; without a name: none */
+    int n_metrics, by;           /* n_metrics: number of the model's metrics; by: index of the metric that
+                                    texts and the picture show */
+    tt_metric metric;            /* metric number `by`; if its name is NULL, the model has no metric */
     double values[TT_METRICS];   /* the metrics of the last validation */
+    const tt__feature_set *judged; /* features of the validation source */
     const char *unit;            /* name of the items that the model counts */
     bool best_by_metric;         /* whether the metric, not the loss, tells the best validation */
     tt_fit_options o;
     tt_progress p;
-    int64_t steps, first_step;   /* number of steps of an epoch; number of steps done before tt_fit began */
-    double started, saved;       /* clock in seconds: start of tt_fit plus time of validations; last save */
+    int64_t steps, first_step;   /* steps: number of steps of an epoch; first_step: number of steps done
+                                    before tt_fit began */
+    double started, saved;       /* clock in seconds; started: start of tt_fit plus the time of validations;
+                                    saved: the last save */
     double began;                /* clock in seconds at the start of the current step */
     struct { bool any; float lr; double items; int64_t reads; } last; /* a step not yet counted, if any */
     double items, flops, peak;   /* items and FLOPs since tt_fit began; the machine's peak FLOP/s */
@@ -45878,14 +47392,16 @@ typedef struct tt__fit_run {
     bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
     void *lock;                  /* the open and locked file `lock_path`, while tt_fit runs */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* number of last steps in a row that were skipped; were not finite */
+    int in_row, not_finite;      /* in_row: number of steps skipped since the last step that updated;
+                                    not_finite: number of steps since then that were not finite and that no
+                                    validation has judged yet */
     char why[TT__ERROR];         /* reason of the last skipped step */
     int64_t updated;             /* number of steps since tt_fit began that were not skipped */
     bool reported_skipped;           /* a skipped step was logged */
     bool reported_diverged;          /* a diverged loss was logged */
     bool stopped;                /* with several processes: a process was asked to stop */
-    bool reported_short, reported_idle;  /* logged: an epoch with too few steps; data ranks without
-                                            micro-batches */
+    bool reported_short, reported_idle;  /* reported_short: an epoch with too few steps was logged;
+                                            reported_idle: data ranks without micro-batches were logged */
     char *csv;                   /* text of metrics.csv so far */
     size_t csv_bytes, csv_room;
     tt__fit_point *point;        /* the `points` lines of metrics.csv */
@@ -45971,8 +47487,8 @@ static tt_status tt__fit_agree(tt__fit_run *f, tt_status status, bool *save)
     return status;
 }
 
-/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. An empty
-   field of a metric, which the line has no value of, gives NaN. */
+/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. A field
+   may be empty, because the line has no value of that metric; the value then becomes NaN. */
 static bool tt__fit_read_line(const tt__fit_run *f, const char *line, size_t n, tt__fit_point *point)
 {
     enum { FIRST = 4 }; /* the column of the first metric */
@@ -46060,6 +47576,69 @@ static tt_status tt__fit_metrics(tt__fit_run *f, const tt_stats *s, bool validat
     return tt__fit_line(f, line, text.length);
 }
 
+enum { TT__FIT_FIELDS = 32 }; /* max columns of metrics.csv */
+
+/* Divides a line into its fields. Returns the number of fields; 0: there are more than TT__FIT_FIELDS. */
+static int tt__fit_fields(const char *line, const char *field[TT__FIT_FIELDS], int length[TT__FIT_FIELDS])
+{
+    for (int k = 0; k < TT__FIT_FIELDS; k++) {
+        field[k] = line;
+        length[k] = (int)strcspn(line, ",\r\n");
+        line += length[k];
+        if (*line != ',') return k + 1;
+        line++;
+    }
+    return 0;
+}
+
+/* The columns of a metrics.csv that an earlier version or a run with fewer metrics has written. */
+typedef struct tt__fit_columns_of {
+    int count, own;             /* number of columns of the file; of this run */
+    int from[TT__FIT_FIELDS];   /* for each column of this run, the file's column; -1: the file lacks it */
+    const char *missing;        /* a column that the file lacks */
+    int missing_length;
+} tt__fit_columns_of;
+
+/* Finds this run's columns in the heading of a file. Returns whether the file has the first four columns, and
+   no column that this run lacks. */
+static bool tt__fit_match_columns(const char *heading, const char *of_file, tt__fit_columns_of *c)
+{
+    enum { NEEDED = 4 };
+    const char *own[TT__FIT_FIELDS], *field[TT__FIT_FIELDS];
+    int own_length[TT__FIT_FIELDS], length[TT__FIT_FIELDS], found = 0;
+    memset(c, 0, sizeof *c);
+    c->own = tt__fit_fields(heading, own, own_length);
+    c->count = tt__fit_fields(of_file, field, length);
+    for (int k = 0; k < c->own; k++) {
+        c->from[k] = -1;
+        for (int j = 0; j < c->count && c->from[k] < 0; j++)
+            if (length[j] == own_length[k] && memcmp(field[j], own[k], (size_t)length[j]) == 0)
+                c->from[k] = j;
+        found += c->from[k] >= 0;
+        if (c->from[k] >= 0) continue;
+        if (k < NEEDED) return false;
+        c->missing = own[k];
+        c->missing_length = own_length[k];
+    }
+    return c->count && found == c->count;
+}
+
+/* Writes a line of the file with this run's columns; columns that the file lacks are empty. Returns the
+   line's length; 0: the line has another number of fields than the file's heading. */
+static size_t tt__fit_convert(const tt__fit_columns_of *c, const char *line, char *to, size_t capacity)
+{
+    const char *field[TT__FIT_FIELDS];
+    int length[TT__FIT_FIELDS];
+    tt__text_buffer text = {to, capacity, 0};
+    if (tt__fit_fields(line, field, length) != c->count) return 0;
+    for (int k = 0; k < c->own; k++) {
+        const int j = c->from[k];
+        tt__print(&text, "%.*s%s", j < 0 ? 0 : length[j], j < 0 ? "" : field[j],
+                  k + 1 < c->own ? "," : "\n");
+    }
+    return text.length < capacity ? text.length : 0;
+}
+
 /* Reads the metrics of the run to resume, without the lines that are newer than the state: keeps all lines of
    completed epochs and, of the current epoch, those of the steps and validations that the state includes. */
 static tt_status tt__fit_read_metrics(tt__fit_run *f)
@@ -46075,20 +47654,29 @@ static tt_status tt__fit_read_metrics(tt__fit_run *f)
     if (status == TT_OK) status = tt__folder_has(f->r->ctx, f->o.folder, "metrics.csv", &there);
     if (there) status = tt__file_open(f->r->ctx, path, &file);
     if (status != TT_OK || !there) return status;
-    if (strncmp(file.bytes, heading, length) != 0)
+    tt__fit_columns_of columns;
+    const bool same = strncmp(file.bytes, heading, length) == 0;
+    const bool match = same || tt__fit_match_columns(heading, file.bytes, &columns);
+    if (match && !same)
+        tt__log(f->r->ctx, TT_LOG_WARNING, "resume", "'%s' has no column '%.*s', which this run writes: "
+                "the earlier lines have an empty field there", path, columns.missing_length, columns.missing);
+    if (!match)
         status = tt__fail(f->r->ctx, TT_ERR_FORMAT, "'%s' has other columns than this run, which writes "
                           "%.*s: move the file away, and the run starts a new one", path, (int)length - 1,
                           heading);
     const char *line = file.bytes, *end;
     for (; status == TT_OK && (end = strchr(line, '\n')) != NULL; line = end + 1) {
-        size_t n = (size_t)(end + 1 - line);
-        if (!tt__fit_read_line(f, line, n, &point)) continue;
+        char converted[512];
+        const char *text = same ? line : converted;
+        const size_t n = same ? (size_t)(end + 1 - line)
+                              : tt__fit_convert(&columns, line, converted, sizeof converted);
+        if (!n || !tt__fit_read_line(f, text, n, &point)) continue;
         bool keeps = point.epoch <= f->p.epoch;
         if (point.epoch == f->p.epoch + 1) {
             if (!point.validation) keeps = steps++ < f->p.step;
             else keeps = steps <= f->p.step && f->p.epoch * f->steps + steps <= f->p.validated;
         }
-        if (keeps) status = tt__fit_line(f, line, n);
+        if (keeps) status = tt__fit_line(f, text, n);
     }
     tt__file_close(f->r->ctx, &file);
     return status;
@@ -46294,7 +47882,9 @@ static void tt__fit_panel(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_va
 /* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
 static void tt__fit_draw(tt__text_buffer *svg, const void *arg)
 {
-    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of two panels; metric's height */
+    /* In pixels. LOSS, METRIC: tops of the panels of the loss and of the metric; PANEL: height of the
+       metric's panel. */
+    enum { LOSS = 40, METRIC = 316, PANEL = 168 };
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
     const tt__fit_run *f = (const tt__fit_run *)arg;
     const int LR = METRIC + (f->metric.name ? PANEL : 0), BOTTOM = LR + 72, HEIGHT = BOTTOM + 56;
@@ -46385,7 +47975,8 @@ static tt_status tt__fit_save(tt__fit_run *f)
                     (long long)tt_trainer_steps(f->r),
                     beside ? "its state is saved in '" : "a lower learning rate may help",
                     beside ? f->diverged : "",
-                    beside ? "', beside the earlier state; to resume from that one, remove this file" : "");
+                    beside ? "', from which a resumed run continues; remove this file to continue from the "
+                             "earlier state.safetensors" : "");
         f->reported_diverged = !sound;
         if (status == TT_OK && !beside) {
             if (f->has_diverged) files->remove(files->user, f->diverged);
@@ -46397,6 +47988,59 @@ static tt_status tt__fit_save(tt__fit_run *f)
         }
     }
     f->saved = tt__seconds();
+    return status;
+}
+
+/* Returns the step that is in the name of a kept state, state-STEP.safetensors. Returns -1 if the name is
+   that of another file. */
+static int64_t tt__kept_step(const char *name)
+{
+    static const char before[] = "state-", after[] = ".safetensors";
+    const size_t length = strlen(name), around = sizeof before - 1 + sizeof after - 1;
+    const size_t digits = length > around ? length - around : 0;
+    if (!digits || digits > 18 || memcmp(name, before, sizeof before - 1) != 0) return -1;
+    if (strspn(name + sizeof before - 1, "0123456789") != digits) return -1;
+    if (strcmp(name + sizeof before - 1 + digits, after) != 0) return -1;
+    return strtoll(name + sizeof before - 1, NULL, 10);
+}
+
+/* The states of a folder up to a step: their number, and the oldest. */
+typedef struct tt__kept_states { int64_t step, count, oldest; } tt__kept_states;
+
+static bool tt__count_kept(void *arg, const char *name)
+{
+    tt__kept_states *k = (tt__kept_states *)arg;
+    const int64_t step = tt__kept_step(name);
+    if (step < 0 || step > k->step) return true; /* later states are those of an abandoned run */
+    if (!k->count++ || step < k->oldest) k->oldest = step;
+    return true;
+}
+
+static tt_status tt__kept_path(const tt__fit_run *f, int64_t step, char path[TT__PATH])
+{
+    char name[48];
+    snprintf(name, sizeof name, "state-%lld.safetensors", (long long)step);
+    return tt__path_join(f->r->ctx, path, f->o.folder, name);
+}
+
+/* Keeps the state after a validation under the number of its step, and removes the oldest kept states, so
+   that o.keep_states remain. Keeps no state whose loss has diverged. */
+static tt_status tt__fit_keep_state(tt__fit_run *f)
+{
+    tt_context *ctx = f->r->ctx;
+    const tt_files *files = &ctx->options.files;
+    tt__kept_states k = {tt_trainer_steps(f->r), 0, 0};
+    char path[TT__PATH];
+    if (!f->o.keep_states || !f->o.folder || f->has_diverged || !f->state_is_sound) return TT_OK;
+    tt_status status = tt__kept_path(f, k.step, path);
+    if (status == TT_OK) status = tt_trainer_save(f->r, path, &f->p);
+    while (status == TT_OK && tt_process(ctx) == 0) {
+        k.count = 0;
+        files->list(files->user, f->o.folder, tt__count_kept, &k);
+        if (k.count <= f->o.keep_states) break;
+        status = tt__kept_path(f, k.oldest, path);
+        if (status != TT_OK || !files->remove(files->user, path)) break;
+    }
     return status;
 }
 
@@ -46503,8 +48147,8 @@ static tt_status tt__fit_stuck(const tt__fit_run *f)
 }
 
 /* Skips a step that updated nothing because none of its targets counts, or because the loss or a gradient is
-   not finite, and counts it like a step that loss scaling skips. Fails after too many skipped steps in a row.
-   Returns `status`, the step's error, if it has another cause. lr: the step's learning rate. */
+   not finite. Counts the step like a step that loss scaling skips. Fails after too many skipped steps in a
+   row. If `status`, the step's error, has another cause, returns `status`. lr: the step's learning rate. */
 static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
 {
     enum { MAX_IN_A_ROW = 10 };
@@ -46558,6 +48202,43 @@ static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
     return lower ? value < f->p.best : value > f->p.best;
 }
 
+/* Computes the features of both sources, with features_once. */
+static tt_status tt__fit_features(tt__fit_run *f)
+{
+    tt__features *x = f->r->features;
+    tt_status status = TT_OK;
+    if (!x) return TT_OK;
+    f->judged = f->validation && f->validation->self != f->train->self ? &x->set[1] : &x->set[0];
+    status = tt__compute_features(f->r, &x->set[0], f->train, f->o.stop);
+    if (status == TT_OK && f->validation && f->judged == &x->set[1])
+        status = tt__compute_features(f->r, &x->set[1], f->validation, f->o.stop);
+    if (status == TT_OK) x->now = &x->set[0];
+    return status;
+}
+
+/* Frees the features. Sources then give data again. */
+static void tt__fit_forget_features(tt__fit_run *f)
+{
+    tt__features *x = f->r->features;
+    if (!x) return;
+    x->now = NULL;
+    for (int k = 0; k < 2; k++) {
+        const tt_source *s = k ? f->validation : f->train;
+        if (s && s->deal) s->deal(s->self, f->r->data, 0, f->r->data, !k);
+        tt__feature_set_free(x->ctx, &x->set[k]);
+    }
+}
+
+/* Does nothing without features. If `begin`, makes evaluations read the features of the validation source;
+   otherwise ends that, and micro-batches take the features of the training source again. */
+static void tt__fit_judge(tt__fit_run *f, bool begin)
+{
+    tt__features *x = f->r->features;
+    if (!x) return;
+    f->r->by_features = begin;
+    x->now = begin ? f->judged : &x->set[0];
+}
+
 /* Evaluates the validation source, with the moving averages if there are any, and computes the metrics. */
 static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_stats *s, double *items)
 {
@@ -46568,12 +48249,14 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     if (any && !(c = tt__collect(f->r, f->validation))) return tt_error_code(f->r->ctx);
     tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
     const bool averages = tt__has_ema(f->r) && status == TT_OK;
+    tt__fit_judge(f, true);
     if (status == TT_OK) status = tt__evaluate_source(f->r, f->validation, stop, s, items, c);
+    tt__fit_judge(f, false);
     if (c) tt__collected_show(c);
     for (int k = 0; k < f->n_metrics && status == TT_OK && !(stop && *stop); k++) {
         f->r->ctx->error[0] = 0;
         f->values[k] = tt_metric_value(&m[k], s, c ? &c->p : NULL);
-        const bool failed = isnan(f->values[k]) && f->r->ctx->error[0]; /* out of memory */
+        const bool failed = isnan(f->values[k]) && f->r->ctx->error[0]; /* the metric ran out of memory */
         if (failed) status = tt_error_code(f->r->ctx);
     }
     tt_predictions_free(c ? &c->p : NULL);
@@ -46581,7 +48264,8 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     return status == TT_OK ? back : status;
 }
 
-/* Calls `keep`, while the parameters are their moving averages if there are any. */
+/* Calls the callback `keep`. If there are moving averages, the parameters have their values during the
+   call. */
 static tt_status tt__fit_keep(tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -46640,6 +48324,7 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
         f->p.loss_sum = f->p.targets = f->p.correct = 0;
     }
     status = tt__fit_save(f);
+    if (status == TT_OK) status = tt__fit_keep_state(f);
     f->started += tt__seconds() - began;
     return status;
 }
@@ -46678,11 +48363,12 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* whole steps */
+    /* A run that is stopped first ends the current step. */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) {
         if (!tt__trainer_within_step(f->r) && tt__fit_is_due(f)) {
             status = tt__fit_pause(f);
             if (status != TT_OK || tt__fit_is_over(f)) break;
-            continue; /* the validation may have been stopped */
+            continue; /* tests again whether the run was stopped, perhaps within the validation */
         }
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
@@ -46714,7 +48400,7 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
         f->began = tt__seconds(); /* the time of a step excludes saving */
     }
     if (status == TT_OK) status = tt__fit_last_step(f);
-    else if (f->last.any) { /* returns the first error */
+    else if (f->last.any) { /* ends the last step, but returns the first error */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt__fit_last_step(f);
@@ -46783,7 +48469,8 @@ static bool tt__fit_is_stale(const tt__fit_run *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Returns the name with this hash, of the loss or a metric. */
+/* Returns the name, "loss" or the name of a metric, that has this hash. Returns "metric" if no name has the
+   hash. */
 static const char *tt__fit_name_of(const tt__fit_run *f, uint64_t hash)
 {
     for (int k = 0; k < f->n_metrics; k++)
@@ -46856,12 +48543,13 @@ static tt_status tt__fit_disk(const tt__fit_run *f)
     size_t parameters;
     const double state = (double)tt_trainer_state_bytes(f->r, &parameters), model = (double)parameters;
     if (state <= 0) return ctx->status;
-    const double needs = (f->has_state ? 1 : 2) * state, all = needs + (f->o.keep ? model : 0);
+    const double kept = (double)f->o.keep_states; /* states beside the newest */
+    const double needs = (f->has_state ? 1 : 2) * state + kept * state, all = needs + (f->o.keep ? model : 0);
     if (space >= 0 && space < needs)
         return tt__fail(ctx, TT_ERR_FILE, "'%s': the run needs %.1f MB there for its states (two of %.1f MB "
-                        "while one replaces the other), but the disk has room for %.1f MB: free some, or "
+                        "while one replaces the other%s), but the disk has room for %.1f MB: free some, or "
                         "name a folder on another disk", f->o.folder, 1e-6 * needs, 1e-6 * state,
-                        1e-6 * space);
+                        kept > 0 ? ", and those of keep_states" : "", 1e-6 * space);
     if (space >= 0 && space < all)
         tt__log(ctx, TT_LOG_WARNING, "fit", "'%s': two states of %.1f MB and a model of %.1f MB or more may "
                 "not fit on the disk, which has room for %.1f MB", f->o.folder, 1e-6 * state, 1e-6 * model,
@@ -46921,10 +48609,10 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (f->o.epochs < 1 || f->o.epochs > TT__MAX_STEPS / f->steps)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld, but must be 1 to %lld",
                         (long long)f->o.epochs, (long long)(TT__MAX_STEPS / f->steps));
-    if (f->o.validate_steps < 0 || f->o.patience < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "tt_fit: validate_steps is %lld and patience is %lld, but both must be at "
-                        "least 0", (long long)f->o.validate_steps, (long long)f->o.patience);
+    if (f->o.validate_steps < 0 || f->o.patience < 0 || f->o.keep_states < 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: validate_steps is %lld, patience is %lld and "
+                        "keep_states is %lld, but all must be at least 0", (long long)f->o.validate_steps,
+                        (long long)f->o.patience, (long long)f->o.keep_states);
     if (f->o.patience && !f->validation)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience is %lld, but `validation` is NULL: patience "
                         "counts validations", (long long)f->o.patience);
@@ -46981,6 +48669,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     bool save = false;
     tt_status status = tt__must_train(r);
     if (status == TT_OK) status = tt__fit_begin(f);
+    if (status == TT_OK && !tt__fit_is_over(f)) status = tt__fit_features(f);
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     char lines[TT__NOTE] = {0};
     tt__text_buffer text = {lines, sizeof lines, 0};
@@ -47014,6 +48703,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* keeps the first error */
     }
     if (finished) *finished = done;
+    tt__fit_forget_features(f);
     tt__fit_unlock(f);
     tt__free(ctx, f->csv);
     tt__free(ctx, f->point);

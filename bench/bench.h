@@ -43,7 +43,7 @@ static struct {
     tt_context *ctx;
     tt_context_options options;
     const char *program, *precision;
-    bool json, has[3];                 /* has: by tt__bf16, whether the CPU has its instructions */
+    bool json, has[3];                 /* has: whether the CPU has the instructions of each tt__bf16 */
     tt__bf16 fastest;
     double min; /* minimum seconds for which a kernel is measured */
     tt__isa_table timed;
@@ -145,7 +145,7 @@ static inline bench_cost bench_sum(bench_cost a, bench_cost b)
 typedef struct bench_burst {
     double (*loop)(int64_t rounds, float *sink);
     int64_t rounds;
-    double flops[256]; /* by task */
+    double flops[256]; /* FLOPs of each task */
 } bench_burst;
 
 static void bench__burst_task(void *arg, int64_t task, int thread)
@@ -216,7 +216,7 @@ static inline void bench_run_beside(double seconds)
 }
 
 /* A stream runs over arrays of 50 MB, the size of the tensors of bench/rows.c. Its bytes leave out a hidden
-   read: that of memory which a store changes and the program did not read before. */
+   read: before a store changes memory that no cache holds, the processor reads the memory. */
 enum { BENCH_ARRAY = 16384 * 768, BENCH_STREAM_TASK = 1 << 16 };
 typedef float bench_f32x8 __attribute__((vector_size(32)));
 typedef struct bench_stream_job {
@@ -274,7 +274,7 @@ static inline double bench_stream(int kind)
 
 /* --------------------------------------------------------------------------------------------------- GPUs */
 
-#if defined(TINYTRAIN_CUDA) /* bench/gpu.cu describes these functions */
+#if defined(TINYTRAIN_CUDA) /* the functions of bench/gpu.cu, which describes them */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -349,7 +349,7 @@ static inline tt_context *bench_reopen(void)
     return bench.ctx;
 }
 
-/* Reads the options, and opens a context that times its ops. */
+/* Reads the options, and opens a context that times the ops of its programs. */
 static inline tt_context *bench_open(int argc, char **argv, const bench_flag *flags, int n)
 {
     const char *slash = strrchr(argv[0], '/');
@@ -454,7 +454,8 @@ static inline void bench_cost_row(const char *name, bench_cost c)
     else bench_flops_row(name, c.flops / c.seconds);
 }
 
-/* Prints the bytes per second of a cost beside those of `stream`, in its in-place form if the op was. */
+/* Prints the bytes per second of a cost beside those of `stream`. If the op worked in place, the stream does
+   so, too. */
 static inline void bench_bytes_row(const char *name, bench_cost c, int stream)
 {
     if ((stream == BENCH_COPY || stream == BENCH_TRIAD) && c.in_place) stream++;
@@ -536,8 +537,8 @@ static inline bool bench__busy(void)
 
 enum { BENCH_ATTEMPTS = 4 };
 
-/* Trains on mean(y^2), or on the loss y if width is 0, for at least bench.least seconds and 3 steps, and
-   times each step. Frees the tape. */
+/* Trains on mean(y^2), or on the loss y if width is 0, for at least bench.min seconds and 3 steps, and times
+   each step. Frees the tape. */
 static inline void bench_train(tt_context *ctx, tt_tape *t, tt_value y, const bench_inputs *in)
 {
     tt_value none = {0};

@@ -76,8 +76,8 @@ def order(record):
 
 
 def what_of(name, command):
-    """Returns (task, model, shape, precision, vs) of a row of pytorch.py or lm.py; Returns None for a row
-    that is not kept."""
+    """Returns (task, model, shape, precision, vs) of a row of pytorch.py or lm.py, or None for a row that is
+    not kept."""
     m = re.fullmatch(r"(\d+ x \d+|\d+ images of \d+ x \d+), ([\w-]+), PyTorch [\w ]+?( compiled)?", name)
     if m:
         vit, vs = re.search(r"--vit (\S+)", command), "torch.compile" if m[3] else "PyTorch eager"
@@ -199,9 +199,9 @@ def read_gpu():
     return {**newest, "rows": list(rows.values())}
 
 
-# The picture of a GPU compares sides of gpu.SIDES that do equal work, with dropout and without. Each line
-# here has an ending of the heading, tinytrain's sides and PyTorch's compiled sides. The fastest compiled side
-# is drawn, and for the work with dropout also eager PyTorch.
+# The picture of a GPU compares sides of gpu.SIDES that do equal work, with dropout and without. A row of
+# GPU_WORK holds an ending of the picture's heading, tinytrain's sides and PyTorch's compiled sides. Of these
+# the fastest is drawn, and for the work with dropout also eager PyTorch.
 GPU_WORK = [("", ("tinytrain", "tuned"),
              ("compile", "reduce", "nano_dropout", "nano_dropout_reduce", "nano_padded_dropout")),
             (", without dropout", ("nodrop", "nodrop_tuned"), ("nano", "nano_padded", "nano_padded_reduce"))]

@@ -84,8 +84,8 @@ static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, dou
     add(costs, ACTIVATIONS, !epilogue, (slope ? 3 : 2) * bytes_of(t, to), 0);
 }
 
-/* Counts the fused loss. Each chunk of rows has its logits in f32, their loss and gradient, and dx, and adds
-   to dw in f32. */
+/* Counts the fused loss. Each chunk of rows computes its logits in f32, the loss and the gradient of these
+   logits, and dx, and adds to dw in f32. */
 static void count_head(const tt_tape *t, const tt__instr *i, cost *costs)
 {
     const tt__shape *x = &t->values[i->in[0]].shape, *w = &t->values[i->in[3]].shape;

@@ -2,10 +2,10 @@
 """Compares tinytrain with PyTorch and llama.cpp on this machine: GPT-2 of 124 million parameters with the
 same random weights, the same tokens and the same number of threads, in turn.
 
-    python bench/lm.py train                    training steps on 4 x 256 tokens, losses and memory python
-    bench/lm.py losses                   the losses of 50 steps, which other load cannot change python
-    bench/lm.py generate                 one sequence: tokens a second after a prompt python bench/lm.py
-    generate --llama f16     ... and llama.cpp with the same weights in f16 or f32
+    python bench/lm.py train                  training steps on 4 x 256 tokens, losses and memory
+    python bench/lm.py losses                 the losses of 50 steps, which other load cannot change
+    python bench/lm.py generate               one sequence: tokens a second after a prompt
+    python bench/lm.py generate --llama f16   ... and llama.cpp with the same weights in f16 or f32
 
 The C side is build/lm (bench/lm.c; `make bench-programs`). Training on both sides: mean cross-entropy of the
 next token, AdamW (PyTorch: fused) 1e-4, decay 0.01 except on biases and norms, no clipping, no dropout;

@@ -62,7 +62,7 @@ int main(int argc, char **argv)
     tt_batch b;
     bench_open(argc, argv, flags, TT__COUNT(flags));
     const tt_costs costs = measured_costs();
-    /* its kernels are not timed, because ranks run at the same time */
+    /* a context whose kernels are not timed, because ranks run at the same time */
     tt_context *ctx = tt_open(&bench.options);
     if (!ctx) bench_die("cannot open a context: the message above says why");
     if (tt_process(ctx) && !freopen("/dev/null", "w", stdout))

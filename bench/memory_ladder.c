@@ -34,10 +34,10 @@ typedef struct rung {
     int batch, accumulate;      /* images or texts in a micro-batch; number of micro-batches */
     double article_gb;          /* GB that the article reports; 0: the rung is not in the article */
     bool initialise;            /* measures after the parameters are initialised, before a step */
-    const char *offload;        /* NULL: nothing                                                            */
+    const char *offload;        /* tensors to offload; NULL: none */
     int ranks;                  /* number of ranks; 2 or more: with ZeRO 3 */
-    double budget_gb;           /* 0: any                                                                   */
-    const char *update;         /* NULL: "end"                                                              */
+    double budget_gb;           /* budget in GB; 0: none */
+    const char *update;         /* the option `update`; NULL: "end" */
     int tokens;                 /* tokens of a text. 512: DistilBERT-base, the article's other model; 4,096:
                                    BigBird-base */
 } rung;
@@ -158,7 +158,7 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     const int ranks = (int)tt__max(1, g->ranks), micros = g->accumulate * ranks;
     const tt_vit_config *c = m ? &m->config : NULL;
     size_t bytes = c ? (size_t)n * (size_t)(c->image_size * c->image_size * c->channels) : 1;
-    /* starts the ranks' threads first, as no plan has their memory */
+    /* starts the ranks' threads before measuring, because plans do not count the threads' memory */
     const bool open = tt__device_group_open(ctx, t->train->arena->group) == TT_OK;
     size_t held = tt_allocated_bytes(ctx);
     uint8_t *pixels = (uint8_t *)malloc(bytes);
@@ -190,7 +190,7 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
 
 /* Makes plans as small as the options allow: without room for the inputs of the next run, which tight budgets
    give up first. */
-static const tt__attempt least_needed = {false, false, true, 0, 0};
+static const tt__attempt least_needed = {false, false, false, true, 0, 0};
 
 static tt_trainer *least_trainer(tt_context *ctx, const tt_model *m, const tt_train_options *o)
 {

@@ -229,7 +229,7 @@ def training(args, device="cpu", before_device=lambda: None):
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.01},
                                    {"params": plain, "weight_decay": 0.0}], lr=5e-5, fused=True)
-    mode = compiled.replace(" with ", "") or None      # of torch.compile
+    mode = compiled.replace(" with ", "") or None      # the mode of torch.compile
     forward = (torch.compile(model, mode=mode, dynamic=True if getattr(args, "dynamic", False) else None)
                if "compiled" in args.variant else model)
     next_tokens, nano = getattr(args, "gpt2", False), getattr(args, "nano", None)
@@ -302,8 +302,8 @@ LIBRARIES = {"OpenBLAS": ("gemm_openblas", "libopenblas-dev"),
 
 
 def library_speeds(path, shape, precision, threads, least):
-    """Returns the speeds that linear_speeds returns, of a program of bench/peers/gemm.c. Returns None if the
-    program's library has no products in the precision."""
+    """Returns the speeds of forward, dX and dW in GFLOP/s that a program of bench/peers/gemm.c prints.
+    Returns None if the program's library has no products in the precision."""
     out = subprocess.run([path, *map(str, shape), str(least)] + (["bf16"] if precision != "32-true" else []),
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                          env=dict(os.environ, OMP_NUM_THREADS=str(threads),

@@ -371,7 +371,8 @@ static void steps(void)
 
 /* ------------------------------------------------------------------------------------------------- replay */
 
-typedef struct machine { const char *name, *device; double flops, memory, link; } machine; /* per second */
+/* flops: FLOP/s; memory, link: bytes a second */
+typedef struct machine { const char *name, *device; double flops, memory, link; } machine;
 static const machine machines[] = {
     {"8 H200, NVLink", "cuda*8", 0.60 * 989e12, 0.85 * 4800e9, 300e9},
     {"4 A10, PCIe", "cuda*4", 0.60 * 125e12, 0.85 * 600e9, 20e9},

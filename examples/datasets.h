@@ -129,7 +129,7 @@ static inline bool imdb_choose(tt_context *ctx, imdb_list *l, int first, int n, 
     char(*number)[16] = (char(*)[16])calloc((size_t)there, sizeof *number);
     tt_text *texts = (tt_text *)calloc((size_t)there, sizeof *texts);
     bool ok = (number && texts) || dataset_fail(why, "out of memory for %d reviews", there);
-    for (int i = 0; i < there && ok; i++) { /* texts: numbers of reviews, to split at random */
+    for (int i = 0; i < there && ok; i++) { /* texts: the reviews' numbers, for a random split */
         texts[i].bytes = (size_t)snprintf(number[i], sizeof number[i], "%d", i);
         texts[i].text = number[i];
     }

@@ -10,14 +10,20 @@ typedef struct cli_table {
     bool is_table; /* false: the data are the folder aclImdb */
 } cli_table;
 
-#define TABLE_DEFAULT {"class", NULL, NULL, NULL, NULL, ",", "double", false}
-#define TABLE_FLAGS(table) \
+#define TABLE_DEFAULT {NULL, NULL, NULL, NULL, NULL, ",", "double", false}
+#define TABLE_FLAGS(table, run) \
     {"--task", "TASK", CLI_CHOICE, &(table).task, .help = "what a text has: a class, any number of labels, " \
-     "scores, or tags of its words; --predict takes the task from --out", .choices = TASKS}, \
+     "scores, tags of its words, or a second text of similar meaning; --predict takes the task from --out " \
+     "(as --model says, else class):", .choices = TASKS}, \
+    {"--temperature", "X", CLI_NUMBER, &(run).temperature, \
+     .help = "--task embed: the cosines of embeddings are divided by X (0.05)", .max = 1e9}, \
+    {"--negatives", "OF", CLI_CHOICE, &(run).negatives, \
+     .help = "--task embed: a text has the other pairs of its micro-batch as negatives, or those of the " \
+     "whole step", .choices = "micro step"}, \
     {"--text-column", "NAME", CLI_TEXT, &(table).text_column, \
      .help = "a table's column of texts (text; tokens with --task tags)", .min = 1, .max = 1000}, \
     {"--pair-column", "NAME", CLI_TEXT, &(table).pair_column, \
-     .help = "a table's column of second texts (text_pair, if the table has it); " \
+     .help = "a table's column of second texts (text_pair, which --task embed requires); " \
      "with --predict, a tab divides the two texts", .min = 1, .max = 1000}, \
     {"--label-column", "NAME", CLI_TEXT, &(table).label_column, \
      .help = "a table's column of labels (label; tags with --task tags)", .min = 1, .max = 1000}, \
@@ -30,20 +36,49 @@ typedef struct cli_table {
      .help = "double: double quotes enclose a table's fields; none: they are ordinary characters", \
      .choices = "double none"}
 
-/* Checks the options, and sets is_table according to the data's name and type. */
-static inline void check_table(cli_table *table, const char *data)
+/* Words of --best-by. */
+#define BEST_BY "accuracy f1_macro f1_micro f1_entities pearson spearman recall_at_1 recall_at_10 loss"
+
+/* Returns the path of the sample data of --task. */
+static inline char *sample_of(const cli_table *table)
 {
+    static const char *const samples[] = {"reviews.tsv", "requests.tsv", "stays.tsv", "visits.conll",
+                                          "questions.tsv"};
+    return sample_data(samples[cli_index(table->task, TASKS)]);
+}
+
+/* Sets the task, unless the command line has it, to that of the model to start from, or else to classes. */
+static inline void choose_task(tt_context *ctx, const cli_training *run, cli_table *table)
+{
+    tt_head head = {TT_TASK_CLASS, 0};
+    if (run->model) must(ctx, tt_bert_read_head(ctx, run->model, &head));
+    const char *of_model = task_names[head.task];
+    if (table->task && head.outputs && strcmp(table->task, of_model) != 0)
+        printf("note: --task is %s, but '%s' holds a model for --task %s\n", table->task, run->model,
+               of_model);
+    if (!table->task && head.task != TT_TASK_CLASS)
+        printf("--task is %s, as '%s' says\n", of_model, run->model);
+    if (!table->task) table->task = of_model;
+}
+
+/* Sets the task. Without --data, chooses the sample of the task. Checks the options of tables, and sets
+   is_table according to the data's name and type. */
+static inline void check_table(tt_context *ctx, cli_training *run, cli_table *table)
+{
+    choose_task(ctx, run, table);
+    if (!run->data) run->data = sample_of(table);
+    const char *data = run->data;
     struct stat s;
     if (table->delimiter && strcmp(table->delimiter, "\\t") == 0) table->delimiter = "\t";
     if (table->delimiter && table->delimiter[1])
         die("--delimiter must be one character, or \\t for a tab, not '%s'", table->delimiter);
-    const char *ending = data ? strrchr(data, '.') : NULL;
+    const char *ending = strrchr(data, '.');
     static const char *const endings[] = {".tsv", ".csv", ".jsonl", ".json"};
     bool known = false;
     for (int i = 0; i < 4 && ending; i++) known |= strcasecmp(ending, endings[i]) == 0;
     const tt_task task = (tt_task)cli_index(table->task, TASKS);
-    table->is_table = known || table->delimiter || (data && stat(data, &s) == 0 && !S_ISDIR(s.st_mode));
-    if (data && !table->is_table && task != TT_TASK_CLASS)
+    table->is_table = known || table->delimiter || (stat(data, &s) == 0 && !S_ISDIR(s.st_mode));
+    if (!table->is_table && task != TT_TASK_CLASS)
         die("--task %s needs a table; '%s' is a folder of reviews with classes", table->task, data);
 }
 
@@ -62,7 +97,8 @@ static inline tt_dataset *read_split(tt_context *ctx, const cli_training *run, c
     o.delimiter = table->delimiter ? table->delimiter[0] : 0;
     o.unquoted = strcmp(table->quote, "none") == 0;
     if (table->is_table)
-        return (tt_dataset *)made(ctx, tt_dataset_table(ctx, run->data, split, names, classes, &o));
+        return (tt_dataset *)made(ctx, tt_dataset_table(ctx, run->data, split, classes ? names : NULL,
+                                                        classes, &o));
     tt_dataset *d = imdb_open(ctx, run->data, split, max + max % 2, why);
     if (!d) die("%s", why);
     return d;
@@ -103,7 +139,8 @@ static inline void show_tags(tt_context *ctx, const classifier *x, tt_trainer *t
     memset(&one, 0, sizeof one);
     one.text = text;
     one.bytes = strlen(text);
-    /* The tag of word w is w % n, which tells the words whose first tokens are in the batch. */
+    /* Gives word w the tag w % n. The loader gives the word's first token this tag, which thus finds the word
+       below. */
     tt_word *words = (tt_word *)made(NULL, calloc(one.bytes + 1, sizeof *words));
     for (const char *at = text + strspn(text, " "); *at; at += strspn(at, " "), count++) {
         words[count].begin = (size_t)(at - text);
@@ -124,7 +161,7 @@ static inline void show_tags(tt_context *ctx, const classifier *x, tt_trainer *t
         const float *of = p + (size_t)row * (size_t)n;
         int best = 0;
         if (b.tags[row] < 0) continue; /* not the first token of a word */
-        while (shown < count && words[shown].tag != b.tags[row]) shown++; /* a word without tokens */
+        while (shown < count && words[shown].tag != b.tags[row]) shown++; /* skips words without tokens */
         for (int c = 1; c < n; c++) if (of[c] > of[best]) best = c;
         printf("%s%.*s/%s", any ? " " : "", (int)(words[shown].end - words[shown].begin),
                text + words[shown].begin, x->names[best]);
@@ -137,9 +174,9 @@ static inline void show_tags(tt_context *ctx, const classifier *x, tt_trainer *t
 }
 
 /* Predicts a text, and prints the prediction. pairs: a tab divides the text from its second text.
-   predictions: (classes). */
+   predictions: (n) the classes, labels or scores, or the columns of an embedding. */
 static inline void show_text(tt_context *ctx, const classifier *x, tt_trainer *t, const tt_tokenizer *k,
-                             const char *text, bool pairs, float *predictions)
+                             const char *text, bool pairs, float *predictions, int n)
 {
     const char *tab = pairs ? strchr(text, '\t') : NULL;
     if (x->model.task == TT_TASK_TAGS) {
@@ -149,7 +186,7 @@ static inline void show_text(tt_context *ctx, const classifier *x, tt_trainer *t
     char *first = (char *)made(NULL, calloc(strlen(text) + 1, 1));
     memcpy(first, text, tab ? (size_t)(tab - text) : strlen(text));
     must(ctx, tt_predict_text(t, k, first, tab ? tab + 1 : NULL, predictions));
-    show_prediction(x, predictions, text);
+    show_prediction(x, predictions, n, text);
     free(first);
 }
 

@@ -66,7 +66,7 @@ extern "C" {
 #ifdef __cplusplus /* C has no other casts */
 #pragma GCC diagnostic ignored "-Wold-style-cast"
 #endif
-#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* each half leaves some helpers unused */
+#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* a part of the code leaves helpers unused */
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 
@@ -123,6 +123,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include "passes/fp8.h"
 #include "passes/offload.h"
 #include "passes/prune.h"
+#include "passes/features.h"
 #include "passes/overlap.h"
 #include "passes/join.h"
 #include "plan/place.h"
@@ -267,6 +268,8 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include "models/adapters.h"
 #include "models/lm_tape.h"
 #include "models/generate.h"
+#include "train/grad_cache.h"
+#include "train/features.h"
 #include "train/trainer.h"
 #include "train/metrics.h"
 #include "train/evaluate.h"

@@ -223,7 +223,7 @@ static tt_context *open_context(void)
     o.threads = 2;
     o.seed = 42;
     o.logger.log = no_log;
-    o.files.sync = no_sync; /* no sync to disk: the program reads saved states at once */
+    o.files.sync = no_sync; /* the program reads a saved state at once, so no sync to disk is needed */
     return tt_open(&o);
 }
 
@@ -397,8 +397,8 @@ static void own_params(tt_context *ctx, tt_param *p[OWN_PARAMS])
     }
 }
 
-/* Records causal attention with a scale and one value for q and k, views, and a weighted squared error. Shape
-   of x: (rows, 24). */
+/* Records causal attention with a scale, whose queries and keys are one value; views; and a weighted squared
+   error. Shape of x: (rows, 24). */
 static tt_value own_loss(tt_tape *t, tt_param *const p[OWN_PARAMS], tt_value x, tt_value target,
                          tt_value starts, tt_value weights, float dropout, tt_value *out)
 {
@@ -425,8 +425,8 @@ static void set(tt_program *p, tt_context *ctx, tt_value v, const void *data, in
     if (tt_set(p, v, data, rows) != TT_OK) die("%s", tt_error(ctx));
 }
 
-/* Trains without a trainer. POOLED: MiniLM's encoder, the mean of each sequence, weighted loss. OWN:
-   the loss of own_loss. */
+/* Trains a case with tt_step or micro-steps instead of a trainer. The model POOLED is MiniLM's encoder with
+   the mean of each sequence and a weighted loss; the model OWN is the tape that own_loss records. */
 static void train_by_hand(tt_context *ctx, const one_case *c, const char *device, int steps, results *r)
 {
     const bool pooled = c->model == POOLED;

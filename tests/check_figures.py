@@ -117,7 +117,8 @@ def fits_table(found):
 
 
 def check_fits():
-    """Checks that the page shows the largest micro-batches, and that no larger micro-batch fits."""
+    """Checks that docs/memory-and-budgets.md shows the largest micro-batches, and that no larger micro-batch
+    fits."""
     found = planned("--fits")
     wrong = differences(rows_of(MEMORY, "| micro-batch"), fits_table(found))
     return wrong + [f"not the largest: {r}" for r in found

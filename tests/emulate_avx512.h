@@ -1,8 +1,8 @@
 /* Emulates AVX-512 in builds with -include of this file. The 16-lane kernels then run on any x86-64 with
-   AVX2, by the intrinsics of SIMDe (github.com/simd-everywhere/simde; Debian: libsimde-dev). The kernels'
-   masks are all ones. gcc 12 at -O2 miscompiles a loop that stores 64-byte vectors made of a running integer,
-   if gcc lowers them to smaller vectors. The kernels have no such loop. The code below emulates tiles (AMX),
-   which SIMDe lacks. */
+   AVX2, by the intrinsics of SIMDe (github.com/simd-everywhere/simde; Debian: libsimde-dev). The macros below
+   ignore the operand `ones`, because the kernels' masks are all ones. gcc 12 at -O2 miscompiles a loop that
+   stores 64-byte vectors made of a running integer, if gcc lowers them to smaller vectors. The kernels have
+   no such loop. The code below emulates tiles (AMX), which SIMDe lacks. */
 #define _GNU_SOURCE /* defined as in tinytrain.h */
 #include <immintrin.h>
 #include <math.h>
@@ -67,7 +67,7 @@ static inline void emulate_tile_release(void) { memset(emulated_tiles, 0xff, siz
 
 static inline void emulate_tile_zero(int t)
 {
-    if (emulated_tiles[t].rows < 1) __builtin_trap(); /* not configured */
+    if (emulated_tiles[t].rows < 1) __builtin_trap(); /* the tile was not configured */
     memset(&emulated_tiles[t].of, 0, sizeof emulated_tiles[t].of);
 }
 

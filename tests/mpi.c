@@ -13,7 +13,7 @@
 #include "test_parallel.c"
 #undef main
 
-static int processes, me, local; /* local: ranks of each process */
+static int processes, me, local; /* me: number of this process; local: ranks of each process */
 
 static setup net_setup(layout on, const char *precision, int groups, int per_leaf)
 {
@@ -123,7 +123,8 @@ static void same_as_threads(setup s, const layout *how)
     free_outcome(&many);
 }
 
-/* Returns the number of leaves: one for each data rank, or with `more` two if the tree allows it. */
+/* Returns the number of leaves: one for each data rank; if `more`, two for each data rank where the number of
+   data ranks is a power of two. */
 static int leaves(int data, bool more) { return data & (data - 1) || !more ? data : 2 * data; }
 
 TEST(processes_have_the_bits_of_one)
@@ -158,8 +159,8 @@ TEST(tensor_ranks_of_processes)
     if (ranks % 2 || (local % 2 && 2 % local)) SKIP("two tensor ranks do not fit these processes");
 }
 
-/* Stages of a pipeline in several processes, with data ranks; two processes have the table and a norm. The
-   bits equal the bits of these stages in one process, which equal the bits of one stage (test_pipeline.c). */
+/* Tests stages of a pipeline in several processes, with data ranks. Two processes share the table and a norm.
+   The bits equal those of the stages in one process, which equal those of one stage (test_pipeline.c). */
 TEST(stages_of_processes)
 {
     static const layout on = {NULL, 1, 0};
@@ -213,7 +214,8 @@ TEST(states_of_processes_resume_anywhere)
         const char *path = test_path(shared_folder, "resumed");
         memset(&o, 0, sizeof o);
         bool ok = train(&s, &whole);
-        for (int k = 0; k < STEPS; k++) { /* goes on after a failure, because others wait */
+        for (int k = 0; k < STEPS; k++) { /* continues after a failure, because the other processes wait at
+                                             the barriers below */
             net n;
             s.net = k % 2 == 0;
             s.on.device = ranks_text(s.net ? local : k == 1 ? ranks : 1);
@@ -237,8 +239,8 @@ TEST(states_of_processes_resume_anywhere)
     }
 }
 
-/* In collectives, processes together send at most 3% more than they must. Without ZeRO that holds for each
-   process. With ZeRO, shards of whole chunks are uneven, because the tensors are small. */
+/* In collectives, processes together send at most 3% more than they must. Without ZeRO each process does so.
+   With ZeRO the processes' shards differ in size, because the tensors have only a few chunks. */
 TEST(bytes_of_processes)
 {
     for (int zero = 0; zero < 3; zero++) {
@@ -274,7 +276,8 @@ static const test_case net_tests[] = {
 
 /* ------------------------------------------------------------------------------------------------- faults */
 
-/* A fault of one process. at: milliseconds, bytes or launches until it happens, or the number of the step. */
+/* A fault of the given kind in one process. at: milliseconds, bytes or launches until the fault happens, or
+   the number of the step in which the fault happens. */
 typedef struct event { const char *kind; int process, at; } event;
 
 static bool is_kind(const event *e, const char *kind)
@@ -291,7 +294,8 @@ static void *signal_later(void *arg)
     return NULL;
 }
 
-/* Runs a step as run_step does. If `bad`, this process's last micro-batch has an index beyond the table. */
+/* Runs the micro-batches of a step and its update. If `bad`, this process's last micro-batch has an index
+   beyond the table. */
 static tt_status run_whole_step(net *n, const setup *s, int step, bool bad)
 {
     tt_status status = TT_OK;
@@ -305,7 +309,8 @@ static tt_status run_whole_step(net *n, const setup *s, int step, bool bad)
     return status == TT_OK ? tt_update(n->p, 0.01f, &n->stats) : status;
 }
 
-/* Resumes FOLDER/state if it exists. Saves the state after each step, and FOLDER/final at the end. */
+/* Trains until `steps` steps are done, from FOLDER/state on if that file exists. Saves the state after each
+   step, and FOLDER/final at the end. */
 static int train_until(int steps, event e)
 {
     net n;
@@ -364,8 +369,8 @@ static int differ(const char *what)
     return 3;
 }
 
-/* Opens a context and closes it. Process 0 is stopped or ends before opening or before closing. Kinds
-   "own...": the program starts MPI before the context. */
+/* Opens a context and closes it. Process 0 is stopped or ends before opening or before closing. With a kind
+   that begins with "own", the program starts MPI itself before it opens the context. */
 static int open_until(const char *kind)
 {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");

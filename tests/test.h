@@ -180,8 +180,9 @@ static inline void test__remove(const char *path) /* removes a file, or a folder
     remove(path);
 }
 
-/* test_folder makes an empty folder below $TMPDIR or /tmp, which the end of the program removes. The returned
-   path is valid for the next seven calls of the functions of this section. */
+/* Buffers of the returned paths: a path is valid for the next seven calls of test_folder, test_path or
+   test__golden. test_folder makes an empty folder below $TMPDIR or /tmp, which the end of the program
+   removes. */
 static inline char *test__buffer(void)
 {
     static char buffers[8][1024];

@@ -34,7 +34,7 @@ typedef struct report {
 
 static report *shared;
 static long kill_at;   /* number of the operation (from 1) before which this process is killed; 0: none */
-static bool kill_half; /* if that operation is a write, kills in its middle */
+static bool kill_half; /* if operation kill_at is a write, the process is killed in its middle */
 static tt_files real;
 
 /* Counts a file operation, and kills this process before operation number kill_at. */
@@ -134,7 +134,8 @@ static bool open_training(training *r, const tt_context_options *o)
     to.max_tokens = tt_loader_max_tokens(r->train);
     r->t = tt_trainer_new(r->ctx, &model, &to);
     if (!CHECK(r->t && tt_allocate(r->t->train) == TT_OK)) return false;
-    tt_measured_peak(r->ctx); /* measures once, not in each child */
+    tt_measured_peak(r->ctx); /* measures the peak of this machine here, so that the children inherit the
+                                 result */
     return true;
 }
 
@@ -176,6 +177,7 @@ static pid_t begin(training *r, const char *folder, bool resume, long at, bool h
     o.folder = folder;
     o.resume = resume;
     o.save_seconds = r->save_seconds;
+    o.keep_states = r->validates ? 2 : 0;
     o.keep = keep;
     o.user = r;
     tt_status status = tt_fit(r->t, tt_loader_source(r->train),
@@ -284,7 +286,8 @@ static void close_kind(training *r)
 
 TEST(killed_at_each_file_operation)
 {
-    /* A thinned sweep takes every third operation: a killed process reports no sanitizer's findings. */
+    /* With TEST_SWEEP the test kills only at every third operation, because sanitizers report nothing about a
+       process that was killed. */
     const long every = test_every(3);
     for (int kind = 0; kind < 2; kind++) {
         training r;
@@ -342,7 +345,8 @@ TEST(killed_at_random_moments)
             int how = end(child);
             killed += how == KILLED;
             if (how == ENDED) break;
-            if (how == FAILED) { /* no state to resume, or a state that forbids to begin */
+            if (how == FAILED) { /* there is no state to resume, or a new run is refused because a state
+                                    exists */
                 resume = !resume;
                 continue;
             }
@@ -362,7 +366,7 @@ typedef struct sweep {
     test_allocator a;
     test_files f;
     tt_context *ctx;
-    training r;              /* a training in ctx, for rows that train */
+    training r;              /* a training in ctx, for the rows of the table below that train */
     char in[1024], out[1024]; /* folders: `in` holds the input, made once; `out` takes the output, empty each
                                  time */
     int steps;               /* number of steps that tt_fit has done */
@@ -519,7 +523,8 @@ static bool sweep_inputs(sweep *s)
     vc.image_size = 6;
     vc.patch_size = 2;
     vc.classes = 3;
-    for (int k = 0; k < 2; k++) { /* each model has a context, because parameters have equal names */
+    for (int k = 0; k < 2; k++) { /* each model has its own context, because both models have parameters of
+                                     equal names */
         if (!sweep_open(s, false)) return false;
         if (k == 0) CHECK(tt_bert_new(s->ctx, &bert, &bc) == TT_OK);
         else CHECK(tt_vit_new(s->ctx, &vit, &vc) == TT_OK);
@@ -567,7 +572,7 @@ TEST(each_allocation_and_file_operation_fails)
                 {"evaluation", sweep_evaluation, sweep_evaluation, true, 1},
                 {"fit", sweep_fit, sweep_go_on, true, 60},
                 {"resume", sweep_resume, sweep_go_on, true, 60}};
-    static const char kinds[] = "aozrwscnl"; /* allocations, then the operations of test_files */
+    static const char kinds[] = "aozrwscnl"; /* 'a': an allocation; other letters: operations of test_files */
     static sweep s;
     if (!sweep_inputs(&s)) return;
     for (int row = 0; row < TEST_COUNT(rows); row++) {

@@ -37,7 +37,8 @@ static const test_case tests[] = {
     TEST_CASE(loader_micro_batches),
     TEST_CASE(loader_deals_out_to_groups),
     TEST_CASE(pairs_of_texts), TEST_CASE(templates_without_pairs), TEST_CASE(tables_of_tasks),
-    TEST_CASE(tables_of_tasks_refused), TEST_CASE(datasets_of_tasks), TEST_CASE(loader_of_tasks),
+    TEST_CASE(tables_of_tasks_refused), TEST_CASE(tables_of_pairs_and_triplets),
+    TEST_CASE(datasets_of_tasks), TEST_CASE(loader_of_tasks),
     TEST_CASE(spans_of_tokens), TEST_CASE(spans_of_any_bytes), TEST_CASE(loader_of_tags),
     TEST_CASE(loader_capacity_is_that_of_the_texts), TEST_CASE(allocation_failures), TEST_CASE(fuzz),
 };

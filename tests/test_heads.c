@@ -406,6 +406,33 @@ static const char *edited(const char *name, const char *from, const char *to)
     return folder;
 }
 
+TEST(heads_that_folders_name)
+{
+    for (int k = 0; k < TEST_COUNT(heads); k++) {
+        test_allocator a;
+        tt_head head;
+        long calls = 0;
+        for (long n = 0; n <= calls; n++) {
+            tt_context *ctx = test_open(&a);
+            const long before = a.calls;
+            a.fail_at = n ? before + n : 0;
+            const tt_status status = tt_bert_read_head(ctx, folder_of(heads[k].name), &head);
+            CHECK(status == (n ? TT_ERR_MEMORY : TT_OK) && (n || head.task == heads[k].task) &&
+                  head.outputs == (n ? 0 : heads[k].outputs));
+            if (!n) calls = a.calls - before;
+            TEST_CLOSE(ctx, &a);
+        }
+        CHECK(calls > 0);
+    }
+    test_allocator a;
+    tt_head head = {TT_TASK_TAGS, 3};
+    tt_context *ctx = test_open(&a);
+    CHECK(tt_bert_read_head(ctx, "/nowhere", &head) == TT_ERR_FILE && head.outputs == 0);
+    CHECK(tt_bert_read_head(ctx, folder_of("embed_mean"), &head) == TT_OK && head.outputs == 0 &&
+          head.task == TT_TASK_CLASS);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(tasks_of_a_config)
 {
     static const struct { const char *name, *from, *to; tt_task task; const char *error; } rows[] = {
@@ -415,8 +442,10 @@ TEST(tasks_of_a_config)
         {"bert_labels", "\"multi_label_classification\"", "\"ranking\"", TT_TASK_CLASS,
          "problem_type is 'ranking'; only 'single_label_classification', 'multi_label_classification' and "
          "'regression' are supported"},
-        {"distilbert_scores", "\"regression\"", "null", TT_TASK_SCORES, NULL}, /* the model has 1 output */
-        {"albert_scores", "\"regression\"", "null", TT_TASK_CLASS, NULL},      /* the model has 3 outputs */
+        /* a model of 1 output gives scores */
+        {"distilbert_scores", "\"regression\"", "null", TT_TASK_SCORES, NULL},
+        /* a model of 3 outputs gives classes */
+        {"albert_scores", "\"regression\"", "null", TT_TASK_CLASS, NULL},
         {"bert_labels", "\"architectures\"", "\"others\"", TT_TASK_LABELS, NULL},
         {"bert_tags", "\"architectures\": [", "\"architectures\": [],\"others\": [", TT_TASK_CLASS, NULL},
     };
@@ -429,13 +458,18 @@ TEST(tasks_of_a_config)
         CHECK(status == (rows[k].error ? TT_ERR_UNSUPPORTED : TT_OK));
         if (rows[k].error) CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, rows[k].error);
         else CHECK(m.config.task == rows[k].task);
+        tt_head head;
+        const tt_status read = tt_bert_read_head(ctx, edited(rows[k].name, rows[k].from, rows[k].to), &head);
+        const bool named = strstr(rows[k].to, "architectures") == NULL; /* by a class ...Classification */
+        CHECK(read == status && (status != TT_OK || head.task == rows[k].task) &&
+              head.outputs == (status == TT_OK && named ? m.config.classes : 0));
         tt_bert_free(&m);
         TEST_CLOSE(ctx, &a);
     }
 }
 
-/* class_weights are the positive weights of labels. label_smoothing and class_weights of scores are
-   refused. */
+/* class_weights are the positive weights of labels, and the weights of tags. label_smoothing and
+   class_weights of scores are refused. */
 TEST(weights_and_smoothing_of_tasks)
 {
     static const float weights[4] = {0.5f, 2, 3, 1.25f};
@@ -464,8 +498,30 @@ TEST(weights_and_smoothing_of_tasks)
     CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "label_smoothing is 0.1, but the task has no classes to smooth");
     golden_close(&g);
 
-    if (!golden_open(&g, "albert_scores", NULL)) return;
     o.label_smoothing = 0;
+    if (!golden_open(&g, "bert_tags", NULL)) return;
+    static const float of_tags[8] = {0.5f, 2, 3, 1.25f, 0.75f, 1, 4, 0};
+    const int classes = g.m.config.classes;
+    o.class_weights = of_tags;
+    r = trainer_of(&g, &o);
+    b = golden_batch(&g, 0, &d);
+    const int64_t rows = read_golden(&g, "logits", logits, sizeof logits) / classes;
+    double all = 0;
+    sum = 0;
+    for (int64_t k = 0; k < rows; k++) {
+        const float *x = logits + k * classes;
+        double total = 0;
+        if (b.tags[k] < 0) continue;
+        for (int c = 0; c < classes; c++) total += exp((double)x[c]);
+        sum += of_tags[b.tags[k]] * (log(total) - x[b.tags[k]]);
+        all += of_tags[b.tags[k]];
+    }
+    CHECK(classes <= 8 && tt_train_batch(r, &b, &stats, NULL) == TT_OK);
+    CHECK_NEAR(stats.loss, sum / all, 1e-6);
+    tt_trainer_free(r);
+    golden_close(&g);
+
+    if (!golden_open(&g, "albert_scores", NULL)) return;
     o.class_weights = weights;
     model = tt_bert_model(&g.m);
     CHECK(tt_trainer_new(g.ctx, &model, &o) == NULL);
@@ -556,7 +612,7 @@ static double trained_on(tt_bert_kind kind, tt_task task, const char *file, cons
     return stats.loss;
 }
 
-/* From a file to a trained model: each task learns its few examples. */
+/* Each task learns the few examples of its file. */
 TEST(tasks_of_files)
 {
     static const struct { tt_task task; const char *file, *text; } rows[] = {
@@ -706,16 +762,13 @@ TEST(classifier_in_a_folder_of_an_embedder)
     }
 }
 
-TEST(embedders_without_a_loss_or_logits)
+TEST(embedders_without_logits)
 {
     golden g;
     test_allocator a;
     tt_bert m;
     if (!golden_open(&g, "embed_mean", NULL)) return;
     tt_train_options o = golden_options("32-true");
-    tt_model model = tt_bert_model(&g.m);
-    CHECK(tt_trainer_new(g.ctx, &model, &o) == NULL);
-    CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "the model's task is TT_TASK_EMBED, which has no loss");
     tt_tape *t = tt_tape_new(g.ctx);
     const tt_inputs in = tt_text_inputs(t, &o);
     tt_bert_logits(&g.m, t, &in);
@@ -723,8 +776,7 @@ TEST(embedders_without_a_loss_or_logits)
     CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "so it has no classifier: record tt_bert_embed");
     tt_tape_free(t);
     tt_bert_config c = g.m.config;
-    c.activation = "gelu";
-    c.classes = 3; /* ignored */
+    c.classes = 3; /* ignored: an embedder has no classifier */
     golden_close(&g);
     tt_context *ctx = test_open(&a);
     CHECK(tt_bert_new(ctx, &m, &c) == TT_OK && m.config.classes == 0 && !m.classifier_w);
@@ -738,7 +790,8 @@ TEST(embedders_without_a_loss_or_logits)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Old and new files of sentence-transformers are read, some modules are refused. NULL: no such file. */
+/* Old and new files of sentence-transformers are read, some modules are refused. In a row, NULL says that the
+   folder lacks the file, or that no error is expected. */
 TEST(files_of_sentence_transformers)
 {
     static const char list[] = "[{\"type\": \"sentence_transformers.models.Transformer\", \"path\": \"\"}, "
@@ -762,6 +815,16 @@ TEST(files_of_sentence_transformers)
          "the encoder is in the folder '0_T'"},
         {"[{\"type\": \"a.b.Dense\", \"path\": \"2_Dense\"}]", "", NULL,
          "the module is 'a.b.Dense', but only Transformer, Pooling, Dropout and Normalize are"},
+        {"[{\"type\": \"a.Pooling\", \"path\": \"/etc\"}]", "{\"pooling_mode\": \"cls\"}", NULL,
+         "the module's path is '/etc', but must be that of a folder in '"},
+        {"[{\"type\": \"a.Pooling\", \"path\": \"../1_P\"}]", "{\"pooling_mode\": \"cls\"}", NULL,
+         "the module's path is '../1_P', but must be that of a folder in '"},
+        {"[{\"type\": \"a.Pooling\", \"path\": \"1_P/../../x\"}]", "{\"pooling_mode\": \"cls\"}", NULL,
+         "the module's path is '1_P/../../x', but must be that of a folder in '"},
+        {"[{\"type\": \"a.Pooling\", \"path\": \"C:1_P\"}]", "{\"pooling_mode\": \"cls\"}", NULL,
+         "the module's path is 'C:1_P', but must be that of a folder in '"},
+        {"[{\"type\": \"a.Pooling\", \"path\": \"..\\\\1_P\"}]", "{\"pooling_mode\": \"cls\"}", NULL,
+         "the module's path is '..\\1_P', but must be that of a folder in '"},
     };
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         test_allocator a;
@@ -794,11 +857,11 @@ static const test_case tests[] = {
     TEST_CASE(heads_as_in_transformers), TEST_CASE(heads_in_other_precisions),
     TEST_CASE(heads_on_several_ranks),
     TEST_CASE(predictions_of_tasks), TEST_CASE(predictions_that_are_not_finite),
-    TEST_CASE(folders_for_other_tasks), TEST_CASE(tasks_of_a_config),
+    TEST_CASE(folders_for_other_tasks), TEST_CASE(tasks_of_a_config), TEST_CASE(heads_that_folders_name),
     TEST_CASE(weights_and_smoothing_of_tasks), TEST_CASE(tasks_of_files),
     TEST_CASE(datasets_of_another_task),
     TEST_CASE(embeddings_as_in_sentence_transformers),
-    TEST_CASE(embedders_are_saved), TEST_CASE(embedders_without_a_loss_or_logits),
+    TEST_CASE(embedders_are_saved), TEST_CASE(embedders_without_logits),
     TEST_CASE(files_of_sentence_transformers), TEST_CASE(classifier_in_a_folder_of_an_embedder),
 };
 

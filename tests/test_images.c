@@ -85,11 +85,12 @@ TEST(resize_limits)
     tt_context *ctx = test_open(&a);
     uint8_t *line = (uint8_t *)malloc(65535), to[4] = {9, 9, 9, 9};
     tt_image image = {line, 1, 65535, 1};
-    /* With this many weights, rounding errors could add up to more than 255. */
+    /* The only pixel of the result is a sum of 65535 weighted pixels: rounding errors could add up to more
+       than 255. */
     for (int level = 0; level < 256; level += 51) {
         memset(line, level, 65535);
         CHECK(tt_image_resize(ctx, &image, 1, 1, to) == TT_OK && to[0] <= level && level - to[0] <= 3);
-        image.width = 16380; /* with this many weights rounding errors stay below 1 */
+        image.width = 16380; /* in a sum of 16380 weighted pixels rounding errors stay below 1 */
         CHECK(tt_image_resize(ctx, &image, 1, 2, to) == TT_OK && abs(to[0] - level) <= 1 && to[0] == to[1]);
         image.width = 65535;
     }
@@ -237,7 +238,7 @@ TEST(cifar_split) /* the split takes an equal share of each class, by the seed *
     snprintf(folder, sizeof folder, "%s", test_folder());
     cifar_write(folder, 2, 40); /* four records of each class */
     cifar_write(folder, 5, 20); /* two records of each class */
-    for (int run = 0; run < 4; run++) { /* seeds 1, 1, 2, 3 */
+    for (int run = 0; run < 4; run++) { /* the runs have the seeds 1, 1, 2, 3 */
         test_allocator a;
         tt_context_options o = test_options(&a);
         o.seed = run ? (uint64_t)run : 1;
@@ -249,7 +250,7 @@ TEST(cifar_split) /* the split takes an equal share of each class, by the seed *
         int of_class[10] = {0}, changed = 0, place;
         REQUIRE(d);
         CHECK(tt_dataset_count(d) == 20 && tt_dataset_count(all) == 40);
-        tt_dataset_free(all); /* `images` still has its pixels */
+        tt_dataset_free(all); /* the dataset `images` still has its pixels */
         for (int i = 0; i < 20; i++) {
             place = 0;
             while (place < 60 && !cifar_is(ctx, d, i, place < 40 ? 2 : 5, place < 40 ? place : place - 40))
@@ -465,7 +466,7 @@ TEST(image_dataset)
 
 /* ------------------------------------------------------------------------------------------------- loader */
 
-/* pixels: a hash of each image */
+/* The images of an epoch in the order in which a loader gave them. pixels: a hash of each image. */
 typedef struct epoch_log {
     int micro, steps, seqs;
     int64_t index[512];
@@ -514,7 +515,7 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
     image.random_crop = image.flip = true;
     epoch_log *first = (epoch_log *)malloc(5 * sizeof *first), *log = first + 1, *second = first + 2,
               *rest = first + 3, *again = first + 4;
-    /* batch, accumulate, drop_last, shuffle, groups */
+    /* columns: batch, accumulate, drop_last, shuffle, groups */
     static const int configurations[][5] = {
         {16, 1, 0, 1, 1}, {16, 4, 0, 1, 1}, {10, 3, 1, 1, 1}, {1, 1, 0, 0, 1}, {7, 7, 1, 0, 1},
         {100, 3, 0, 1, 1}, {53, 2, 1, 0, 1}, {16, 1, 0, 1, 4}, {17, 2, 0, 1, 3}, {16, 2, 0, 0, 8},
@@ -539,7 +540,8 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
                   tt_loader_max_tokens(l) == 0);
             read_epoch(l, d, 270, 0, 0, log);
             CHECK(log->steps == steps && log->seqs == used);
-            for (int i = 0; i < used; i++) { /* each image comes once; micro-batches are full or last */
+            for (int i = 0; i < used; i++) { /* each image comes once; each micro-batch is full, unless a
+                                                step ends with it */
                 CHECK(!seen[log->index[i]]++);
                 if (!o.shuffle) CHECK(log->index[i] == i);
                 if (groups > 1) continue;
@@ -668,7 +670,8 @@ TEST(image_loader_transforms)
         size_t bytes = (size_t)(o.height * o.width * c), resized_bytes = (size_t)(H * W * c);
         uint8_t *resized = (uint8_t *)malloc(N * resized_bytes),
                 *came = (uint8_t *)calloc((size_t)(tops * lefts), 2), pixels[HEIGHT * WIDTH * 4];
-        for (int i = 0; i < N; i++) { /* the loader changes channels before the size */
+        for (int i = 0; i < N; i++) { /* makes the expected image; like the loader, converts channels
+                                         before the resize */
             tt_image image = {pixels, HEIGHT, WIDTH, c};
             for (int p = 0; p < HEIGHT * WIDTH * c; p++)
                 pixels[p] = draw(i, p / c / WIDTH, p / c % WIDTH, s.channels == 1 ? 0 : p % c);
@@ -854,7 +857,7 @@ TEST(image_loader_failing_source)
             CHECK(tt_loader_seek(l, 0, 2) == TT_OK && !tt_loader_next(l, &b));
             CHECK_ERROR(ctx, cases[n].status, cases[n].error);
             pthread_mutex_lock(&s.mutex);
-            s.fail_at = -1; /* reads the failed image again */
+            s.fail_at = -1; /* the source reads this image now, and a seek back reads the image again */
             pthread_mutex_unlock(&s.mutex);
             CHECK(tt_loader_seek(l, 0, 2) == TT_OK);
             for (seqs = 20; tt_loader_next(l, &b);) seqs += b.seqs;
@@ -893,7 +896,7 @@ TEST(image_loader_works_ahead_on_several_threads)
         until = tt__seconds() + 20;
         while (drawing_counter(&s, &s.released) < 24 + 8 * step && tt__seconds() < until) usleep(100);
         for (int p = 0; p < b.seqs * 192; p++) later = later * 31 + b.pixels[p];
-        /* The batch does not change meanwhile. */
+        /* The loader has read ahead, and has not changed the pixels of this batch. */
         CHECK(drawing_counter(&s, &s.reads) == 24 + 8 * step && sum == later);
     }
     tt_loader_free(l);
@@ -1073,9 +1076,9 @@ TEST(images_are_turned_upright) /* turns as Pillow's ImageOps.exif_transpose doe
     static const uint8_t head[] = {0xFF, 0xD8, 0xFF, 0xFE, 0, 4, 'h', 'i', 0xFF};
     static const uint8_t exif[2][48] = {
         {0xFF, 0xE1, 0, 46, 'E', 'x', 'i', 'f', 0, 0, 'M', 'M', 0, 42, 0, 0, 0, 8, 0, 2, 1, 0, 0, 3, 0, 0, 0,
-         1, 0, 9, 0, 0, 0x01, 0x12, 0, 3, 0, 0, 0, 1, 0, 0 /* 41 */, 0, 0, 0, 0, 0, 0},
+         1, 0, 9, 0, 0, 0x01, 0x12, 0, 3, 0, 0, 0, 1, 0, 0 /* byte 41: the orientation */, 0, 0, 0, 0, 0, 0},
         {0xFF, 0xE1, 0, 46, 'E', 'x', 'i', 'f', 0, 0, 'I', 'I', 42, 0, 8, 0, 0, 0, 2, 0, 0, 1, 3, 0, 1, 0, 0,
-         0, 9, 0, 0, 0, 0x12, 0x01, 3, 0, 1, 0, 0, 0, 0 /* 40 */, 0, 0, 0, 0, 0, 0, 0}};
+         0, 9, 0, 0, 0, 0x12, 0x01, 3, 0, 1, 0, 0, 0, 0 /* byte 40: the orientation */, 0, 0, 0, 0, 0, 0, 0}};
     for (int order = 0; order < 2; order++)
         for (int orientation = 1; orientation <= 8; orientation++) {
             uint8_t bytes[64], *pixels = (uint8_t *)malloc(6);
@@ -1085,7 +1088,8 @@ TEST(images_are_turned_upright) /* turns as Pillow's ImageOps.exif_transpose doe
             tt_image image = {pixels, 2, 3, 1};
             memcpy(pixels, "123456", 6);
             CHECK(jpeg_orientation(bytes, sizeof head + 48) == orientation);
-            for (size_t n = 0; n < sizeof head + 48; n++) { /* cut off */
+            for (size_t n = 0; n < sizeof head + 48; n++) { /* a file that is cut off anywhere counts as
+                                                               upright */
                 uint8_t *copy = (uint8_t *)malloc(n + 1);
                 memcpy(copy, bytes, n);
                 CHECK(jpeg_orientation(copy, n) == 1);

@@ -18,7 +18,8 @@ typedef struct test_case { const char *name; void (*run)(void); bool in_parts; }
 
 static struct {
     long checks, failed_checks;
-    char failure[4096], skipped[256]; /* failure: the test's first; skipped: the reason */
+    char failure[4096], skipped[256]; /* failure: text of the test's first failed check; skipped: why the
+                                         test was skipped */
 } test__state;
 
 static inline bool test__check(bool ok, const char *file, int line, const char *text)

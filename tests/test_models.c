@@ -19,7 +19,7 @@ typedef struct golden {
     tt_safetensors *file;
     tt_bert m;
     tt_vit v;
-    bool vit;               /* v is the model */
+    bool vit;               /* the model is v instead of m */
     tt_trainer *r;
 } golden;
 
@@ -383,7 +383,7 @@ TEST(roberta_of_texts)
     golden_close(&g);
 }
 
-/* A checkpoint has several files, which an index names. */
+/* Loads a checkpoint of several files, which an index names. */
 TEST(bert_of_shards)
 {
     static const char *const names[][2] = {{"config.json", "config.json"},
@@ -577,19 +577,21 @@ static tt_plan train_on_first_rows(bool all, const char *precision, const char *
     return plan;
 }
 
-/* Rows that only an output of all hidden states needs are computed only for it; dropout masks are equal. */
+/* Without an output of all hidden states, the rows of the last layer that only this output needs are not
+   computed, and dropout masks do not change. */
 TEST(rows_after_the_last_attention)
 {
     float some[4], all[4];
     double fewer = train_on_first_rows(true, "32-true", "none", all).flops -
                    train_on_first_rows(false, "32-true", "none", some).flops;
-    /* FLOPs of the products with q, out, up and down, and of attention. */
+    /* The FLOPs of 21 - 3 rows: products with q, out, up and down, and attention. */
     CHECK(fewer == 6.0 * (21 - 3) * (2 * 24 * 24 + 2 * 24 * 40) + 12.0 * (21 - 3) * 7 * 24);
     for (int k = 0; k < 4; k++) CHECK_NEAR(some[k], all[k], 1e-5 * all[k]);
     CHECK(all[0] != all[1] && all[3] > 0);
 }
 
-/* The last ops gather rows from every layer. Moving a value for them does not make it live longer. */
+/* The last ops gather rows from every layer's result. A pass moves the gather of an op's result before the
+   op, so that no whole result waits in memory for its gather. */
 TEST(rows_of_every_layer)
 {
     size_t bytes[2];
@@ -624,7 +626,8 @@ TEST(rows_of_every_layer)
     CHECK(bytes[0] < bytes[1] / 2);
 }
 
-/* If an op that reads an input's rows is moved, the input is not rounded. */
+/* A pass gathers the rows of two inputs before their sum, instead of the rows of the sum. The sum must still
+   read fp32 and not 1000.5 rounded to bf16. */
 TEST(rows_of_inputs_are_not_rounded)
 {
     static const float x[2] = {1000.5f, 1000.5f}, y[2] = {-1000, -1000}, zero = 0;
@@ -690,9 +693,10 @@ TEST(recompute_policies)
             CHECK_NEAR(plan[p].flops - plan[p].extra_flops, plan[0].flops, 0);
         }
         CHECK(plan[0].extra_flops == 0 && plan[1].extra_flops == 0);
-        CHECK_NEAR(plan[2].extra_flops, 4 * 4 * rows * 7 * d, 0);                    /* four attentions     */
+        /* four attentions again */
+        CHECK_NEAR(plan[2].extra_flops, 4 * 4 * rows * 7 * d, 0);
         CHECK_NEAR(plan[3].extra_flops, 3 * (block - 2 * rows * d * ff),
-                   0); /* three blocks without their last product */
+                   0); /* three blocks again, without their last product */
         for (int p = 0; p < 4; p++) {
             plan[p] = plan_of_base(precisions[k], policies[p]);
             if (getenv("TINYTRAIN_TEST_VERBOSE"))
@@ -847,7 +851,8 @@ TEST(frozen_parameters_take_no_memory)
     if (!golden_trainer(&g, "32-true", true)) return;
     head = tt_program_plan(tt_trainer_program(g.r));
     CHECK(head.at_peak[TT_MEM_PARAMETERS] == all.at_peak[TT_MEM_PARAMETERS]);
-    /* Shapes (2, 32) and (2) of the head, in lines of 64 bytes. */
+    /* Only the head has a gradient and Adam's two averages, of the shapes (2, 32) and (2), in lines of 64
+       bytes. */
     CHECK(head.persistent_bytes - head.at_peak[TT_MEM_PARAMETERS] == 3 * (256 + 64));
     CHECK(head.bytes - head.persistent_bytes < all.bytes - all.persistent_bytes);
     golden_close(&g);
@@ -865,7 +870,7 @@ static bool same_config(const tt_bert *a, const tt_bert *b)
            CHECK(x->heads == y->heads && x->intermediate_size == y->intermediate_size &&
                  x->max_positions == y->max_positions && x->embedding_size == y->embedding_size) &&
            CHECK(x->type_vocab_size == y->type_vocab_size && x->classes == y->classes &&
-                 strcmp(a->activation, b->activation) == 0) &&
+                 strcmp(x->activation, y->activation) == 0) &&
            CHECK(x->layer_norm_eps == y->layer_norm_eps && x->initializer_range == y->initializer_range) &&
            CHECK(x->dropout == y->dropout && x->attention_dropout == y->attention_dropout &&
                  x->classifier_dropout == y->classifier_dropout) &&
@@ -1042,7 +1047,7 @@ TEST(save_fails_and_the_old_files_stay)
 
 typedef struct edit {
     const char *strip,
-        *put; /* a prefix removed from the names that have it; a prefix added to all names */
+        *put; /* strip: a prefix removed from the names that have it; put: a prefix added to all names */
     bool old_norms;            /* norms are LayerNorm.gamma and .beta                                       */
     const char *drop;          /* pattern of tensors that are left out                                      */
     const char *longer;        /* tensor that gets one more row, of zeros                                   */
@@ -1164,7 +1169,7 @@ static void same_parameters(const char *folder, const char *model, double tolera
     tt_context *ctx = test_open_logged(&a, &log), *other = test_open(&b);
     if (CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK) &&
         CHECK(tt_bert_load(other, &reference, TEST_GOLDEN(model), 0) == TT_OK)) {
-        /* A new head logs one warning. */
+        /* A load logs one warning if the head is new, else none. */
         CHECK(log.warnings == m.new_head && m.new_head == reference.new_head);
         CHECK(ctx->n_params == other->n_params);
         for (int k = 0; k < ctx->n_params; k++) {
@@ -1222,7 +1227,7 @@ TEST(position_ids_and_other_tensors)
     test_log log;
     tt_bert m;
     edit e = unchanged;
-    /* Older versions of transformers saved this buffer. */
+    /* Older versions of transformers saved this buffer, which loading ignores without a warning. */
     e.extra = "bert.embeddings.position_ids";
     tt_context *ctx = test_open_logged(&a, &log);
     CHECK(tt_bert_load(ctx, &m, edited("bert", &e, NULL, NULL), 0) == TT_OK && log.warnings == 0);
@@ -1261,7 +1266,7 @@ TEST(another_number_of_classes)
         float *w = test_values(m.classifier_w), *b = test_values(m.classifier_b);
         double size = distance(w, NULL, tt_param_size(m.classifier_w)) /
                       sqrt((double)tt_param_size(m.classifier_w));
-        /* A new classifier is normal, with initializer_range 0.02. */
+        /* A new classifier has normally distributed weights: initializer_range is 0.02. */
         CHECK(size > 0.015 && size < 0.025 && distance(b, NULL, 5) == 0);
         free(w);
         free(b);
@@ -1345,7 +1350,8 @@ TEST(models_keep_the_numbers_of_their_classes)
     tt_dataset_free(held);
     tt_dataset_free(d);
 
-    /* The model takes the data's names, and the classifier keeps its weights. */
+    /* The data have another set of names, so the model takes the data's names; the classifier keeps its
+       weights. */
     d = of_three(ctx, other);
     CHECK(tt_bert_name_classes(&m, d) == TT_OK && strcmp(m.class_names[2], "good") == 0);
     CHECK(tt_dataset_label(d, 0) == 0 && log.warnings == 1 &&
@@ -1355,7 +1361,8 @@ TEST(models_keep_the_numbers_of_their_classes)
     tt_dataset_free(d);
     TEST_CLOSE(ctx, &a);
 
-    tt_bert_config c = tt_bert_config_default(TT_BERT); /* a new model has no saved numbers of classes */
+    tt_bert_config c = tt_bert_config_default(TT_BERT); /* a new model has no saved order of classes, so it
+                                                           takes the names of the data */
     c.layers = 1, c.hidden_size = 8, c.heads = 2, c.intermediate_size = 8, c.vocab_size = 9, c.classes = 3;
     ctx = test_open_logged(&a, &log);
     d = of_three(ctx, data);
@@ -1449,7 +1456,7 @@ TEST(what_no_config_can_hold_is_not_saved)
         if (k == 2) m.config.dropout = NAN;
         if (k == 3) m.config.initializer_range = INFINITY;
         if (k == 4) m.config.layer_norm_eps = INFINITY;
-        if (k == 5) strcpy(m.activation, "\"");
+        if (k == 5) m.config.activation = "\"";
         if (k == 6) m.config.initializer_range = -1;
         CHECK(tt_bert_save(&m, folder) == TT_ERR_ARGUMENT);
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, errors[k]);
@@ -1520,7 +1527,7 @@ TEST(broken_checkpoints)
     refused(edited("bert", &unchanged, "\"model_type\": \"bert\"", "\"model_type\": \"distilbert\""),
             TT_ERR_FORMAT, "has no \"dim\", which is required", "config.json'");
 
-    folder = edited("bert", &unchanged, NULL, NULL); /* truncated and damaged files */
+    folder = edited("bert", &unchanged, NULL, NULL); /* now model.safetensors is truncated or damaged */
     snprintf(name, sizeof name, "%s/model.safetensors", folder);
     bytes = test_read(name, &n);
     for (int k = 0; k < 5; k++) {
@@ -1572,7 +1579,7 @@ TEST(configs_that_promise_more_than_the_file_holds)
     }
 }
 
-/* Finds names among many, before and after some were removed. */
+/* Finds each of thousands of parameters by name, also after a failed load has removed its parameters. */
 TEST(many_layers)
 {
     char folder[1024];
@@ -1600,7 +1607,8 @@ TEST(many_layers)
     tt_param *before = tt_param_new(ctx, "distilbert.transformer.layer.1000", 1, &one, zeros);
     tt_param *last = tt_param_new(ctx, "distilbert.transformer.layer.999.output_layer_norm.bias", 1, &one,
                                   zeros);
-    /* Loading had made all parameters but the last of the last layer. */
+    /* Loading fails at the last parameter of the last layer, whose name is taken, and removes all parameters
+       that it made. */
     CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_ERR_ARGUMENT && ctx->n_params == 2);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'distilbert.transformer.layer.999.output_layer_norm.bias' "
                 "exists already");
@@ -1616,7 +1624,7 @@ TEST(many_layers)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Only reading the tensor finds this error, because loading reads the header alone. */
+/* A number that f32 cannot hold is an error when its tensor is read: loading reads the header alone. */
 TEST(numbers_that_a_float_cannot_hold)
 {
     test_allocator a;
@@ -1762,7 +1770,7 @@ TEST(broken_configs)
     size_t n;
     snprintf(path, sizeof path, "%s/config.json", folder);
     text = test_read(path, &n);
-    for (size_t keep = 0; keep < n - 2; keep += 37) { /* cut anywhere */
+    for (size_t keep = 0; keep < n - 2; keep += 37) { /* cuts config.json off after any number of bytes */
         test_write(path, text, keep);
         refused(folder, TT_ERR_FORMAT, "not valid JSON", "config.json'");
     }
@@ -1790,12 +1798,16 @@ TEST(other_activations_load)
         snprintf(to, sizeof to, "\"hidden_act\": \"%s\"", names[k]);
         tt_context *ctx = test_open(&a);
         CHECK(tt_bert_load(ctx, &m, edited("bert", &unchanged, "\"hidden_act\": \"gelu\"", to), 0) == TT_OK &&
-              strcmp(m.activation, names[k]) == 0);
+              strcmp(m.config.activation, names[k]) == 0);
         tt_model model = tt_bert_model(&m);
         tt_train_options o = golden_options("32-true", false);
         tt_trainer *r = tt_trainer_new(ctx, &model, &o);
         CHECK(r != NULL);
         tt_trainer_free(r);
+        m.config.activation = k ? "sine" : NULL; /* changed by the caller: refused when it is recorded */
+        CHECK(tt_trainer_new(ctx, &model, &o) == NULL);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, k ? "activation 'sine' is unknown: use gelu, gelu_new, relu or silu"
+                                            : "activation '(null)' is unknown");
         tt_bert_free(&m);
         TEST_CLOSE(ctx, &a);
     }
@@ -1965,7 +1977,7 @@ TEST(allocation_failures)
         CHECK(ok && calls > 100);
         for (long n = 1; n <= calls; n++) {
             load_and_train(models[k], n, folder, &ok);
-            CHECK(!ok); /* no failure is ignored */
+            CHECK(!ok); /* every failed allocation makes a call fail */
         }
     }
 }

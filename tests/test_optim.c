@@ -233,7 +233,8 @@ static pulled pull(tt_context *ctx, int64_t n, tt_init_kind kind)
     return x;
 }
 
-/* Layers are found in the names of models. A factor of 1 changes no bit and no hash of the program. */
+/* The number of a layer is found in the names that each model gives its parameters. A factor of 1 changes no
+   bit and no hash of the program. */
 TEST(layers_of_names)
 {
     static const struct { const char *name; int layer; } rows[] = {
@@ -275,6 +276,28 @@ TEST(layers_of_names)
     }
     CHECK(hash[0] == hash[1] && memcmp(values[0], values[1], sizeof values[0]) == 0);
     CHECK(hash[0] != hash[2] && memcmp(values[0], values[2], sizeof values[0]) != 0);
+}
+
+/* The logger gets a warning for each rule whose pattern matches no trained parameter, once for a program. */
+TEST(rules_for_no_parameter)
+{
+    static const tt_lr_rule rules[] = {{"p", 0.5f}, {"q*", 0.5f}, {"*", 2}, {NULL, 0}};
+    for (int k = 0; k < 2; k++) {
+        test_allocator a;
+        test_log log;
+        tt_context *ctx = test_open_logged(&a, &log);
+        pulled x = pull(ctx, N_BIAS, TT_INIT_ONES);
+        tt_compile_options c = tt_compile_options_default();
+        c.optimizer.lr_rules = rules;
+        c.train = k == 0;
+        tt_program *program = tt_compile(x.t, x.loss, &c);
+        REQUIRE(program != NULL);
+        CHECK(log.warnings == (k == 0));
+        if (!k) CHECK(strstr(log.text, "parameter has a name that matches the pattern 'q*' of lr_rules"));
+        tt_program_free(program);
+        tt_tape_free(x.t);
+        TEST_CLOSE(ctx, &a);
+    }
 }
 
 /* Adam's first step moves every element by lr, whatever the size of its gradient, if the bias is
@@ -326,7 +349,8 @@ TEST(stochastic_rounding_moves_bf16_weights)
             on_grid &= values[run][k] == tt__from_bf16(tt__to_bf16(values[run][k]));
         }
         CHECK(on_grid);
-        CHECK_NEAR(sum / N - 1, TINY_STEPS * 0x1p-11, TINY_STEPS * 0x1p-11 * 0.1); /* half a unit is 2^-8 */
+        /* Rounding to nearest would lose each step, 2^-11: half a unit in the last place of bf16 is 2^-8. */
+        CHECK_NEAR(sum / N - 1, TINY_STEPS * 0x1p-11, TINY_STEPS * 0x1p-11 * 0.1);
         tt_program_free(program);
         tt_tape_free(x.t);
         TEST_CLOSE(ctx, &a);
@@ -560,7 +584,7 @@ TEST(loss_scale_falls_and_grows)
             CHECK(stats.loss > 10 && isfinite(stats.loss));
         }
         CHECK(skipped == 8 && done == 7);
-        /* Good steps before an overflow no longer count. */
+        /* An overflow restarts the count of good steps that doubles the scale. */
         CHECK(chain_step(&c, 100, &stats) == TT_OK && stats.loss_scale == 512 && stats.skipped == 9);
         for (int step = 0; step < 3; step++)
             CHECK(chain_step(&c, 40, &stats) == TT_OK && stats.loss_scale == (step < 2 ? 512 : 1024));
@@ -1058,7 +1082,7 @@ TEST(schedules)
         }
         CHECK(tt_schedule_lr(&s, 10) == 2e-3f && (k == 0 || tt_schedule_lr(&s, 110) == 1e-4f));
     }
-    s.kind = TT_LINEAR; /* no warm-up; then a warm-up that never ends */
+    s.kind = TT_LINEAR; /* first without a warm-up, then with a warm-up that never ends */
     s.min_lr = 0;
     s.warmup_steps = 0;
     s.total_steps = 4;
@@ -1103,7 +1127,8 @@ TEST(schedules_that_stay_and_functions)
 
 static const test_case tests[] = {
     TEST_CASE(sgd), TEST_CASE(adam), TEST_CASE(decay_rules), TEST_CASE(learning_rates_by_name_and_layer),
-    TEST_CASE(layers_of_names), TEST_CASE(bias_correction),
+    TEST_CASE(layers_of_names), TEST_CASE(rules_for_no_parameter),
+    TEST_CASE(bias_correction),
     TEST_CASE(stochastic_rounding_moves_bf16_weights), TEST_CASE(micro_batches_equal_one_batch),
     TEST_CASE(contradictory_options_are_refused_together), TEST_CASE(loss_scale_falls_and_grows),
     TEST_CASE(loss_scale_grows_where_nothing_overflows), TEST_CASE(loss_scale_leaves_true_gradients),

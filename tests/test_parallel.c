@@ -1,5 +1,5 @@
-/* Tests of whole programs on CPU ranks: the bits of one rank with any layout; errors; faults in a rank;
-   memory as planned.
+/* Tests of whole programs on CPU ranks: any layout gives the bits of one rank; errors; faults in a rank;
+   planned and allocated memory.
 
    The training is a small transformer with a table that is embedding and head, a norm that two layers share,
    a frozen matrix, dropout, clipping and, in 16 bits, a loss scale that overflows at first. Its steps have
@@ -66,7 +66,7 @@ typedef struct net {
     tt_tape *t;
     tt_param *param[PARAMS];
     int n_params;
-    int64_t seqs; /* an axis */
+    int64_t seqs; /* the axis of sequences */
     tt_value ids, starts, targets, weights, out, columns, loss;
     tt_program *p, *eval;
     int data; /* number of data ranks */
@@ -273,8 +273,8 @@ static tt_status run_step(net *n, int step, int micros)
     return over ? status : tt_update(n->p, 0.01f, &n->stats);
 }
 
-/* Returns the number of micro-batches of a step: full, no multiple of the leaves, or fewer than the
-   leaves. */
+/* Returns the number of micro-batches of a step. Some steps are full; in others the number is no multiple of
+   the leaves, or smaller than the number of leaves. */
 static int micros_of(const setup *s, int step)
 {
     const int full = s->groups * s->per_leaf;
@@ -440,7 +440,7 @@ static void same_bits(setup s, const layout *on, int count)
 /* Tells whether TINYTRAIN_ALL_LAYOUTS in the environment asks for all layouts instead of some of each
    kind. */
 static bool everything(void) { return getenv("TINYTRAIN_ALL_LAYOUTS") != NULL; }
-/* A sweep runs this share of layouts and precisions, with every kind of layout. */
+/* With TEST_SWEEP, tests run only a share of the layouts and precisions, but some layouts of every kind. */
 #if TEST_SWEEP > 10
 enum { SPARSE = 5, PRECISIONS = 1, EVERY = 1, TURNS = 1 };
 #elif TEST_SWEEP > 1
@@ -506,7 +506,7 @@ TEST(ranks_split_large_tensors_only)
     pieces_from = 1;
 }
 
-TEST(ranks_with_a_loss_in_chunks) /* the forward of the loss makes a gradient */
+TEST(ranks_with_a_loss_in_chunks) /* the forward of a loss in chunks computes the loss's gradient, too */
 {
     static char text[1 << 18];
     setup s = setup_of(some[0], "32-true", 4, 2);
@@ -844,7 +844,8 @@ TEST(parameters_of_ranks_are_set_and_read)
 {
     for (int k = 0; k < TEST_COUNT(layouts); k += 3) {
         setup s = setup_of(ones[sums_micros(layouts[k])], precisions[k % 5], 8, 1);
-        tt_stats reported[3]; /* ranks: one, several set before the allocation, several set after it */
+        tt_stats reported[3]; /* of one rank; of several ranks, set before the allocation; of several
+                                 ranks, set after it */
         for (int way = 0; way < 3; way++) {
             net n;
             if (way == 1) s.on = layouts[k];
@@ -1194,7 +1195,9 @@ static tt_status faulty_launch(const tt__launch *l, int n)
 {
     const struct timespec nap = {0, 1000000};
     const bool counts = l->device == fault.group->device[fault.rank] &&
-                        (!fault.late || tt__is_collective(l->instr)); /* other ranks wait for collectives */
+                        /* If a rank is late, only its collectives count, because the other ranks wait for
+                           collectives alone. */
+                        (!fault.late || tt__is_collective(l->instr));
     if (!counts || fault.made++ != fault.launches) return tt__cpu_backend.launch(l, n);
     fault.happened = true;
     if (!fault.late)

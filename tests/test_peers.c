@@ -42,11 +42,12 @@ static int seeds(int usual)
 /* ------------------------------------------------------------------------------------------------ devices */
 
 enum {
-    MAX = 8,            /* members */
+    MAX = 8,            /* max devices of a group */
     JOB = 80 << 10,      /* largest number of bytes of a collective's operands */
-    MEMORY = 8 * JOB,    /* bytes of each member */
-    PINNED = 6 << 10,    /* host bytes of a member's staged data: few, so that there are parts */
-    MAX_JOBS = 7        /* more than the emulator's launches have room for */
+    MEMORY = 8 * JOB,    /* bytes of memory of each member */
+    PINNED = 6 << 10,    /* host bytes for a member's data that go through the host: so few that the data
+                            go in several parts */
+    MAX_JOBS = 7        /* max collectives of one call: more than fit into one launch on the emulator */
 };
 
 typedef struct group { /* devices that work together */
@@ -59,7 +60,8 @@ typedef struct group { /* devices that work together */
     bool staged;         /* some device cannot reach another */
     double rate;         /* the lowest rate between two devices, bytes a second */
     void *pinned[2][MAX], *event[2][MAX]; /* two of each, used alternately */
-    long syncs, parts, waits, left_out;     /* left_out: number of the missing wait, from 1 */
+    long syncs, parts, waits, left_out;     /* left_out: number of the wait that is skipped, from 1; 0:
+                                               none */
     char pair[1024];     /* why the first pair of devices has no peer access */
     char why[1024];      /* error of the first function of a device that failed */
 } group;
@@ -317,7 +319,8 @@ static job draw_job(const group *g, int op, int number, size_t at)
     j.add = j.move.reduce == TT__SUM && pick(&s, 2);
     j.in_place = pick(&s, 2);
     j.present = pick(&s, 3) ? g->members : (int)pick(&s, (uint32_t)g->members + 1);
-    if (op == TT__OP_BROADCAST) j.move.root = false; /* a broadcast has a root, but divided shards */
+    if (op == TT__OP_BROADCAST) j.move.root = false; /* move.root says that one member has all data, but in
+                                                        a broadcast each member has a shard */
     if (op == TT__OP_SUM_SLOTS) {
         j.slots = slots[pick(&s, TEST_COUNT(slots))];
         j.present = pick(&s, 3) ? j.slots : (int)pick(&s, (uint32_t)j.slots + 1);
@@ -536,7 +539,7 @@ TEST(squares_of_pieces)
         double sum = 0;
         for (int64_t c = 0; c < CHUNKS; c++) {
             if (c * TT__CHUNK < sizes[k]) CHECK_NEAR(table[k][c], exact[k][c], 1e-6 * exact[k][c]);
-            else CHECK(table[k][c] != table[k][c]); /* not written */
+            else CHECK(table[k][c] != table[k][c]); /* NaN: not written */
             sum += c * TT__CHUNK < sizes[k] ? table[k][c] : 0;
         }
         CHECK_NEAR(folded[k], sum, 1e-7 * sum);
@@ -549,8 +552,8 @@ TEST(squares_of_pieces)
 
 enum { NET_IN = 70, NET_HIDDEN = 130, NET_OUT = 5, NET_ROWS = 6, NET_STEPS = 3 };
 
-/* Micro-batches of each step, the number of leaves of the sum, and rows per micro-batch (0: different
-   numbers). update: NULL, or the update of steps of one round without clipping. */
+/* The work of a training: micro-batches of each step, number of leaves of the sum, rows of a micro-batch (0:
+   different numbers). update: NULL, or the option `update` for steps of one round without clipping. */
 typedef struct net_work { int micros[NET_STEPS], groups, rows; const char *update; } net_work;
 static const net_work usual = {{11, 11, 0}, 8, 0, NULL}, *work = &usual;
 
@@ -611,7 +614,7 @@ static int leave_waits_out(tt_program *p)
 }
 
 static const char *offload, *update; /* options of the programs */
-static int net_waits; /* choices of leave_waits_out for the last program */
+static int net_waits; /* number of waits that leave_waits_out can remove from the last program */
 static size_t net_copied_bytes; /* bytes that the last program's plan copies */
 
 /* Returns the device names to use. On a GPU, ranks with separate devices become ranks that share the GPU. */
@@ -643,7 +646,7 @@ static tt_status train_net(net *to, const char *device, int zero, bool server, c
     const int64_t rows = tt_axis(t, "rows", NET_ROWS);
     tt_value x = tt_input(t, "x", TT_F32, rows, NET_IN), y = tt_input(t, "y", TT_I32, rows, 1);
     tt_value h = tt_dropout(t, tt_gelu(t, tt_linear(t, x, w[0], w[1])), 0.1f);
-    /* the net has too few blocks to offload "activations" */
+    /* the net has too few blocks to offload "activations" by itself, so the test marks this value */
     if (offload && strcmp(offload, "activations") == 0) tt_offload(t, h);
     tt_value loss = tt_cross_entropy(t, tt_linear(t, h, w[2], NULL), y, NULL);
     o.device = ranks_here(device);
@@ -696,7 +699,7 @@ TEST(ranks_of_one_device_train_alike)
     static const char *const devices[] = {"cuda:0,0", "cuda:0,0,0,0"};
     static net one, got;
     for (int k = 0; k < 2 * TEST_COUNT(precisions); k++) {
-        const int max = k % 2 ? 3 : 1; /* max 3: sums per micro-batch */
+        const int max = k % 2 ? 3 : 1; /* ZeRO 3 sums in each micro-batch, and so does its reference */
         const char *precision = precisions[k / 2];
         if (is_slow() && k / 2 != 1) continue;
         start(1, true, (uint64_t)k);
@@ -718,10 +721,11 @@ TEST(ranks_of_one_device_train_alike)
 
 /* ------------------------------------------------------------------------------------------------ streams */
 
-/* A program whose copies overlap with its computation, as launches or as recordings. without: number of a
-   missing wait; -1: none is missing. The caller calls close_beside even if this fails. */
+/* A program whose copies overlap with its computation. */
 typedef struct beside { test_allocator a; tt_context *ctx; streams s; } beside;
 
+/* Makes and runs the program, as CUDA graphs if `records`. without: number of the wait that is removed; -1:
+   none. The caller calls close_beside even if this fails. */
 static tt_status run_beside(beside *b, bool records, int without, float to[STREAM_RUNS][STREAM_NUMBERS])
 {
     b->ctx = test_open(&b->a);
@@ -738,7 +742,7 @@ static void close_beside(beside *b)
     TEST_CLOSE(b->ctx, &b->a);
 }
 
-/* Copies that overlap with computation give equal bits in every order, as launches and as recordings. */
+/* Copies that overlap with computation give equal bits in every order, launched singly or as CUDA graphs. */
 TEST(copies_beside_computation)
 {
     static float expected[STREAM_RUNS][STREAM_NUMBERS], got[STREAM_RUNS][STREAM_NUMBERS];
@@ -1076,7 +1080,7 @@ typedef struct threads { /* members with a thread each, like ranks */
     tt_status status[MAX];
 } threads;
 
-/* Does for one member what sync_members does for all. */
+/* Makes member `me` wait for the earlier work of all members; each member has a thread. */
 static tt_status sync_member(threads *c, int me, long *syncs)
 {
     group *g = c->g;
@@ -1199,7 +1203,8 @@ TEST(programs_train_alike_on_any_ranks)
         for (int seed = 0; seed < seeds(1); seed++)
             for (int d = 0; d < TEST_COUNT(devices); d++)
                 for (int links = 0; links < 3; links++) {
-                    if (is_slow() && (d + links + k + seed) % 3) continue; /* in turn */
+                    /* a slow build takes every third case */
+                    if (is_slow() && (d + links + k + seed) % 3) continue;
                     const int zero = micros ? 2 + (d + seed) % 2 : (d + seed) % 2;
                     const bool server = !micros && (d + seed) % 3 == 2;
                     char text[256];
@@ -1221,8 +1226,9 @@ TEST(programs_train_alike_on_any_ranks)
     }
 }
 
-/* A rank without a micro-batch in a round of two steps has one in the third: a device replays only runs with
-   a micro-batch. If activations are offloaded, the rank without a micro-batch does not offload any. */
+/* The first two steps have three micro-batches, so that rank 1 has none in their second round; the third step
+   has four. A rank that had no micro-batch is right again in the third step, although a device replays only
+   runs with a micro-batch. A rank without a micro-batch offloads no activations. */
 TEST(a_rank_that_sat_out_comes_back)
 {
     static net one, got;

@@ -637,7 +637,7 @@ TEST(schedules_of_stages)
                     for (int k = 0; k < 2 * micros; k++) {
                         bool backward;
                         const int64_t m = tt__pipeline_action(k, micros, max - 1, &backward);
-                        CHECK(m == (backward ? backwards : forwards)); /* in order */
+                        CHECK(m == (backward ? backwards : forwards)); /* micro-batches run in order */
                         if (backward) backwards++;
                         else forwards++;
                         CHECK(backwards <= forwards);
@@ -855,7 +855,8 @@ TEST(stages_that_do_not_fit_are_refused_together)
     CHECK(later > 0);
 }
 
-/* A stage that fits and has set its parameters' dtype does not hide how many bytes "bf16-true" needs. */
+/* An error about a stage that does not fit says how many bytes "bf16-true" needs, although the other stage
+   fits and has set the dtype of its parameters. */
 TEST(stages_are_advised_of_precision)
 {
     setup s = setup_of("cpu*2", 2, "1f1b", 4);
@@ -870,7 +871,7 @@ TEST(stages_are_advised_of_precision)
     CHECK(!tt_compile(n.t, n.loss, &o));
     int stage = -1;
     CHECK(sscanf(tt_error(n.ctx), "the plan of stage %d needs %zu", &stage, &o.memory_budget) == 2);
-    o.memory_budget--; /* one byte less: only that stage does not fit */
+    o.memory_budget--; /* one byte too few for this stage; the other stage fits */
     CHECK(!tt_compile(n.t, n.loss, &o));
     CHECK_ERROR(n.ctx, TT_ERR_BUDGET, "; precision \"bf16-true\" makes it ");
     o.precision = "bf16-true";
@@ -887,7 +888,7 @@ TEST(stages_on_cuda)
 #ifdef TINYTRAIN_CUDA
     static const char *const devices[][2] = {{"cuda:0,0", "cuda*2"}, {"cuda:0,0,0,0", "cuda*4"}};
     int several = 0, seeds = 1, skips = -1;
-#ifdef TT_EMULATE /* each slow build runs half of the cases; trace runs that with offload */
+#ifdef TT_EMULATE /* each slow build runs half of the cases: the trace build the half with offload */
     several = 1;
     seeds = strcmp(emu_build(), "plain") == 0 ? 3 : 1;
     skips = strcmp(emu_build(), "plain") == 0 ? -1 : strcmp(emu_build(), "trace") == 0;

@@ -1,4 +1,5 @@
-/* Tests of tape, verifier, passes, planner and replay: damage, random networks, brute force, poison. */
+/* Tests of tape, verifier, passes, planner and replay: damaged tapes, random networks, plans compared with
+   brute force, and storage that is overwritten as soon as it is dead. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

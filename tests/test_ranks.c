@@ -73,7 +73,7 @@ static void meet_and_look(barrier *m, int rank, tt__over over, int round)
     m->wrong[rank] += !tt__barrier(m->rank_group, rank, members);
     for (int k = 0; k < members.count; k++)
         m->wrong[rank] += m->round[members.first + k * members.stride] != round;
-    /* all have read before the next round is written */
+    /* so that all ranks have read this round's numbers before one writes the next */
     m->wrong[rank] += !tt__barrier(m->rank_group, rank, members);
 }
 
@@ -176,7 +176,8 @@ TEST(a_rank_that_fails_ends_all_waits)
             on_ranks(sizes[s], meet_until_one_fails, &m);
             snprintf(text, sizeof text, "rank %d is at fault", m.at_fault);
             CHECK_ERROR(ctx, TT_ERR_NUMERIC, text);
-            for (int r = 0; r < sizes[s]; r++) /* a round less where a rank may still be leaving a barrier */
+            for (int r = 0; r < sizes[s]; r++) /* a rank that may still be leaving a barrier may have
+                                                  counted one round less */
                 CHECK(m.met[r] == m.at_round || (m.met[r] == m.at_round - 1 && r != m.at_fault));
             tt__rank_group_reset(m.rank_group);
             m.at_fault = -1;
@@ -217,11 +218,10 @@ TEST(a_rank_that_does_not_come_is_named)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ------------------------------------------------------------------------------------------------- pieces */
-
 /* ----------------------------------------------------------------------------------- several processes */
 
-/* Simulates a network without messages; the 50th poll for an end returns the end of process 1. */
+/* Simulates a network without messages. The 50th question whether a process has ended finds the end of
+   process 1. */
 static int looks;
 
 static const char *no_message(tt__net *n, tt__request *r)
@@ -371,7 +371,7 @@ typedef struct collective_test {
     tt__rank_group *rank_group;
     const char *isa;
     int members, cases;
-    int64_t max;               /* elements                                                                 */
+    int64_t max;               /* max elements of an operand */
     tt__cpu cpu[MAX_MEMBERS];
     char *memory[MAX_MEMBERS], *before[MAX_MEMBERS], *expected;
     tt__mat in[MAX_MEMBERS], out[MAX_MEMBERS];
@@ -713,7 +713,8 @@ TEST(ranks_neon) { collectives("neon"); }
 
 /* ------------------------------------------------------------------------------------------------ squares */
 
-/* Sums the squares of g by one op, and by gathering and folding the sums of the chunks of shards. */
+/* Sums the squares of g by one op, and by gathering and folding the sums of the chunks of shards. Returns
+   whether both sums are equal. */
 static bool same_squares(tt_context *ctx, const tt__mat *g, int members, bool root, float *whole)
 {
     enum { CHUNKS = 16 };
@@ -801,7 +802,7 @@ static int32_t new_operand(tt_tape *t, tt_dtype dtype, int64_t rows, int64_t col
     return v;
 }
 
-/* Makes a shard of WHOLE elements over data ranks: a new value, or a view of `of`. */
+/* Makes a data rank's shard of a tensor of WHOLE elements: a new value, or a view of `of`. */
 static int32_t new_piece(tt_tape *t, int32_t of)
 {
     const tt__part part = {TT__WHOLE, false, TT__CHUNK, WHOLE};
@@ -970,7 +971,8 @@ TEST(collectives_of_ranks_are_not_pruned)
         c.i->out[0] = tt__ops[op].outputs ? z : 0;
         CHECK(tt__pass_prune(t, 0, true) == TT_OK);
         const bool stays = tt__rules_of(&like)->phases != 0;
-        const int last = 2 + tt__ops[op].outputs; /* after BROADCAST: y and, if the op may add to y, z */
+        const int last = 2 + tt__ops[op].outputs; /* index of the op, after BROADCAST, the GELU that makes
+                                                     y and, if the op has a result, the GELU that makes z */
         CHECK(t->n_code == (stays ? last + 1 : 1));
         if (stays) CHECK(t->code[last].op == op && t->code[1].out[0] == y.id);
         close_one(&c);
@@ -1006,7 +1008,8 @@ static int rank_of(const tt__device *d)
     return r;
 }
 
-/* Makes memory for a member, filled with `byte`. The operands lie as far apart as in real memory. */
+/* Replaces the memory of a member's operands by new memory, filled with `byte` and returned. Operands that
+   overlap keep their distance. */
 static char *stand_in(tt__mat *x, tt__mat *y, int byte)
 {
     const size_t item = tt_dtype_bytes(x->dtype), n = (size_t)(x->rows * x->cols) * item;

@@ -77,7 +77,7 @@ static inline bool streams_drop(streams *s, int wait)
     return r->started != NULL;
 }
 
-enum { STREAM_RUNS = 4 }; /* runs after the first use a recording, on devices that record */
+enum { STREAM_RUNS = 4 }; /* runs after the first use a CUDA graph, on devices that have them */
 
 static inline tt_status streams_run(streams *s, float to[STREAM_RUNS][STREAM_NUMBERS])
 {

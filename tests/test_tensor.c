@@ -58,7 +58,8 @@ static tt_value record_gated(net *n)
     tt_value h[4];
     attention.causal = true;
     attention.dropout = 0.2f;
-    attention.alibi = 1; /* slopes depend on the heads of all ranks */
+    attention.alibi = 1; /* ALiBi's slopes depend on the number of heads, which is that of all ranks
+                            together */
     attention.window = 6;
     n->x = tt_input(t, "x", TT_F32, tokens, WIDTH);
     n->target = tt_input(t, "target", TT_F32, tokens, WIDTH);
@@ -586,7 +587,7 @@ TEST(regions_of_real_architectures)
     CHECK_NEAR(millions, 42.5 + 23.44, 0.05);
     CHECK(regions(false, NULL, 4, &millions) == 12); /* 4 does not divide the rows of the table */
     CHECK(regions(true, "L/16", 2, &millions) == 48);
-    CHECK_NEAR(millions, 302.16, 0.01); /* of 303.3 */
+    CHECK_NEAR(millions, 302.16, 0.01); /* of 303.3 million parameters */
     CHECK(regions(true, "L/16", 4, &millions) == 48);
     CHECK(regions(true, "S/16", 4, &millions) == 12); /* 4 ranks cannot divide the 6 heads of S/16 */
     CHECK(regions(true, "Ti/16", 2, &millions) == 0); /* the layers are too small to be divided */
@@ -610,7 +611,7 @@ TEST(gathered_again)
             n.p = tt_compile(n.t, n.loss, &o);
             REQUIRE(n.p != NULL);
             const int gathers = collectives(n.p, TT__OP_ALL_GATHER, true), ends = sequence ? 4 : 0;
-            /* one gather for the end of each region */
+            /* without second gathers the backward gathers only the gradient at each region's end */
             CHECK(sequence && cheap ? gathers > ends : gathers == ends);
             bytes[sequence][cheap] = tt_program_plan(n.p).bytes;
             close_net(&n);
@@ -808,7 +809,7 @@ TEST(updates_in_the_backward)
     static trained end;
     for (int kind = 0; kind < NETS; kind++)
         for (int sequence = 0; sequence < 2; sequence++)
-            for (int data = 0; data < 2; data++) { /* data ranks */
+            for (int data = 0; data < 2; data++) { /* data: whether two data ranks divide the shards again */
                 const int zero = data ? (kind + 2 * sequence) % 4 : -1;
                 tt_compile_options o = options_of(data ? "cpu*4" : "cpu*2", 2, sequence);
                 o.optimizer.kind = (kind + zero) % 2 ? TT_ADAMW : TT_SGD;

@@ -373,7 +373,7 @@ TEST(files_and_folders)
     CHECK(ids[0] == 70000 && ids[1] == 128255);
     tt_token_stream_free(s);
     s = tt_token_stream_open(ctx, path, 4, 128255, -1);
-    for (int across = 0; across < 2; across++) { /* before training */
+    for (int across = 0; across < 2; across++) { /* a loader refuses the id before any training */
         tt_token_loader_options lo = tt_token_loader_options_default();
         lo.across = across;
         CHECK(s && tt_token_loader_new(ctx, s, &lo) == NULL);

@@ -28,7 +28,7 @@ static bool same_config(const tt_vit *a, const tt_vit *b)
                  x.hidden_size == y.hidden_size) &&
            CHECK(x.layers == y.layers && x.heads == y.heads && x.intermediate_size == y.intermediate_size &&
                  x.classes == y.classes && x.qkv_bias == y.qkv_bias) &&
-           CHECK(strcmp(a->activation, b->activation) == 0 && x.layer_norm_eps == y.layer_norm_eps &&
+           CHECK(strcmp(x.activation, y.activation) == 0 && x.layer_norm_eps == y.layer_norm_eps &&
                  x.initializer_range == y.initializer_range) &&
            CHECK(x.dropout == y.dropout && x.attention_dropout == y.attention_dropout) &&
            CHECK(memcmp(x.mean, y.mean, sizeof(float) * (size_t)x.channels) == 0 &&
@@ -657,7 +657,8 @@ TEST(unreadable_files_are_not_absent)
             if (status == TT_OK) tt_vit_free(&m);
             TEST_CLOSE(ctx, &a);
         }
-        /* Opening config.json, preprocessor_config.json and, for 'o', the checkpoint fails. */
+        /* The load failed once for config.json, once for preprocessor_config.json and, with 'o', once for the
+           checkpoint. */
         CHECK(failures >= 2);
     }
 }
@@ -680,7 +681,8 @@ TEST(learns_and_predicts)
     for (int k = 0; k < IMAGES; k++)
         CHECK(p[3 * k + labels[k]] > 0.7f && p[3 * k] + p[3 * k + 1] + p[3 * k + 2] > 0.999f);
     float one[3];
-    for (int k = 0; k < IMAGES; k++) { /* an image alone gives what it gave among the others */
+    for (int k = 0; k < IMAGES; k++) { /* an image alone gets the probabilities that it got among the
+                                          others */
         b = batch_of(pixels, labels, k, 1, true);
         CHECK(tt_predict(r, &b, one) == TT_OK);
         for (int c = 0; c < 3; c++) CHECK_NEAR(one[c], p[3 * k + c], 1e-5);

@@ -64,7 +64,8 @@ static dnnl_memory_desc_t matrix(int at, int argument, int rows, int cols, int t
     return dnnl_memory_create(&operands[at].memory, d, engine, data) == dnnl_success ? d : NULL;
 }
 
-static int prepare(const product *p) /* its primitives are kept until the process ends */
+static int prepare(const product *p) /* makes the oneDNN primitive of a product, which is kept until the
+                                        process ends */
 {
     dnnl_primitive_desc_t d;
     if (!engine && (dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success ||

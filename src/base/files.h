@@ -22,8 +22,8 @@ static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, 
     return TT_ERR_FILE;
 }
 
-/* Reads the n bytes at `offset` of an open file. The caller has checked the range against the size at
-   opening, so a shorter file has been cut off since. */
+/* Reads the n bytes at `offset` of an open file. The caller has checked that the file had these bytes when it
+   was opened, so a file that ends earlier has been cut off since. */
 static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, uint64_t offset, void *to,
                                size_t n)
 {
@@ -157,7 +157,7 @@ static tt_status tt__writer_end(tt__writer *w)
     return w->status;
 }
 
-/* Returns whether heapsort puts item a before item b. The function must be a strict total order. Heapsort
+/* Returns whether heapsort puts item a before item b. The function must define a strict total order. Heapsort
    needs no memory and takes n log n steps for any input. */
 typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
 

@@ -34,7 +34,7 @@
 #include <time.h>
 #include <unistd.h>
 #ifdef TINYTRAIN_MPI
-#define OMPI_SKIP_MPICXX 1 /* leaves out the C++ bindings of old versions, which cause warnings */
+#define OMPI_SKIP_MPICXX 1 /* leaves out the C++ bindings of old MPI libraries, which cause warnings */
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 #ifdef OPEN_MPI

@@ -56,7 +56,7 @@ static double tt__line_meets(double from, double from_bytes, double to, double t
 static int64_t tt__largest_size(tt_context *ctx, tt_compile_options *o, int64_t max, tt__try_size try_size,
                                 void *arg)
 {
-    tt__attempt attempt = {true, !o->memory_budget, false, 0, 0};
+    tt__attempt attempt = {true, !o->memory_budget, false, false, 0, 0};
     tt_status status = tt__budget_on(ctx, o->device, &o->memory_budget);
     const double budget = (double)o->memory_budget;
     int64_t fits = 0, fails = max + 1, next = 1;

@@ -57,7 +57,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     const int tensor = s->options.parallel.tensor;
     int losses = 0, totals = 0;
     TT__PASS(t, "record", TT_OK);
-    TT__PASS(t, "inference", tt__pass_inference(t, b->root, train));
+    TT__PASS(t, "inference", tt__pass_inference(t, b->root, s->dropout));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, false));
     TT__PASS(t, "rows", tt__pass_rows(t, b->root));
     if (t->stages > 1) TT__PASS(t, "ends of stages", tt__pass_ends(t));

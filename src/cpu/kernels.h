@@ -1,4 +1,4 @@
-#ifndef TT__LANES /* by itself this file is the portable variant */
+#ifndef TT__LANES /* by itself (compiled alone), this file is the portable variant of the kernels */
 #include "isa.h"
 #define TT__LANES 4
 #define TT__ISA portable

@@ -66,7 +66,8 @@ cudaError_t drain(tt__device *d)
     return first;
 }
 
-// Returns stream `number`, which the first call for this number makes; NULL if that fails.
+// Returns stream `number` of the device. The first call for a number makes the stream. Returns NULL if the
+// stream cannot be made.
 cudaStream_t stream_of(tt__device *d, int number)
 {
     if (number == TT__COMPUTE_STREAM) return d->stream;
@@ -181,8 +182,8 @@ __global__ void find_wgmma(int *to)
     *to = TT__HAS_WGMMA;
 }
 
-// Sets d->wgmma, whether attention uses the kernels of warpgroups (src/ops/attention): the device has wgmma,
-// and its machine code of this file uses it.
+// Sets d->wgmma, which says whether attention runs the kernels of warpgroups (src/ops/attention). The kernels
+// need a device that has wgmma, and machine code of this file for that device that contains wgmma.
 tt_status choose_wgmma(tt__device *d)
 {
     const char *asked = getenv("TINYTRAIN_WGMMA");
@@ -264,7 +265,7 @@ void describe_device(text_buffer *text, int index)
           index, p.name, p.major, p.minor, 1e-9 * (double)total, 1e-9 * (double)available);
     print(text, "    %d multiprocessors, up to %d MHz; %.0f MiB of L2; memory of %d bits at %d MHz\n",
           p.multiProcessorCount, clock / 1000, p.l2CacheSize / 1048576.0, bus, memory_clock / 1000);
-    // The maximum speed of the link, because the link is slower while nothing runs.
+    // Reads the maximum speed of the link: while nothing runs, the current speed is lower.
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/max_link_speed", p.pciDomainID,
              p.pciBusID, p.pciDeviceID);
     first_line(path, speed);
@@ -338,7 +339,7 @@ void cuda_release(tt__device *d, void *memory)
     cudaFree(memory);
 }
 
-// Returns device d as a place for managed memory: a structure since CUDA 13, the device's number before.
+// Returns how cudaMemPrefetchAsync names device d: by a structure since CUDA 13, by a number before.
 #if CUDART_VERSION >= 13000
 cudaMemLocation place_of(const tt__device *d) { return {cudaMemLocationTypeDevice, d->index}; }
 #define TT__PREFETCH_FLAGS 0,
@@ -393,7 +394,8 @@ void *cuda_allocate_host(tt__device *d, size_t bytes)
 {
     void *host = NULL;
     if (!use(d)) return NULL;
-    // Portable: copies by every device are asynchronous. Mapped: kernels of every device may load from it.
+    // The flag Portable makes copies by every device asynchronous. The flag Mapped lets kernels of every
+    // device load from the memory.
     const cudaError_t e = cudaHostAlloc(&host, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     return check(d, e, "cudaHostAlloc") == TT_OK ? host : NULL;
 }

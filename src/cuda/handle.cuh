@@ -6,7 +6,7 @@
 // ================================================================================================== device
 // The state of an open CUDA device.
 
-namespace { // all of the product except tt__device and the table of functions at its end
+namespace { // holds all of tinytrain_cuda.cu except struct tt__device and the table of functions at its end
 
 struct product_choice;
 struct tuned_product;
@@ -22,7 +22,7 @@ struct tt__device {
     cudaStream_t beside[TT__STREAMS]; // the other streams, by number; made at the first use
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
-    product_choice *choices; // array of TT__PRODUCT_CHOICES, see cuda_products.cuh
+    product_choice *choices; // hash table of TT__PRODUCT_CHOICES entries: cuBLASLt's choice for each product
     int choice_count;
     tuned_product *tuned;    // array of tuned_count products that were timed or learnt
     int tuned_count;

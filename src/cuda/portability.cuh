@@ -14,8 +14,9 @@
 #define TT__DYN_SHARED(T, name)                                    \
     extern __shared__ __align__(128) unsigned char tt__dyn_smem[]; \
     T *name = (T *)tt__dyn_smem
-// Launches a kernel: TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) is a cudaError_t. A
-// template needs parentheses: (kernel<64, 2>). The stream may be a tt__stream.
+// Launches a kernel: TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...). The result is a
+// cudaError_t. A kernel that is a template needs parentheses: (kernel<64, 2>). The stream may be a
+// tt__stream.
 #define TT__LAUNCH(kernel, grid, block, shared, stream, ...) \
     tt__launch_kernel(kernel, grid, block, shared, tt__stream_of(stream), __VA_ARGS__)
 
@@ -52,8 +53,8 @@ __device__ __forceinline__ void tt__begin_kernel()
 #endif
 }
 
-// Returns x and hides its value from the compiler. So the compiler does not compute values that depend on x
-// before a loop, which would have no registers for them.
+// Returns x and hides its value from the compiler. Without this function the compiler would compute values
+// that depend on x ahead of a loop that uses them, and the loop has no registers to hold the values.
 __device__ __forceinline__ int tt__opaque(int x)
 {
     asm volatile("" : "+r"(x));
@@ -66,9 +67,9 @@ __device__ __forceinline__ uint32_t tt__shared_address(const void *p)
 }
 
 // Computes d (16 x 8) += a (16 x 16, row-major) * b (16 x 8, column-major). T is __nv_bfloat16 or __half. A
-// register of a or b holds two neighbours in a row of a or a column of b, the first in its lower half. A
-// thread's registers hold, of a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8, 2t+8; of b: rows 2t, 2t+8 of
-// column g; of d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
+// register of a or b holds two neighbours in a row of a or a column of b, the first in its lower half. With
+// g = lane/4 and t = lane%4, a thread's registers hold, of a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8,
+// 2t+8; of b: rows 2t, 2t+8 of column g; of d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
 template <class T>
 __device__ void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 template <>
@@ -89,8 +90,9 @@ __device__ __forceinline__ void tt__mma_16816<__half>(float (&d)[4], const uint3
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
                      "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// Computes d (16 x 8) += a (16 x 8) * b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. A thread's
-// registers hold, of a: rows g, g+8, g, g+8 of columns t, t, t+4, t+4; of b: rows t, t+4 of column g.
+// Computes d (16 x 8) += a (16 x 8) * b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. With
+// g = lane/4 and t = lane%4, a thread's registers hold, of a: rows g, g+8, g, g+8 of columns t, t, t+4, t+4;
+// of b: rows t, t+4 of column g.
 __device__ __forceinline__ void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2])
 {
@@ -134,8 +136,8 @@ __device__ __forceinline__ float tt__root(float x)
     return r;
 }
 // Loads 1, 2 or 4 matrices of 8 x 8 16-bit numbers from shared memory. Lane 8j+i passes the address of row i
-// (16 bytes) of matrix j. A thread gets columns 2t and 2t+1 of row g of each matrix or, by functions whose
-// name ends in _trans, of its transpose.
+// (16 bytes) of matrix j. With g = lane/4 and t = lane%4, a thread gets columns 2t and 2t+1 of row g of each
+// matrix or, by functions whose name ends in _trans, of the matrix's transpose.
 __device__ __forceinline__ void tt__ldmatrix_x1(uint32_t &r, const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
@@ -192,8 +194,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 
 // Products by a warpgroup: four successive warps, the first of which has a number that is a multiple of 4.
 // The products run asynchronously. Warp i has rows 16 i to 16 i + 15 of d (64 x 64), in tiles of 16 x 8 as in
-// tt__mma_16816. They exist only in code for sm_90a. PTX ISA, "Asynchronous Warpgroup Level Matrix
-// Instructions".
+// tt__mma_16816. Only code for sm_90a has the instructions (PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions").
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define TT__HAS_WGMMA true
 #define TT__WGMMA(...) asm volatile(__VA_ARGS__)
@@ -345,10 +347,10 @@ __device__ __forceinline__ uint32_t tt__bytes(uint32_t low, uint32_t high, uint3
 #endif
 
 // Returns the lower half of the matrix descriptor of rows in shared memory that a warpgroup's product reads
-// (PTX ISA, "Matrix Descriptor Format", "Canonical Layouts"). Chunk c, of 16 bytes, of a row of 128 bytes is
-// stored at chunk c ^ row % 8. Groups of eight rows follow one another, the first at a multiple of 1,024
-// bytes; the leading dimension is not read. p: row 0 of a group of 8, at a multiple of 16 columns. The
-// descriptor of an address n bytes further is larger by n / 16.
+// (PTX ISA, "Matrix Descriptor Format", "Canonical Layouts"). A row of 128 bytes has 8 chunks of 16 bytes.
+// Chunk `c` of row `r` is stored at the place of chunk `c ^ (r % 8)`. Groups of eight rows follow one
+// another, the first at a multiple of 1,024 bytes; the leading dimension is not read. p: row 0 of a group of
+// 8, at a multiple of 16 columns. The descriptor for an address n bytes after p is larger by `n / 16`.
 __device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 {
     return (tt__shared_address(p) & 0x3ffff) >> 4 | 1 << 16;

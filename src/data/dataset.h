@@ -8,7 +8,8 @@
 /* A text or an image with its labels. */
 typedef struct tt__example {
     const char *text, *pair;       /* pair: the second text of a pair; NULL: none */
-    size_t bytes, pair_bytes;      /* number of bytes of the texts */
+    const char *negative;          /* TT_TASK_EMBED: a third text; NULL: none */
+    size_t bytes, pair_bytes, negative_bytes; /* number of bytes of the texts */
     int64_t number;                /* number of the image in its source */
     int label;                     /* number of the class; 0 for other tasks than TT_TASK_CLASS */
     int n_words;                   /* number of words; while a table is read, number of labels */
@@ -20,6 +21,7 @@ struct tt_dataset {
     tt_context *ctx;
     tt_task task;
     bool pairs;              /* at least one text has a second text */
+    bool negatives;          /* at least one text has a third text */
     tt__example *examples;
     int count, capacity;
     const char **classes;
@@ -57,6 +59,13 @@ const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes)
     const tt__example *e = i >= 0 && i < d->count ? &d->examples[i] : NULL;
     if (bytes) *bytes = e && e->pair ? e->pair_bytes : 0;
     return e ? e->pair : NULL;
+}
+
+const char *tt_dataset_negative(const tt_dataset *d, int64_t i, size_t *bytes)
+{
+    const tt__example *e = i >= 0 && i < d->count ? &d->examples[i] : NULL;
+    if (bytes) *bytes = e && e->negative ? e->negative_bytes : 0;
+    return e ? e->negative : NULL;
 }
 
 int tt_dataset_label(const tt_dataset *d, int64_t i)
@@ -211,10 +220,11 @@ static tt_status tt__number_classes(tt_dataset *d, const char *const *names, int
    chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
-    int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)d->n_classes), spare = n;
+    const int classes = (int)tt__max(1, d->n_classes); /* TT_TASK_EMBED has none, and all labels are 0 */
+    int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)classes), spare = n;
     if (!quota) return TT_ERR_MEMORY;
     for (int i = 0; i < d->count; i++) quota[d->examples[i].label]++;
-    for (int c = 0; c < d->n_classes; c++) spare -= quota[c] = quota[c] * n / d->count;
+    for (int c = 0; c < classes; c++) spare -= quota[c] = quota[c] * n / d->count;
     tt__shuffle(order, (uint32_t)d->count, key);
     for (int k = 0, chosen = 0; k < d->count; k++) {
         int label = d->examples[order[k]].label;
@@ -239,29 +249,33 @@ static tt_dataset *tt__dataset_new(tt_context *ctx, tt_task task, const char *co
     return tt__dataset_end(d, tt__number_classes(d, class_names, classes));
 }
 
-/* Copies the text, the second text, the values and the words of an example into the dataset's memory. */
+/* Copies the texts, the values and the words of an example into the dataset's memory. */
 static tt_status tt__dataset_copy(tt_dataset *d, tt__example *e)
 {
     const size_t values = e->values ? sizeof *e->values * (size_t)d->n_classes : 0;
     const size_t words = sizeof *e->words * (size_t)e->n_words;
     char *text = e->text ? tt__chunks_text(d->ctx, &d->chunks, e->text, e->bytes) : NULL;
     char *pair = e->pair ? tt__chunks_text(d->ctx, &d->chunks, e->pair, e->pair_bytes) : NULL;
+    char *third = e->negative ? tt__chunks_text(d->ctx, &d->chunks, e->negative, e->negative_bytes) : NULL;
     void *copy = values ? tt__chunks_take(d->ctx, &d->chunks, values) : NULL;
     void *tags = words ? tt__chunks_take(d->ctx, &d->chunks, words) : NULL;
-    if ((e->text && !text) || (e->pair && !pair) || (values && !copy) || (words && !tags))
+    if ((e->text && !text) || (e->pair && !pair) || (e->negative && !third) || (values && !copy) ||
+        (words && !tags))
         return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %zu bytes of text %d",
-                        e->bytes + e->pair_bytes, d->count - 1);
+                        e->bytes + e->pair_bytes + e->negative_bytes, d->count - 1);
     if (values) memcpy(copy, e->values, values);
     if (words) memcpy(tags, e->words, words);
     e->text = text;
     e->pair = pair;
+    e->negative = third;
     e->values = (float *)copy;
     e->words = (tt_word *)tags;
     d->pairs |= pair != NULL;
+    d->negatives |= third != NULL;
     return TT_OK;
 }
 
-/* Checks the labels of the caller's text number d->count. */
+/* Checks the labels and the number of texts of the caller's text number d->count. */
 static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
 {
     const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
@@ -280,6 +294,10 @@ static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
                             "%s", c, d->count, x,
                             d->task == TT_TASK_SCORES ? "a finite number" : "a number from 0 to 1");
     }
+    if (d->task == TT_TASK_EMBED && (!text->pair || (d->count && d->negatives != (text->negative != NULL))))
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has no %s, but TT_TASK_EMBED "
+                        "needs a pair for every text, and a negative for all texts or for none", d->count,
+                        !text->pair ? "pair" : text->negative ? "negative before it" : "negative");
     if (d->task != TT_TASK_TAGS) return TT_OK;
     if (text->pair)
         return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has a second text, but "
@@ -295,7 +313,7 @@ static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
     return TT_OK;
 }
 
-/* Adds an image, or a copy of a text. */
+/* Adds a copy of a text to the dataset or, if `text` is NULL, the next image of the source. */
 static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *text, int label)
 {
     if (text && tt__dataset_check(d, text) != TT_OK) return d->ctx->status;
@@ -311,6 +329,8 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *t
     e->bytes = text->bytes;
     e->pair = text->pair;
     e->pair_bytes = text->pair ? text->pair_bytes : 0;
+    e->negative = d->task == TT_TASK_EMBED ? text->negative : NULL;
+    e->negative_bytes = e->negative ? text->negative_bytes : 0;
     const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
     e->values = values ? (float *)(uintptr_t)text->values : NULL;
     e->words = (tt_word *)(uintptr_t)text->words;
@@ -318,14 +338,17 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *t
     return tt__dataset_copy(d, e);
 }
 
-static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_TAGS; }
+static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_EMBED; }
 
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes)
 {
-    if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names || !tt__is_task(task))
+    const bool no_classes = task == TT_TASK_EMBED && !classes;
+    if (count < 1 || count > INT_MAX || !texts || !tt__is_task(task) ||
+        !(no_classes || (task != TT_TASK_EMBED && classes > 0 && class_names)))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are %lld texts%s of %d classes%s, "
-                        "task %d; expected at least one text and one class, and one of tt_task",
+                        "task %d; expected at least one text, one of tt_task, and at least one class, or 0 "
+                        "for TT_TASK_EMBED",
                         (long long)count, texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)",
                         (int)task), (tt_dataset *)NULL;
     tt_dataset *d = tt__dataset_new(ctx, task, class_names, classes);

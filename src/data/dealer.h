@@ -17,7 +17,8 @@ tt_loader_options tt_loader_options_default(void)
 /* Values for argument b of tt__stream_key, which gives the random key of a loader's shuffle; argument a is
    the epoch. The shuffle of a window's steps has b = TT__SHUFFLE_STEPS + number of the window. */
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a for tt_dataset_split; b is the number of examples */
+/* Value for argument a of tt__stream_key in tt_dataset_split; argument b is the number of examples. */
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1)
 #define TT__LOADER_THREADS 64              /* max threads of a loader */
 
 /* ---- the dealer chooses the examples of a step, which are texts, images or windows of tokens, and the
@@ -25,10 +26,12 @@ enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
 
 typedef struct tt__dealer {
     const char *of;                /* name of the loader in messages */
-    int batch, max_seqs;           /* examples of a step; max examples of a micro-batch */
+    int batch, max_seqs;           /* batch: number of examples of a step; max_seqs: max number of examples of
+                                      a micro-batch */
     int groups, data;              /* values of tt_parallel.groups and tt_parallel.data */
     bool shuffle, accumulates;     /* accumulates: a step may have more micro-batches than `data` */
-    int64_t count, used, steps;    /* number of all examples; of examples in an epoch; of steps in an epoch */
+    int64_t count, used, steps;    /* count: number of all examples; used, steps: number of examples and of
+                                      steps in an epoch */
     int64_t epoch, step;           /* epoch and step of the next micro-batch */
     uint32_t *order;               /* the numbers of all `count` examples, in the epoch's order */
 } tt__dealer;
@@ -94,8 +97,9 @@ static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, in
     return TT_OK;
 }
 
-/* The tokens of a text or a pair. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens;
-   types: NULL if all are 0; tags: for TT_TASK_TAGS, as in tt_batch. */
+/* The tokens of a sequence. A sequence is a text or a pair of texts; with TT_TASK_EMBED, one text of a pair
+   or triplet. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens; types: NULL if all are
+   0; tags: for TT_TASK_TAGS, as in tt_batch. */
 typedef struct tt__tokens {
     const void *ids;
     const uint8_t *types;
@@ -109,7 +113,7 @@ typedef struct tt__loader_thread {
     tt__resampler resampler;
 } tt__loader_thread;
 
-typedef struct tt__ring_slot {     /* a micro-batch of images */
+typedef struct tt__ring_slot {     /* one micro-batch of images in the loader's ring */
     uint8_t *pixels;
     int done;                      /* number of images that are ready or have failed */
     int failed;                    /* place of the first image that failed; max_seqs: none failed */
@@ -128,16 +132,19 @@ struct tt_loader {
     int32_t *labels;
     int64_t *index;
     tt_source source;
-    pthread_mutex_t mutex;         /* guards `failed`, the fields of images listed below, and, while texts
-                                      are tokenized, `chunks`, `longest`, `cut` and `empty` */
+    pthread_mutex_t mutex;         /* guards `failed` and the fields that the comment about images below
+                                      lists; while texts are tokenized, also `chunks`, `longest`, `cut` and
+                                      `empty` */
     bool failed;
 
     /* ---- fields for texts, all of which are tokenized when the loader is created */
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
     bool typed;                    /* token types may differ from 0 */
-    bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
-    tt__tokens *tokens;            /* the tokens of each of `count` texts */
+    bool sort;                     /* sort the texts of each window by length, and shuffle the window's steps;
+                                      a window is consecutive steps */
+    int parts;                     /* sequences of an example: with TT_TASK_EMBED 2 or 3, else 1 */
+    tt__tokens *tokens;            /* (count, parts) the tokens of each example */
     tt__chunk *chunks;             /* memory of the ids */
     int32_t *scratch;              /* max_length ids and types for each thread, while texts are tokenized */
     tt_span *spans;                /* TT_TASK_TAGS: max_length spans for each thread */
@@ -150,17 +157,21 @@ struct tt_loader {
     uint32_t *sorted, *step_order;
     int micro;                     /* micro-batches of the current step that were handed out */
     /* dealt: texts of the current step, one micro-batch after another; ends: the end of each micro-batch in
-       `dealt`. Scratch: by_length: the places in the step, longest text first; micro_of: the micro-batch of
-       each place; filled: the number of tokens of each micro-batch. All have `batch` entries. */
+       `dealt`. The other arrays are scratch memory. by_length: the places of the step's texts, longest text
+       first. micro_of: the micro-batch of the text at each place. filled: the number of tokens of each
+       micro-batch. All arrays have `batch` entries. */
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
     int32_t *tags;                 /* tags of the micro-batch, for TT_TASK_TAGS */
     float *label_values;           /* values of the micro-batch, for TT_TASK_LABELS and TT_TASK_SCORES */
+    int32_t *roles;                /* TT_TASK_EMBED: the numbers 0, 1, 2, ...; the data of each of `arrays`
+                                      are a part of them */
+    tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives" */
 
     /* ---- fields for images. Threads make the images of micro-batches `base` to `base + slots - 1`, while
-       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, a slot's fields except
-       the pixels, and the dealer's order, which changes only while no thread is busy. */
+       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, the fields of `ring`
+       except the pixels, and the dealer's order, which changes only while no thread is busy. */
     tt_image_options image;
     size_t image_bytes;            /* bytes of an image after resizing and cropping */
     pthread_cond_t work, ready;
@@ -169,7 +180,7 @@ struct tt_loader {
     tt__loader_thread threads[TT__LOADER_THREADS];
     int started;                   /* number of threads that run */
     int slots;                     /* number of micro-batches that `ring` holds */
-    tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
+    tt__ring_slot *ring;           /* ring[m % slots] holds micro-batch m of the epoch */
     /* deal_data: number of data ranks; 0: unknown. This process needs the images of the data ranks
        [deal_first, deal_end). */
     int deal_data, deal_first, deal_end;
@@ -181,7 +192,7 @@ struct tt_loader {
     double waited;                 /* seconds for which the trainer has waited for images */
 };
 
-#define TT__TEXTS_AT_ONCE 64 /* number of texts that one task tokenizes */
+#define TT__TEXTS_AT_ONCE 64 /* number of texts that one task of the thread pool tokenizes */
 
 /* Returns whether a token that comes from the bytes `span` belongs to a word: the bytes overlap, or the token
    is white space directly before the word, such as a mark of SentencePiece that is a token of its own. */
@@ -211,22 +222,42 @@ static void tt__loader_tags(const tt__example *e, const tt_span *spans, int firs
     }
 }
 
-/* Tokenizes the texts of one task: TT__TEXTS_AT_ONCE consecutive texts. */
+/* Returns the options with which sequence `number` of a loader is encoded. The caller adds the pointers to
+   memory for the result. */
+static tt_encoding tt__loader_encoding(const tt_loader *l, int64_t number)
+{
+    const tt__example *e = &l->d->examples[number / l->parts];
+    tt_encoding o = {e->text, e->bytes, e->pair, e->pair_bytes, true, l->o.max_length, l->o.max_length, NULL,
+                     NULL, NULL};
+    if (l->parts == 1) return o;
+    const char *const text[] = {e->text, e->pair, e->negative};
+    const size_t bytes[] = {e->bytes, e->pair_bytes, e->negative_bytes};
+    o.text = text[number % l->parts];
+    o.bytes = bytes[number % l->parts];
+    o.pair = NULL;
+    o.pair_bytes = 0;
+    return o;
+}
+
+/* A task of a thread pool (tt__run_tasks): tokenizes TT__TEXTS_AT_ONCE consecutive sequences. */
 static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;
     int32_t *from = l->scratch + (size_t)thread * 2 * (size_t)l->o.max_length;
     int32_t *types = from + l->o.max_length;
     tt_span *spans = l->spans ? l->spans + (size_t)thread * (size_t)l->o.max_length : NULL;
-    int64_t first = task * TT__TEXTS_AT_ONCE, end = tt__min(l->d->count, first + TT__TEXTS_AT_ONCE);
+    const int64_t count = (int64_t)l->d->count * l->parts;
+    int64_t first = task * TT__TEXTS_AT_ONCE, end = tt__min(count, first + TT__TEXTS_AT_ONCE);
     for (int64_t text = first; text < end; text++) {
-        const tt__example *e = &l->d->examples[text];
-        const tt_encoding o = {e->text, e->bytes, e->pair, e->pair_bytes, true, l->o.max_length,
-                               l->o.max_length, from, types, spans};
+        const tt__example *e = &l->d->examples[text / l->parts];
+        tt_encoding o = tt__loader_encoding(l, text);
+        o.ids = from;
+        o.types = types;
+        o.spans = spans;
         const tt__encoded made = tt__encode_texts(l->k, &o, true);
         const int n = (int)made.n;
         const size_t bytes = (size_t)tt__max(n, 0) * (l->wide ? 4 : 2), typed = l->typed ? (size_t)n : 0;
-        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* before the ids */
+        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* bytes of the n tags */
         pthread_mutex_lock(&l->mutex);
         char *all = n < 0 ? NULL : (char *)tt__chunks_take(l->ctx, &l->chunks, tags + bytes + typed);
         l->failed |= !all;
@@ -249,9 +280,21 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     }
 }
 
-/* A list of texts, by whose indices (places) tt__place_longer sorts. The text at a place has the number
-   texts[place] or, if `texts` is NULL, the number `place`. */
-typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
+/* Returns the number of tokens of an example, in all its `parts` sequences. */
+static int tt__example_tokens(const tt__tokens *tokens, int parts, uint32_t example)
+{
+    int64_t n = 0;
+    for (int part = 0; part < parts; part++) n += tokens[(int64_t)example * parts + part].count;
+    return (int)tt__min(n, INT32_MAX);
+}
+
+/* The argument of tt__place_longer, which compares two places (indices) of a list of examples. The example at
+   a place has the number texts[place] or, if `texts` is NULL, the number `place`. */
+typedef struct tt__step_texts {
+    const tt__tokens *tokens;
+    int parts;
+    const uint32_t *texts;
+} tt__step_texts;
 
 /* Returns whether place a comes before place b in the order from the longest text to the shortest. Texts of
    equal length keep their shuffled order: many texts are cut to one length, and in the order of a table,
@@ -259,8 +302,8 @@ typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts;
 static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__step_texts *s = (const tt__step_texts *)arg;
-    const int x = s->tokens[s->texts ? s->texts[a] : a].count;
-    const int y = s->tokens[s->texts ? s->texts[b] : b].count;
+    const int x = tt__example_tokens(s->tokens, s->parts, s->texts ? s->texts[a] : a);
+    const int y = tt__example_tokens(s->tokens, s->parts, s->texts ? s->texts[b] : b);
     return x != y ? x > y : a < b;
 }
 
@@ -268,16 +311,18 @@ static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 static bool tt__loader_tokenize(tt_loader *l)
 {
     tt_context *ctx = l->ctx;
-    size_t count = (size_t)l->d->count, scratch, spans;
+    size_t count = (size_t)l->d->count, all_tokens, scratch, spans;
     if (!tt__mul_size((size_t)l->o.max_length, (size_t)ctx->cpu.pool->threads * 2 * sizeof *l->scratch,
                      &scratch))
         scratch = SIZE_MAX;
     if (!tt__mul_size(scratch, sizeof *l->spans / (2 * sizeof *l->scratch), &spans)) spans = SIZE_MAX;
-    if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) ||
+    if (!tt__mul_size(count, (size_t)l->parts * sizeof *l->tokens, &all_tokens)) all_tokens = SIZE_MAX;
+    if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, all_tokens)) ||
         !(l->scratch = (int32_t *)tt__alloc(ctx, scratch)) ||
         (l->d->task == TT_TASK_TAGS && !(l->spans = (tt_span *)tt__alloc(ctx, spans))))
         return false;
-    tt__run_tasks(ctx->cpu.pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
+    const int64_t sequences = (int64_t)l->d->count * l->parts;
+    tt__run_tasks(ctx->cpu.pool, tt__ceil_div(sequences, TT__TEXTS_AT_ONCE), tt__loader_task, l);
     tt__free(ctx, l->scratch);
     tt__free(ctx, l->spans);
     l->scratch = NULL;
@@ -287,16 +332,18 @@ static bool tt__loader_tokenize(tt_loader *l)
             false;
     if (l->empty >= 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: text %lld has no tokens: leave it out of the dataset",
-                        (long long)l->empty), false;
+                        (long long)l->empty / l->parts), false;
 
     /* A micro-batch has at most as many tokens as the max_seqs longest texts have together. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
-    const tt__step_texts all = {l->tokens, NULL};
+    const tt__step_texts all = {l->tokens, l->parts, NULL};
     const int64_t max = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
     tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
-    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two or more tokens */
-    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, max); i++) micro += l->tokens[l->deal.order[i]].count;
+    /* Few texts have less than two tokens, so more than room / 2 texts would hardly ever fit. */
+    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, tt__max(1, room / (2 * l->parts)));
+    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, max); i++)
+        micro += tt__example_tokens(l->tokens, l->parts, l->deal.order[i]);
     l->max_tokens = (int)tt__min(room, micro);
     l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, max) > l->deal.data;
     return true;
@@ -323,7 +370,7 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
 {
     int micro = 0, seqs = 0, tokens = 0;
     for (int i = 0; i < n; i++) {
-        const int more = l->tokens[texts[i]].count;
+        const int more = tt__example_tokens(l->tokens, l->parts, texts[i]);
         const bool full = seqs == l->deal.max_seqs || more > l->max_tokens - tokens;
         if (full) l->ends[micro++] = i, seqs = tokens = 0;
         l->dealt[i] = texts[i];
@@ -346,8 +393,9 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
         int to = -1;
         for (int k = 0; k < micros; k++)
             if (l->ends[k] < l->deal.max_seqs && (to < 0 || l->filled[k] < l->filled[to])) to = k;
-        l->filled[to] += l->tokens[texts[place]].count;
-        if (l->filled[to] > l->max_tokens) return false;
+        const int more = tt__example_tokens(l->tokens, l->parts, texts[place]);
+        if (more > l->max_tokens - l->filled[to]) return false;
+        l->filled[to] += more;
         l->ends[to]++;
         l->micro_of[place] = to;
     }
@@ -357,7 +405,7 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
 /* Divides a step of n texts into micro-batches. The texts of a micro-batch keep their order. */
 static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 {
-    const tt__step_texts step = {l->tokens, texts};
+    const tt__step_texts step = {l->tokens, l->parts, texts};
     int micros = tt__deal_micros(&l->deal, n), from = 0;
     if (l->deal.groups == 1) {
         tt__loader_fill(l, texts, n);

@@ -65,8 +65,9 @@ static bool tt__image_channels(const tt_image_options *o, int channels, char why
     return false;
 }
 
-/* Returns the pixel at which a crop of `wanted` of `size` pixels begins along an axis; negative: in the
-   padding. */
+/* Returns the pixel at which a crop begins along an axis; a negative pixel is in the padding. size: number of
+   pixels of the axis without padding; wanted: number of pixels of the crop; random: any number, for a random
+   crop. */
 static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int wanted)
 {
     int spare = size + 2 * o->pad - wanted;
@@ -122,7 +123,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
-    if (slot->left_out) { /* the micro-batch's other images are left out too */
+    if (slot->left_out) { /* another process uses this micro-batch, so its images are not made */
         slot->done++;
         pthread_cond_signal(&l->ready);
         return;

@@ -9,7 +9,8 @@
 typedef struct tt__label_name { const char *name; int number; } tt__label_name;
 
 /* The columns that are read from a table. */
-enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMN_PAIR, TT__COLUMNS };
+enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMN_PAIR, TT__COLUMN_NEGATIVE,
+       TT__COLUMNS };
 
 /* A file of rows: a table, lines of JSON, or words with tags. */
 typedef struct tt__table {
@@ -18,13 +19,15 @@ typedef struct tt__table {
     char *text;
     size_t bytes, at;
     long long line, row_line; /* line numbers of `at` and of the row's start; a row may span lines */
-    const char *column[TT__COLUMNS]; /* names of columns */
+    const char *column[TT__COLUMNS]; /* names of the `columns` columns that the task reads */
+    int columns;
     char separator;
     char between;             /* character that separates the labels in a field */
     bool unquoted;            /* quotes are ordinary characters */
     bool splits;              /* the table has a split column */
     long long first_line;     /* line of the first row of JSON; 0: no row was read */
     tt_task task;
+    bool needs[TT__COLUMNS];  /* whether each column must be there */
     const uint32_t *order;    /* the caller's classes sorted by name; NULL: labels become the classes */
     tt__label_name *names;    /* labels of all rows, one row after another; example i has n_words of them */
     int n_names, cap_names;
@@ -113,8 +116,9 @@ static tt_status tt__table_value(tt__table *t, float x)
     return TT_OK;
 }
 
-/* Checks that the dataset's last row, whose values begin at index `first`, has as many values as the rows
-   before, or as there are classes. */
+/* Checks the number of values of the dataset's last row, whose values begin at index `first`. The row must
+   have as many values as the rows before or, in the first row, as there are classes, if the caller has named
+   classes. */
 static tt_status tt__table_row_end(const tt_dataset *d, tt__table *t, int first)
 {
     const int n = t->n_values - first, width = t->width ? t->width : t->order ? d->n_classes : n;
@@ -138,7 +142,7 @@ static tt_status tt__table_classes(tt_dataset *d, tt__table *t)
     const char *twice, *last = "";
     const tt__strings names = {t->n_names ? &t->names->name : &last, sizeof *t->names};
     uint32_t *order = tt__sort_strings(d->ctx, names, t->n_names, &twice);
-    for (int i = 0; i < t->n_names && order; i++) { /* numbers in byte order; a word without a tag has none */
+    for (int i = 0; i < t->n_names && order; i++) { /* numbers classes in byte order; "" gets the number -1 */
         tt__label_name *at = &t->names[order[i]];
         d->n_classes += strcmp(last, at->name) != 0;
         at->number = d->n_classes - 1;
@@ -223,7 +227,7 @@ static tt_status tt__table_set(tt_dataset *d, const tt__table *t)
 static tt_status tt__table_labels(tt_dataset *d, tt__table *t)
 {
     tt_status status = TT_OK;
-    if (!d->count) return TT_OK;
+    if (!d->count || t->task == TT_TASK_EMBED) return TT_OK;
     if (!t->order) status = t->width ? tt__table_unnamed(d, t->width) : tt__table_classes(d, t);
     return status == TT_OK ? tt__table_set(d, t) : status;
 }

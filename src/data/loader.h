@@ -29,8 +29,15 @@ void tt_loader_free(tt_loader *l)
     tt__chunks_free(ctx, &l->chunks);
     void *const owned[] = {l->ring, l->deal.order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
                            l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
-                           l->seq_start, l->labels, l->label_values, l->tags, l->spans, l->index, l};
+                           l->seq_start, l->labels, l->label_values, l->tags, l->roles, l->spans, l->index,
+                           l};
     tt__free_all(ctx, owned, TT__COUNT(owned));
+}
+
+/* Returns the number of sequences of each example. */
+static int tt__dataset_parts(const tt_dataset *d)
+{
+    return d->task != TT_TASK_EMBED ? 1 : d->negatives ? 3 : 2;
 }
 
 static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
@@ -39,6 +46,8 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     char text[1024] = "";
     tt__text_buffer all = {text, sizeof text, 0};
     const bool deals = tt__deal_check(&all, o->batch, o->accumulate, &o->parallel), texts = !d->images;
+    const bool pairs = d->pairs && d->task != TT_TASK_EMBED;
+    const int parts = tt__dataset_parts(d);
     const int64_t max = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
     if (!d->count) tt__print(&all, "; the dataset is empty: give it at least one example");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
@@ -48,17 +57,18 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
                   "lower or drop_last = false", d->count, texts ? "texts" : "images", o->batch);
     if (texts && o->max_length < 2)
         tt__print(&all, "; max_length is %d, but must be at least 2, for [CLS] and [SEP]", o->max_length);
-    else if (texts && o->max_tokens != 0 && o->max_tokens < o->max_length)
+    else if (texts && o->max_tokens != 0 && o->max_tokens / parts < o->max_length)
         tt__print(&all,
-                  "; max_tokens is %d, but must be 0 or at least max_length, %d, so that every text fits",
-                  o->max_tokens, o->max_length);
-    else if (texts && max > INT32_MAX / o->max_length && !o->max_tokens)
+                  "; max_tokens is %d, but must be 0 or at least %smax_length, %d, so that every %s fits",
+                  o->max_tokens, parts == 1 ? "" : parts == 2 ? "2 * " : "3 * ", o->max_length,
+                  parts == 1 ? "text" : parts == 2 ? "pair" : "triplet");
+    else if (texts && max > INT32_MAX / o->max_length / parts && !o->max_tokens)
         tt__print(&all, "; batch %d of max_length %d has more than 2^31 tokens: set max_tokens", o->batch,
                   o->max_length);
-    if (texts && d->pairs && !k->finish.pairs)
+    if (texts && pairs && !k->finish.pairs)
         tt__print(&all, "; the dataset has pairs of texts, but the tokenizer's post_processor does not say "
                   "how to join the texts: add a \"pair\" with $A and then $B to its TemplateProcessing");
-    else if (texts && d->pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
+    else if (texts && pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
         tt__print(&all, "; max_length is %d, but must be at least %d for pairs of texts, with the tokens "
                   "around the texts", o->max_length, tt__ids_around(k, true));
     if (texts && o->window < 0)
@@ -66,16 +76,18 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
-static bool tt__loader_allocate(tt_loader *l) /* memory of a loader of texts */
+static bool tt__loader_allocate(tt_loader *l) /* allocates the memory of a loader of texts */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
-    size_t seqs = (size_t)l->deal.max_seqs, rows = (size_t)l->max_tokens;
+    size_t seqs = (size_t)l->deal.max_seqs * (size_t)l->parts, rows = (size_t)l->max_tokens;
     size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
     size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch), values = 0;
     const bool valued = l->d->task == TT_TASK_LABELS || l->d->task == TT_TASK_SCORES;
     if (!tt__mul_size(seqs * sizeof *l->label_values, (size_t)l->d->n_classes, &values)) values = SIZE_MAX;
     if (l->d->task == TT_TASK_TAGS && !(l->tags = (int32_t *)tt__alloc(ctx, rows * 4))) return false;
+    if (l->parts > 1 && !(l->roles = (int32_t *)tt__alloc(ctx, seqs * 4))) return false;
+    for (size_t k = 0; k < seqs && l->roles; k++) l->roles[k] = (int32_t)k;
     if (valued && !(l->label_values = (float *)tt__alloc(ctx, values))) return false;
     return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
            (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
@@ -90,7 +102,7 @@ static bool tt__loader_allocate(tt_loader *l) /* memory of a loader of texts */
            (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
-static bool tt__image_allocate(tt_loader *l) /* memory of a loader of images */
+static bool tt__image_allocate(tt_loader *l) /* allocates the memory of a loader of images */
 {
     const tt_image_options *o = &l->image;
     size_t bytes;
@@ -98,8 +110,8 @@ static bool tt__image_allocate(tt_loader *l) /* memory of a loader of images */
     if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
                         "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
-    /* One slot is for the micro-batch that the trainer reads, one per data rank for the next round. The other
-       slots have two images for each thread. */
+    /* The ring has room for the micro-batch that the trainer reads, for one micro-batch per data rank (the
+       next round), and for two images of each thread. */
     l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
@@ -136,11 +148,12 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     bool ok = tt__deal_begin(ctx, &l->deal, d->count, o.batch, o.accumulate, &o.parallel);
     if (o.drop_last) l->deal.used = (l->deal.steps = d->count / o.batch) * o.batch;
     l->wide = k && k->size > 65536;
-    l->typed = k && tt__has_types(k, d->pairs);
+    l->parts = tt__dataset_parts(d);
+    l->typed = k && tt__has_types(k, d->pairs && l->parts == 1);
     l->sort = k && o.shuffle && o.window > 1;
     l->window_steps = l->sort ? tt__min(o.window, l->deal.steps) : 1;
     l->window_at = l->empty = -1;
-    size_t seqs = (size_t)l->deal.max_seqs;
+    size_t seqs = (size_t)l->deal.max_seqs * (size_t)l->parts;
     ok = ok && (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
         (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) &&
         (image ? tt__image_allocate(l) : tt__loader_allocate(l)) && tt_loader_seek(l, 0, 0) == TT_OK;
@@ -241,7 +254,7 @@ tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_im
 }
 
 int64_t tt_loader_steps(const tt_loader *l) { return l->deal.steps; }
-int tt_loader_max_seqs(const tt_loader *l) { return l->deal.max_seqs; }
+int tt_loader_max_seqs(const tt_loader *l) { return l->deal.max_seqs * l->parts; }
 int tt_loader_max_tokens(const tt_loader *l) { return l->max_tokens; }
 bool tt_loader_accumulates(const tt_loader *l) { return l->deal.accumulates; }
 int tt_loader_longest(const tt_loader *l) { return l->longest; }
@@ -268,12 +281,13 @@ static uint64_t tt__loader_source_hash(void *self)
     uint64_t hash = TT__HASH_BEGIN;
     for (int i = 0; i < l->d->count; i++) {
         hash = tt__hash_on(hash, &l->d->examples[i].label, sizeof l->d->examples[i].label);
-        if (!l->tokens) continue; /* images have no tokens */
-        int count = l->tokens[i].count;
-        hash = tt__hash_on(hash, &count, sizeof count);
-        hash = tt__hash_on(hash, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
-        if (l->typed) hash = tt__hash_on(hash, l->tokens[i].types, (size_t)count);
-        if (l->tags) hash = tt__hash_on(hash, l->tokens[i].tags, sizeof(int32_t) * (size_t)count);
+        for (int part = 0; part < l->parts && l->tokens; part++) { /* images have no tokens */
+            const tt__tokens *x = &l->tokens[(int64_t)i * l->parts + part];
+            hash = tt__hash_on(hash, &x->count, sizeof x->count);
+            hash = tt__hash_on(hash, x->ids, (size_t)x->count * (l->wide ? 4 : 2));
+            if (l->typed) hash = tt__hash_on(hash, x->types, (size_t)x->count);
+            if (l->tags) hash = tt__hash_on(hash, x->tags, sizeof(int32_t) * (size_t)x->count);
+        }
         if (l->label_values)
             hash = tt__hash_on(hash, l->d->examples[i].values, sizeof(float) * (size_t)l->d->n_classes);
     }
@@ -302,8 +316,9 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
-/* Sets for which data ranks, first to end - 1 of `data`, this process needs images. Threads make no images
-   for other ranks. by_step: see tt_loader.deal_by_step. */
+/* Tells the loader for which of the `data` data ranks this process needs images: for the ranks [first, end).
+   Threads make no images for other ranks. by_step: a micro-batch goes to a rank by its number in the step,
+   not in the epoch. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -320,7 +335,7 @@ static void tt__loader_source_deal(void *self, int data, int first, int end, boo
 const tt_source *tt_loader_source(tt_loader *l)
 {
     if (!l) return NULL;
-    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, l->deal.max_seqs,
+    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, tt_loader_max_seqs(l),
                    l->max_tokens, l->deal.accumulates, tt__loader_source_hash, l->d->classes,
                    l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe};
     l->source = s;
@@ -333,7 +348,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     const int64_t cursor = l->cursor;
     const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
     if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->deal.used; /* so that no thread begins an image */
+    l->cursor = l->deal.used; /* the end of the epoch, so that no thread begins another image */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
     if (epoch != l->deal.epoch) l->window_at = -1;
     tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
@@ -351,14 +366,14 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Collects the texts of a window (consecutive steps) and, if l->sort, sorts them by length, so that the texts
-   of a step have similar lengths, and shuffles the window's steps. An incomplete last step remains the last
-   of its epoch. */
+/* Collects the texts of a window, which is a number of consecutive steps. If l->sort, sorts the texts by
+   length, so that the texts of a step have similar lengths, and shuffles the window's steps. An incomplete
+   last step remains the last of its epoch. */
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
     int64_t n = tt__min(l->window_steps * l->o.batch, l->deal.used - first);
-    const tt__step_texts shuffled = {l->tokens, l->deal.order + first};
+    const tt__step_texts shuffled = {l->tokens, l->parts, l->deal.order + first};
     for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->deal.order[first + i];
     if (l->sort) {
         uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->deal.epoch,
@@ -371,6 +386,18 @@ static void tt__loader_window(tt_loader *l, int64_t window)
         l->step_order[0] = 0;
     }
     l->window_at = window;
+}
+
+/* Sets the arrays of a micro-batch of pairs or triplets. */
+static void tt__loader_roles(tt_loader *l, int examples, tt_batch *batch)
+{
+    if (l->parts == 1) return;
+    const tt_array arrays[] = {{"anchors", l->roles, examples},
+                               {"candidates", l->roles + examples, (int64_t)examples * (l->parts - 1)},
+                               {"positives", l->roles, examples}};
+    memcpy(l->arrays, arrays, sizeof arrays);
+    batch->arrays = l->arrays;
+    batch->n_arrays = TT__COUNT(arrays);
 }
 
 bool tt_loader_next(tt_loader *l, tt_batch *batch)
@@ -386,11 +413,12 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     int in_step = (int)tt__min(l->o.batch, l->deal.used - from), rows = 0, seqs = 0;
     const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
     if (!l->micro) tt__loader_cut_step(l, texts, in_step);
-    for (const int end = l->ends[l->micro++]; l->in_step < end; seqs++, l->in_step++) {
-        const uint32_t text = l->dealt[l->in_step];
-        const tt__tokens *tokens = &l->tokens[text];
+    const int first = l->in_step, end = l->ends[l->micro++], examples = end - first;
+    for (; seqs < examples * l->parts; seqs++) {
+        const uint32_t text = l->dealt[first + seqs % examples];
+        const tt__tokens *tokens = &l->tokens[(int64_t)text * l->parts + seqs / examples];
         l->seq_start[seqs] = rows;
-        l->labels[seqs] = tt_dataset_label(l->d, text);
+        l->labels[seqs] = l->parts > 1 ? seqs / examples : tt_dataset_label(l->d, text);
         l->index[seqs] = text;
         if (l->label_values)
             memcpy(l->label_values + (size_t)seqs * (size_t)l->d->n_classes, l->d->examples[text].values,
@@ -402,6 +430,8 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
             if (l->tags) l->tags[rows] = tokens->tags[i];
         }
     }
+    l->in_step = end;
+    tt__loader_roles(l, examples, batch);
     l->seq_start[seqs] = rows;
     batch->rows = rows;
     batch->ids = l->ids;

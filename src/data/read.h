@@ -9,7 +9,7 @@
 
 tt_table_options tt_table_options_default(void)
 {
-    tt_table_options o = {NULL, NULL, "split", "text_pair", 0, false, TT_TASK_CLASS, ','};
+    tt_table_options o = {NULL, NULL, "split", "text_pair", "negative", 0, false, TT_TASK_CLASS, ','};
     return o;
 }
 
@@ -39,15 +39,20 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
     const bool tags = o->task == TT_TASK_TAGS;
     const char *names[TT__COLUMNS] = {o->text_column ? o->text_column : tags ? "tokens" : "text",
                                       o->label_column ? o->label_column : tags ? "tags" : "label",
-                                      o->split_column, o->pair_column};
+                                      o->split_column, o->pair_column, o->negative_column};
     bool good = true;
+    t->needs[TT__COLUMN_TEXT] = true;
+    t->needs[o->task == TT_TASK_EMBED ? TT__COLUMN_PAIR : TT__COLUMN_LABEL] = true;
+    t->columns = o->task == TT_TASK_EMBED ? TT__COLUMNS : TT__COLUMN_NEGATIVE;
     for (int i = 0; i < TT__COLUMNS; i++) t->column[i] = names[i] ? names[i] : "NULL";
-    for (int i = 0; i < TT__COLUMNS; i++)
+    for (int i = 0; i < t->columns; i++)
         for (int k = 0; k <= i; k++) good &= names[i] && (k == i || strcmp(t->column[i], t->column[k]) != 0);
     if (!good)
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: the columns of text, label, split and pair "
-                        "are '%.100s', '%.100s', '%.100s' and '%.100s'; expected four different names",
-                        t->column[0], t->column[1], t->column[2], t->column[3]);
+                        "are '%.100s', '%.100s', '%.100s' and '%.100s'%s%.100s; expected different names",
+                        t->column[0], t->column[1], t->column[2], t->column[3],
+                        t->columns == TT__COLUMNS ? ", that of negatives is " : "",
+                        t->columns == TT__COLUMNS ? t->column[TT__COLUMN_NEGATIVE] : "");
     if (o->delimiter && (strchr("\"\n\r", o->delimiter) || (unsigned char)o->delimiter >= 0x80))
         return tt__fail(t->ctx, TT_ERR_ARGUMENT,
                         "table options: the delimiter is the byte %d; expected an ASCII character that is "
@@ -57,7 +62,7 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
                         "expected an ASCII character, such as a comma", (unsigned char)o->label_delimiter);
     if (!tt__is_task(o->task))
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: task is %d; expected one of tt_task, %d to "
-                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_TAGS);
+                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_EMBED);
     return TT_OK;
 }
 
@@ -110,6 +115,9 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     t.path = path;
     t.task = o.task;
     t.line = 1;
+    if (o.task == TT_TASK_EMBED && n_classes)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given, but TT_TASK_EMBED has no classes: "
+                        "give NULL and 0", path, n_classes), (tt_dataset *)NULL;
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given%s; give at least one, or NULL and "
                         "0 to take the classes from the file", path, n_classes, classes ? "" : " as NULL"),

@@ -151,7 +151,7 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
     if (j->nodes[0].kind != TT__JSON_OBJECT)
         return tt__row_fail(t, "the line is %s; expected an object with the columns as members: write an "
                             "object on each line, as jq -c '.[]' does of a list", tt__json_kind_name(j, 0));
-    for (int i = 0; i < TT__COLUMNS; i++) {
+    for (int i = 0; i < t->columns; i++) {
         at[i] = tt__json_get(j, 0, t->column[i]);
         if (i >= TT__COLUMN_SPLIT && at[i] >= 0 && j->nodes[at[i]].kind == TT__JSON_NULL) at[i] = -1;
         if (i >= TT__COLUMN_SPLIT && at[i] >= 0 && j->nodes[at[i]].kind != TT__JSON_STRING)
@@ -170,20 +170,29 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
     if (!e) return t->ctx->status;
     if (t->task == TT_TASK_TAGS)
         return tt__row_words(d, t, j, line, at[TT__COLUMN_TEXT], at[TT__COLUMN_LABEL], e);
-    for (int i = 0; i < 2; i++) {
-        const int column = i ? TT__COLUMN_PAIR : TT__COLUMN_TEXT, node = at[column];
-        if (i && node < 0) continue;
+    const bool embed = t->task == TT_TASK_EMBED;
+    const int columns[] = {TT__COLUMN_TEXT, TT__COLUMN_PAIR, TT__COLUMN_NEGATIVE};
+    const char **const texts[] = {&e->text, &e->pair, &e->negative};
+    size_t *const bytes[] = {&e->bytes, &e->pair_bytes, &e->negative_bytes};
+    for (int i = 0; i < (embed ? 3 : 2); i++) {
+        const int node = at[columns[i]];
+        if (node < 0 && !t->needs[columns[i]]) continue;
         if (node < 0 || j->nodes[node].kind != TT__JSON_STRING)
-            return tt__row_wrong(t, j, node, column, "a string");
-        if (!tt__row_text(d, j, node, i ? &e->pair : &e->text, i ? &e->pair_bytes : &e->bytes))
+            return tt__row_wrong(t, j, node, columns[i], "a string");
+        if (!tt__row_text(d, j, node, texts[i], bytes[i]))
             return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the %d texts of '%s'", d->count,
                             t->path);
     }
     d->pairs |= e->pair != NULL;
+    if (embed && d->count > 1 && d->negatives != (e->negative != NULL))
+        return tt__row_fail(t, "the row has %s \"%.100s\", unlike the rows before: write it in all rows or "
+                            "in none", e->negative ? "a" : "no", t->column[TT__COLUMN_NEGATIVE]);
+    d->negatives |= e->negative != NULL;
+    if (embed) return TT_OK;
     return tt__row_labels(d, t, j, line, at[TT__COLUMN_LABEL], e);
 }
 
-/* Reads a file whose lines are JSON objects. The dataset keeps copies, so that the file is closed. */
+/* Reads a file whose lines are JSON objects, and closes the file: the dataset has copies of the texts. */
 static tt_status tt__read_json_rows(tt_dataset *d, tt__table *t, const char *split)
 {
     tt_status status = TT_OK;

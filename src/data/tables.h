@@ -16,7 +16,7 @@ static const char *tt__table_separator(char separator, char name[24])
     return name;
 }
 
-/* Returns the first character of a text that commonly separates columns; 0: none does. */
+/* Returns the first character of a text that commonly separates columns, or 0 if the text has none. */
 static char tt__table_other_separator(const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -103,12 +103,13 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
     if (!tt__table_row(t))
         return tt__fail(t->ctx, TT_ERR_FORMAT,
                         "'%s' is empty; expected a header with the columns %.100s and %.100s", t->path,
-                        t->column[TT__COLUMN_TEXT], t->column[TT__COLUMN_LABEL]);
+                        t->column[TT__COLUMN_TEXT],
+                        t->column[t->needs[TT__COLUMN_PAIR] ? TT__COLUMN_PAIR : TT__COLUMN_LABEL]);
     for (*columns = 0; !field.last; ++*columns) {
         tt_status status = tt__table_field(t, &field);
         if (status != TT_OK) return status;
         tt__print(&list, "%s'%.100s'", *columns ? ", " : "", field.text);
-        for (int i = 0; i < TT__COLUMNS; i++) {
+        for (int i = 0; i < t->columns; i++) {
             if (!tt__field_is(&field, t->column[i])) continue;
             if (column[i] >= 0)
                 return tt__row_fail(t, "two columns are named '%.200s': rename one of them", t->column[i]);
@@ -118,8 +119,8 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
             return tt__row_fail(t, "the line has 2^31 columns or more, which is too many");
     }
     const char other = *columns == 1 ? tt__table_other_separator(there, strlen(there)) : 0;
-    for (int i = 0; i < TT__COLUMNS; i++)
-        if (column[i] < 0 && i < TT__COLUMN_SPLIT)
+    for (int i = 0; i < t->columns; i++)
+        if (column[i] < 0 && t->needs[i])
             return tt__fail(t->ctx, TT_ERR_FORMAT, "'%.300s', line %lld: none of the header's %d columns, "
                             "separated by %s, is named '%.100s'; they are %.300s%s%s%s%s", t->path,
                             t->row_line, *columns, tt__table_separator(t->separator, separator), t->column[i],
@@ -242,7 +243,13 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split)
         e->pair = fields[TT__COLUMN_PAIR].text;
         e->pair_bytes = fields[TT__COLUMN_PAIR].bytes;
         d->pairs |= e->pair != NULL;
-        status = tt__table_field_labels(d, t, e, &fields[TT__COLUMN_LABEL]);
+        if (t->task != TT_TASK_EMBED) {
+            status = tt__table_field_labels(d, t, e, &fields[TT__COLUMN_LABEL]);
+            continue;
+        }
+        e->negative = fields[TT__COLUMN_NEGATIVE].text;
+        e->negative_bytes = fields[TT__COLUMN_NEGATIVE].bytes;
+        d->negatives |= e->negative != NULL;
     }
     return status;
 }

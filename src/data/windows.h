@@ -51,8 +51,8 @@ void tt_token_loader_free(tt_token_loader *l)
 typedef struct tt__window_survey {
     tt_token_loader *l;
     int64_t token;       /* number of tokens so far */
-    /* at: tokens of the current window so far; here: ends of documents among these tokens; max: max number of
-       documents in a window so far */
+    /* at: number of tokens of the current window so far; here: number of documents that end in the current
+       window so far; max: max number of documents in a window so far */
     int at, here, max;
     /* With the option `whole`: the first token of the current document; number of entries of l->documents,
        and the number that fits; max tokens of a window; number of documents with more tokens than a window;

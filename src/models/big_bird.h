@@ -31,7 +31,7 @@ static uint32_t tt__twister_next(tt__twister *m)
     return y ^ y >> 18;
 }
 
-/* Shuffles the n numbers of x as numpy.random.permutation does with this state. */
+/* Shuffles the n numbers of x as numpy.random.permutation does when its generator has the state *m. */
 static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 {
     for (int k = n - 1; k > 0; k--) {
@@ -45,8 +45,8 @@ static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 }
 
 /* Writes the candidates for the random blocks of block i (of n blocks) to x, and returns their number.
-   Candidates are the blocks of the first 1024 tokens that are not near block i. transformers follows this
-   plan of the paper for 1024, 3072 and 4096 positions. */
+   Candidates are the blocks of the first 1024 tokens that are not near block i. transformers has these
+   candidates, which are those of the BigBird paper, for 1024, 3072 and 4096 positions. */
 static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
 {
     int last = n - 1, count = 0, start = i - 2, end = i; /* excludes blocks start + 1 to end + 1 */
@@ -61,9 +61,9 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Returns whether block j may be a random block of block i, without the paper's plan: transformers then
-   shuffles the first `max` = 2 * listed + 5 blocks. Excluded are block i, its neighbours, and blocks 0 and
-   most - 1; for block 1 also block most - 2, and the reverse. */
+/* Returns whether block j may be a random block of block i for other numbers of positions than 1024, 3072 and
+   4096. transformers then draws from the first `max` blocks. Excluded are block i, its neighbours, and blocks
+   0 and max - 1; block 1 and block max - 2 also exclude each other. */
 static bool tt__big_bird_may(int i, int j, int max)
 {
     const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == max - 1;
@@ -76,7 +76,7 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                                int32_t *x)
 {
     const int64_t rows = (int64_t)n * size; /* positions, rounded up to whole blocks */
-    const int max = 2 * listed + 5;        /* blocks to shuffle; tt__bert_check bounds their rows */
+    const int max = 2 * listed + 5;        /* blocks to draw from; tt__bert_check bounds max * size */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);

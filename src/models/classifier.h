@@ -63,7 +63,7 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, tt_value targets, cons
 }
 
 /* Records the loss of a task from the logits, (seqs, n) or, of TT_TASK_TAGS, (rows, n). Declares the input of
-   the targets, "label_values" or "tags", except the "labels" of TT_TASK_CLASS. */
+   the targets, "label_values" or "tags". For TT_TASK_CLASS the caller has declared the input "labels". */
 static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const tt_inputs *in,
                               const tt_train_options *o)
 {
@@ -82,6 +82,26 @@ static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const t
     } else {
         loss = tt_mean_squared_error(t, logits, values, none);
     }
+    tt_name(t, loss, "loss");
+    return loss;
+}
+
+tt_value tt_contrastive_loss(tt_tape *t, tt_value embeddings, const tt_train_options *o)
+{
+    const int64_t pairs = tt_axis(t, "pairs", tt__max(1, o->max_seqs / 2));
+    const int64_t others = tt_axis(t, "candidates", o->max_seqs);
+    tt_value anchors = tt_input(t, "anchors", TT_I32, pairs, 1);
+    tt_value candidates = tt_input(t, "candidates", TT_I32, others, 1);
+    tt_value positives = tt_input(t, "positives", TT_I32, pairs, 1);
+    tt_matmul_options product = tt_matmul_options_default();
+    if (o->label_smoothing > 0)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "label_smoothing is %g, but embeddings have no classes to smooth: "
+                      "set label_smoothing to 0", o->label_smoothing);
+    product.scale = 1 / o->temperature;
+    tt_value unit = tt_normalize(t, embeddings, 1e-12f);
+    tt_value scores = tt_matmul(t, tt_gather_rows(t, unit, anchors), tt_gather_rows(t, unit, candidates),
+                                &product);
+    tt_value loss = tt_cross_entropy(t, scores, positives, NULL);
     tt_name(t, loss, "loss");
     return loss;
 }

@@ -16,7 +16,7 @@
    gets the next prompt. */
 
 typedef struct tt__continued {
-    int seq;        /* number of the sequence; -1: the slot is free */
+    int seq;        /* number of the sequence; -1: no sequence */
     int length;     /* number of tokens of the prompt and of the answer so far together */
     int fed;        /* number of tokens that the program has read in earlier runs */
     int take;       /* number of tokens that the program reads in this run */
@@ -33,7 +33,9 @@ struct tt_generator {
     /* Shapes of the arrays are in parentheses. */
     tt__continued *slot;                     /* (max_seqs): the sequences in work */
     int32_t *row_id, *row_position, *row_at; /* (max_tokens): data of the inputs ids, positions and at */
-    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): data of start, last; slots of logits rows */
+    int32_t *starts, *picked, *picked_slot;  /* starts, picked: data of the inputs start and last;
+                                                picked_slot: for each row of logits, the index in `slot` of
+                                                the row's sequence. Each: (max_seqs + 1) */
     float *scores;                           /* (max_seqs, vocab): logits */
     int32_t *order;                          /* (vocab): scratch memory for a heap of tokens */
 };
@@ -117,8 +119,8 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* without " in 4
-                                                                                   processes" */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* "cpu*8" of the name "cpu*8
+                                                                                   in 4 processes" */
         if (!c.device) c.device = device;
         if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
@@ -210,7 +212,8 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     for (int v = 0; v < vocab; v++) {
         const float weight = expf((x[v] - max) * slope);
         if (all || s->top_k == 0) sum += weight;
-        if (all) x[v] = weight; /* else the heap compares scores: different scores may have one weight */
+        if (all) x[v] = weight; /* without `all`, x keeps the scores, which the heap compares, because
+                                   different scores may round to one weight */
     }
     if (all) {
         double left = u * sum;
@@ -287,9 +290,9 @@ static void tt__continue_with(tt__continued *slot, int32_t id)
     slot->seen[id >> 3] |= (uint8_t)(1 << (id & 7));
 }
 
-/* Runs the program on one token of each slot in use and on further tokens of unread prompts, at most
-   max_tokens tokens in total. Sets *picked to the number of slots whose tokens have all been read; row k of
-   the scores belongs to slot picked_slot[k]. */
+/* Runs the program on one token of each sequence in work and on further tokens of unread prompts, at most
+   max_tokens tokens in total. Sets *picked to the number of sequences whose tokens have all been read; row k
+   of the scores belongs to the sequence slot[picked_slot[k]]. */
 static tt_status tt__generator_run(tt_generator *g, int *picked)
 {
     int rows = 0, left = g->max_tokens;
@@ -327,8 +330,8 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     return status;
 }
 
-/* Sets *id to a token, drawn at random, that follows the slot's tokens. x (vocab): the scores, which are
-   overwritten. */
+/* Sets *id to a token, drawn at random, that follows the tokens of a sequence. x (vocab): the scores, which
+   are overwritten. */
 static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, const tt_sampling *s, float *x,
                                 int32_t *id)
 {

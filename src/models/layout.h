@@ -20,12 +20,13 @@
 typedef struct tt__tensor_row {
     size_t offset;       /* offset of the tt_param * in the struct of the model or of a layer */
     const char *name[2]; /* name in each naming; a leading '.' stands for the prefix. NULL: no name */
-    const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. The model lacks a tensor
-                            with a dimension of 0. The parameter drops leading dimensions of 1 */
+    const char *shape;   /* a letter for each dimension, see tt__sizes; the digit '1' stands for 1. The model
+                            lacks a tensor with a dimension of 0. The parameter drops leading dimensions of
+                            1 */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
     char part;           /* 1 to 3: number of the third of a packed tensor in naming 1; 0: not packed */
-    char head;           /* 0: files must have the tensor; else its initial values are random if a file lacks
-                            it; 2: no logits depend on it */
+    char head;           /* 0: files must have the tensor. 1 and 2: the tensor belongs to a head and keeps its
+                            random initial values if files lack it; 2: no logits depend on it */
     char order;          /* order of the elements in files, see tt__packing */
 } tt__tensor_row;
 
@@ -43,23 +44,29 @@ typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
     int naming;                /* index of the naming for config.json and a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
-    const char *activation_key, *more;   /* activation_key: key in config.json; more: constant members */
+    const char *activation_key, *more;   /* activation_key: key of the activation in config.json; more:
+                                            members of config.json that are equal in all models */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
                                     Without %d all layers share one layer's parameters */
     const tt__tensor_row *model, *layer; /* n_model rows for the model, n_layer rows for each layer */
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
-    size_t bytes, config_bytes, layer_bytes;                  /* bytes of the structs */
-    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
-    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config; 0: no field */
+    size_t bytes, config_bytes, layer_bytes; /* bytes of the structs of a model, its config and a layer */
+    size_t config_at, names_at, new_head_at, layers_at; /* offsets of fields in the model's struct; 0: no
+                                                           such field */
+    size_t hidden, layers, heads, classes, activation, range; /* offsets of fields in the config's struct; 0:
+                                                                 no such field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
-    void (*check)(tt__text_buffer *all, const void *config); /* appends other mistakes to `all`; or NULL */
+    /* Appends to `all` the mistakes in a config that the table rows do not show. NULL: the table rows show
+       all mistakes. */
+    void (*check)(tt__text_buffer *all, const void *config);
     /* Reads a tensor whose shape differs from the parameter's, if the model can adapt the tensor, and sets
        *done. NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
     size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
-    /* Prints other members of config.json; or NULL. */
+    /* Prints the members of config.json that no table row describes. NULL: the table rows describe all
+       members. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
     /* Returns the end of the class name in "architectures", after class_name. "Model": the model has no
@@ -69,7 +76,7 @@ typedef struct tt__architecture {
 
 /* Initialises the fields `bytes` to `range` of an architecture with the structs X, X_config and X_layer. */
 #define TT__STRUCTS(X) \
-    sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), offsetof(X, activation), \
+    sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), \
     offsetof(X, class_names), offsetof(X, new_head), offsetof(X, layer), \
     offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
     offsetof(X##_config, classes), \

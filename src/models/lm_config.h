@@ -61,7 +61,7 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
     const bool shared = kind->share_key != NULL;
     const char *const keys[] = {shared ? kind->share_key : "partial_rotary_factor", "partial_rotary_factor"};
-    double share = kind->turns; /* transformers multiplies doubles */
+    double share = kind->turns; /* a double, because transformers multiplies the columns by a double */
     c->rotary.size = c->head_size;
     if (!shared && (!scaled || c->alibi)) return TT_OK;
     for (int k = 0; k < (at < 0 ? 1 : 2); k++) {
@@ -113,8 +113,8 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const struct { const char *key; int at; float min, below, *to; } numbers[] = {
         {"factor", at, 1, INFINITY, &r->factor},
         {"original_max_position_embeddings", at, 1, 1e9f, &original},
-        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* the place that transformers 5
-                                                                        prefers */
+        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* the outermost object's member comes
+                                                                        last and wins, as in transformers 5 */
         {all[kind].low, at, 0, INFINITY, &r->low}, {all[kind].high, at, 0, INFINITY, &r->high},
         {"attention_factor", at, 0, INFINITY, &r->magnitude}};
     const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
@@ -140,7 +140,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
    table's names override, and the numbers of key heads and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
-    bool wide = false, one = true; /* new_decoder_architecture; multi_query */
+    bool wide = false, one = true; /* values of the keys new_decoder_architecture and multi_query */
     static const char *const names[2][2] = {{"n_layer", "num_hidden_layers"},
                                             {"n_head", "num_attention_heads"}};
     int64_t n[] = {c->layers, c->heads}, norms = 0;
@@ -230,7 +230,8 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
     else if (c->heads % c->key_heads)
         tt__print(all, "; heads is %d, but must be a multiple of key_heads, %d", c->heads, c->key_heads);
     if (k->flags & TT__LM_EQUAL_HEADS && c->key_heads != c->heads)
-        tt__print(all, "; key_heads must equal heads in a model of kind %s", c->kind);
+        tt__print(all, "; key_heads is %d, but must equal heads, %d, in a model of kind %s", c->key_heads,
+                  c->heads, c->kind);
     if (c->head_size < 1)
         tt__print(all, "; hidden_size is %d, but must be a multiple of heads, %d", c->hidden_size, c->heads);
     else if (!(k->flags & TT__LM_LLAMA) && (int64_t)c->head_size * c->heads != c->hidden_size)
@@ -239,7 +240,7 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
     if (c->head_size > 1 << 16)
         tt__print(all, "; head_size is %d, but at most %d is supported", c->head_size, 1 << 16);
     const bool turns = !(k->flags & TT__LM_POSITIONS) && !c->alibi, odd = c->rotary.size % 2 != 0;
-    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* as in transformers */
+    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers' yarn fails with an odd size */
         tt__print(all, "; rotary.size is %d, but must be even with yarn", c->rotary.size);
     else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
         tt__print(all, "; rotary.size is %d, but must be 0 to the columns of a head, %d", c->rotary.size,
@@ -284,9 +285,9 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 
 static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* Prints the members of config.json for rotary positions, except members that `said` has (NULL: none).
-   transformers 5 reads rope_parameters. Older versions read the other keys, and use base 10,000 if a key for
-   the base is missing. */
+/* Prints the members of config.json for rotary positions, except members that `said` has (NULL: all members
+   are printed). transformers 5 reads rope_parameters. Older versions read all members but rope_parameters,
+   and use base 10,000 if the member for the base is missing. */
 static void tt__lm_print_rotary(tt__text_buffer *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};

@@ -160,7 +160,8 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
-/* The state of a search for a file of an earlier save, whose name has another number of files. */
+/* The state of a search for a file of an earlier save. The name of the file has a number of files that is not
+   `files`. */
 typedef struct tt__stale_files { int files; char name[64]; } tt__stale_files;
 
 static bool tt__find_stale(void *arg, const char *name)
@@ -238,7 +239,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         f.tensors++;
     }
     if (status == TT_OK) tt__deal_out(&f, *dtype, max);
-    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* tells the other processes */
+    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* tells other processes of the error */
     if (status == TT_OK && f.files > 1) status = tt__save_id(&f, param, params, piece);
     for (int k = 0; k < f.files && status == TT_OK; k++)
         status = tt__save_file(ctx, folder, &f, k, param, params, *dtype, piece);

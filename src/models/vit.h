@@ -95,9 +95,9 @@ static void tt__cubic_weights(float x, float w[4])
     }
 }
 
-/* Interpolates the position embeddings of a grid of from * from patches to a grid of to * to patches, as
-   transformers does: bicubic, with pixel centres aligned and edges repeated. Copies the class token's
-   embedding. Shapes: old (1 + from^2, n), now (1 + to^2, n). */
+/* Interpolates position embeddings, from a square grid with `from` patches on a side to a square grid with
+   `to` patches on a side. Does so as transformers does: bicubic, with pixel centres aligned and edges
+   repeated. Copies the class token's embedding. Shapes: `old` (1 + from^2, n), `now` (1 + to^2, n). */
 static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
 {
     memcpy(now, old, sizeof *now * (size_t)n);
@@ -252,7 +252,7 @@ tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
         tt_name(t, h, "layer.%d.norm_after", k);
         h = tt_linear(t, h, l->up_w, l->up_b); /* (rows, intermediate) */
         tt_name(t, h, "layer.%d.intermediate", k);
-        h = tt__activation_of(m->activation)(t, h);
+        h = tt__activation_of(t, c->activation)(t, h);
         tt_name(t, h, "layer.%d.activation", k);
         x = tt_add(t, tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout), x);
         tt_name(t, x, "layer.%d", k);
@@ -343,7 +343,7 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
                         "'%s': patches have a side of %d pixels, but must have at most %d", s->file[0]->path,
                         config->patch_size, TT__MAX_PATCH);
     config->image_size = tt__square_root(tt__tensor_size(s, position[naming], 1) - 1) * config->patch_size;
-    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H; 64 in Ti, S, B and L */
+    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in ViT-H, 64 in ViT-Ti, -S, -B and -L */
     config->heads = config->hidden_size / head_size;
     if (naming == 1) { /* torchvision's models were trained with these values */
         static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f};
@@ -515,7 +515,7 @@ static void tt__vit_print_preprocessor(tt__text_buffer *json, const void *arg)
     if (c->resize_shortest) tt__print(json, "\"shortest_edge\": %d", size);
     else tt__print(json, "\"height\": %d, \"width\": %d", size, size);
     tt__print(json, "},\n  \"resample\": %d,\n", (int)c->resample);
-    if (c->resize) /* in transformers 4 only DeiT's processor crops */
+    if (c->resize) /* the image processor is then DeiT's, the only one that crops in transformers 4 */
         tt__print(json, "  \"do_center_crop\": true,\n"
                   "  \"crop_size\": {\"height\": %d, \"width\": %d},\n", c->image_size, c->image_size);
     tt__print(json, "  \"do_rescale\": true,\n  \"rescale_factor\": 0.00392156862745098,\n"
@@ -531,12 +531,12 @@ static void tt__vit_print_preprocessor(tt__text_buffer *json, const void *arg)
 
 tt_status tt_vit_save(const tt_vit *m, const char *folder)
 {
-    tt_vit_config config = m->config;
-    config.activation = m->activation;
     if (m->torchvision && !m->config.qkv_bias)
         return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "this model has no biases of q, k and v, but "
                         "torchvision's ViT needs them: set torchvision to false");
-    tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &config, m->torchvision, 0, folder);
+    tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &m->config, m->torchvision, 0,
+                                      folder);
     if (status != TT_OK) return status;
-    return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
+    return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor,
+                            &m->config);
 }

@@ -46,10 +46,10 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 
 /* ---------------------------------------------------------------------------------------------- inference */
 
-/* Removes dropout of rate 0. In programs that do not train, removes all dropout, and the block lists that are
-   for training only. A dropout becomes a copy (SCALE by 1). The copy is removed, too, unless its result is an
+/* Removes dropout of rate 0. Without `dropout`, removes all dropout, and the block lists that are for
+   training only. A dropout becomes a copy (SCALE by 1). The copy is removed, too, unless its result is an
    output, has views or is the root. */
-static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
+static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool dropout)
 {
     int n = tt__index(t);
     int32_t *instead = tt__new_map(t); /* for each value, the value to read instead if it was the result of a
@@ -59,8 +59,8 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
         tt__instr *i = &t->code[k];
         const tt__tape_value *y = &t->values[i->out[0]];
         tt__map_operands(i, instead);
-        if (!train) i->attr.dropout = 0;
-        if (!train && i->attr.lists_for_training) i->attr.lists = 0;
+        if (!dropout) i->attr.dropout = 0;
+        if (!dropout && i->attr.lists_for_training) i->attr.lists = 0;
         if (!tt__is(i, TT__RANDOM | TT__MOVES) || i->attr.dropout > 0) continue;
         i->op = TT__OP_SCALE;
         i->attr.scale = 1;

@@ -63,7 +63,7 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
 
 /* The QUANTIZE instruction that rounds a value to fp8. */
 typedef struct tt__quantized {
-    int at;      /* 1 + number of the QUANTIZE before tt__settle; 0: none */
+    int at;      /* 1 + number of the QUANTIZE, which holds until tt__settle renumbers; 0: none */
     int before;  /* the instruction before which the QUANTIZE is inserted */
 } tt__quantized;
 
@@ -71,8 +71,8 @@ typedef struct tt__fp8 {
     tt_tape *t;
     tt__quantized *of;   /* of[2 * v + 1]: QUANTIZE of value v as a gradient, in E5M2; of[2 * v]: of value v
                             as any other operand, in E4M3 */
-    int *written, *read; /* for each storage: 1 + the last instruction visited that writes it; 1 + the last
-                            instruction that reads it unrounded */
+    int *written, *read; /* written: for each storage, 1 + the last instruction visited that writes it; read:
+                            for each storage, 1 + the last instruction that reads it unrounded */
 } tt__fp8;
 
 /* Makes a value for the fp8 copy of v, or of its transpose, in the layout that QUANTIZE writes: rows start at
@@ -177,7 +177,7 @@ static tt_status tt__pass_fp8(tt_tape *t)
         const bool pays = tt__pays_in_fp8(t, &t->code[k]);
         any |= pays;
         if (pays && tt__operand_sums(&t->code[k]))
-            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* sums of unrounded operands */
+            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* sums the unrounded operands */
         for (int o = 0; o < 2 && pays && ok; o++) ok = tt__read_fp8(&f, k, o);
         for (int j = 0; j < TT__MAX_OUT; j++)
             if (t->code[k].out[j]) f.written[t->values[t->code[k].out[j]].base] = k + 1;

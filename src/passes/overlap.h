@@ -90,8 +90,9 @@ static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
     return (double)max * (double)tt_dtype_bytes(x->shape.dtype);
 }
 
-/* The limit of an instruction's speed. PRODUCT, ATTENTION: FLOPs; ROWS: bytes of other kernels; UPDATE: bytes
-   of updates and of other work once a step; RANKS: bytes that a collective loads. */
+/* The cost that limits the speed of an instruction. PRODUCT and ATTENTION: its FLOPs; RANKS: the bytes that a
+   collective loads; UPDATE: the bytes of work that is done once a step, such as updates; ROWS: the bytes of
+   all other kernels. */
 typedef enum tt__cost {
     TT__COST_PRODUCT, TT__COST_ATTENTION, TT__COST_ROWS, TT__COST_UPDATE, TT__COST_RANKS, TT__COST_KINDS
 } tt__cost;
@@ -134,8 +135,9 @@ static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
 }
 
 /* Returns the seconds that instruction i takes with all axes at their capacity. Computation takes the longer
-   of its arithmetic and its memory traffic, a transfer the time of its bytes; each launch is added. first: i
-   is the first of the instructions that are launched together, and alone has the cost of the launch. */
+   of two times, that of its arithmetic and that of its memory traffic. A transfer takes the time of its
+   bytes. Each launch adds costs->launch. first: i is the first of the instructions that are launched
+   together; the others add no launch. */
 static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *costs, bool first)
 {
     const int stream = tt__stream_beside(t, i);
@@ -154,9 +156,10 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 
 /* Estimated seconds of a program's instructions. */
 typedef struct tt__spent {
-    double compute, exposed;    /* computation; exposed: time for which computation waits for transfers */
+    double compute, exposed;    /* compute: seconds of computation; exposed: seconds for which computation
+                                   waits for transfers */
     double on_host;             /* part of `compute` that the host's processor computes */
-    double busy[TT__STREAMS];   /* for each stream: its transfers */
+    double busy[TT__STREAMS];   /* for each stream: seconds of its transfers */
 } tt__spent;
 
 /* step: seconds of a step with one micro-batch on each data rank. micro: seconds of each further
@@ -205,7 +208,7 @@ static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *
 typedef struct tt__order {
     tt_tape *t;
     int n;              /* number of instructions, including WAITs */
-    int *at, *place;    /* number of the instruction at each place; place of each instruction */
+    int *at, *place;    /* at: number of the instruction at each place; place: place of each instruction */
     double *begin;      /* for each instruction: seconds of computation before it */
     double *seconds;    /* for each instruction: seconds of computation that it takes */
     double *moves;      /* for each start: seconds for which its transfer occupies the stream */
@@ -268,8 +271,9 @@ static void tt__move_to(tt__order *o, int x, int to)
     o->place[x] = to;
 }
 
-/* Returns whether place k is between updates in the host's memory that run together. A transfer does not stop
-   there but moves past all of them, and so runs beside them, because they take long. */
+/* Returns whether place k is between updates in the host's memory that run together. A transfer moves past
+   all these updates instead of stopping between them, and so runs beside them, because updates in the host's
+   memory take long. */
 static bool tt__amid_updates(const tt__order *o, int k)
 {
     const tt__instr *i = &o->t->code[o->at[k - 1]];
@@ -334,9 +338,9 @@ static bool tt__brings(const tt_tape *t, const tt__instr *i)
            (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
 
-/* Moves start x up so that its transfer can end after `due` seconds of computation. If x's stream also takes
-   results away, x moves before any such transfer that would keep the stream busy too long. x moves at most
-   `ahead` blocks above the block of its WAIT. */
+/* Moves start x up so that its transfer can end by the time that `due` seconds of computation are done. If
+   x's stream also takes results away, x moves before any such transfer that would keep the stream busy too
+   long. x moves at most `ahead` blocks above the block of its WAIT. */
 static void tt__hoist(tt__order *o, int x, double due, int ahead)
 {
     double until = due - o->moves[x];
@@ -364,9 +368,10 @@ static int tt__last_reader(const tt_tape *t, int32_t v)
     return last;
 }
 
-/* Marks the instructions that end a block. In the forward, an instruction that writes a value marked by
-   tt_block_end does; in the backward, the last one that reads a marked value. Without marks, each product
-   ends a block. At the end of a step, each group of instructions that run together is a block. */
+/* Marks the instructions that end a block. In the forward, an instruction ends a block if it writes a value
+   marked by tt_block_end. In the backward, the last instruction that reads a marked value ends a block.
+   Without marks, each product ends a block. At the end of a step, each group of instructions that run
+   together is a block. */
 static void tt__mark_blocks(tt__order *o, int n)
 {
     tt_tape *t = o->t;
@@ -444,7 +449,7 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
             o->begin[wait] = now;
             o->block[wait] = blocks;
         } else if (!t->code[k].stream) {
-            o->seconds[k] = seconds; /* also a copy that stays on the computation stream */
+            o->seconds[k] = seconds; /* computation, or a copy that stays on the computation stream */
         }
         now += o->seconds[k];
         blocks += o->ends[k];
@@ -472,9 +477,10 @@ static tt_status tt__reorder(tt__order *o)
     return TT_OK;
 }
 
-/* Gives each input that instructions read a second value. The host copies the next run's data there while
-   this run is in flight. A run begins with a copy from there to the input (tt__take_arrivals), so that
-   instructions, also recorded ones (CUDA graphs), find the input always at one address. */
+/* Gives each input that instructions read a second value. The host copies the next run's data to the second
+   value while this run is in flight. A run begins with a copy from the second value to the input
+   (tt__take_arrivals), so that instructions, also recorded ones (CUDA graphs), find the input always at one
+   address. */
 static tt_status tt__pass_arrivals(tt_tape *t)
 {
     const int32_t values = t->n_values;
@@ -514,11 +520,11 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
         const double end = fmin(*next, o.begin[o.wait[k]]);
         const bool host_copy = t->values[t->values[t->code[k].out[0]].base].host_copy;
         tt__hoist(&o, k, end, ahead);
-        const double latest = end - o.moves[k]; /* a start that moves past joint updates is earlier than
-                                                   necessary */
+        /* The latest time for the start; o.begin[k] is earlier if it moved past updates that run together. */
+        const double latest = end - o.moves[k];
         *next = fmin(*next, host_copy ? fmax(o.begin[k], latest) : o.begin[k]);
     }
-    for (int at = 0; at < o.n && ok; at++) { /* visits starts in their new order */
+    for (int at = 0; at < o.n && ok; at++) { /* visits the starts in the order in which they now are */
         const int k = o.at[at];
         if (!o.wait[k] || tt__brings(t, &t->code[k])) continue;
         double *end = &idle[t->code[k].stream];

@@ -78,7 +78,7 @@ static bool tt__into_residual(tt_tape *t, int32_t v)
 }
 
 /* Marks the values of residual streams: the first summand of a stream, the results of residual additions, and
-   rows gathered from them. */
+   rows gathered from values of the stream. */
 static void tt__mark_residual(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
@@ -91,7 +91,8 @@ static void tt__mark_residual(tt_tape *t)
         for (int j = first; j <= last && !in && !gathers; j++) tt__into_residual(t, i->in[j]);
         if (in || !gathers) t->values[i->out[0]].residual = true;
     }
-    for (int k = 0; k < t->n_code; k++) { /* values that tensor ranks exchange keep their dtype */
+    /* The result of a collective over tensor ranks is in the residual stream if its operand is. */
+    for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         const bool in = i->move.over == TT__OVER_TENSOR && t->values[t->values[i->in[0]].base].residual;
         t->values[i->out[0]].residual |= in;
@@ -128,8 +129,10 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
             if (number && x->pinned_f32) y->pinned_f32 = true;
         }
     }
-    for (int k = 2 * n - 1; k >= 0; k--) { /* values that tensor ranks exchange keep their dtype */
-        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* first in reverse order, then in order */
+    /* The operand and the result of a collective over tensor ranks get one dtype. The loop goes through the
+       instructions in reverse order, then in order. */
+    for (int k = 2 * n - 1; k >= 0; k--) {
+        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n];
         if (i->move.over != TT__OVER_TENSOR) continue;
         tt__tape_value *x = &t->values[t->values[i->in[0]].base], *y = &t->values[i->out[0]];
         if (x->storage == TT__TRANSIENT) x->pinned_f32 = y->pinned_f32 = x->pinned_f32 || y->pinned_f32;
@@ -188,8 +191,8 @@ static void tt__pass_fold_casts(tt_tape *t)
         if (at < 0 || !tt__is(&t->code[at], TT__CASTS)) continue;
         const tt__tape_value *w = &t->values[t->code[at].in[0]];
         if (!tt__is_weight(t, t->code[at].in[0]) || w->shape.dtype != TT_F32) continue;
-        if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* ranks gather the 16-bit
-                                                                                   copy */
+        if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* ranks need the 16-bit copy:
+                                                                                   they gather it */
         i->attr.narrow = t->values[i->in[number]].shape.dtype;
         i->in[number] = t->code[at].in[0];
     }

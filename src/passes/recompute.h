@@ -78,7 +78,7 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__CHEAP_KEPT : TT__CHEAP;
     const bool recomputed = (tt__ops[f->op].flags & cheap) != 0;
     const bool gathers = tt__rules_of(f)->phases && r->t->values[f->in[0]].storage == TT__TRANSIENT;
-    /* the ranks' shards take less memory than the gathered tensor */
+    /* A gather runs a second time in any case, because shards take less memory than the gathered tensor. */
     return recomputed && (gathers || tt__is_saved(r, f->in[0])) ? *f : none;
 }
 
@@ -128,7 +128,7 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 {
     /* For each of the last two marked values: 1 + the instruction that computes the value. */
     int end[2] = {0, 0};
-    int max = 0, marks = 0; /* end of block number `blocks` */
+    int max = 0, marks = 0; /* max: 1 + the instruction that ends block number `blocks` */
     double bytes[2] = {0, 0}; /* bytes computed between the last two marks, and after the last */
     for (int k = 0; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
@@ -141,7 +141,8 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o])
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
-    /* 0: only a head, such as a classifier, follows the last mark; 1: another block follows it. */
+    /* The last block is not recomputed. The block ends at the last mark if only a head, such as a classifier,
+       follows that mark (last = 0), otherwise at the end of the forward (last = 1). */
     const int last = bytes[1] < bytes[0] / 2 ? 0 : 1;
     return max < end[last] ? max : end[last];
 }

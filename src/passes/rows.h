@@ -71,7 +71,7 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     tt__shape shape[TT__MAX_OUT];
     if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
     bool max = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
-    /* Causal and windowed attention skips keys that no query sees only if all rows are queries. */
+    /* Keeps all queries: only then causal and windowed attention can skip the keys that no query sees. */
     if ((i.attr.causal || i.attr.window) && max) return TT_OK;
     i.out[0] = t->code[k].out[0];
     tt__tape_value *y = &t->values[i.out[0]];
@@ -95,7 +95,7 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
 
 /* Computes only those rows of a result that are read, back to the first instruction that needs all rows (see
    ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. The gather moves to the
-   place of the op. Its index exists there, because an index is an input. */
+   place of the op. The gather's index exists there, because an index is an input. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
     tt__gathers g;

@@ -14,8 +14,8 @@
    al., "Megatron-LM", 2019). The pass itself finds the regions of the tape to split. A region begins at
    linear layers that read replicated values: their weights are sharded by rows, so their results are sharded
    by columns. The region goes on through ops that compute columns from the same columns (in attention,
-   heads). It ends at linear layers whose weights are sharded by columns: the ranks sum their results. With
-   `sequence`, values between regions are sharded by rows instead of replicated. */
+   heads). The region ends at linear layers whose weights are sharded by columns: the ranks sum their results.
+   With `sequence`, values between regions are sharded by rows instead of replicated. */
 
 /* Fewest weights of a region to split: in smaller regions, ranks would wait longer than they compute. */
 #ifndef TT__TENSOR_LEAST /* tests set a smaller number */
@@ -36,12 +36,13 @@ typedef struct tt__tensor {
     int ranks, n;           /* n: number of instructions before the pass */
     bool sequence, train;
     int32_t root;
-    tt__role *role;         /* for each instruction */
+    tt__role *role;         /* the role of each instruction */
     int *code; int n_code;  /* the instructions of the region that is being found */
     bool *inside;           /* for each activation: sharded by columns; for each parameter outside of regions:
                                sharded by rows */
     bool *by_rows;          /* for each value: sharded by rows */
-    int32_t *own_uses;      /* for each storage: number of operands that OWN instructions read whole */
+    int32_t *own_uses;      /* for each storage: number of operands that instructions of role OWN read
+                               whole */
     int32_t *values; int n_values;  /* the values of the region that is being found */
     int32_t unsplit;        /* the value because of which the last candidate is no region; 0: none */
     /* For each value v, a value made from v; 0: none. gathered: all rows of v, which is sharded.
@@ -131,8 +132,8 @@ static bool tt__take_value(tt__tensor *s, int32_t v)
     return true;
 }
 
-/* Adds instruction k to the region, with the values that must be sharded, too. reads: as for tt__role_in.
-   Returns false if that is impossible. */
+/* Adds instruction k to the region, with the values that must be sharded, too. reads: k reads a value of the
+   region; otherwise k writes one. Returns false if that is impossible. */
 static bool tt__take_instr(tt__tensor *s, int k, bool reads)
 {
     const tt__instr *i = &s->t->code[k];
@@ -143,7 +144,8 @@ static bool tt__take_instr(tt__tensor *s, int k, bool reads)
             if (i->in[j] && tt__is_activation(s->t, i->in[j]) && !tt__take_value(s, i->in[j])) return false;
         return s->role[k] == TT__END || tt__take_value(s, i->out[0]);
     }
-    for (int c = 0; c < s->n_code; c++) /* an instruction of an earlier region does not fit */
+    for (int c = 0; c < s->n_code; c++) /* k fits only if it has its role in this region, not an earlier
+                                           one */
         if (s->code[c] == k) return s->role[k] != (reads ? TT__BEGIN : TT__END);
     return false;
 }
@@ -186,8 +188,8 @@ static bool tt__find_region(tt__tensor *s, int k)
 static bool tt__has_rows(const tt__tape_value *x) { return x->shape.axis && !x->shape.extra; }
 
 /* Finds the head: a linear layer with many output columns, and the loss that alone reads its results. Each
-   rank computes a shard of the rows of both. The loss must be the root, because no rank knows the loss until
-   all have counted. */
+   rank computes a shard of the rows of the layer and of the loss. The loss must be the root, because no rank
+   knows the loss until all have counted. */
 static void tt__find_head(tt__tensor *s)
 {
     const tt_tape *t = s->t;
@@ -408,7 +410,8 @@ static bool tt__by_own_rows(const tt__tensor *s, int k)
     return fits && out[0] == TT__ROWS;
 }
 
-/* Counts, for each storage, the operands that OWN instructions read whole (own_uses). */
+/* Counts in own_uses, for each storage, the operands through which instructions of role OWN (each rank
+   computes its shard of the rows) read the storage whole. */
 static void tt__count_own_uses(tt__tensor *s)
 {
     memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
@@ -419,9 +422,9 @@ static void tt__count_own_uses(tt__tensor *s)
     }
 }
 
-/* Returns whether the OWN instruction k may have partial gradients of the operands that it reads whole. Each
-   such operand must be a parameter that only OWN instructions read, so that the ranks can sum all its
-   gradients. */
+/* Returns whether gradients may be partial for the operands that instruction k reads whole. Instruction k has
+   the role OWN: each rank computes its shard of the rows. Each of the operands must be a parameter that only
+   instructions of role OWN read, so that the ranks can sum all gradients of the parameter. */
 static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];
@@ -440,8 +443,8 @@ static void tt__set_own(tt__tensor *s, int k, bool own)
     for (int o = 0; o < TT__MAX_OUT; o++) s->by_rows[s->t->code[k].out[o]] = own;
 }
 
-/* Finds the OWN instructions: takes all candidates, then removes those that do not fit the others, until all
-   that remain fit. */
+/* Finds the instructions of role OWN (each rank computes its shard of the rows): takes all candidates, then
+   removes those that do not fit the others, until all that remain fit. */
 static void tt__find_own_rows(tt__tensor *s)
 {
     bool changed = true;
@@ -529,9 +532,10 @@ static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
     return held && (p->uses > 1 || s->role[p->reader] == TT__APART);
 }
 
-/* Gives parameters of which an arena holds shards the same layout in this program. Fails if a parameter is
-   needed whole, unless all of these can be gathered: shards of rows, without views. The error first names a
-   parameter sharded by rows, and the value that keeps its region whole. */
+/* Gives parameters of which an arena holds shards the same layout in this program. If this program needs some
+   of these parameters whole, each of them must be sharded by rows and have no views, so that it can be
+   gathered; otherwise the function fails. The error names a parameter sharded by rows, if there is one,
+   before one sharded by columns, and the value that keeps the parameter's region whole. */
 static tt_status tt__check_held(tt__tensor *s)
 {
     bool gathers = true;
@@ -550,8 +554,9 @@ static tt_status tt__check_held(tt__tensor *s)
     return TT_OK;
 }
 
-/* Finds the head, and the tables to shard. With a head, no rank knows the total number of targets in
-   training, as in programs that accumulate. */
+/* Finds the head, and the tables to shard. With a head, whose rows the ranks divide, no rank knows the number
+   of targets during the backward. Training then divides by that number at the end, as programs that
+   accumulate do. */
 static void tt__find_tables(tt__tensor *s)
 {
     tt_tape *t = s->t;
@@ -568,7 +573,7 @@ static void tt__find_tables(tt__tensor *s)
     }
 }
 
-/* Splits the tape over `ranks` tensor ranks. sequence: as in the option of this name. */
+/* Splits the tape over `ranks` tensor ranks. sequence: shard the values between regions by rows. */
 static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool sequence, bool train)
 {
     tt__tensor s;
@@ -644,8 +649,9 @@ static int tt__operand_stage(const tt_tape *t, int k)
     return 0;
 }
 
-/* Makes instructions write partial gradients to new values, and appends sums over the ranks. layout: of each
-   storage. part: receives, for each value, the new value with its partial gradient; all 0 at first. */
+/* Makes instructions write partial gradients to new values, and appends sums over the ranks. layout: the
+   layout of each storage. part: receives, for each value, the new value with its partial gradient; all 0 at
+   first. */
 static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
     const int values = t->n_values, n = t->n_code; /* values and instructions from these numbers on are new */
@@ -677,7 +683,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
         tt__instr *i = &t->code[k];
         tt__map_operands(i, instead);
         if (i->move.over == TT__ALONE || tt__rules_of(i)->phases) continue;
-        instead[i->out[0]] = i->in[0]; /* a storage, not a view, because of tt__may_enter */
+        instead[i->out[0]] = i->in[0]; /* in[0] is a storage: tt__may_enter refused views */
         tt__drop(t, k);
     }
     if (status == TT_OK) tt__map_views(t, t->n_values, instead);
@@ -694,7 +700,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
     return status;
 }
 
-/* Computes a loss whose rows the ranks share as the mean over the counts of all ranks. */
+/* If tensor ranks divide the rows of a loss, makes the loss the mean over the counts of all these ranks. */
 static tt_status tt__pass_tensor_losses(tt_tape *t)
 {
     const int n = tt__index(t);

@@ -25,7 +25,8 @@ static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const cha
 /* The verifier's notes on a storage before the instruction that is being verified. */
 typedef struct tt__known {
     bool defined;
-    int group;      /* number of the last group of joint instructions that writes the storage; 0: none */
+    int group;      /* number of the last group of instructions that run together and write the storage; 0:
+                       none */
     int writer;     /* 1 + instruction that writes the storage on another stream, before its WAIT; 0: none */
     int readers;    /* number of operands that read the storage on another stream, before their WAIT */
 } tt__known;
@@ -64,7 +65,7 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
 }
 
-/* Returns what is wrong with result j, which has shape `rule` by the op's rule; NULL: nothing. */
+/* Returns what is wrong with result j, whose shape must be `rule` by the op's shape rule; NULL: nothing. */
 static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule,
                                      const tt__known *known)
 {
@@ -178,9 +179,9 @@ static tt__split *tt__first_layouts(const tt_tape *t)
     return layout;
 }
 
-/* Verifies a tape. Each value is written once, and before it is read; results have the shapes and the kinds
-   of dtypes of their op's rule. Work on another stream has one WAIT, before which no instruction uses its
-   results or changes its operands. */
+/* Verifies a tape. Each value is written once, and before it is read; results have the shapes, and the kinds
+   of dtypes, that the shape rule of their op gives. Work on another stream has one WAIT, before which no
+   instruction uses its results or changes its operands. */
 static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;

@@ -24,7 +24,7 @@ typedef struct tt__box {
 } tt__box;
 
 /* Returns the largest number of bytes of a space that are in use at one instruction, which *at receives.
-   Counts only boxes of `min` bytes or more. SIZE_MAX: out of memory. */
+   Counts only boxes (storages to be placed) of `min` bytes or more. SIZE_MAX: out of memory. */
 static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t min,
                            tt_context *ctx, int *at)
 {
@@ -59,7 +59,7 @@ typedef struct tt__taken {
     tt__interval *span; int n_span, cap_span;   /* element 0 means "none" */
     int unused;     /* first span that is in no list; 0: none */
     int *list;      /* list[2 * k]: first span in use during all instructions of node k; list[2 * k + 1]:
-                       during some */
+                       first span in use during some of them */
     int *hint;      /* for each list: the span changed last */
     int leaves;     /* number of instructions, rounded up to a power of two; the root is node 1 */
     int highest;    /* the box that ends highest; of several, the one placed last */
@@ -91,8 +91,8 @@ static bool tt__taken_clear(tt__taken *t)
     return true;
 }
 
-/* Returns the last span of a list that ends at or below `limit`. The search begins at span `at`, which ends
-   there. Leaves shortcuts for later searches. */
+/* Returns the last span (range of bytes in use) of a list that ends at or below `limit`. The search begins at
+   span `at`, which ends at or below `limit`, too. Leaves shortcuts for later searches. */
 static int tt__span_before(tt__taken *t, int at, size_t limit)
 {
     for (int two_back = at, back = at;;) {
@@ -106,8 +106,8 @@ static int tt__span_before(tt__taken *t, int at, size_t limit)
     }
 }
 
-/* Adds bytes [from, to) to a list, and joins them with the spans that they overlap or touch. Returns false if
-   out of memory. */
+/* Adds bytes [from, to) to a list of the bytes in use, and joins them with the spans (ranges of bytes) that
+   they overlap or touch. Returns false if out of memory. */
 static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
 {
     int before = 0, at = t->list[list], hint = t->hint[list];
@@ -145,8 +145,8 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
     return true;
 }
 
-/* Marks the place of box b as in use. `node` covers instructions [lo, lo + width). Returns false if out of
-   memory. */
+/* Marks the place of box b as in use, in the part of the tree below `node`, which covers instructions
+   [lo, lo + width). Returns false if out of memory. */
 static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width)
 {
     if (b->first >= lo + width || b->last < lo) return true;
@@ -156,8 +156,9 @@ static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width
                       tt__take(t, b, 2 * node + 1, lo + width / 2, width / 2));
 }
 
-/* Appends to `heads` the first spans of all lists that have spans in use during box b's life. Returns the
-   number of lists in `heads`. */
+/* Appends to `heads` the first span of each list of bytes that are in use during box b's life. Looks in the
+   part of the tree below `node`, which covers instructions [lo, lo + width). Returns the new number n of
+   lists. */
 enum { TT__TAKEN_LISTS = 6 * 32 };
 static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads,
                            int n)
@@ -172,14 +173,14 @@ static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int l
     return tt__taken_lists(t, b, 2 * node + 1, lo + width / 2, width / 2, heads, n);
 }
 
-/* Returns the lowest gap (or the tightest one) of at least b's size between the spans in use during b's
-   life. */
+/* Returns the place of the lowest gap or, with `tightest`, of the smallest gap that has room for b, between
+   the bytes that are in use during b's life. */
 static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
     size_t cursor = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
     for (;;) {
-        size_t next = SIZE_MAX; /* start of the lowest span above the cursor */
+        size_t next = SIZE_MAX; /* the first byte in use above `cursor` */
         bool moved = false;
         for (int k = 0; k < n;) {
             if (t->span[head[k]].to <= cursor) head[k] = t->span[tt__span_before(t, head[k], cursor)].next;
@@ -200,9 +201,9 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
     }
 }
 
-/* Places boxes in the given order, each into the lowest gap (or the tightest one) between the boxes placed
-   before that are alive at the same time. Returns the height, where the highest box ends; stops at the first
-   height above `limit`. SIZE_MAX: out of memory. */
+/* Places boxes (storages) in the given order, each into the lowest gap or, with `tightest`, the smallest gap
+   that has room, between the boxes placed before that are alive at the same time. Returns the height, where
+   the highest box ends; stops at the first height above `limit`. SIZE_MAX: out of memory. */
 static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit,
                                  tt__taken *taken)
 {
@@ -221,9 +222,10 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
     return height;
 }
 
-/* Number of keys for sorting boxes. Key 0: size; 1: size x duration; 2: duration; 3: begin; 4: the boxes in
-   use at the peak by duration, then the others by size. Boxes with larger keys come first, for key 3 those
-   that begin earlier. Of equal keys, the larger box comes first, then the lower index. */
+/* Number of keys by which boxes (storages) are sorted before they are placed. Key 0: size; 1: size x
+   duration; 2: duration; 3: first instruction; 4: the boxes in use at the peak by duration, then the others
+   by size. Boxes with larger keys come first, for key 3 those that begin earlier. Of equal keys, the larger
+   box comes first, then the lower index. */
 #define TT__ORDERS 5
 static double tt__box_key(const tt__box *b, int kind, int peak)
 {
@@ -366,8 +368,8 @@ static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, s
 }
 
 /* Finds the lifetimes of a tape's transient storages and workspaces. The caller frees *out. Operands of
-   instructions that run together live from the first to the last of these; operands of work on another stream
-   live until its WAIT. */
+   instructions that run together live from the first to the last of these instructions; operands of work on
+   another stream live until its WAIT. */
 static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
 {
     tt_context *ctx = t->ctx;
@@ -375,7 +377,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * ((size_t)t->n_values + (size_t)t->n_code));
     int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* index of each storage's box; -1:
                                                                           none */
-    int n = 0, group = 0, group_end = 0; /* first and last of the instructions that run together */
+    int n = 0, group = 0, group_end = 0; /* instructions [group, group_end] run together with instruction k */
     const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
     *out = box;
     if (!box || !of) { tt__free(ctx, of); tt__free(ctx, box); *out = NULL; return TT_ERR_MEMORY; }
@@ -428,7 +430,8 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             while (box[start].merged != start) start = box[start].merged;
             box[of[y]].merged = start;
             box[start].last = box[of[y]].last;
-            of[y] = start; /* later results of the chain find the merged box */
+            of[y] = start; /* a result that later takes over y's place finds the box with which y was
+                              merged */
             break;
         }
     }

@@ -10,14 +10,15 @@
 typedef struct tt__device_group {
     tt_context *ctx;
     const tt__device_kind *kind;
-    int ranks, index[TT__RANKS];   /* number of ranks; for each rank: number of its device */
+    int ranks, index[TT__RANKS];   /* ranks: number of ranks; index: for each rank, the number of its
+                                      device */
     int first, local;
-    int moved;                     /* number that index[] adds to the device numbers in the name */
+    int moved;                     /* the device numbers in index[] are those in the name plus this number */
     char name[96];                 /* such as "cuda:0,2" or "cpu*2 in 4 processes"; cut if too long */
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
     tt__pool *threads;             /* a thread for each rank; NULL until opened, or for a single rank */
-    tt__rank_group *rank_group;              /* barriers and counters of these threads */
+    tt__rank_group *rank_group;    /* barriers and counters of the ranks' threads */
     /* For each rank, staging memory on the host: TT__STAGE bytes, or twice that with several processes. NULL
        on the CPU in a single process. */
     void *stage[TT__RANKS];

@@ -17,7 +17,8 @@ static int tt__net_process(const tt__collective *c, int k)
 }
 
 /* tt__net_present returns how many members of the k-th process contribute to a reduction, tt__net_nodes how
-   many nodes those members form. present: number of members of all processes that contribute. */
+   many nodes (c->grain consecutive members) those members form. present: number of members of all processes
+   that contribute. */
 static int tt__net_present(const tt__collective *c, int k, int present)
 {
     return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
@@ -28,7 +29,7 @@ static int tt__net_nodes(const tt__collective *c, int k, int present)
     return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
 }
 
-/* A part of a collective: elements [from, from + most) of each member's shard. k: number of the collective
+/* A part of a collective: elements [from, from + max) of each member's shard. k: number of the collective
    among those that run together. */
 typedef struct tt__net_job { int k; int64_t from, max; } tt__net_job;
 enum { TT__NET_JOBS = 128 };
@@ -42,8 +43,8 @@ static const tt__mat *tt__net_whole(const tt__launch *l)
 
 static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
 
-/* Returns how many elements of a member's shard belong to a job. Sets *first to the index of the first of
-   them in the whole tensor. */
+/* Returns how many elements of a member's shard belong to a job, which is a part of a collective. Sets *first
+   to the index of the first of them in the whole tensor. */
 static int64_t tt__net_shard(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
     const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has all elements */
@@ -67,7 +68,7 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
     return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
 }
 
-/* Launches another op, `op`, with the operands and on the stream of collective *l. */
+/* Launches an instruction of op `op` in place of collective *l, with its operands and on its stream. */
 static tt_status tt__net_launch(const tt__device_group *c, int rank, tt__launch *l, int op)
 {
     tt__instr other = *l->instr;
@@ -114,7 +115,7 @@ static double tt__net_min(const tt__collective *c, const tt__launch *l)
 }
 
 /* Returns the number of bytes that the process of a rank sends in a phase: by tt__net_reduce, tt__net_gather,
-   tt__net_broadcast or tt__net_pair. Sets *least to the minimum that any method must send. Both numbers are 0
+   tt__net_broadcast or tt__net_pair. Sets *min to the minimum that any method must send. Both numbers are 0
    unless the rank is the leader of its process. */
 static double tt__net_sends(const tt__collective *c, double *min)
 {
@@ -157,12 +158,13 @@ static size_t tt__net_part(const tt__collective *c)
     return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
 }
 
-/* Fills a batch with jobs, from element *from of collective *k on, until no more fit. Moves *k and *from to
-   the start of the next batch. Returns the number of jobs. */
+/* Fills a batch of messages with jobs (parts of collectives), from element *from of collective *k on, until
+   no more fit. Moves *k and *from to the start of the next batch. Returns the number of jobs. */
 static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
 {
     const size_t parts = (size_t)c->all.count * (size_t)c->nodes;
-    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* bytes left for each node and shard */
+    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* bytes left for each sum in the
+                                                                         batch */
     int count = 0;
     while (*k < c->n && count < TT__NET_JOBS && room) {
         const tt__launch *l = &c->l[*k];
@@ -179,9 +181,10 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
     return count;
 }
 
-/* A batch of messages in flight, for one or more jobs. Elements for process q begin at byte to[q] of the
-   batch's send memory; elements from process q begin at byte from[q] of its receive memory. Both are ordered
-   by job, then by shard, then by node. */
+/* A batch of messages in flight, for one or more jobs (parts of collectives). Elements for process q begin at
+   byte to[q] of the batch's send memory; elements from process q begin at byte from[q] of its receive memory.
+   The elements in either memory are ordered by job, then by shard, then by node (c->grain consecutive
+   members, whose sum is sent). */
 typedef struct tt__net_batch {
     tt__net_job job[TT__NET_JOBS];
     int jobs;
@@ -207,12 +210,12 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
             }
         }
         b->to[q + 1] = b->to[q] + to;
-        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* own nodes stay in the send memory */
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own sums stay in the send memory */
     }
 }
 
 /* Copies a rank's elements of all shards, one after another, to the second half of its staging memory. Other
-   ranks of the process read them there if they cannot load from the rank's memory. */
+   ranks of the process that cannot load from the rank's memory read the copy. */
 static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
 {
     char *to = (char *)c->group->stage[c->rank] + TT__STAGE + b->begin;
@@ -230,9 +233,9 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
     return status;
 }
 
-/* Computes the sums of this process's nodes, for the shards of all members, in the send memory `to`. The
-   ranks of the process take turns with the sums. If c->no_peer, they read the copies that tt__net_lay_out
-   made. */
+/* Sums each node (c->grain consecutive members) of this process, for the shards of all members, and writes
+   the sums to the send memory `to`. The ranks of the process take turns with the sums. If c->no_peer, they
+   read the copies that tt__net_lay_out made. */
 static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
 {
     tt__mat leaf[TT__RANKS];
@@ -264,11 +267,11 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
     return status;
 }
 
-/* Adds up the sums of the nodes of all processes, for this rank's shard. */
+/* Adds up, for this rank's shard, the sums of the nodes (c->grain consecutive members) of all processes. */
 static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
                                 const char *received)
 {
-    const char *at[TT__RANKS]; /* for each process: address of its next node */
+    const char *at[TT__RANKS]; /* for each process: address of the next of its sums */
     tt__mat leaf[TT__RANKS];
     tt_status status = TT_OK;
     for (int q = 0; q < c->processes; q++) at[q] = q == c->own ? sent + b->to[q] : received + b->from[q];
@@ -348,9 +351,10 @@ static tt_status tt__net_reduce(const tt__collective *c)
     return status;
 }
 
-/* Returns the address where the elements of a job in member m's shard begin. If c->direct, the address is in
-   the memory of the rank that has the shard or, for a shard of another process, in the leader's result.
-   Otherwise it is in the leader's staging memory, where each shard has `room` bytes. */
+/* Returns the address where the elements of a job (a part of a collective) in member m's shard begin. If
+   c->direct, the address is in the memory of the rank that has the shard or, for a shard of another process,
+   in the result of the leader, the rank that sends and receives for this process. Otherwise it is in the
+   leader's staging memory, where each shard has `room` bytes. */
 static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
 {
     const tt__launch *l = &c->l[job->k];
@@ -362,8 +366,9 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
 }
 
-/* Copies this rank's shard to the leader's staging memory or, if `come`, copies from there the shards that
-   this rank lacks. Then waits at a barrier of the process's members. */
+/* Copies this rank's shard to the staging memory of the leader (the rank that sends and receives for this
+   process) or, if `come`, copies from there the shards that this rank lacks. Then waits at a barrier of the
+   process's members. */
 static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
 {
     const tt__launch *l = &c->l[job->k];
@@ -453,13 +458,15 @@ static tt_status tt__net_broadcast(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&out) : status;
 }
 
-/* Copies to this rank the shards that its leader has received and those of other ranks of its process. */
+/* Copies to this rank the shards that the leader of its process has received from other processes, and the
+   shards of other ranks of its process. */
 static tt_status tt__net_spread(const tt__collective *c)
 {
     const bool all = tt__net_is(c->l, TT__OF_FIRST);
     for (int k = 0; k < c->n; k++) {
         tt__launch *l = &c->l[k];
-        tt__mat *in = (tt__mat *)(uintptr_t)l->peer_in, *out = (tt__mat *)(uintptr_t)l->peer_out; /* own */
+        /* This rank owns the arrays peer_in and peer_out, so it may change them. */
+        tt__mat *in = (tt__mat *)(uintptr_t)l->peer_in, *out = (tt__mat *)(uintptr_t)l->peer_out;
         const tt__mat *at = all && !c->own ? &in[c->low] : &out[c->low];
         for (int m = 0; m < c->all.count; m++) {
             int64_t first;
@@ -520,7 +527,8 @@ static tt_status tt__net_phase(const tt__collective *c)
 }
 
 /* Runs all phases of c->n collectives on a rank. The members of the process wait at a barrier before and
-   after each phase. met: the members have just passed a barrier, so the first one is left out. */
+   after each phase. met: the members have just passed a barrier, so they do not wait before the first
+   phase. */
 static tt_status tt__run_collective(const tt__collective *c, bool met)
 {
     const int phases = tt__rules_of(c->l->instr)->phases;

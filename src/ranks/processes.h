@@ -59,20 +59,23 @@ typedef struct tt__net {
     const tt__transport *transport;
     int processes, me;
     char host[TT__RANKS][64];
-    pthread_mutex_t mutex;  /* guards the transport and the fields that are "guarded" */
+    pthread_mutex_t mutex;  /* guards the transport, and the fields that are "guarded" below */
     int failed;             /* atomic: the common work of the processes has ended */
     tt_status status;
     char why[1100];         /* why the common work has ended */
-    tt__end end, ended[TT__RANKS]; /* this process's end message; guarded: the end message of each process */
-    bool has_ended[TT__RANKS];     /* guarded; for each process: `ended` has its end message */
-    char last_message[TT__RANKS][128];    /* guarded; for each process: the instruction of its last message */
+    tt__end end, ended[TT__RANKS]; /* end: this process's end message; ended: for each process, its end
+                                      message, guarded by `mutex` */
+    bool has_ended[TT__RANKS];     /* guarded by `mutex`; for each process: `ended` has its end message */
+    char last_message[TT__RANKS][128]; /* guarded by `mutex`; for each process: the instruction for which a
+                                          message of that process came last */
     int ranks;              /* number of ranks of each process in the last program that ran; 0: none yet */
     tt__note *note;         /* for each process: its note in the last tt__agree */
     bool cuda_aware;        /* MPI can access GPU memory in every process */
-    double sent, min;     /* guarded: bytes that collectives have sent so far; minimum that any method must
-                             send */
+    double sent, min;       /* guarded by `mutex`. sent: bytes that collectives have sent so far; min: the
+                               minimum that any method must send */
 #ifdef TINYTRAIN_MPI
-    MPI_Comm talk, data;    /* communicators: for notes and end messages; for collectives */
+    MPI_Comm talk, data;    /* talk: communicator for notes and end messages; data: communicator for
+                               collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
 #endif
 } tt__net;
@@ -102,8 +105,8 @@ static tt_status tt__net_status(tt_context *ctx)
     return tt__fail(ctx, n->status, "%s", n->why);
 }
 
-/* Receives an end message, if one has arrived, and notes its sender as stopped. The caller holds n->mutex.
-   Returns NULL or the transport's error. */
+/* Receives an end message (tt__end) of another process, if one has arrived, and notes that its sender has
+   left the common work. The caller holds n->mutex. Returns NULL or the transport's error. */
 static const char *tt__net_ends(tt__net *n)
 {
     tt__end end;
@@ -199,12 +202,13 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
     if (closed)
         return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has closed its context%s%s", where, name,
                         end.why[0] ? ", after: " : "", end.why);
-    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not arrived within %g s%s%s", where, name,
-                    ctx->options.timeout, last_message[0] ? "; its last message came in " : "", last_message);
+    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not arrived within %g s%s%s: if that process is only "
+                    "slow, set a longer timeout", where, name, ctx->options.timeout,
+                    last_message[0] ? "; its last message came in " : "", last_message);
 }
 
-/* Sends this process's end message to all others, and waits for at most `seconds`. Returns false if the
-   message did not reach all. */
+/* Tells all other processes that this process ends its part of the common work (tt__end). Waits for at most
+   `seconds`. Returns false if the message did not reach all. */
 static bool tt__net_send_end(tt__net *n, double seconds)
 {
     tt__request r[TT__RANKS];
@@ -221,7 +225,7 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            /* An error of test: the other process cannot be reached, so the message never ends. */
+            /* An error of `test`: the other process cannot be reached, so the message never ends. */
             if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true;
             left += !r[k].done;
         }
@@ -356,7 +360,7 @@ static void tt__net_close(tt_context *ctx)
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }
-    if (all) n->transport->close(n); /* otherwise close would wait for a process that is gone */
+    if (all) n->transport->close(n); /* otherwise `close` would wait for a process that is gone */
     ctx->net = NULL;
     pthread_mutex_destroy(&n->mutex);
     tt__free(ctx, n->note);

@@ -43,8 +43,8 @@ static tt_category tt__category_of(const tt_tape *t, int32_t base)
 }
 
 /* tt__storages returns the number of storages that the program's arena may have: the resident workspace
-   (number 0), then persistent values, then boxes of transient storages. tt__storage_of describes storage k in
-   *to; it returns false if the arena does not have that storage. */
+   (number 0), then persistent values, then transient storages. tt__storage_of describes storage k in *to; it
+   returns false if the arena does not have that storage. */
 static int tt__storages(const tt_program *p) { return p->built.t->n_values + p->built.n_boxes; }
 
 static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
@@ -77,7 +77,7 @@ static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
 }
 
 /* Returns the bytes that a rank loads from other ranks in a step with one full micro-batch on each data rank.
-   Sets *least to the minimum that any method must load (tt_plan.min_moved_bytes). */
+   Sets *min to the minimum that any method must load (tt_plan.min_moved_bytes). */
 static double tt__moved_by(const tt_program *p, int rank, double *min)
 {
     const tt_tape *t = p->built.t;
@@ -92,7 +92,8 @@ static double tt__moved_by(const tt_program *p, int rank, double *min)
         const tt__members all = tt__members_of(p, rank, &i->move, &me);
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
-        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* F64: counts of losses */
+        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* also true for counts of
+                                                                                    losses (F64) */
         if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *min += item * loads.min;
     }
     return bytes;
@@ -233,8 +234,7 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
     uint32_t *order = (uint32_t *)(bytes + storages);
-    int32_t *holds = (int32_t *)(order + storages); /* for each box: the last value placed there by the
-                                                       peak */
+    int32_t *holds = (int32_t *)(order + storages); /* for each box: the value that it holds at the peak */
     int n = 0;
     for (int k = 0; k < storages && bytes; k++) {
         const tt__box *box = k < values ? NULL : &p->built.box[k - values];

@@ -19,7 +19,7 @@
    Copies inputs to a program (tt_set) and values from a program (tt_get), and finds the memory of an
    instruction's operands on a rank. */
 
-/* Returns the number of elements of the storage before a rank's own rows, which are view `id`. */
+/* Returns how many elements of a storage come before its view `id`, which is a rank's shard of the rows. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__tape_value *v = &p->built.t->values[id];
@@ -28,7 +28,7 @@ static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, 
     return first * v->ld;
 }
 
-/* Moves m from the start of a storage to the part that is value `id`: a slot, a shard, or own rows. */
+/* Moves m from the start of a storage to the part that is value `id`: a slot, or a rank's shard. */
 static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__tape_value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
@@ -136,7 +136,7 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
 }
 
 /* Sets the number of rows of input v's axis. Fails if another input of the axis is set with another number of
-   rows. If v is set a second time, that input becomes UNSET instead. */
+   rows. But if v is set a second time, the other input becomes UNSET. */
 static tt_status tt__set_input_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
     const tt__tape_value *values = p->built.t->values, *x = &values[v];
@@ -498,9 +498,10 @@ static bool tt__adds_later(const tt_program *p, tt__segment segment)
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* Returns the recording for a run with this stretch, slot and these numbers of rows; NULL if it is the first
-   such run. In that case, the next entry in turn loses credit and, if it has none left, is given to this run.
-   Credit protects the recordings of frequent runs, however many other runs there are. */
+/* Returns the entry of r->recordings for a run with this stretch and slot and with equal numbers of rows;
+   NULL if there is none. If there is none, takes a credit from the entry whose turn it is. If that entry has
+   no credit left, it now belongs to this run, and the run's next repetition finds the entry. Each use of an
+   entry adds credit, so frequent runs keep their recordings, however many other runs there are. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];

@@ -79,7 +79,7 @@ static tt_status tt__run_stage(void *arg, int rank)
     tt__launch l = tt__launch_on(p, rank);
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
-    l.tuned = false; /* matrix products are timed after these micro-batches */
+    l.tuned = false; /* products are timed only after these micro-batches (tt__tune_products) */
     for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
         bool backward = false;
         now->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
@@ -146,6 +146,17 @@ static tt_status tt__end_round(tt_program *p)
 {
     p->round++;
     return p->round % tt__slots(p) ? TT_OK : tt__run_lap(p);
+}
+
+/* Runs the forward of a program that does not train, with the random numbers of a step's round. */
+static tt_status tt__run_round(tt_program *p, int64_t step, int64_t round)
+{
+    tt__begin_step(p);
+    p->run.step = step;
+    p->round = round;
+    const tt_status status = tt__micro(p, true);
+    p->round = 0;
+    return status;
 }
 
 tt_status tt_run(tt_program *p, tt_stats *stats)

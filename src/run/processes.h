@@ -17,7 +17,7 @@
    Counts the bytes that a plan sends between processes, and launches collectives. */
 
 /* Returns the bytes that the ranks of this process send to other processes in a step with one full
-   micro-batch on each data rank. Sets *least to the minimum that any method must send. */
+   micro-batch on each data rank. Sets *min to the minimum that any method must send. */
 static double tt__net_plan(const tt_program *head, double *min)
 {
     const tt__device_group *group = head->settings.group;
@@ -35,7 +35,7 @@ static double tt__net_plan(const tt_program *head, double *min)
             l.instr = i;
             l.in[0] = tt__at_capacity(p->built.t, i->in[0]);
             l.out[0] = tt__at_capacity(p->built.t, i->out[0]);
-            if (i->in[0]) l.in[0].data = &l; /* any address: the operand is present */
+            if (i->in[0]) l.in[0].data = &l; /* any address: NULL would mean that the operand is absent */
             l.members = l.present = c.all.count;
             l.me = c.me;
             c.l = &l;
@@ -93,7 +93,7 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     l->workspace = p->arena->memory[rank] + p->arena->persistent + i->workspace_place;
     if (i->on_host) {
         l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
-        l->in[TT__RUN_IN].data = &p->head->run; /* without `micro`, which no update reads */
+        l->in[TT__RUN_IN].data = &p->head->run; /* the field `micro` is not set, but no update reads it */
         if (!p->settings.kind->host) l->device = p->settings.group->host[rank];
     }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);

@@ -106,7 +106,8 @@ static tt_status tt__read_first(tt_program *p, int rank)
     const tt__device_group *c = p->settings.group;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* also waits for a rank of this process */
+    /* A process that does not have `rank` reads one of its own ranks, only to wait for the rank's device. */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own);
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
     return tt__net_fetch(p->ctx, process, -1, "collecting the results of a step", results, sizeof *results);

@@ -14,8 +14,9 @@
 
 /* ---- values that pass from one stage of a pipeline to the next */
 
-/* Sends a value to a stage in another process, or receives one. A SEND does not wait for its messages; a RECV
-   does. Values in a device's memory go through the host's memory. */
+/* Sends a value to rank `other` of a stage in another process, or receives one. A SEND does not wait for its
+   messages; a RECV does. Values in a device's memory go through the host's memory. way: 0 if the value moves
+   towards the last stage, 1 if towards the first. */
 static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l, int other, int way)
 {
     const bool receives = l->instr->out[0] != 0;
@@ -63,7 +64,8 @@ static void tt__go_on_passing(const tt_program *p, int rank)
     }
 }
 
-/* Waits until this rank has sent the messages of micro-batch number `round` in direction `way`. */
+/* Waits until this rank has sent its messages of micro-batch number `round` to the next stage (way = 0) or to
+   the stage before (way = 1). */
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
@@ -129,7 +131,7 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Returns whether m is present but has no elements, which shards and a rank's own rows may be. */
+/* Returns whether m is present but has no elements, as a shard may be. */
 static bool tt__is_empty(const tt__mat *m) { return m->data && m->rows * m->cols == 0; }
 
 /* Runs an instruction whose operands have no elements. Results that have elements are then sums over no rows:
@@ -146,8 +148,8 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
-/* Launches n instructions together that are not collectives. They run on the device or, if tt__instr.on_host,
-   on the CPU once the device has computed their operands. */
+/* Launches n instructions, none of them a collective, together. The instructions run on the device or, if
+   tt__instr.on_host, on the CPU once the device has computed their operands. */
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;

@@ -66,14 +66,15 @@ static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
     return false;
 }
 
-/* Continues a hash with attributes of the instructions at the end of a step, and returns it: those of CLIP,
-   of the updates in the order of the parameters in the tape, and of LOSS_SCALE. */
+/* Continues a hash with attributes of the instructions at the end of a step, and returns the hash. These
+   instructions are CLIP, the updates in the order of the parameters in the tape, and LOSS_SCALE. */
 static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 {
     const tt_tape *t = p->built.t;
     const int step = tt__segment_first(t, TT__EACH_STEP), first = t->early ? 0 : step;
-    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* next: distance to the likely next
-                                                                             update */
+    /* The search for a parameter's update begins where the one before ended, and goes on by `next`: backwards
+       (modulo `count`) if the updates are in the backward, which has the parameters in reverse order. */
+    const int count = t->n_code - first, next = t->early ? count - 1 : 1;
     int at = t->early ? count - 1 : 0;
     for (int k = step; k < t->n_code; k++)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
@@ -114,8 +115,8 @@ static uint64_t tt__program_hash(const tt_program *p)
     if (ranks->groups > 1 || micros) hash = tt__hash_on(hash, leaves, sizeof leaves);
     const tt__attr none = tt__new_instr(0).attr;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
-        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* stands for the SUM_SQUARES of
-                                                                                v's gradient */
+        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* the (empty) attributes of the
+                                                                                SUM_SQUARES of v's gradient */
     const float average = p->settings.options.optimizer.ema_decay;
     if (average > 0) hash = tt__hash_on(hash, &average, sizeof average);
     return tt__updates_hash(p, hash);

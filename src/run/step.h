@@ -164,7 +164,7 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     return status;
 }
 
-/* Calls before_update, if the program has it. */
+/* Calls the caller's function tt_compile_options.before_update, if it is set. */
 static tt_status tt__call_before_update(tt_program *p)
 {
     const tt_compile_options *o = &p->settings.options;
@@ -275,10 +275,10 @@ static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int
     return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
-/* The storages with a parameter's gradient in the middle of a step. In sums of a step (ranks/threads.h),
-   `leaves` has the slots of each data rank. In sums of micro-batches, `total` has the sum over ranks of the
-   finished laps and, if ranks have several slots, `leaves` has the slots of the current lap. Both have the
-   same layout. */
+/* The storages with a parameter's gradient in the middle of a step. If ranks sum gradients at the end of a
+   step, `leaves` has the slots of each data rank. If ranks sum gradients in each micro-batch, `total` has the
+   sum over ranks of the finished laps and, if ranks have several slots, `leaves` has the slots of the current
+   lap. Both storages have the same layout. */
 typedef struct tt__so_far {
     int32_t leaves, total; /* numbers of the storages; 0: none */
     int slots;             /* number of slots that have contents */
@@ -333,8 +333,8 @@ static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so
     return found;
 }
 
-/* Finds a parameter's gradient and the factor by which its stored numbers are multiplied to be those of the
-   mean loss. Fails if there is no gradient now. caller: the public function. */
+/* Finds a parameter's gradient and the factor that turns the stored numbers into the gradient of the mean
+   loss. Fails if there is no gradient now. caller: name of the public function, for the error. */
 static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const char *caller, tt__so_far *g,
                                   double *factor)
 {

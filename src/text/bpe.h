@@ -34,9 +34,10 @@ static void tt__bpe_put(tt__bpe_symbols *s, int32_t id, size_t bytes)
     s->ids[s->n++] = id;
 }
 
-/* Adds the symbols of one character, of `of` bytes. The symbols are the character's token or, without one,
-   the tokens of its bytes. Without these too, the character is unknown: adds its bytes to *unknown and no
-   symbol, as following unknown characters may share one unknown token. */
+/* Adds the symbols of one character, which takes `of` bytes of the word. The symbols are the character's
+   token or, without one, the tokens of its bytes. If the vocabulary also lacks a token of a byte, the
+   character is unknown: adds `of` to *unknown, but no symbol, as following unknown characters may share one
+   unknown token. */
 static void tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, size_t of, tt__bpe_symbols *s, size_t *unknown)
 {
     char text[4];
@@ -86,7 +87,7 @@ static void tt__bpe_merge_short(const tt_tokenizer *k, tt__bpe_symbols *s)
     size_t n = s->n;
     for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(k, symbols[i], symbols[i + 1]);
     while (n > 1) {
-        uint32_t best = UINT32_MAX; /* the rank of a pair that has no merge */
+        uint32_t best = UINT32_MAX; /* pairs that have no merge have this rank */
         size_t at = 0;
         for (size_t i = 0; i + 1 < n; i++)
             if (merges[i]->rank < best) best = merges[i]->rank, at = i;
@@ -107,8 +108,10 @@ static void tt__bpe_merge_short(const tt_tokenizer *k, tt__bpe_symbols *s)
     s->n = n;
 }
 
-typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: symbol was merged */
-typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* a possible merge */
+/* A symbol of a word, in a linked list. id -1: the symbol was merged into the one before. */
+typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;
+/* A possible merge of the symbol at index `at` with the next one. id: the resulting symbol. */
+typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;
 
 static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
 {
@@ -179,9 +182,9 @@ static void tt__bpe_merge_long(tt__encoder *e, tt__bpe_symbols *s)
         if (links[i].id >= 0) tt__bpe_put(s, links[i].id, s->bytes ? (size_t)s->bytes[i] : 0);
 }
 
-/* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. e->at moves on by the
-   bytes of the symbols, as the package `tokenizers` counts: an unknown character without a symbol does not
-   count. */
+/* Adds the ids of a word or of a part of it. No run of U+2581, which stands for a space, begins inside the
+   part. Moves e->at by the bytes of all symbols. An unknown character without a symbol counts no bytes, as in
+   the package `tokenizers`. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;

@@ -18,8 +18,8 @@ static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes
     return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
-/* Adds the id of an added token, which the bytes `text` of the current layer spell, with the white space that
-   the token takes in. */
+/* Adds the id of an added token. text: the bytes that spell the token, with the white space that the token
+   takes in; a part of e->layer. */
 static void tt__encoder_added(tt__encoder *e, int32_t id, const char *text, size_t bytes)
 {
     if (e->count < e->room && e->ids) e->ids[e->count] = id;
@@ -27,8 +27,8 @@ static void tt__encoder_added(tt__encoder *e, int32_t id, const char *text, size
     e->count++;
 }
 
-/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 0: the text is
-   not normalized yet; 1: it is. first: the text is the first part of the whole text. */
+/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 1 if the text
+   is normalized, 0 if not. first: the text is the first part of the whole text. */
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
 
 static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
@@ -80,8 +80,8 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
 }
 
 /* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids and spans; ids or
-   spans may be NULL. Returns the number of ids; -1: out of memory. Unless `whole`, encoding and counting may
-   end after `room` ids. */
+   spans may be NULL. Returns the number of ids, or -1 if memory runs out. Unless `whole`, encoding and
+   counting may end after `room` ids. */
 static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, tt_span *spans,
                           int64_t room, bool whole)
 {
@@ -176,8 +176,8 @@ static void tt__encode_cut(const int64_t n[2], int64_t max, int64_t kept[2])
     kept[longer] = max - max / 2;
 }
 
-/* Does the work of tt_tokenizer_encode. Unless `whole`, encoding and counting of one text may end after
-   max_tokens ids. */
+/* Encodes a text or a pair of texts for tt_tokenizer_encode. Unless `whole`, encoding and counting of one
+   text may end after max_tokens ids. */
 static tt__encoded tt__encode_texts(const tt_tokenizer *k, const tt_encoding *o, bool whole)
 {
     static const tt__around none[3] = {{{0}, {0}, 0}};
@@ -223,7 +223,7 @@ int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *
 }
 
 /* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns the
-   number of ids of the text; -1: out of memory. */
+   number of ids of the text, or -1 if memory runs out. */
 static int64_t tt__encode_ids(const tt_tokenizer *k, const char *text, size_t bytes, bool special,
                               int32_t *ids, int64_t room)
 {

@@ -1,5 +1,6 @@
 #pragma once
 #include "../base/base.h"
+#include "../files/lists.h"
 
 /* --------------------------------------------------------------------------------------------------- metrics
    Metrics of predictions: F1 of classes, labels, tags and entities; correlations of scores. */
@@ -9,8 +10,8 @@ static int64_t tt__prediction_count(const tt_predictions *p)
     return p->task == TT_TASK_LABELS ? p->rows * p->classes : p->rows;
 }
 
-/* Counts for each class how often a prediction is right, wrong (the class is predicted, and is not there) and
-   missed. counts: (classes, 3). */
+/* Counts the predictions of each class. counts: (classes, 3) how often the class was predicted and is there,
+   was predicted and is not there, and was not predicted but is there. */
 static void tt__f1_counts(const tt_predictions *p, int64_t *counts)
 {
     memset(counts, 0, sizeof *counts * 3 * (size_t)p->classes);
@@ -41,8 +42,8 @@ static double tt__f1(const int64_t counts[3], double absent)
     return all > 0 ? right / all : absent;
 }
 
-/* Computes F1 of each class to f1 (classes), if f1 is not NULL, and of all classes together. Returns NaN if
-   the task has no classes, or if memory runs out. */
+/* Returns F1 of all classes together, and writes F1 of each class to f1 (classes), unless f1 is NULL. Returns
+   and writes NaN if the task has no F1 of classes, or if memory runs out. */
 static double tt__f1_of(const tt_predictions *p, double *f1)
 {
     int64_t all[3] = {0, 0, 0};
@@ -205,3 +206,82 @@ tt_metric tt_f1_micro(void) { return tt__prediction_metric("f1_micro", tt__f1_mi
 tt_metric tt_f1_entities(void) { return tt__prediction_metric("f1_entities", tt__f1_entities_of); }
 tt_metric tt_pearson(void) { return tt__prediction_metric("pearson", tt__pearson_of); }
 tt_metric tt_spearman(void) { return tt__prediction_metric("spearman", tt__spearman_of); }
+
+/* ---------------------------------------------------------------------------------------------------- recall
+   The share of texts whose pair is among the nearest of all pairs and negatives. */
+
+/* The data of a recall. The pair of a text is the other text of its example. unit: (rows, width) the
+   embeddings, each divided by its length. anchors: (n) the row in `unit` of each text. candidates: (all) the
+   row of the pair of each of the n texts, then the rows of the negatives. hits: (n) 1 if the pair of a text
+   is among the `nearest` candidates of the text. */
+typedef struct tt__recall {
+    float *unit;
+    int64_t *anchors, *candidates;
+    int64_t n, all, width, nearest;
+    char *hits;
+} tt__recall;
+
+/* Returns the inner product of two rows. */
+static float tt__inner(const float *x, const float *y, int64_t n)
+{
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}; /* sums that a compiler can compute together */
+    int64_t k = 0;
+    for (; k + 8 <= n; k += 8)
+        for (int j = 0; j < 8; j++) sum[j] += x[k + j] * y[k + j];
+    for (; k < n; k++) sum[0] += x[k] * y[k];
+    return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+}
+
+/* Sets hits[task]. If candidates are as near as the pair, the pair counts at the mean of their ranks, so that
+   equal embeddings of all texts are no hits. */
+static void tt__recall_task(void *arg, int64_t task, int thread)
+{
+    const tt__recall *r = (const tt__recall *)arg;
+    const float *x = r->unit + r->anchors[task] * r->width;
+    const float own = tt__inner(x, r->unit + r->candidates[task] * r->width, r->width);
+    int64_t nearer = 0, equal = 0;
+    (void)thread;
+    for (int64_t c = 0; c < r->all; c++) {
+        if (c == task) continue;
+        const float other = tt__inner(x, r->unit + r->candidates[c] * r->width, r->width);
+        nearer += other > own;
+        equal += other == own;
+    }
+    r->hits[task] = isfinite(own) && (double)nearer + 0.5 * (double)equal < (double)r->nearest;
+}
+
+/* Returns the recall among the `nearest` candidates. Returns NaN without pairs, and when out of memory. */
+static double tt__recall_of(const tt_predictions *p, int nearest)
+{
+    const size_t rows = (size_t)p->rows, width = (size_t)p->classes;
+    tt__recall r = {NULL, NULL, NULL, 0, 0, p->classes, nearest, NULL};
+    double hits = NAN;
+    if (p->task != TT_TASK_EMBED || !rows) return NAN;
+    r.unit = (float *)tt__alloc(p->ctx, sizeof *r.unit * rows * width);
+    r.anchors = (int64_t *)tt__alloc(p->ctx, sizeof *r.anchors * rows);
+    r.candidates = (int64_t *)tt__alloc(p->ctx, sizeof *r.candidates * rows);
+    r.hits = (char *)tt__alloc(p->ctx, rows);
+    if (r.unit && r.anchors && r.candidates && r.hits) {
+        for (int64_t k = 0; k < p->rows; k++) if (p->labels[k] == 0) r.anchors[r.n++] = k;
+        for (int role = 1; role < 3; role++)
+            for (int64_t k = 0; k < p->rows; k++) if (p->labels[k] == role) r.candidates[r.all++] = k;
+        for (size_t k = 0; k < rows; k++) {
+            const float *from = p->outputs + k * width;
+            const float length = sqrtf(tt__inner(from, from, r.width));
+            for (size_t c = 0; c < width; c++) r.unit[k * width + c] = from[c] / length;
+        }
+        if (r.n && r.all >= r.n) {
+            tt__run_tasks(p->ctx->cpu.pool, r.n, tt__recall_task, &r);
+            hits = 0;
+            for (int64_t k = 0; k < r.n; k++) hits += r.hits[k];
+        }
+    }
+    void *const owned[] = {r.unit, r.anchors, r.candidates, r.hits};
+    tt__free_all(p->ctx, owned, TT__COUNT(owned));
+    return hits / (double)r.n;
+}
+
+static double tt__recall_at_1_of(const tt_predictions *p) { return tt__recall_of(p, 1); }
+static double tt__recall_at_10_of(const tt_predictions *p) { return tt__recall_of(p, 10); }
+tt_metric tt_recall_at_1(void) { return tt__prediction_metric("recall_at_1", tt__recall_at_1_of); }
+tt_metric tt_recall_at_10(void) { return tt__prediction_metric("recall_at_10", tt__recall_at_10_of); }

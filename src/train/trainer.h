@@ -11,25 +11,31 @@
 #include "../compile/batch.h"
 #include "../run/ranks.h"
 #include "../run/inputs.h"
+#include "../run/pipeline.h"
 #include "../run/state.h"
 #include "../files/utf8.h"
+#include "grad_cache.h"
+#include "features.h"
 
-/* ===========================================================================================================
-   TRAIN                                                                                            src/train/
-   Learning-rate schedules, training steps, evaluation, prediction, the state of a run in one file, and
-   tt_fit. This code uses all sections above.
-   ======================================================================================================== */
+/* -------------------------------------------------------------------------------------------------- trainer
+   Learning-rate schedules, and the training steps of a trainer. */
 
 struct tt_trainer {
     tt_context *ctx;
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
+    /* The next two fields are NULL without features_once. With features_once, `train` and `head` read
+       features, `head` evaluates, and `eval` computes the features and everything after them. */
+    tt__features *features;
+    tt_program *head;
+    bool by_features; /* evaluations use `head` */
     int data;         /* number of data ranks, over which micro-batches are distributed */
     int staged;       /* number of data ranks, from 0 on, that have a micro-batch for the next round */
     tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller passes stats */
     bool uses_ema;    /* the parameters hold their moving averages, and the averages hold the parameters */
     bool step_failed; /* a micro-batch failed: the later micro-batches of its step are refused */
+    tt__grad_cache *cache; /* NULL: options.step_seqs is 0 */
     int64_t saved_steps; /* number of steps of the last state; -1: no state */
     tt_value output;
     int64_t output_width;
@@ -38,8 +44,10 @@ struct tt_trainer {
     int64_t *rows;    /* for each input: its number of rows in the current batch; 0: not set yet */
     bool *needed;     /* for each value: the output depends on it. Predictions set other inputs to 0 */
     int32_t *positions, *seq_start; /* for max_seqs sequences of max_length rows, if model.same_length */
-    float *class_weights; /* (2, classes): the options' weights; ones, for evaluation. NULL: no weights */
-    void *zeros; /* zeros for predictions: bytes of the largest input that only the loss reads */
+    float *class_weights; /* (2, classes). Row 0: the options' weights; row 1: ones, for evaluation. NULL: no
+                             weights */
+    void *zeros; /* zeros: the data that predictions set for inputs that only the loss reads; as large as the
+                    largest of these inputs */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -63,6 +71,7 @@ tt_train_options tt_train_options_default(void)
     o.compile.optimizer.clip_norm = 1;
     o.schedule.kind = TT_LINEAR;
     o.schedule.lr = 5e-5f;
+    o.temperature = 0.05f;
     return o;
 }
 
@@ -123,7 +132,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!model->record) tt__print(&all, "; the model has no function `record`: set it");
     for (int k = 0; k < TT_METRICS && model->metrics[k].name; k++) {
         const tt_metric *x = &model->metrics[k];
-        const bool found = x->of || (x->of_predictions && model->classes);
+        const bool predicts = model->classes || model->task == TT_TASK_EMBED;
+        const bool found = x->of || (x->of_predictions && predicts);
         bool named = tt__is_column(x->name) && strcmp(x->name, "loss") != 0;
         for (int j = 0; j < k; j++) named = named && strcmp(x->name, model->metrics[j].name) != 0;
         if (!found || !named)
@@ -136,6 +146,14 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
                   model->unit);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing is %g, but must be in [0, 1)", o->label_smoothing);
+    if (!(o->temperature > 0 && isfinite(o->temperature)))
+        tt__print(&all, "; {temperature = %g}, but must be a finite number above 0", o->temperature);
+    if (o->step_seqs < 0 || (o->step_seqs && (model->task != TT_TASK_EMBED || !o->compile.train)))
+        tt__print(&all, "; {step_seqs} is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
+                  o->step_seqs);
+    if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net || o->features_once))
+        tt__print(&all, "; {step_seqs} excludes %s", ctx->net ? "several processes" :
+                  o->features_once ? "{features_once}" : "pipelines");
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
@@ -148,16 +166,21 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all,
                   model->classes ? "; the weights of all classes are 0: give at least one class a weight" :
                   "; class_weights are set, but the model has no classes");
+    if (o->features_once && ctx->net)
+        tt__print(&all, "; {features_once} is for one process, but this run has %d: clear it, or train with "
+                  "several ranks of one process", tt_processes(ctx));
     if (o->compile.share)
         tt__print(&all, "; compile.share is set, but a trainer needs an arena of its own: leave it NULL");
     if (tt__parse_settings(ctx, &o->compile, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    else if (o->step_seqs && settings.scales)
+        tt__print(&all, "; {step_seqs} excludes loss scaling: use {precision 'bf16-mixed'}");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
 /* Sets r->inputs, and r->needed from tape t, from which the programs were compiled. */
 static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
-    const tt_program *p = r->train ? r->train : r->eval;
+    const tt_program *p = r->train && !r->features ? r->train : r->eval;
     const size_t n = (size_t)(r->n_inputs = tt_program_inputs(p, NULL, 0)) + 1;
     size_t max = 0;
     r->inputs = (tt_input_info *)tt__alloc(r->ctx, sizeof *r->inputs * n);
@@ -174,17 +197,44 @@ static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
     return r->zeros ? TT_OK : TT_ERR_MEMORY;
 }
 
-static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *attempt)
+/* Compiles a program that evaluates: without label smoothing, and with the model's output. */
+static tt_program *tt__compile_eval(tt_trainer *r, tt_tape *t, tt_value loss, tt__attempt *attempt)
 {
     tt_compile_options o = r->options.compile;
-    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
-    r->output_width = tt_value_width(t, r->output);
-    if (o.train && !(r->train = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
-    if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
+    if (r->output.id) tt_output(t, r->output); /* training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
-    if (!(r->eval = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
+    return tt__try_compile(t, loss, &o, attempt);
+}
+
+/* Compiles the trainer's programs from a recorded tape. head: a copy of the tape that reads features; NULL:
+   without features_once. */
+static tt_status tt__trainer_programs(tt_trainer *r, tt_tape *t, tt_tape *head, tt_value loss,
+                                      tt__attempt *attempt)
+{
+    const tt_compile_options *o = &r->options.compile;
+    const tt_value root = r->options.step_seqs ? tt__surrogate_loss(t, r->output) : loss;
+    if (o->train && !(r->train = tt__try_compile(head ? head : t, root, o, attempt))) return r->ctx->status;
+    for (int k = 0; head && k < r->features->count; k++) tt_output(t, r->features->value[k]);
+    if (!(r->eval = tt__compile_eval(r, t, loss, attempt))) return r->ctx->status;
+    if (head && !(r->head = tt__compile_eval(r, head, loss, attempt))) return r->ctx->status;
+    return TT_OK;
+}
+
+static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *attempt)
+{
+    const bool once = r->options.compile.train && r->options.features_once;
+    tt_tape *head = NULL;
+    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
+    r->output_width = tt_value_width(t, r->output);
+    if (once && t->status == TT_OK && !(r->features = tt__features_new(t, r->output, &head)))
+        return r->ctx->status;
+    tt_status status = tt__trainer_programs(r, t, head, loss, attempt);
+    tt_tape_free(head);
+    if (status == TT_OK && r->options.step_seqs)
+        status = tt__grad_cache_new(r->ctx, t, r->output, &r->options, r->train, attempt, &r->cache);
+    if (status != TT_OK) return status;
     r->data = r->eval->arena->data;
     if (r->model.classes && r->output_width != r->model.classes)
         return tt__fail(r->ctx, TT_ERR_SHAPE,
@@ -195,8 +245,9 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
 
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that a saved state contains. state: 0: a parameter; 1 and, for Adam, 2: the optimizer's states of
-   the parameter; TT__EMA: its moving average. stage: the first pipeline stage that has the value. */
+/* A value that a saved state contains. state: 0 for a parameter; 1 and, with Adam, 2 for the optimizer's
+   states of the parameter; TT__EMA for the parameter's moving average. stage: the first pipeline stage that
+   has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
@@ -224,7 +275,7 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
-/* Returns the value of a stage that entry *x of a state describes; 0: the stage lacks the value. */
+/* Returns the value of a stage that entry *x of a state describes. Returns 0 if the stage lacks the value. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
@@ -252,8 +303,8 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
 }
 
 /* Returns the list of the entries of a program's state. The first *count entries are the trained parameters
-   and then the optimizer's states, whose names begin with PyTorch's words. The next *frozen entries are
-   frozen parameters. Returns NULL after an error. The caller frees the list. */
+   and then the optimizer's states, whose names begin as in PyTorch (such as "exp_avg"). The next *frozen
+   entries are frozen parameters. Returns NULL after an error. The caller frees the list. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
@@ -330,6 +381,7 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
 {
     tt_train_options o = options ? *options : tt_train_options_default();
     if (!o.compile.precision) o.compile.precision = "32-true";
+    if (o.step_seqs > 0) o.compile.accumulate = true;
     if (tt__check_train_options(ctx, model, &o) != TT_OK) return NULL;
     tt_trainer *r = (tt_trainer *)tt__calloc(ctx, sizeof *r);
     if (!r) return NULL;
@@ -346,7 +398,7 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
-    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: settings to compare */
+    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the settings that all processes must share */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
     else
         snprintf(lines, sizeof lines,
@@ -371,15 +423,18 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
 
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
 {
-    tt__attempt attempt = {false, false, false, 0, 0};
+    tt__attempt attempt = {false, false, false, false, 0, 0};
     return tt__try_trainer(ctx, model, options, &attempt);
 }
 
 void tt_trainer_free(tt_trainer *r)
 {
     if (!r) return;
+    tt__grad_cache_free(r->cache);
+    tt_program_free(r->head);
     tt_program_free(r->eval);
     tt_program_free(r->train);
+    tt__features_free(r->features);
     tt__free(r->ctx, r->class_weights);
     tt__free(r->ctx, r->positions);
     tt__free(r->ctx, r->seq_start);
@@ -509,13 +564,14 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     }
     for (int k = 0; k < r->n_inputs && status == TT_OK; k++) {
         const tt_input_info *input = &r->inputs[k];
-        if (r->rows[k] || !input->read) continue;
+        if (r->rows[k] || !tt__reads_input(p, input->value.id)) continue;
         if (!predicting || r->needed[input->value.id])
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL), which the model reads",
                             input->name);
         int64_t as_others = 0; /* number of rows of inputs with the same axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
-            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* not tt_seq_start */
+            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* leaves out the starts
+                                                                                         of sequences */
                 as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
         status = tt_set_rank(p, rank, input->value, r->zeros, r->rows[k]);
@@ -527,14 +583,17 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     tt_status status = tt__check_batch(r, b);
+    const bool reads = r->features && p != r->eval; /* the program reads features */
+    const int same = r->model.same_length ? r->model.max_length : 0;
     if (status == TT_OK) status = tt__set_arrays(r, p, rank, b, predicting);
+    if (status == TT_OK && reads) status = tt__features_set(r->features, p, rank, b, same);
     if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other numbers of rows */
     return status;
 }
 
 static bool tt__trainer_within_step(const tt_trainer *r)
 {
-    return r->staged > 0 || tt__within_step(r->train);
+    return r->staged > 0 || tt__within_step(r->train) || (r->cache && r->cache->micros > 0);
 }
 
 /* Discards the micro-batches of the current step, also those that wait for their round to run. */
@@ -542,6 +601,7 @@ static void tt__trainer_discard_step(tt_trainer *r)
 {
     tt__discard_step(r->train);
     tt__forget_inputs(r->train);
+    if (r->cache) tt__grad_cache_forget(r->cache);
     r->staged = 0;
     memset(&r->so_far, 0, sizeof r->so_far);
 }
@@ -568,11 +628,94 @@ static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *sta
     return status;
 }
 
+/* Sets the inputs of the next data rank, and runs the round if it is complete or the last of its step. */
+static tt_status tt__uncached_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
+{
+    tt_status status = tt__set_batch(r, r->train, r->staged, b, false);
+    if (status != TT_OK) return status;
+    r->staged++;
+    if (r->staged == r->data || b->last_of_step) return tt__train_round(r, b->last_of_step, stats);
+    if (stats) *stats = r->so_far;
+    return TT_OK;
+}
+
+/* Computes the embeddings of the step's micro-batches, with the dropout of the training program. */
+static tt_status tt__cached_embeddings(tt_trainer *r)
+{
+    tt__grad_cache *g = r->cache;
+    float *to = g->embeddings;
+    tt_status status = TT_OK;
+    for (int first = 0; first < g->micros && status == TT_OK; first += r->data) {
+        const int ranks = (int)tt__min(r->data, g->micros - first);
+        for (int k = 0; k < ranks && status == TT_OK; k++)
+            status = tt__set_batch(r, g->embed, k, &g->batch[first + k], true);
+        if (status == TT_OK) status = tt__run_round(g->embed, tt_trainer_steps(r), first / r->data);
+        for (int k = 0; k < ranks && status == TT_OK; k++) {
+            const size_t numbers = (size_t)g->batch[first + k].seqs * (size_t)g->width;
+            status = tt_get_rank(g->embed, k, r->output, to, numbers);
+            to += numbers;
+        }
+    }
+    return status;
+}
+
+/* Runs the forward and the backward of each micro-batch of the step. The backward begins with the cached
+   gradients. */
+static tt_status tt__cached_backward(tt_trainer *r)
+{
+    tt__grad_cache *g = r->cache;
+    size_t at = 0;
+    int staged = 0;
+    tt_status status = TT_OK;
+    for (int k = 0; k < g->micros && status == TT_OK; k++) {
+        const tt_array arrays[2] = {{TT__CACHED_MINUS, g->embeddings + at, g->batch[k].seqs},
+                                    {TT__CACHED_TARGET, g->gradient + at, g->batch[k].seqs}};
+        tt_batch b = g->batch[k];
+        b.arrays = arrays;
+        b.n_arrays = TT__COUNT(arrays);
+        status = tt__set_batch(r, r->train, staged++, &b, false);
+        if (status == TT_OK && (staged == r->data || k + 1 == g->micros)) {
+            status = tt_micro_step(r->train, NULL);
+            staged = 0;
+        }
+        at += (size_t)b.seqs * (size_t)g->width;
+    }
+    return status;
+}
+
+/* Keeps a copy of a micro-batch. If the micro-batch is the last of its step, runs the step. The statistics
+   are those of the step's loss. */
+static tt_status tt__cached_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
+{
+    tt__grad_cache *g = r->cache;
+    tt_stats of_loss;
+    tt_status status = tt__check_batch(r, b);
+    if (status == TT_OK) status = tt__grad_cache_add(g, b);
+    if (stats) memset(stats, 0, sizeof *stats);
+    if (status != TT_OK || !b->last_of_step) return status;
+    status = tt__cached_embeddings(r);
+    if (status == TT_OK) status = tt__grad_cache_differentiate(g, &of_loss);
+    tt__discard_step(g->loss);
+    if (status == TT_ERR_NUMERIC) r->train->outcome = TT__NOT_FINITE;
+    if (status == TT_OK) status = tt__cached_backward(r);
+    if (status == TT_OK) status = tt_update(r->train, tt_trainer_lr(r), &r->train->done);
+    tt__grad_cache_forget(g);
+    if (status != TT_OK) return status;
+    r->train->done.loss = of_loss.loss;
+    r->train->done.targets = of_loss.targets;
+    r->train->done.correct = of_loss.correct;
+    if (stats) *stats = r->train->done;
+    return TT_OK;
+}
+
 tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool *updated)
 {
     tt_status status = tt__must_train(r);
     if (updated) *updated = false;
     if (status != TT_OK) return status;
+    if (r->features && !r->features->now)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "{features_once} is for tt_fit, which computes the features "
+                        "of all examples before the first step: call tt_fit, or clear {features_once}");
     const bool last = b->last_of_step, whole_round = r->staged + 1 == r->data;
     if (!r->options.compile.accumulate && !last && whole_round) {
         r->step_failed = r->staged > 0;
@@ -588,10 +731,7 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     if (r->step_failed)
         status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: the rest of "
                           "the step is refused, and nothing is updated");
-    if (status == TT_OK) status = tt__set_batch(r, r->train, r->staged, b, false);
-    if (status == TT_OK) r->staged++;
-    if (status == TT_OK && (whole_round || last)) status = tt__train_round(r, last, stats);
-    else if (status == TT_OK && stats) *stats = r->so_far;
+    if (status == TT_OK) status = r->cache ? tt__cached_batch(r, b, stats) : tt__uncached_batch(r, b, stats);
     if (status != TT_OK) tt__trainer_discard_step(r);
     r->step_failed = status != TT_OK && !last;
     if (updated) *updated = status == TT_OK && last;

@@ -140,7 +140,7 @@ TEST(any_call_may_fail_while_saving)
     for (int endless = 0; endless < 2; endless++) {
         const long count = endless ? 1L << 40 : 1;
         long n = 0;
-        /* Skips some calls, because two functions read and write all parameters. */
+        /* Tries only some calls, because reading and writing all parameters makes many equal calls. */
         for (bool reached = true; reached; n += n < 6 ? 1 : 29) {
             trained t;
             tt_progress progress;

@@ -48,11 +48,12 @@ enum { FP8_WIDTH = 32, FP8_HIDDEN = 64, FP8_ROWS = 40, FP8_STEPS = 6, FP8_MICROS
        FP8_WIDTH * FP8_WIDTH + 2 * FP8_WIDTH * FP8_HIDDEN + FP8_HIDDEN + 2 * FP8_WIDTH) };
 typedef struct fp8_run {
     const char *device, *matmul, *recompute, *offload;
-    int zero, pipeline, saved; /* saved: steps before another process continues; 0: none */
+    int zero, pipeline, saved; /* saved: number of steps after which another process continues the run; 0:
+                                  none */
     /* Results */
     double loss[FP8_STEPS];
     float w[FP8_SIZE];
-    int quantized, fp8, plain; /* per micro-batch: instructions; products in fp8; other products */
+    int quantized, fp8, plain; /* in a micro-batch: QUANTIZE instructions; products in fp8; other products */
     int64_t skipped;
 } fp8_run;
 

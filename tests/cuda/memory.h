@@ -30,7 +30,8 @@ TEST(values_in_the_hosts_memory)
     o.train = false;
     tt_program *p = tt_compile(t, out, &o);
     REQUIRE(p != NULL);
-    /* Host bytes: the value's 640 rounded up to 256 n, two copies of x, and the arena's buffer. */
+    /* Host bytes: the value's 640 bytes rounded up to a multiple of 256, two copies of x, and the arena's
+       buffer. */
     CHECK_NEAR((double)tt_program_plan(p).host_bytes, 768 + 2 * 640 + 65536, 0);
     CHECK(tt_program_plan(p).instructions == 6);
     for (int run = 0; run < 4; run++) { /* from the second run on, a graph is replayed */
@@ -113,7 +114,7 @@ TEST(programs_on_two_devices)
         }
         for (int k = 0; k < 2; k++)
             CHECK(tt_param_get(tt_param_find(ctx, k ? "second" : "first"), w[both][k]) == TT_OK);
-        /* A parameter is stored on one device. A device of the options may be absent. */
+        /* A parameter is stored on one device, so a second device is refused. An absent device is named. */
         tt_compile_options o = tt_compile_options_default();
         if (both) {
             o.device = "cuda:0";
@@ -140,13 +141,15 @@ TEST(programs_on_two_devices)
 typedef struct spy_device {
     tt__device_kind kind;
     const tt__arena *a;
-    bool kept[1024], there[1024]; /* of each block: pinned to the device, present on the device */
-    bool waits[1024];             /* of each block: prefetched and not used yet */
+    bool kept[1024], there[1024]; /* for each block: whether it is pinned to the device, and whether it is
+                                     present on the device */
+    bool waits[1024];             /* for each block: whether it is prefetched and not used yet */
     long used[1024], now;
     size_t kept_bytes, waiting;
     long launches, faults, brought, most_waiting;
     bool prefetched;               /* a block was prefetched since the last batch ended */
-    /* number of a block's batch; of batches; of batches waited for; of waits */
+    /* batch: number of a block's batch; batches: number of batches; arrived: number of batches waited for;
+       turns: number of waits */
     long batch[1024], batches, arrived, turns;
     void *of_batch[TT__WINDOWS];               /* events at which the last batches end */
 } spy_device;
@@ -204,7 +207,8 @@ static tt_status spy_prefetch(tt__device *d, int stream, void *memory, size_t by
     return tt__cuda_backend.prefetch(d, stream, memory, bytes);
 }
 
-/* Copies between host and device may bring blocks themselves, as their streams await no prefetches. */
+/* Uses all blocks of an operand. An absent block counts as a fault if the launch computes. A copy between
+   host and device may bring blocks itself, because its stream does not wait for prefetches. */
 static void spy_load(const tt__mat *m, bool computes)
 {
     size_t end;
@@ -288,7 +292,7 @@ static void deep_run(const char *memory, size_t device, uint64_t seed, bool accu
         CHECK(tt_program_plan(n.p).bytes > device && g->room + spy.kept_bytes <= device);
         CHECK(spy.launches > 0 && spy.batches > 0 && spy.batches <= spy.turns);
         CHECK(offload ? spy.faults < spy.launches / 50 : spy.faults == 0); /* copies evict a few blocks */
-        /* With offload, copies bring blocks that no launch removes from `waiting`. */
+        /* With offload the bound does not hold: copies bring blocks that no launch removes from `waiting`. */
         CHECK(offload || spy.most_waiting <= (long)(g->room / (TT__WINDOWS + 1) * TT__WINDOWS));
         CHECK_NEAR((double)g->prefetched, (double)spy.brought, 0);
     }

@@ -30,7 +30,7 @@ TEST(indices_behind_a_view_are_checked)
     TEST_CLOSE(ctx, &a);
 }
 
-/* On the emulator the bias has too many outputs for its partial sums to fit. The weight is frozen, so that
+/* A bias with more outputs than the emulator's workspace has partial sums for. The weight is frozen, so that
    no product computes the bias's gradient. */
 TEST(bias_of_very_many_columns)
 {
@@ -226,7 +226,8 @@ TEST(gelu_is_as_exact_as_said)
 TEST(trains_distilbert_as_the_cpu_does) { compare_with_cpu(false, 0.1f, true); }
 TEST(trains_vit_as_the_cpu_does) { compare_with_cpu(true, 0, false); }
 
-/* Training agrees if the CPU updates parameters in the host's memory, with any other tensors offloaded. */
+/* Training on CUDA, with updates in the host's memory and any other tensors offloaded, agrees with the
+   CPU's. */
 TEST(trains_with_updates_in_the_hosts_memory)
 {
     update = "host";

@@ -151,7 +151,8 @@ TEST(algorithms_are_chosen_once)
 enum { TUNED_ROWS = 400, TUNED_IN = 16, TUNED_HIDDEN = 24, TUNED_STEPS = 6 };
 enum { TUNED_WEIGHTS = 2 * TUNED_IN * TUNED_HIDDEN + TUNED_HIDDEN + TUNED_IN };
 
-/* microseconds; the random slices add less than 1% */
+/* Microseconds of cuBLASLt's algorithms 1 to 4, all alike. The emulator cuts work into random slices, which
+   adds less than 1%. */
 static const double alike[4] = {1000, 1000, 1000, 1000};
 
 typedef struct tuned_run {
@@ -285,8 +286,9 @@ static bool same_bits(const tuned_run *a, const tuned_run *b)
     return memcmp(a->w, b->w, sizeof a->w) == 0 && memcmp(a->loss, b->loss, sizeof a->loss) == 0;
 }
 
-/* The fastest algorithm makes all products of up to the largest number of rows, even an algorithm that sums
-   in another order than the first. Among equally fast algorithms the first offered is used. */
+/* Products of about the largest number of rows are timed, and the fastest algorithm makes them, even if it
+   sums in another order than the first offered algorithm. Among equally fast algorithms the first offered is
+   used. */
 TEST(the_fastest_algorithm_is_taken)
 {
     static tuned_run off, run[5];
@@ -307,7 +309,7 @@ TEST(the_fastest_algorithm_is_taken)
         /* products of 130 rows are not timed */
         CHECK(n->by_algorithm[k ? k : 1] == n->gemms - (k > 1 ? off.first.gemms : 0));
         CHECK(k < 2 || n->by_algorithm[1] == off.first.gemms);
-        /* only 2 and 3 sum in another order; timing changes no bit */
+        /* only algorithms 2 and 3 sum in another order; timing changes no bit */
         CHECK(same_bits(&run[k], &off) == (k != 2 && k != 3));
         CHECK(fabs(run[k].loss[5] - off.loss[5]) <= 0.02 * off.loss[5]);
     }
@@ -401,7 +403,7 @@ TEST(a_file_keeps_what_was_timed)
         if (k == 1) CHECK(size[0] > 1000 && size[0] == size[1]);
     }
     CHECK(size[2] > size[0]);
-    /* although `more` has added to the file */
+    /* The bits are equal although the run `more` has added products to the file. */
     CHECK(same_bits(&first, &second) && same_bits(&first, &again));
     CHECK(second.first.by_algorithm[3] == second.first.gemms && strcmp(second.log, "") == 0);
     CHECK(more.first.by_algorithm[2] > 0);
@@ -468,7 +470,7 @@ TEST(a_file_that_is_damaged_is_refused)
         CHECK(memcmp(read_text(path, &now), text, (size_t)length) == 0 && now == (size_t)length);
         CHECK(bad.first.by_algorithm[1] == 0); /* no product has run */
     }
-    /* The last product occurs twice. */
+    /* Writes the last product's line into the file twice. */
     char *end = strrchr(whole, '\n');
     while (end > whole && end[-1] != '\n') end--; /* moves to the beginning of the last line */
     char *line = end - 1;

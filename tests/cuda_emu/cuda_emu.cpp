@@ -187,7 +187,8 @@ static emu_fiber *new_fiber()
 }
 
 // the scheduler of a block
-struct warp_meeting { // a meeting of the lanes of a mask; at most four at once in a warp
+// a meeting of the lanes of a mask, for a warp operation; at most four at once in a warp
+struct warp_meeting {
     enum { FREE, GATHERING, LEAVING } phase = FREE;
     int left = 0, line = 0;
     unsigned mask = 0, arrived = 0;
@@ -218,7 +219,7 @@ struct phases { // a barrier in shared memory that counts phases
     bool copies;               // some arrivals wait for copies
     std::vector<int> waiting;  // threads that wait for the phase to end
 };
-// copies that are made when the thread arrives
+// copies of a thread that are made when the thread arrives at the barrier
 struct late_copies { uint64_t *barrier; std::vector<async_copy> copies; };
 enum thread_order { IN_ORDER, REVERSED, SHUFFLED };
 
@@ -240,7 +241,7 @@ static struct {
     int copy_group[EMU_MAX_THREADS];
     std::vector<wide_product> products[32]; // products in flight, by warp
     std::vector<wide_sums> sums[32];
-    std::vector<wide_call> calls[8];        // by warpgroup
+    std::vector<wide_call> calls[8];        // calls of wgmma, by warpgroup
     size_t called[32];                      // by warp: number of its warpgroup's calls that the warp has made
     bool fenced[EMU_MAX_THREADS], committed[EMU_MAX_THREADS], unpublished[EMU_MAX_THREADS];
     int groups[32];                         // by warp: number of groups of products committed
@@ -866,7 +867,7 @@ static const char *wide_part(uint32_t matrix, bool transposed, int i, const char
     if (start % 1024 >= 128)
         emu_fatal("wgmma at %s:%d: the rows begin at shared address %u, within a group of 8", file, line,
                   start);
-    at ^= at >> 3 & 0x70; // bits 4 to 6 xor bits 7 to 9
+    at ^= at >> 3 & 0x70; // the swizzle: bits 4 to 6 xor bits 7 to 9
     const char *p = emu_shared_arena + at;
     require_shared(p, 16, 16, "wgmma", file, line);
     emu_block.in_kernel = false;
@@ -972,7 +973,7 @@ void emu_wgmma_fence() { block.fenced[emu_block.current] = true; }
 void emu_wgmma_publish()
 {
     const int me = emu_block.current;
-    // the thread has only waited for others' copies
+    // since its last publish the thread has only waited for others' copies
     const bool others = block.waited[me] && !block.unpublished[me];
     block.unpublished[me] = block.waited[me] = false;
     if (others && !block.copied && !block.published.empty()) return;
@@ -1206,7 +1207,7 @@ static std::atomic<long> slices; // slices run so far, for the watchdog
 
 static bool opens_to_host(char *p, const char **busy)
 {
-    // Tries, because another thread may hold the lock and wait for this thread.
+    // Does not wait for the lock: the thread that holds it may wait for this thread.
     std::unique_lock<std::recursive_mutex> lock(emu_lock, std::try_to_lock);
     const int device = emu_device_of(p);
     emu_allocation *a = device < 0 ? nullptr : emu_find_allocation(device, p);
@@ -1402,7 +1403,7 @@ cudaError_t emu_enqueue(cudaStream_t handle, emu_work work)
 static long api_calls, fault_in, fault_count;
 static cudaError_t fault_error;
 static std::string fault_call; // the function whose calls fail; empty: all functions
-static std::string watched_kernel; // see emu_watch
+static std::string watched_kernel; // the kernel whose launches emu_watch counts
 
 static emu_stream *new_stream(int device, unsigned flags)
 {

@@ -28,7 +28,8 @@ struct cell {
 };
 static_assert(sizeof(cell) == 32, "a cell for two bytes");
 enum { OTHER_LANES = 1, OTHER_WARPS = 2, OTHER_BLOCKS = 4 };
-enum : uint32_t { NO_BLOCK = 0xffffffff }; // copies, cuBLAS
+// the block of operations that are not kernels, such as copies and cuBLAS
+enum : uint32_t { NO_BLOCK = 0xffffffff };
 
 // place of an access: return address, or file and line
 struct place { void *pc; const char *file; int line; };

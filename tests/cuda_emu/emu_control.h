@@ -69,8 +69,8 @@ int emu_live_objects(char *text, size_t size);
 size_t emu_pinned_bytes(void); /* returns the bytes of cudaMallocHost that are not freed */
 
 typedef struct emu_counts {
-    long operations, kernels, blocks, threads, switches; /* executed */
-    long launches, graph_launches;                       /* requested */
+    long operations, kernels, blocks, threads, switches; /* what the emulator executed */
+    long launches, graph_launches;                       /* what the caller requested */
     long copies, memsets, gemms;
     long uneven_gemms; /* cublasLtMatmul products with a size along memory, or a leading dimension, that 8
                           does not divide */

@@ -39,7 +39,7 @@ struct emu_pin { const char *p; size_t n; bool device_writes; }; // pinned memor
 struct emu_work { // the work of an operation of a stream, or of a node of a graph
     emu_kind kind = EMU_MARK;
     std::string name;
-    // mask of devices whose memory it may use; bit 31: a kernel, which may use no other memory
+    // mask of devices whose memory the work may use; bit 31: a kernel, which may use no other memory
     unsigned devices = 0;
     int least_parts = 1;  // min and max number of slices; other streams' work may run between two slices
     int most_parts = 1;
@@ -53,7 +53,7 @@ struct emu_op {
     std::vector<std::shared_ptr<emu_op>> after;
     int part = 0, parts = 0;
     bool done = false;
-    double finished_us = 0; // virtual time
+    double finished_us = 0; // virtual time of the end, in microseconds
     uint32_t number = 0;    // number among all operations, from 1
     uint32_t ticket = 0;    // number among the operations of its stream: the component of `clock`
     emu_clock clock;        // the operation's end and everything that happens before
@@ -67,8 +67,8 @@ struct emu_stream {
     emu_op_ptr last;
     std::vector<emu_op_ptr> waits; // events that the next operation waits for
     uint32_t tickets = 0;
-    uint32_t used = 0;             // ticket of the last operation that is more than a mark
-    uint64_t priority = 0;         // for EMU_PCT
+    uint32_t used = 0;             // ticket of the last operation whose kind is not EMU_MARK
+    uint64_t priority = 0;         // the stream's priority for the scheduler EMU_PCT
     struct emu_graph *capture = nullptr;
     bool capture_origin = false;
     int capture_lane = 0, capture_last = -1;
@@ -116,7 +116,7 @@ struct emu_running_block {
     uint32_t index = 0;       // number of the block in the grid
     uint16_t epoch = 0;       // number of barriers so far
     size_t dynamic = 0;       // bytes of dynamic shared memory
-    bool chained = false;     // it may begin before the previous kernel is done
+    bool chained = false;     // the block may begin before the previous kernel is done
     emu_thread thread[EMU_MAX_THREADS];
     std::vector<emu_slot> slots;
 };
@@ -133,7 +133,7 @@ extern char *emu_shared_arena;
 extern emu_counts emu_stats;
 extern unsigned emu_refused; // algorithms that cuBLASLt refuses, a bit each
 extern int emu_refused_status;
-extern double emu_product_us[4], emu_epilogue_us; // see emu_set_product_times
+extern double emu_product_us[4], emu_epilogue_us; // microseconds that emu_set_product_times has set
 
 struct emu_pinned { char *p; size_t n; bool registered; char *shadow; }; // pinned memory of the host
 

@@ -305,7 +305,7 @@ inline cudaError_t ring_all_reduce(ring *R)
         TRY(cudaSetDevice(r));
         TRY(cudaEventRecord(R->ready[r], R->compute[r]));
     }
-    for (int s = 0; s < n - 1; s++) { // reduce-scatter: r sends chunk r-s to r+1
+    for (int s = 0; s < n - 1; s++) { // reduce-scatter: in step s rank r sends chunk r - s to rank r + 1
         for (int r = 0; r < n; r++) {
             int q = (r + 1) % n, k = (r - s + n) % n;
             TRY(cudaSetDevice(r));
@@ -326,7 +326,7 @@ inline cudaError_t ring_all_reduce(ring *R)
             TRY(cudaEventRecord(R->added[q][s], R->compute[q]));
         }
     }
-    for (int s = 0; s < n - 1; s++) { // all-gather: r sends chunk r+1-s to r+1
+    for (int s = 0; s < n - 1; s++) { // all-gather: in step s rank r sends chunk r + 1 - s to rank r + 1
         for (int r = 0; r < n; r++) {
             int q = (r + 1) % n, k = (r + 1 - s + n) % n;
             TRY(cudaSetDevice(r));

@@ -6,7 +6,7 @@
 #include <cuda_fp8.h>
 #include <thread>
 
-struct stream { // destroys itself
+struct stream { // a stream that its destructor destroys
     cudaStream_t s = nullptr;
     stream() { OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking)); }
     ~stream() { OK(cudaStreamDestroy(s)); }
@@ -701,7 +701,8 @@ TEST(events_tell_time)
         event from(cudaEventDefault), to(cudaEventDefault), blind;
         buffer<float> a(1000);
         float ms = -1;
-        CHECK_EQUAL(cudaEventElapsedTime(&ms, from, to), cudaErrorInvalidResourceHandle); // never recorded
+        // the events were never recorded
+        CHECK_EQUAL(cudaEventElapsedTime(&ms, from, to), cudaErrorInvalidResourceHandle);
         OK(cudaEventRecord(from, s));
         for (int i = 0; i < 3; i++) OK(TT__LAUNCH(fill, 2, 64, 0, s, a.device, 1000, 0, 0));
         OK(cudaEventRecord(to, s));
@@ -844,7 +845,8 @@ TEST(captures_refuse_what_cuda_refuses)
         OK(TT__LAUNCH(fill, 1, 64, 0, t, a.device, 64, 0, 0));
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureUnjoined);
 
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // waiting
+        // a wait of the host ends the capture
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
         CHECK_EQUAL(cudaStreamSynchronize(s), cudaErrorStreamCaptureUnsupported);
         OK(cudaStreamIsCapturing(s, &status));
         CHECK_EQUAL(status, cudaStreamCaptureStatusInvalidated);
@@ -860,7 +862,7 @@ TEST(captures_refuse_what_cuda_refuses)
         CHECK_EQUAL(cudaDeviceSynchronize(), cudaErrorStreamCaptureUnsupported);
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
 
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal)); // allocating
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal)); // an allocation ends the capture
         CHECK_EQUAL(cudaMalloc(&p, 64), cudaErrorStreamCaptureUnsupported);
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
 
@@ -1142,7 +1144,8 @@ TEST(faults_are_injected_once_or_on_end)
     OK(cudaMalloc(&p, 64));
     CHECK_EQUAL(cudaMalloc(&q, 64), cudaErrorLaunchFailure);
     OK(cudaMalloc(&q, 64));
-    emu_inject_fault(1, cudaErrorLaunchFailure, 1000); // all later calls fail; calls that release still do
+    // all later calls fail; calls that release memory release it nevertheless
+    emu_inject_fault(1, cudaErrorLaunchFailure, 1000);
     CHECK_EQUAL(cudaStreamCreate(&s), cudaErrorLaunchFailure);
     CHECK(cublasLtCreate(&lt) != CUBLAS_STATUS_SUCCESS);
     CHECK_EQUAL(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
@@ -1387,7 +1390,7 @@ static void check_epilogue(cublasLtEpilogue_t epilogue, float beta_value, double
     const bool gelu = writes_aux || epilogue == CUBLASLT_EPILOGUE_GELU ||
                       epilogue == CUBLASLT_EPILOGUE_GELU_BIAS;
     const float alpha = 1.5f, beta = beta_value;
-    // The sums of an operand need these layouts.
+    // BGRADA needs an A that is not transposed, and BGRADB a B that is transposed.
     const bool ta = epilogue != CUBLASLT_EPILOGUE_BGRADA, tb = epilogue == CUBLASLT_EPILOGUE_BGRADB;
     const int lda = ta ? k : m, ldb = tb ? n : k;
     lt_call call(CUBLAS_COMPUTE_32F, data_type<T>::value, data_type<T>::value, data_type<D>::value,
@@ -1470,7 +1473,8 @@ TEST(cublaslt_epilogues)
             check_epilogue<float, float>(e, 0.5f, 1e-5);
         }
         check_epilogue<bf16, float>(CUBLASLT_EPILOGUE_DEFAULT, 1, 1e-5);
-        for (int b_wants = 0; b_wants < 2; b_wants++) { // a layout that does not suit the sums
+        // the rows of A (else of B, as b_wants says) do not run across the sum
+        for (int b_wants = 0; b_wants < 2; b_wants++) {
             lt_call other(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, 64, 64, 64,
                           true, false);
             buffer<bf16> bias(64);
@@ -1659,7 +1663,7 @@ TEST(cublaslt_offers_and_refuses)
                                   call.c, x.device + 512, call.out, algo, workspace.device, workspace_bytes,
                                   0);
         };
-        OK(call.query()); // without workspace
+        OK(call.query()); // the query allows no workspace
         CHECK_EQUAL(call.found, 2);
         CHECK_EQUAL(call.results[0].workspaceSize, 0);
         call.workspace(1 << 20);
@@ -1687,7 +1691,7 @@ TEST(cublaslt_offers_and_refuses)
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)16);
         OK(call.query());
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS);
-        CHECK_EQUAL(call.query(), CUBLAS_STATUS_INVALID_VALUE); // no bias
+        CHECK_EQUAL(call.query(), CUBLAS_STATUS_INVALID_VALUE); // the pointer to the bias is missing
         int64_t wide = 4;
         CHECK_EQUAL(cublasLtMatmulDescSetAttribute(call.d, CUBLASLT_MATMUL_DESC_EPILOGUE, &wide, sizeof wide),
                     CUBLAS_STATUS_INVALID_VALUE);

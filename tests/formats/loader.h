@@ -65,7 +65,7 @@ TEST(loader_batches)
     enum { N = 103 };
     tt_dataset *d = words(ctx, N);
     REQUIRE(k && d);
-    /* batch, accumulate, max_length, max_tokens, window, drop_last */
+    /* columns: batch, accumulate, max_length, max_tokens, window, drop_last */
     static const int configurations[][6] = {
         {16, 1, 512, 0, 50, 0}, {16, 4, 12, 0, 3, 0}, {16, 3, 20, 25, 2, 1}, {1, 1, 30, 0, 7, 0},
         {7, 7, 9, 0, 0, 1}, {200, 1, 64, 0, 50, 0}, {5, 1, 10, 10, 1, 0}, {103, 2, 40, 100, 4, 1},
@@ -94,7 +94,7 @@ TEST(loader_batches)
                     CHECK(!seen[e.index[i]]++);
                     CHECK(e.step_of[i] == i / o.batch); /* each step is whole, except the last */
                     if (!shuffle) CHECK(e.index[i] == i);
-                    /* Longer texts come first. */
+                    /* Within a step of a shuffled loader with a window, longer texts come first. */
                     if (i && shuffle && o.window > 1 && e.step_of[i] == e.step_of[i - 1]) {
                         size_t n0, n1;
                         const char *t0 = tt_dataset_text(d, e.index[i - 1], &n0),
@@ -195,7 +195,8 @@ TEST(loader_micro_batches)
     while (more) {
         bool got = tt_loader_next(l, &x), got2 = tt_loader_next(m, &y);
         if (got && got2 && x.seqs && y.seqs) differ += x.index[0] != y.index[0];
-        /* The next text is no longer than this micro-batch's last text. */
+        /* The next text is no longer than this micro-batch's last text, and would have exceeded 100
+           tokens. */
         if (got && !x.last_of_step && x.seqs < 7) {
             full_tokens++;
             CHECK(x.rows + (x.seq_start[x.seqs] - x.seq_start[x.seqs - 1]) > 100);
@@ -304,7 +305,8 @@ TEST(loader_deals_out_to_groups)
                   memcmp(rest.index, e.index + skip, (size_t)rest.seqs * sizeof *e.index) == 0);
             log_free(&rest);
             int max = 0, more = 0;
-            /* Adds up tokens that ranks wait for and tokens in use, if micro-batches have several texts. */
+            /* largest: tokens if each micro-batch were as long as its step's longest, which all ranks wait
+               for; all: actual tokens. Steps whose micro-batches have one text each do not count. */
             double largest = 0, all = 0;
             for (int at = 0; at < N;) {
                 bool in[N] = {false};
@@ -407,7 +409,7 @@ TEST(loader_capacity_is_that_of_the_texts)
                 parts += !b.last_of_step;
             }
         }
-        /* The capacity is close to the tokens in use. */
+        /* The largest micro-batch almost fills the planned capacity. */
         if (c[i].shuffle && !c[i].tokens) CHECK(max > tt_loader_max_tokens(l) * 9 / 10);
         if (!tt_loader_accumulates(l)) CHECK(parts == 0);
         tt_loader_free(l);

@@ -262,7 +262,7 @@ TEST(table_with_validation_rows)
         CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 3: the split is 'unsupervised'; expected train, validation (or "
                     "valid, val, dev) or test");
     }
-    /* The table's split has another name. */
+    /* The rows of a split with another name can be asked for by that name. */
     tt_dataset *d = table(ctx, "o.csv", other, sizeof other - 1, "unsupervised", NULL, 0);
     REQUIRE(d);
     CHECK(tt_dataset_count(d) == 1 && row_is(d, 0, "b", 0));
@@ -306,7 +306,7 @@ TEST(table_options)
     o = tt_table_options_default();
     o.label_column = "text";
     CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'text', 'split' and 'text_pair'; expected four different "
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'text', 'split' and 'text_pair'; expected different "
                 "names");
     o.label_column = NULL, o.split_column = NULL;
     CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
@@ -376,7 +376,7 @@ TEST(dataset_imdb)
     REQUIRE(d);
     CHECK(tt_dataset_count(d) == 24 && tt_dataset_classes(d) == 2);
     CHECK(strcmp(tt_dataset_class_name(d, 0), "neg") == 0 && strcmp(tt_dataset_class_name(d, 1), "pos") == 0);
-    /* The order of files is 0_, 10_, 11_, 1_. */
+    /* Files are read in the order of their names: 0_, 10_, 11_, 1_. */
     CHECK(row_is(d, 0, "train bad 0", 0) && row_is(d, 1, "train bad 10", 0) &&
           row_is(d, 3, "train bad 1", 0) && row_is(d, 12, "train good 0", 1));
     tt_dataset_free(d);

@@ -95,7 +95,8 @@ TEST(spans_of_tokens)
         if (!CHECK(strcmp(found, rows[k].spans) == 0)) printf("%s: %s\n", rows[k].kind, found);
         CHECK(encode(t, text, sizeof text - 1, true, plain, 64) == rows[k].n &&
               memcmp(ids, plain, sizeof *ids * (size_t)rows[k].n) == 0);
-        /* Spans of the second text of a pair are in that text; arrays that are not wanted are not needed. */
+        /* The spans of a pair's second text are places in that text. Arrays that the caller does not want may
+           be NULL. */
         const int64_t one = (e.special = false, tt_tokenizer_encode(t, &e));
         e.pair = text, e.pair_bytes = e.bytes, e.ids = NULL, e.spans = pair;
         CHECK(tt_tokenizer_encode(t, &e) == (one <= 32 ? 2 * one : 0));
@@ -389,7 +390,64 @@ TEST(tables_of_tasks_refused)
     CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 2: the row has no \"split\", unlike line 1");
     static const task_file wrong = {"a.csv", "text,label\na,x\n", (tt_task)9, 0};
     CHECK(!task_table(ctx, &wrong, NULL, NULL, 0));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "task is 9; expected one of tt_task, 0 to 3");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "task is 9; expected one of tt_task, 0 to 4");
+    TEST_CLOSE(ctx, &a);
+}
+
+/* Tables of pairs and triplets for TT_TASK_EMBED are read, divided and refused. */
+TEST(tables_of_pairs_and_triplets)
+{
+    static const struct { task_file file; const char *error; } rows[] = {
+        {{"e.csv", "text_pair,label,text\nb,x,a\nd,y,c\n", TT_TASK_EMBED, 0}, NULL},
+        {{"e.tsv", "text\ttext_pair\tnegative\na\tb\tn\nc\td\t\n", TT_TASK_EMBED, 0}, NULL},
+        {{"e.jsonl", "{\"text_pair\":\"b\",\"text\":\"a\",\"negative\":\"n\"}\n"
+          "{\"text\":\"c\",\"text_pair\":\"d\",\"negative\":\"\"}", TT_TASK_EMBED, 0}, NULL},
+        {{"e.csv", "text,label\na,x\n", TT_TASK_EMBED, 0},
+         "none of the header's 2 columns, separated by commas, is named 'text_pair'; they are 'text', "
+         "'label'"},
+        {{"e.csv", "", TT_TASK_EMBED, 0}, "is empty; expected a header with the columns text and text_pair"},
+        {{"e.jsonl", "{\"text\":\"a\"}", TT_TASK_EMBED, 0}, "the object has no \"text_pair\", but \"text\""},
+        {{"e.jsonl", "{\"text\":\"a\",\"text_pair\":\"b\",\"negative\":1}", TT_TASK_EMBED, 0},
+         "\"negative\" is a number; expected a string"},
+        {{"e.jsonl", "{\"text\":\"a\",\"text_pair\":\"b\"}\n"
+          "{\"text\":\"a\",\"text_pair\":\"b\",\"negative\":\"n\"}", TT_TASK_EMBED, 0},
+         "line 2: the row has a \"negative\", unlike the rows before: write it in all rows or in none"}};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        tt_dataset *d = task_table(ctx, &rows[k].file, NULL, NULL, 0);
+        if (rows[k].error) {
+            CHECK(!d);
+            if (!CHECK_ERROR(ctx, TT_ERR_FORMAT, rows[k].error)) printf("row %d\n", k);
+            continue;
+        }
+        if (!CHECK(d != NULL)) { printf("%s: %s\n", rows[k].file.name, tt_error(ctx)); continue; }
+        size_t bytes = 9;
+        const char *negative = tt_dataset_negative(d, 1, &bytes);
+        CHECK(tt_dataset_count(d) == 2 && tt_dataset_classes(d) == 0 && tt_dataset_label(d, 0) == -1);
+        CHECK(strcmp(tt_dataset_text(d, 1, NULL), "c") == 0 && strcmp(tt_dataset_pair(d, 1, NULL), "d") == 0);
+        CHECK(k ? negative && !*negative && !bytes : !negative && !bytes);
+        CHECK(!tt_dataset_negative(d, 2, &bytes) && !bytes);
+        tt_dataset *part = tt_dataset_split(d, 1);
+        CHECK(part && tt_dataset_count(part) == 1 && tt_dataset_pair(part, 0, NULL));
+        tt_dataset_free(part);
+        tt_dataset_free(d);
+    }
+    static const char *const names[] = {"x", "y"};
+    CHECK(!task_table(ctx, &rows[0].file, NULL, names, 2));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "2 classes are given, but TT_TASK_EMBED has no classes");
+    tt_text texts[2];
+    memset(texts, 0, sizeof texts);
+    texts[0].text = texts[0].pair = texts[1].text = texts[1].pair = "a";
+    texts[0].bytes = texts[0].pair_bytes = texts[1].bytes = texts[1].pair_bytes = 1;
+    texts[1].negative = "";
+    CHECK(!tt_dataset_texts(ctx, TT_TASK_EMBED, texts, 2, NULL, 0));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "text 1 has no negative before it");
+    texts[1].pair = NULL;
+    CHECK(!tt_dataset_texts(ctx, TT_TASK_EMBED, texts, 2, NULL, 0));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "text 1 has no pair, but TT_TASK_EMBED needs a pair for every text");
+    CHECK(!tt_dataset_texts(ctx, TT_TASK_EMBED, texts, 1, names, 2));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "of 2 classes, task 4; expected at least one text");
     TEST_CLOSE(ctx, &a);
 }
 
@@ -445,7 +503,7 @@ TEST(datasets_of_tasks)
         CHECK(!tt_dataset_texts(ctx, TT_TASK_LABELS, texts, 4, names, 3));
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "value 1 of text 2 is ");
     }
-    CHECK(!tt_dataset_texts(ctx, TT_TASK_SCORES, texts, 4, names, 3)); /* NaN */
+    CHECK(!tt_dataset_texts(ctx, TT_TASK_SCORES, texts, 4, names, 3)); /* a value is NaN */
     texts[2].values = NULL;
     CHECK(!tt_dataset_texts(ctx, TT_TASK_SCORES, texts, 4, names, 3));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the values of text 2 are NULL; expected 3");

@@ -185,7 +185,8 @@ TEST(text_of_ids_that_come)
         REQUIRE(k != NULL);
         const int size = tt_tokenizer_size(k), e2 = tt_tokenizer_find(k, "\xc3\xa2"); /* token of byte E2 */
         const int space = kind % 3 ? 4 : 0;
-        for (int round = 0; round < 4; round++) { /* ids: all; the first 300; one byte; five */
+        for (int round = 0; round < 4; round++) { /* ids of the rounds: any; the first 300; the token of
+                                                     one byte; five tokens */
             for (int i = 0; i < N; i++) {
                 const int any = (int)(test_random(&random) % (uint64_t)(size + 2)) - 1;
                 ids[i] = round == 0 ? any : round == 1 ? any % 300 : round == 2 ? (e2 < 0 ? any : e2)

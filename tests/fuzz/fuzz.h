@@ -196,7 +196,7 @@ enum {
 
 static size_t fuzz_allocated;
 static bool fuzz_refused; /* an allocation was refused since fuzz_open */
-static int fuzz_contexts; /* open contexts */
+static int fuzz_contexts; /* number of open contexts */
 
 static inline void *fuzz__allocate(void *user, size_t bytes, size_t alignment)
 {

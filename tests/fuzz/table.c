@@ -30,7 +30,8 @@ static void write_again(tt_context *ctx, const tt_dataset *d)
         append_field(f, text, n, '\n');
     }
     tt_dataset *again = tt_dataset_table(ctx, "again.csv", NULL, NULL, 0, NULL);
-    /* The new table lacks other columns. Control characters may then be too many for a text file. */
+    /* The new table has no other columns, so control characters may be a larger share of its bytes: too large
+       for a text file. */
     if (!again && strstr(tt_error(ctx), "are control characters")) return;
     if (!FUZZ_MUST(ctx, again != NULL)) return;
     FUZZ_CHECK(tt_dataset_count(again) == tt_dataset_count(d) &&

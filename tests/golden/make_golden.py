@@ -174,7 +174,7 @@ def make_batch(rng, config, random_types):
     n = int(rng.randint(4, 7))
     lengths = [1, longest] + [int(rng.randint(2, longest)) for _ in range(n - 2)]
     if config.model_type == "big_bird":
-        lengths[2] = longest - 11      # the last of its blocks is not whole
+        lengths[2] = longest - 11      # the last block of this sequence is not whole
     lengths = [lengths[i] for i in rng.permutation(n)]
     tokens = sum(lengths)
     types = rng.randint(0, 2, tokens) if random_types else np.zeros(tokens)

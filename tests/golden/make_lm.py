@@ -235,7 +235,8 @@ MODELS = {
         rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5),
         **NO_DROPOUT,
     ),
-    # two numbers of positions of the pretraining: that beside rope_parameters counts (see contradict)
+    # two numbers of positions of the pretraining: only the number beside rope_parameters counts, not the
+    # number inside (see contradict)
     "llama_original": dict(
         model_type="llama",
         vocab_size=31,

@@ -42,7 +42,8 @@ def batch_of(name):
 def run(name, rng):
     folder = os.path.join(HERE, name, "lora")
     base = AutoModelForCausalLM.from_pretrained(os.path.join(HERE, name))
-    base.config._name_or_path = base.name_or_path = None  # else a path of this machine
+    # else the adapter's config would hold a path of this machine
+    base.config._name_or_path = base.name_or_path = None
     model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **ADAPTERS[name]))
     named = {n: p for n, p in sorted(model.named_parameters()) if "lora_" in n}
     for p in named.values():

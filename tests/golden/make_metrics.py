@@ -22,7 +22,7 @@ def mixed(k, salt):
 
 
 def classes(rows, n, absent):
-    """Labels and predictions, which are right in half of the rows. Class n - 1 is absent if `absent`."""
+    """Returns labels and predictions, right in half of the rows. If `absent`, no row has class n - 1."""
     there = n - absent
     labels = [mixed(k, 1) % there for k in range(rows)]
     taken = [labels[k] if mixed(k, 2) % 2 else mixed(k, 3) % there for k in range(rows)]

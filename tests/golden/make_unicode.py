@@ -122,8 +122,8 @@ def run_table(one):
 
 
 def look_back(runs):
-    """Returns how many rows at most there are between the run that holds c and the last run with first <=
-    c."""
+    """Returns the largest distance, in rows, from the last run with first <= c back to the run that holds c,
+    for any code point c."""
     return max(i - min([j for j in range(i) if runs[j][1] > runs[i][0]] or [i]) for i in range(len(runs)))
 
 
@@ -255,7 +255,7 @@ def grapheme_classes():
     mark, joiner, copyright, heart, ka, virama = "\u0301", "\u200d", "\u00a9", "\u2764", "\u0915", "\u094d"
 
     def counts(before, behind):
-        """Returns how many X each code point gives between two texts."""
+        """Returns the number of X in the result for each code point, written between two texts."""
         lines = []
         for k in range(0, len(points), 4096):
             text = "\n".join(before + chr(c) + behind for c in points[k:k + 4096])

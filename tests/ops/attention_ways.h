@@ -2,8 +2,8 @@
    gradients of biases. */
 #pragma once
 
-/* Runs head sizes of 33 to 64 for whole sequences and listed queries, alternately with both dtypes, and head
-   sizes of 97 to 128 with each dtype. */
+/* Runs head sizes of 33 to 64, alternately with both 16-bit dtypes, and head sizes of 97 to 128 with each
+   dtype. Queries are whole sequences or rows that an index lists. */
 TEST(attention_by_warpgroups)
 {
     char why[200];
@@ -16,7 +16,8 @@ TEST(attention_by_warpgroups)
     for (int c = 0; c < CASE_COUNT && has; c++)
         for (int s = 0; s < SIZES; s++) {
             const char *name = cases[c].name;
-            const bool other = tt__match("*alibi*", name) || tt__match("*blocks*", name); /* other kernels */
+            /* these cases run other kernels */
+            const bool other = tt__match("*alibi*", name) || tt__match("*blocks*", name);
             const int head_size = sizes[s].head_size;
             const bool wide = (head_size > 32 && head_size <= 64) || (head_size > 96 && head_size <= 128);
             if (cases[c].op != TT__OP_ATTENTION || other || !wide || !asked_for(&cases[c])) continue;
@@ -27,7 +28,8 @@ TEST(attention_by_warpgroups)
 #ifdef TT_EMULATE
             if (strcmp(emu_build(), "plain") != 0 && !tt__match("rows_*", name) && c % 8 != 0) continue;
 #endif
-            for (int turn = 0; turn < (head_size > 96 ? 2 : 1); turn++) { /* bf16-mixed, 16-mixed */
+            /* in bf16-mixed or 16-mixed, or in both */
+            for (int turn = 0; turn < (head_size > 96 ? 2 : 1); turn++) {
                 const precision_case *p = &precisions[(c + s + turn) % 2 ? 1 : 3];
                 reference_case(&cases[c], &sizes[s], "cuda", p, AS_INPUT, true);
                 gradient_case(c, s, "cuda", p, AS_GATHERED);
@@ -36,7 +38,8 @@ TEST(attention_by_warpgroups)
     if (!has) SKIP(why);
 }
 
-/* A window's FLOPs are counted by the rows that each row sees, for whole sequences and for listed rows. */
+/* A window's FLOPs are counted by the rows that each row sees, for whole sequences and for queries that an
+   index lists. */
 TEST(attention_window_flops)
 {
     for (int c = 0; c < 8; c++) {
@@ -63,7 +66,7 @@ TEST(attention_window_flops)
                 rows[row] = row;
                 for (int key = starts[s]; key < starts[s + 1]; key++) {
                     const bool seen = !cut || abs(row - key) < window;
-                    /* without a window half of all pairs count */
+                    /* causal attention without a window counts half of all pairs */
                     if (causal && !cut && !listed) expected += 0.5;
                     else expected += seen && (key <= row || !causal);
                 }
@@ -91,7 +94,7 @@ TEST(attention_blocks_flops)
         o.dense = i.attr.dense = 20;
         o.listed = i.attr.listed = c / 2 ? 2 : 0;
         o.list_rows = i.attr.list_rows = 4;
-        o.lists = lists; /* names block 0, which is a whole block */
+        o.lists = lists; /* every list names block 0, which is a whole block */
         i.attr.heads = i.attr.key_heads = 2;
         for (int k = 0; k < 5; k++) {
             const tt__mat m = {NULL, TT_F32, 100, 6, 6}, start = {starts, TT_I32, 4, 1, 1},
@@ -342,8 +345,8 @@ TEST(biases_of_attention_cuda)
                  packed ? ", packed" : "", listed ? ", listed queries" : "");
         biases_of_attention("portable", precision[c % 4], packed, key_heads, listed, got[0]);
         const int found = biases_of_attention("cuda", precision[c % 4], packed, key_heads, listed, got[1]);
-        /* If queries are listed and the gradient is packed, other gradients are added to rows of q's
-           gradient. */
+        /* If queries are listed and the gradient is packed, other gradients are then added to rows of q's
+           gradient, so its columns cannot be summed yet. */
         const int expected = c % 4 == 0 || (listed && packed) ? 0 : 3;
         report(found == expected, "attention's backward has %d sums of columns, not %d", found, expected);
         for (int k = 0, from = 0; k < 3; from += k++ ? keys : width) {

@@ -209,8 +209,8 @@ static void wide_backward_on_cuda(tt__launch *l, const wide_case *c, tt_dtype dt
     free_operands(l);
 }
 
-/* Covers sequences of one block, of several blocks, and of more blocks than there are slots, to whose sums
-   later sweeps add. */
+/* Covers sequences of one block and of several blocks. The longest sequences have more blocks than the kernel
+   has slots for, so the kernel passes over them again and adds to the sums of earlier passes. */
 TEST(cuda_backward_by_warpgroups)
 {
     static const wide_case cases_of[] = {
@@ -222,7 +222,7 @@ TEST(cuda_backward_by_warpgroups)
         {"two passes", 64, 1, 1, 0, {0, 30, 60, 65, 1190}, false, false},
         {"two passes, causal", 48, 1, 1, 0, {0, 300, 301, 310, 1400}, true, true},
         {"three passes", 64, 1, 1, 0, {0, 30, 60, 65, 1465}, false, true},
-        /* The kernel visits blocks in another order. */
+        /* In these cases the kernel visits blocks in another order. */
         {"columns of blocks", 64, 2, 1, 2, {0, 300, 600, 900, 1200}, true, true},
         {"columns of blocks and a rest", 40, 1, 1, 0, {0, 300, 560, 850, 1500}, true, true},
     };

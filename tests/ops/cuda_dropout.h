@@ -1,4 +1,5 @@
-/* Tests of dropout on CUDA: bits kept for the gradients of keys; one launch with a norm. */
+/* Tests of dropout on CUDA: bits of dropout that attention's backward keeps for the gradients of keys and
+   values; dropout and a norm in one launch. */
 #pragma once
 
 #ifdef TINYTRAIN_CUDA
@@ -134,8 +135,8 @@ static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dty
     free_operands(l);
 }
 
-/* Covers sequences of any length, empty sequences, sequences of one tile, heads that share keys, some of all
-   ranks' heads, and listed queries, for which each kernel draws its own bits. */
+/* Covers sequences of any length, empty sequences, sequences of one tile, heads that share keys, ranks with
+   some of the heads, and queries that an index lists, for which each kernel draws its own bits. */
 TEST(cuda_dropout_kept_for_keys)
 {
     static const kept_case cases_of[] = {
@@ -174,7 +175,7 @@ TEST(cuda_dropout_kept_for_keys)
 typedef struct norm_places {
     const char *what;
     int from, residual, h, y; /* forward: operands and result of dropout, result of the norm */
-    int dy, dx, masked;       /* backward; h is its operand, too */
+    int dy, dx, masked;       /* matrices of the backward, which reads h, too */
     int shift;
 } norm_places;
 

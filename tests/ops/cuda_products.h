@@ -29,7 +29,8 @@ static bool count_products(int act(int), int width, bool biases, const precision
 
 enum { ANY_NUMBER = -1 };
 
-/* tunes: products are tuned; a first run writes the timings to a file, so that timing is not counted. */
+/* Checks how many products and epilogues run. tunes: products are tuned; a first run writes the timings to a
+   file, so that the counted run times nothing. */
 static void check_products(bool tunes, int act(int), int width, bool biases, const precision_case *precision,
                            int products, int gelus, int slopes, int bias_gradients)
 {
@@ -71,7 +72,7 @@ TEST(cuda_epilogues)
         check_products(true, gelu_tanh, 24, false, precision, 6, 1, 1, 0);
         check_products(true, twice, 24, true, precision, 6, 0, 0, 1);
         check_products(false, gelu_tanh, 24, true, precision, 6, 1, 0, 0);
-        /* Uneven rows: each of the six products is split into three of at most 5 rows
+        /* Width 23 is no multiple of 8, so each of the six products is split into three of at most 5 rows
            (TT__CUDA_LOSS_CHUNK). */
         check_products(false, gelu_tanh, 23, true, precision, 18, 0, 0, 0);
         check_products(false, gelu, 24, true, precision, 6, 0, 0, 0);
@@ -159,7 +160,7 @@ enum { JOINED_D = 64, JOINED_ROWS = 11, JOINED_PARAMS = 8 };
 
 typedef struct joined_case {
     const char *precision, *update;
-    int key_heads;  /* q has 4 heads */
+    int key_heads;  /* heads of k and v; q has 4 heads */
     bool biases, accumulate;
     const char *recompute;
 } joined_case;
@@ -291,8 +292,8 @@ TEST(cuda_tensors_share_launches)
         long alone = train_chain(kind, names[k / 2], true, one),
              together = train_chain(kind, names[k / 2], false, all);
         CHECK(memcmp(one, all, N * sizeof(float)) == 0 && memcmp(one, start, N * sizeof(float)) != 0);
-/* 12 parameters, 5 per launch: 2 launches for squares, 1 for the update; one each for clip and
-   next_loss_scale. */
+/* There are 12 parameters, and a launch takes up to 5 together. Each launch of an update has two launches for
+   the sum of squares before it. Clipping and next_loss_scale add a launch each. */
 #ifdef TT_EMULATE
         CHECK(alone == 12 * 3 + 1 + (k / 2 == 3) && together == 3 * 3 + 1 + (k / 2 == 3));
 #else

@@ -82,7 +82,7 @@ TEST(quantize)
         const int *size = sizes[c % TT__COUNT(sizes)], how = c / TT__COUNT(sizes) % TT__COUNT(values);
         const float history = known[c / (TT__COUNT(sizes) * TT__COUNT(values)) % TT__COUNT(known)];
         const bool e5m2 = c >= TT__COUNT(sizes) * TT__COUNT(values) * TT__COUNT(known);
-        /* 0: both copies; 1: across alone; 2: q alone */
+        /* copies 0: both copies; 1: `across` alone; 2: `q` alone */
         const int rows = size[0], cols = size[1], count = rows * cols, copies = c % 3;
         const tt_dtype dtype = c % 5 == 0 ? TT_F32 : c % 2 ? TT_BF16 : TT_F16;
         const float histories[FP8_TENSORS] = {1e9f, history, 1e-9f};
@@ -141,7 +141,7 @@ TEST(quantize)
                    "the largest is %g, not %g", got[0].largest[1], largest);
         report(got[0].largest[0] == 0.25f && got[0].largest[2] == 0.25f, "another tensor's largest");
         if (has_isa("cuda")) {
-            /* NaN may have different bits. */
+            /* NaNs of the CPU and of CUDA may have different bits. */
             const bool nan = isnan(got[0].unscale) || isnan(got[0].largest[1]);
             bool same = nan ? isnan(got[1].unscale) == isnan(got[0].unscale)
                             : memcmp(&got[0].unscale, &got[1].unscale, sizeof(float)) == 0;

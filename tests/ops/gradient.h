@@ -177,7 +177,7 @@ static void gradient_case(int c, int s, const char *isa, const precision_case *p
     bool wanted = fits(&cases[c], precision);
     compile_in(&o, isa, precision);
     o.loss_scale.init = 65536;
-    /* A smaller scale leaves room for the sums of the backward. */
+    /* Halves the loss scale so that the sums of the backward do not overflow. */
     while (o.loss_scale.init > 1 && o.loss_scale.init * g->upstream > 256) o.loss_scale.init /= 2;
     o.accumulate = true;
     tt_program *p = wanted ? tt_compile(g->tape, g->nodes[loss].t, &o) : NULL, *q = NULL;
@@ -187,7 +187,7 @@ static void gradient_case(int c, int s, const char *isa, const precision_case *p
         note_ops(p);
         if (sums) check_accumulated(p, e, large ? 1 : 2, precision, "all");
         else tt_program_free(p), p = NULL; /* frees the parameters for the next program */
-        if (steps) { /* stochastic rounding would hide the gradient */
+        if (steps) { /* `steps` excludes stochastic rounding, which would hide the gradient */
             o.accumulate = false;
             o.optimizer.kind = TT_SGD;
             o.optimizer.weight_decay = 0;
@@ -231,7 +231,9 @@ static void gradient(const char *isa)
                     if (leaves_to_others(isa, c + s + k, 2)) continue;
                     if (sizes[s].only && k > 0 && !(sizes[s].half && p->mixed && !p->halved)) continue;
                     const bool both = k == 0 && TEST_SWEEP == 1 && !is_cuda(isa);
-                    const int turn = is_cuda(isa) ? c : c + s; /* left_out divides the builds by c + s + k */
+                    /* On CUDA c alone takes turns, because left_out already divides the cases by c + s +
+                       k. */
+                    const int turn = is_cuda(isa) ? c : c + s;
                     bool wanted = sizes[s].only ? mode == AS_GATHERED : both || turn % 2 == mode - AS_PARAM;
                     if (p->halved) wanted = (c + s) % 4 == mode;
                     if (left_out(isa, &sizes[s], c + s + k)) wanted = false;
@@ -247,7 +249,7 @@ TEST(gradient_avx512_dot) { gradient("avx512_dot"); }
 TEST(gradient_avx512_tiles) { gradient("avx512_tiles"); }
 TEST(gradient_neon) { gradient("neon"); }
 TEST(gradient_neon_dot) { gradient("neon_dot"); }
-TEST(gradient_cuda) /* attention_by_warpgroups tests warpgroups */
+TEST(gradient_cuda) /* without warpgroups, which attention_by_warpgroups tests */
 {
     setenv("TINYTRAIN_WGMMA", "0", 1);
     gradient("cuda");

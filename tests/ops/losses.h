@@ -68,7 +68,7 @@ TEST_PLAIN static void eval_soft_cross_entropy(node *n)
         total += w;
     }
     n->v[0] = loss / total;
-    note(n, n->v[0]); /* the loss counts too: with many classes it exceeds each term */
+    note(n, n->v[0]); /* the loss counts as a term, because with many classes it is larger than each term */
 }
 
 /* Records a soft cross entropy. Some targets are 0, and a row's targets do not sum to 1. */

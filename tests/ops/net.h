@@ -5,8 +5,8 @@
 #define FORWARD_F32 2e-6
 #define GRADIENT_F32 2e-5
 
-/* The last two rows differ from earlier ones only in the residual stream; half of the cases run these rows
-   (halved). */
+/* A precision and the dtype of its residual stream. The last two rows of `precisions` differ from earlier
+   rows only in the residual stream; half of the cases run them (`halved`). */
 typedef struct precision_case {
     const char *name, *residual;
     tt_dtype half;
@@ -97,7 +97,7 @@ typedef struct node {
     double *v, magnitude;   /* v: (rows, cols); magnitude: largest sum of absolute terms */
     int32_t *index;         /* indices of an index input; shape (rows) */
     uint8_t *bytes;         /* numbers of a u8 input; shape (rows, cols) */
-    double a, b, alibi;     /* attributes                                                                   */
+    double a, b, alibi;     /* attributes of the op */
     int k, window;
     tt_attention_options blocks; /* options of block-sparse attention                                       */
     bool flag, loss, input, leaf, stale;

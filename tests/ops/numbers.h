@@ -8,7 +8,8 @@ TEST(every_op_has_a_case)
         const tt__instr i = tt__new_instr(op);
         const tt__gradient *how = &tt__rules_of(&i)->backward;
         const bool of_caller = op == TT__OP_CUSTOM; /* test_program.c tests CUSTOM */
-        bool found = (!how->emit && !how->reads) || op >= TT__OP_ALL_REDUCE; /* collectives: test_tensor.c */
+        /* test_tensor.c tests collectives */
+        bool found = (!how->emit && !how->reads) || op >= TT__OP_ALL_REDUCE;
         found = found || of_caller;
         for (int c = 0; c < CASE_COUNT; c++) found |= cases[c].op == op;
         snprintf(where, sizeof where, "op '%s'", tt__ops[op].name);
@@ -20,9 +21,11 @@ TEST(every_op_has_a_case)
         bool streams = tt__ops[op].flags & TT__ANY_SPACE; /* test_planner.c tests these ops */
         bool of_ranks = op >= TT__OP_ALL_REDUCE;          /* test_ranks.c tests these ops */
         bool caches = op == TT__OP_STORE_ROWS;            /* has no backward; test_lm.c tests it */
-        bool fp8 = op == TT__OP_QUANTIZE || op == TT__OP_FP8_HISTORY; /* see training_in_fp8 */
+        bool fp8 = op == TT__OP_QUANTIZE || op == TT__OP_FP8_HISTORY; /* the test training_in_fp8 runs
+                                                                         these ops */
         const bool of_caller = op == TT__OP_CUSTOM || op == TT__OP_CUSTOM_BACKWARD ||
-                               op == TT__OP_CUSTOM_UPDATE || op == TT__OP_EMA; /* test_program.c tests both */
+                               /* test_program.c tests these ops */
+                               op == TT__OP_CUSTOM_UPDATE || op == TT__OP_EMA;
         report(ran[op] || of_caller || streams || of_ranks || caches || fp8,
                "was in no program of the gradient tests");
     }
@@ -71,8 +74,9 @@ TEST(activations_far_from_zero)
         }
 }
 
-/* Columns beyond the rows of a product's operand b get no share of a softmax and no class of a cross-entropy,
-   in every precision. f16 cannot hold the number in such columns of other dtypes. */
+/* A product a b^T may have more columns than b has rows. The columns beyond b's rows get no share of a
+   softmax and no class of a cross-entropy, in every precision. f16 cannot hold the number that fills these
+   columns in other dtypes. */
 TEST(matmul_ignores_columns_beyond)
 {
     static const char *const isa[] = {"portable", "avx2", "avx512", "cuda"};
@@ -154,7 +158,7 @@ TEST(rotary_scaling)
         {"yarn of other turns", TT_ROTARY_YARN, 12, 32768, 1000000, 4, 2, 24, 1.138629436111989,
          {1, 0.099999994, 0.0099999988, 0.00062500004, 2.4999992e-05, 2.5000008e-06}},
     };
-    const int far = 100003; /* the angle of pair 0, whose frequency is 1 */
+    const int far = 100003; /* position of the second row; also the angle of pair 0, whose frequency is 1 */
     for (size_t k = 0; k < TT__COUNT(rows); k++) {
         test_allocator a;
         tt_context *ctx = test_open(&a);

@@ -1,7 +1,7 @@
 /* Tests of updates (stochastic rounding, shards), and of weights that are narrowed while they are read. */
 #pragma once
 
-/* Rounds up with a probability equal to the dropped fraction; r holds 16 random bits. */
+/* Rounds x to bf16, upwards with a probability equal to the dropped fraction; r holds 16 random bits. */
 static uint16_t bf16_stochastic(float x, uint32_t r)
 {
     uint32_t u = tt__bits(x);
@@ -260,7 +260,7 @@ TEST(weights_narrowed_while_read)
     enum { MAX = 600 * 130 };
     static const char *const isa[] = {"portable",     "avx2", "avx512",  "avx512_dot",
                                       "avx512_tiles", "neon", "neon_dot"};
-    /* {rows, out, width} */
+    /* columns: rows, out, width */
     static const int shape[][3] = {{1, 1, 1}, {3, 40, 130}, {20, 130, 70}, {31, 7, 600}, {100, 130, 33}};
     static float w[MAX], got[2][MAX];
     static uint16_t x[MAX], copy[MAX];
@@ -268,7 +268,7 @@ TEST(weights_narrowed_while_read)
         if (!has_isa(isa[k])) continue;
         for (int f16 = 0; f16 < (is_bf16(isa[k]) ? 1 : 2); f16++)
             for (int s = 0; s < 2 * TT__COUNT(shape); s++) {
-                /* odd s: the gradient of x */
+                /* odd s: the product is the gradient of x */
                 const int *z = shape[s / 2], rows = z[0], from = s % 2 ? z[1] : z[2],
                           to = s % 2 ? z[2] : z[1];
                 const tt_dtype half = f16 ? TT_F16 : TT_BF16;

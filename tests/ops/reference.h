@@ -228,16 +228,16 @@ static bool left_out(const char *isa, const size_set *size, int combination)
 #endif
 }
 
-/* Tells whether a thinned sweep (TEST_SWEEP) leaves the combination to another instruction set. portable,
-   avx2, avx512 and neon share the text of their loops and divide the combinations; slow combinations run
-   `times` less often. Instruction sets with bf16 products have only bf16 combinations. */
+/* Tells whether a test with TEST_SWEEP leaves the combination to another instruction set. portable, avx2,
+   avx512 and neon share the text of their loops and divide the combinations; slow combinations run `times`
+   less often. Instruction sets with bf16 products have only bf16 combinations. */
 static bool leaves_to_others(const char *isa, int combination, int times)
 {
     const int every = is_bf16(isa) ? (TEST_SWEEP + 2) / 3 : times * TEST_SWEEP;
     return TEST_SWEEP > 1 && !is_cuda(isa) && (combination + (int)strlen(isa) / 2) % every != 0;
 }
 
-/* Tells whether a gradient case makes only one kind of run, in turn, as in the emulator's slow builds. The
+/* Tells whether each gradient case makes only one of its kinds of runs. The emulator's slow builds do so; its
    fast build makes all kinds. */
 static bool takes_turns(const char *isa)
 {
@@ -309,8 +309,8 @@ static void reference(const char *isa)
                 if (left_out(isa, &sizes[s], c + s + k) || (is_bf16(isa) && p->half != TT_BF16) ||
                     (p->halved && (sizes[s].only || (c + s) % 2)) || leaves_to_others(isa, c + s + k, 1))
                     continue;
-                /* A size has three kinds of runs; thinned sweeps and the emulator of CUDA take one kind in
-                   turn. */
+                /* A size has three kinds of runs; with TEST_SWEEP, or on the emulator of CUDA, each case
+                   takes one kind. */
                 const bool without_axes = (p->mixed && !p->halved) || k == 0;
                 const bool all = TEST_SWEEP == 1 && !is_cuda(isa);
                 int turn = (c + s + k + (int)strlen(isa)) % 3;
@@ -337,7 +337,7 @@ TEST(reference_avx512_dot) { reference("avx512_dot"); }
 TEST(reference_avx512_tiles) { reference("avx512_tiles"); }
 TEST(reference_neon) { reference("neon"); }
 TEST(reference_neon_dot) { reference("neon_dot"); }
-TEST(reference_cuda) /* attention_by_warpgroups tests warpgroups */
+TEST(reference_cuda) /* without warpgroups, which attention_by_warpgroups tests */
 {
     setenv("TINYTRAIN_WGMMA", "0", 1);
     reference("cuda");

@@ -305,7 +305,7 @@ TEST(residual_stream_in_f32)
             printf("  %s, 24 layers: results differ by %.2e (16-bit), %.2e (f32); gradients by %.2e, %.2e\n",
                    names[k], error[0], error[1], gradient_error[0], gradient_error[1]);
         CHECK(error[1] > 0 && error[1] < 0.5 * error[0] && gradient_error[1] < 0.5 * gradient_error[0]);
-        /* The default is 16-bit with bf16 and f32 with f16. */
+        /* By default the residual stream is 16-bit with bf16, and f32 with f16. */
         CHECK(error[2] == error[k] && gradient_error[2] == gradient_error[k]);
     }
 }
@@ -429,7 +429,8 @@ TEST(parameters_begin_on_the_device)
     /* tolerance relative to the number: one or two units in the last place */
     static const double near[] = {0x1p-22, 0x1p-7, 0x1p-10};
     float *expected = (float *)malloc(sizeof(float) * LARGE), *got = (float *)malloc(sizeof(float) * LARGE);
-    setenv("TINYTRAIN_WGMMA", "0", 1); /* so that launches of a new device test no wgmma */
+    setenv("TINYTRAIN_WGMMA", "0", 1); /* a new device would test wgmma by a launch, which this test must
+                                          not count */
     for (int how = 0; how < TT__COUNT(precision); how++)
         for (int kind = 0; kind <= TT_INIT_UNIFORM; kind++)
             for (int large = 0; large < 2; large++) {
@@ -475,7 +476,8 @@ TEST(parameters_begin_on_the_device)
                                    near[how] * fabs((double)expected[k]));
                     }
                     CHECK(wrong == 0);
-                    /* The memory ends right after the last element. */
+                    /* The memory ends right after the last element, so that the emulator reports a write
+                       beyond. */
                     const tt__backend *b = w->owner->kind->backend;
                     tt__device *d = w->owner->group->device[0];
                     void *exact = b->allocate(d, (size_t)n * tt_dtype_bytes(dtype));

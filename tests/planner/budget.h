@@ -45,7 +45,8 @@ static void build_menu(const net *n, const tt_compile_options *o, int max, menu 
     if (!open_job(n, o, &p, &c)) return;
     const tt_tape *t = c.front[c.base.zero][c.base.update].t;
     const int zeros = c.zero ? 3 : 1, blocks = c.offload ? c.blocks : 0, outs = c.offload ? 8 : 1;
-    static const int halvings[] = {0, TT__ONE_BY_ONE}; /* group sizes */
+    static const int halvings[] = {0, TT__ONE_BY_ONE}; /* choices of the size of groups of offloaded
+                                                          tensors */
     const bool groups = c.offload || c.base.offload || c.base.update == TT__UPDATE_HOST;
     const int paces = (c.base.ahead + 1) * (groups ? TEST_COUNT(halvings) : 1);
     const size_t room = (size_t)((1 << c.n % 16) + 1) * 72 * 5 * 2;
@@ -127,7 +128,7 @@ static tt_costs slow_costs(void)
     return c;
 }
 
-/* Checks that the chosen program fits and costs at most the best choice's cost plus `margin` of `whole`. */
+/* Checks that the chosen program fits, and costs at most margin * whole more than the best choice. */
 static void check_choice(const menu *m, tt_context *ctx, tt_program *p, const tt_compile_options *c,
                          const double *cost, double whole, double margin, double *chosen)
 {
@@ -228,7 +229,8 @@ TEST(seconds_within_a_budget_against_brute_force)
         for (int q = -1; q <= 4 && m.n; q++) {
             c.memory_budget = q < 0 ? min - 1 : min + (max - min) / 4 * (size_t)q;
             tt_program *p = tt_compile(n.t, n.loss, &c);
-            if (q < 0) { /* below all menu entries, a whole policy may still fit */
+            if (q < 0) { /* a choice outside the menu, a policy for all blocks, may fit less than the
+                            menu's minimum */
                 if (p) CHECK(tt_program_plan(p).bytes <= c.memory_budget && p->builds <= 30);
                 else CHECK_ERROR(ctx, TT_ERR_BUDGET, "the plan needs ");
                 refused += !p;
@@ -256,8 +258,8 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* A choice is found within any budget that some choice fits, with candidates for all sets or only for
-   some. */
+/* A choice is found within any budget that some choice fits, whether all sets of recomputed values are
+   candidates or only some. */
 TEST(budgets_near_the_smallest)
 {
     const int most_programs = 24 / TEST_SWEEP;
@@ -336,7 +338,8 @@ static void take_options(const char *text, bool steps, char list[128], tt_compil
    contradict each other. */
 static size_t needs(const net *n, tt_compile_options c)
 {
-    tt__attempt attempt = {true, false, false, 0, 0}; /* quiet: without advice */
+    /* The first field, `quiet`, keeps advice out of errors. */
+    tt__attempt attempt = {true, false, false, false, 0, 0};
     size_t bytes = 0;
     c.memory_budget = 1;
     tt_program *p = tt__try_compile(n->t, n->loss, &c, &attempt);
@@ -550,7 +553,7 @@ TEST(groups_that_fit_a_budget)
     }
 }
 
-/* A quarter of all candidate sets leads to a cost close to the best of all sets. */
+/* A quarter of all candidate sets of recomputed values leads to a cost close to the best of all sets. */
 TEST(candidates_against_all_sets)
 {
     int programs = 0, compared = 0;
@@ -610,7 +613,7 @@ static void say_kilobytes(void *user, size_t bytes, char *to, size_t capacity)
     snprintf(to, capacity, "%zu kB", bytes / 1000);
 }
 
-/* A network of 8 layers has more sets than can be tried. */
+/* A network of 8 layers has more sets of recomputed values than can be tried. */
 TEST(budgets_of_a_deep_network)
 {
     static const shape deep = {"deep", 8, 64, 4, 256, 8, 50, 10, true};
@@ -707,7 +710,8 @@ TEST(no_fixed_options_beat_a_budget)
         o.compile.offload = offloads[k / 2];
         REQUIRE(tt_vit_new(ctx, &m, &c) == TT_OK);
         const tt_model model = tt_vit_classifier(&m);
-        for (int chosen = 0; chosen < 3; chosen++) { /* nothing chosen; recomputation chosen; all chosen */
+        for (int chosen = 0; chosen < 3; chosen++) { /* values of `chosen`: nothing is chosen;
+                                                        recomputation is; all is */
             if (chosen) o.compile.recompute = "budget";
             if (chosen == 2) o.compile.offload = "budget";
             if (chosen == 2 && k % 2) o.compile.parallel.zero = TT_ZERO_BUDGET;
@@ -755,7 +759,7 @@ TEST(what_a_large_model_reaches_is_named)
     const tt_model model = tt_vit_classifier(&m);
     REQUIRE(!tt_trainer_new(ctx, &model, &o) && tt_error_code(ctx) == TT_ERR_BUDGET);
     const size_t min = named_least(tt_error(ctx));
-    for (int k = 0; k < 4; k++) { /* one byte less than the named bytes, exactly these, more */
+    for (int k = 0; k < 4; k++) { /* budgets: a byte less than the error names; that; more, twice */
         o.compile.memory_budget = k < 2 ? min - 1 + (size_t)k : min + min / 2000 * (size_t)(k - 1);
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         const size_t bytes = t ? tt_program_plan(tt_trainer_program(t)).bytes : 0;
@@ -815,7 +819,7 @@ TEST(choices_count_micro_batches)
     test_estimates = 400000;
 }
 
-/* Estimates share the lists of block-sparse attention with the estimated tape. */
+/* The tape that estimates a plan shares the lists of block-sparse attention with the tape that is planned. */
 TEST(budgets_of_block_sparse_attention)
 {
     test_allocator a;

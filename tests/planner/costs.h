@@ -205,7 +205,8 @@ TEST(largest_batch_against_brute_force)
         o.memory_budget = one << 16;
         CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 7);
     }
-    for (int k = 0; k < TEST_COUNT(more); k++) { /* choosing fits a larger batch; one row more is refused */
+    for (int k = 0; k < TEST_COUNT(more); k++) { /* choices under a budget fit a larger batch than fixed
+                                                    options; one more row is refused */
         int64_t found[2];
         for (int chosen = 0; chosen < 2; chosen++) {
             o.device = more[k].device;

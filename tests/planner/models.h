@@ -259,7 +259,7 @@ TEST(plans_for_another_device)
         REQUIRE(eval != NULL);
         CHECK(eval->arena == p->arena && tt_program_plan(p).bytes == plan.bytes &&
               tt_program_plan(eval).bytes == plan.bytes);
-        c.share = eval; /* c.share's tape may be the only tape left */
+        c.share = eval; /* `eval` can be shared even after the program whose arena it shares is freed */
         tt_program_free(p);
         tt_program *again = tt_compile(t, loss, &c);
         CHECK(again && tt_program_plan(again).bytes == plan.bytes);

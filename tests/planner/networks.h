@@ -85,7 +85,8 @@ typedef enum variant {
 static const char *const offloads[] = {"optimizer", "gradients", "parameters", "optimizer,gradients",
                                        "activations", "activations,gradients,parameters,optimizer"};
 
-/* Tells whether a network may be updated in the backward. Each optimizer updates some of the networks so. */
+/* Tells whether updates during the backward are tested for a network: for half of the seeds, without
+   accumulation and without a loss scale. */
 static bool may_be_early(uint64_t seed, const precision_case *precision, bool accumulate)
 {
     return seed % 2 && !accumulate && strncmp(precision->name, "16-", 3) != 0;
@@ -251,8 +252,8 @@ TEST(random_networks_replay_bit_for_bit)
     }
 }
 
-/* Returns the mean loss over two micro-batches. Gradients of random networks must agree with its differences
-   along each parameter tensor's gradient and along a random direction. */
+/* Returns the mean loss over two micro-batches, for finite differences: along each parameter's gradient, and
+   along a random direction. */
 static double mean_loss(const net *n, tt_program *eval)
 {
     double loss = 0, targets = 0;

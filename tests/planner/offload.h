@@ -103,7 +103,8 @@ TEST(vit_l16_with_the_host)
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         o.compile.offload = rows[k].offload;
         o.max_seqs = rows[k].images;
-        o.compile.memory_budget = rows[k].max; /* without a budget, more would be copied during computation */
+        o.compile.memory_budget = rows[k].max; /* without a budget, more copies would overlap with
+                                                  computation and need more memory */
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         if (CHECK(t != NULL)) CHECK(tt_program_plan(tt_trainer_program(t)).bytes <= rows[k].max);
         tt_trainer_free(t);
@@ -114,7 +115,8 @@ TEST(vit_l16_with_the_host)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Copies out of a stream complete in order: a wait also waits for all earlier copies of the stream. */
+/* Copies to the host are made by one stream in their order, and each wait is for the oldest copy in
+   flight. */
 TEST(copies_out_are_waited_for_in_their_order)
 {
     const int64_t dims[2] = {64, 64};
@@ -147,7 +149,7 @@ TEST(copies_out_are_waited_for_in_their_order)
         CHECK(first < n && i->in[0] == in_flight[first]);
         first++;
     }
-    CHECK(n == 12 && first == n); /* m and v of each parameter */
+    CHECK(n == 12 && first == n); /* Adam's m and v of each parameter */
     tt_program_free(p);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);
@@ -256,7 +258,7 @@ TEST(plans_of_updates_in_the_hosts_memory)
         {"end", NULL, 0, 0, 0},
         {"end", "optimizer", 4 * DEEP, 2, 2},
         {"host", NULL, 3 * DEEP, 2, 2},
-        {"host", "gradients", 4 * DEEP, 2, 3}, /* their norm needs the gradients on the device */
+        {"host", "gradients", 4 * DEEP, 2, 3}, /* the norm needs the gradients on the device */
         {"host", "parameters", 3 * DEEP - 1, 3, 3}}; /* forward and backward fetch the parameters */
     tt_costs slow = tt_costs_default();
     slow.update_host = 1e8;
@@ -378,7 +380,7 @@ TEST(marks_of_values) /* marks apply with any options */
     tt_keep(t, g);
     tt_recompute(t, z); /* z is the operand of `down`, not read by the backward */
     CHECK(copies_of(t, loss, "cheap", TT__OP_LINEAR) == 1 && copies_of(t, loss, "cheap", -1) <= 2);
-    tt_block_end(t, z); /* a mark on z now changes nothing */
+    tt_block_end(t, z); /* z ends a block and is stored, whatever its mark */
     tt_recompute(t, x); /* inputs are always stored */
     CHECK(copies_of(t, loss, "none", -1) == 0 && copies_of(t, loss, "blocks", -1) == 0);
     tt_tape_free(t);

@@ -301,7 +301,7 @@ TEST(elementwise_chains_work_in_place)
     tt_compile_options c = tt_compile_options_default();
     size_t buffer = 640 * 48 * 4, workspace = 0;
     c.train = false;
-    for (int kind = 0; kind < 3; kind++) { /* a chain, a chain from an output, branches */
+    for (int kind = 0; kind < 3; kind++) { /* kind: a chain, a chain that begins at an output, branches */
         tt_tape *t = tt_tape_new(ctx);
         tt_value x = tt_input(t, "x", TT_F32, 640, 48), h = x;
         if (kind == 1) tt_output(t, x);

@@ -166,7 +166,8 @@ TEST(products_of_one_x)
     static const struct {
         const char *device, *precision, *update, *recompute;
         bool accumulate;
-        int forward, weights; /* expected groups of three products */
+        int forward, weights; /* expected groups of three products: in the forward, of the weights'
+                                 gradients */
     } c[] = {{"cuda", "bf16-true", "end", "cheap", false, 2, 2},
              {"cuda", "bf16-mixed", "end", "none", false, 2, 2},
              {"cuda", "32-true", "end", "cheap", false, 2, 2},
@@ -177,7 +178,7 @@ TEST(products_of_one_x)
              {"cuda", "bf16-true", "end", "blocks", false, 3, 2},
              {"cuda*2", "bf16-true", "end", "cheap", false, 0, 0},
              {"cpu", "bf16-true", "end", "cheap", false, 0, 0},
-             {"cuda", "bf16-true", "end", "cheap", true, 0, 2}}; /* runs `odd` */
+             {"cuda", "bf16-true", "end", "cheap", true, 0, 2}}; /* this row runs the shape `odd` */
     for (int k = 0; k < TEST_COUNT(c); k++) {
         test_allocator a;
         tt_context *ctx = test_open(&a);
@@ -253,9 +254,9 @@ TEST(products_of_programs_that_share)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Products a = x w1 and b = x w2, with an instruction in between that reads a (1), makes w2 (2) or does both
-   (3): then b moves up to a, a moves down to b, or both stay. A result that an op may work on in place (4),
-   or that is an output (5), keeps its place. */
+/* Records products a = x w1 and b = x w2 with an instruction in between. The values of `between`: it reads a
+   (1), makes w2 (2) or does both (3): then b moves up to a, a moves down to b, or both stay. A result that an
+   op may work on in place (4), or that is an output (5), keeps its place. */
 TEST(products_that_meet)
 {
     for (int between = 0; between < 6; between++) {
@@ -401,8 +402,8 @@ TEST(products_that_do_not_join)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Cases: three products of one operand, the third of which cannot be moved to the first two (0); a pair
-   inside another pair that moves down (1); a pair whose weights were made in reverse order (2). */
+/* The values of c: three products of one operand, the third of which cannot be moved to the first two (0); a
+   pair inside another pair that moves down (1); a pair whose weights were made in reverse order (2). */
 TEST(products_among_others)
 {
     for (int c = 0; c < 3; c++) {
@@ -414,7 +415,7 @@ TEST(products_among_others)
         t->alignment = 256;
         for (int k = 0; k < 2; k++) v[k] = tt_input(t, k ? "x2" : "x", TT_F32, 16, 16).id;
         for (int k = 2; k < 13; k++) v[k] = tt__new_value(t, &square, TT__TRANSIENT, "v%d", k);
-        const int32_t x = v[0], x2 = v[1], *w = v + 2, *y = v + 6; /* and v[10]... */
+        const int32_t x = v[0], x2 = v[1], *w = v + 2, *y = v + 6; /* v[10] to v[12] are other results */
         const int32_t x3 = tt_input(t, "x3", TT_F32, 16, 16).id;
         for (int k = 0; k < 4; k++)
             if (c < 2 ? k != 2 : k < 2) by_hand(t, TT__OP_MUL, 0, x, x2, w[c == 2 ? 1 - k : k]);
@@ -466,8 +467,8 @@ TEST(launches_that_become_one)
         tt__launch l[N];
         tt__instr i = tt__new_instr(c % 2 ? TT__OP_LINEAR_DW : TT__OP_LINEAR);
         const bool sums = i.op == TT__OP_LINEAR_DW;
-        /* Launch 2 has another x (1), a weight stored elsewhere (2), no bias (3), fewer rows (4), another
-           dtype (5), a larger row stride (6). */
+        /* The values of `odd`: launch 2 has another x (1), a weight stored elsewhere (2), no bias (3), fewer
+           rows (4), another dtype (5), a larger row stride (6). */
         const int odd = c / 2;
         memset(l, 0, sizeof l);
         for (int k = 0; k < N; k++) {
@@ -489,7 +490,8 @@ TEST(launches_that_become_one)
         const int left = tt__join_launches(l, N);
         CHECK(left == (odd ? 3 : 1));
         for (int k = 0; k < left; k++) {
-            /* launches 0 and 1; 2; 3 and 4 */
+            /* without an odd launch all become one; else 0 and 1 become one, 2 stays, and 3 and 4 become
+               one */
             const int many = !odd ? N : k == 1 ? 1 : 2, at = odd && k ? k + 1 : 0;
             const tt__mat *of_y = sums ? &l[k].in[0] : &l[k].out[0];
             const tt__mat *of_w = sums ? &l[k].out[0] : &l[k].in[1];

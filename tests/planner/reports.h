@@ -214,7 +214,7 @@ TEST(reports_of_a_deep_network)
     CHECK(strlen(svg) < 60000 && strlen(text) < 2048);
     CHECK(strstr(text, "24 x layer.*.up.weight (parameters)\n") &&
           strstr(text, "24 x m(layer.*.up.weight) (optimizer)\n"));
-    /* products before a GELU; the last layer's has few rows */
+    /* these values are the operands of GELU; the operand of the 24th layer has fewer rows */
     CHECK(strstr(text, "23 x linear.* (activations)\n"));
     free(text);
     free(svg);

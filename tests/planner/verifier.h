@@ -142,7 +142,7 @@ TEST(verifier_finds_bad_places)
     box[2].place = 192;
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_ERR_INTERNAL);
     CHECK_ERROR(d.ctx, TT_ERR_INTERNAL, "storage 2 of 64 bytes at 192 leaves its region of 192");
-    box[2].place = 96; /* not aligned */
+    box[2].place = 96; /* a place that is not aligned */
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 1024) == TT_ERR_INTERNAL);
     box[2].place = 128;
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_ERR_INTERNAL);
@@ -231,13 +231,13 @@ TEST(verifier_finds_what_is_not_waited_for)
     o.d.t->code[AFTER].add = 1;
     EXPECT_DAMAGE(&o.d, "instruction 5 (gelu): is not waited for before it is written: 'b'");
 
-    REQUIRE(offloaded(&o)); /* no wait */
+    REQUIRE(offloaded(&o)); /* removes the wait for b */
     o.d.t->code[SUM].in[0] = o.u;
     o.d.t->code[WAIT_IN] = o.d.t->code[SUM];
     o.d.t->n_code--;
     EXPECT_DAMAGE(&o.d, "instruction 4 (copy): is never waited for: 'b'");
 
-    REQUIRE(offloaded(&o)); /* two waits */
+    REQUIRE(offloaded(&o)); /* waits for b twice */
     by_hand(o.d.t, TT__OP_WAIT, 0, o.b, o.a, 0);
     EXPECT_DAMAGE(&o.d, "instruction 8 (wait): waits for a value that is not in flight: 'b'");
 

@@ -473,7 +473,7 @@ TEST(misuse_of_compile)
     CHECK(first != NULL);
     tt_program_free(first);
 
-    t = tt_tape_new(ctx); /* two losses */
+    t = tt_tape_new(ctx); /* a tape whose root is the sum of two losses */
     tt_value x = tt_input(t, "x", TT_F32, 4, WIDTH), y = tt_input(t, "y", TT_F32, 4, WIDTH);
     tt_value h = tt_linear(t, x, tt_param_find(ctx, "layer.1.weight"), NULL);
     tt_value both = tt_add(t, tt_mean_squared_error(t, h, y, tt__handle(t, 0)),
@@ -542,7 +542,8 @@ TEST(odd_roots_and_unread_inputs)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The program that holds the parameters is freed before it is allocated. */
+/* A program is refused if another program, which holds its parameters, was freed before it was allocated.
+   Compiled a second time, the program runs. */
 TEST(parameters_of_a_freed_program)
 {
     test_allocator a;

@@ -130,7 +130,7 @@ TEST(every_allocation_may_fail)
     CHECK(n > 60);
 }
 
-/* ---- memory left after closing, and silence ---- */
+/* ---- memory that is left after closing; calls that print nothing ---- */
 
 static void *left[4096];
 

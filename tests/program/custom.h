@@ -250,8 +250,8 @@ static tt_status own_update(void *user, const tt_custom_update *u)
     return TT_OK;
 }
 
-/* AdamW as the caller's function trains as the library's AdamW, with clipping, decay and rules for learning
-   rates, wherever the states lie; its states are saved and loaded. */
+/* AdamW that a function of the caller computes trains like the library's AdamW, with clipping, decay and
+   rules for learning rates, wherever the states lie. These states are saved and loaded. */
 TEST(an_optimizer_of_the_caller)
 {
     static const struct { const char *device, *precision, *offload, *update; int zero; } rows[] = {

@@ -102,7 +102,8 @@ TEST(costs_of_this_machine)
         CHECK(costs.update_host != usual.update_host);
         CHECK(costs.memory != usual.memory && costs.launch != usual.launch);
         CHECK(costs.to_host != usual.to_host && costs.from_host != usual.from_host);
-        CHECK((costs.between_ranks != usual.between_ranks) == (k == 2)); /* measured between ranks only */
+        /* only devices[2] has several ranks, between which costs are measured */
+        CHECK((costs.between_ranks != usual.between_ranks) == (k == 2));
         CHECK((costs.barrier != usual.barrier) == (k == 2));
     }
     CHECK(ctx->n_params == 0 && !ctx->profile); /* measuring leaves no parameters and no profile */
@@ -145,7 +146,8 @@ TEST(pool_runs_each_task_once)
         tt_context *ctx = tt_open(&o);
         REQUIRE(ctx != NULL && tt_threads(ctx) == threads);
         for (int round = 0; round < 60; round++) {
-            int n = round % 3 == 0 ? round % 5 : round * 16; /* also no tasks, or fewer than threads */
+            int n = round % 3 == 0 ? round % 5 : round * 16; /* n: number of tasks, sometimes 0 or fewer
+                                                                than threads */
             memset(hits, 0, sizeof hits);
             tt__run_tasks(ctx->cpu.pool, n, count_task, &c);
             for (int k = 0; k < 1000; k++) once &= hits[k] == (k < n);
@@ -158,7 +160,8 @@ TEST(pool_runs_each_task_once)
 static volatile sig_atomic_t handled;
 static void handle(int number) { (void)number; handled++; }
 
-/* [0]: the thread blocks signals of the process; [1]: it does not block signals of its own instructions. */
+/* Sets is[0] if this thread blocks signals to the process, and is[1] if it lets through the signals that its
+   own instructions raise. */
 static void *masked(void *arg)
 {
     bool *is = (bool *)arg;
@@ -296,7 +299,7 @@ TEST(the_cpu_described)
     CHECK(tt_device_text(ctx, "cpu", small, sizeof small) == TT_OK && strlen(small) == sizeof small - 1 &&
           strncmp(small, text, sizeof small - 1) == 0);
     CHECK(tt_device_text(ctx, "cpu", NULL, 0) == TT_OK);
-    setenv("TINYTRAIN_DEVICE", "abacus", 1); /* NULL then means this device */
+    setenv("TINYTRAIN_DEVICE", "abacus", 1); /* a device of NULL then means "abacus" */
     CHECK(tt_device_text(ctx, NULL, text, sizeof text) == TT_ERR_UNSUPPORTED && !*text);
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "device 'abacus' is unknown: use cpu or cuda");
     unsetenv("TINYTRAIN_DEVICE");
@@ -343,7 +346,7 @@ TEST(quotas_of_control_groups)
         {"nonsense\n:\n::\n1:cpu\n", {"cpu.max"}, {"100000 100000\n"}, 1},
         {"", {"cpu.max"}, {"100000 100000\n"}, HUGE_VAL},};
 #if defined(__linux__)
-    CHECK(tt__cgroup_quota(test_folder()) == HUGE_VAL); /* no /proc */
+    CHECK(tt__cgroup_quota(test_folder()) == HUGE_VAL); /* the folder has no /proc */
     for (int k = 0; k < TEST_COUNT(cases); k++) {
         char root[512], path[1024];
         snprintf(root, sizeof root, "%s", test_folder());
@@ -405,7 +408,7 @@ TEST(memory_of_control_groups)
          "MemTotal: 1000000 kB\nMemAvailable: 100000 kB\nSwapFree: 90000 kB\n"}, 52e6, 60e6},
         {"", {"memory.max"}, {"5\n"}, 512e6, 1024e6}};
 #if defined(__linux__)
-    CHECK(tt__memory_room(test_folder()).bytes == HUGE_VAL); /* no /proc */
+    CHECK(tt__memory_room(test_folder()).bytes == HUGE_VAL); /* the folder has no /proc */
     for (int k = 0; k < TEST_COUNT(cases); k++) {
         char root[512], file[600];
         snprintf(root, sizeof root, "%s", test_folder());

@@ -149,7 +149,7 @@ TEST(inputs_overwritten_by_another_program)
     tt_program *eval = tt_compile(m.t, m.loss, &c), *tiny = tt_compile(m.t, small, &c);
     REQUIRE(eval && tiny && tt_allocate(eval) == TT_OK);
     float two[2] = {1, 2};
-    for (int k = 0; k < 8; k++) { /* events between setting inputs and the run */
+    for (int k = 0; k < 8; k++) { /* the bits of k: events between setting inputs and the run */
         const bool other = k & 1, runs = k & 2, little = k & 4;
         REQUIRE(model_set(&m, train, 2 * k) == TT_OK);
         const size_t n = input_bytes(train, was);
@@ -384,7 +384,7 @@ TEST(budget_of_a_shared_arena)
     c.train = false;
     c.share = train;
     c.memory_budget = 0;
-    eval = tt_compile(m.t, m.loss, &c); /* no larger than the training program */
+    eval = tt_compile(m.t, m.loss, &c); /* the evaluation needs no more bytes than the training program */
     CHECK(train && eval && eval->arena == train->arena);
     tt_program_free(train);
     tt_program_free(eval);
@@ -418,8 +418,8 @@ TEST(plans_count_what_their_arena_holds)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Parameters move to an arena with another dtype. A program that was compiled for their old dtype waits to
-   run. */
+/* Parameters move to an arena with another dtype. A program that was compiled for their old dtype cannot be
+   allocated then. */
 TEST(parameters_held_as_another_dtype)
 {
     test_allocator a;
@@ -429,7 +429,7 @@ TEST(parameters_held_as_another_dtype)
     tt_program *first = model_compile(&m, true, "bf16-true", false),
                *second = model_compile(&m, false, "bf16-true", false);
     REQUIRE(first && second);
-    tt_program_free(first); /* never allocated */
+    tt_program_free(first); /* this program was never allocated */
     first = model_compile(&m, true, "32-true", false);
     REQUIRE(first && tt_allocate(first) == TT_OK);
     CHECK(tt_allocate(second) == TT_ERR_ARGUMENT);

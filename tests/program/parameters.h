@@ -21,7 +21,8 @@ TEST(initial_values)
     enum { N = 100003 };
     float *first = (float *)malloc(N * sizeof(float)), *other = (float *)malloc(N * sizeof(float));
     double mean, deviation, max;
-    /* 0: before allocation; 1, 2: allocated, 1 and 3 threads; 3: bf16; 4: new seed; 5: new name; 6: f16 */
+    /* The values of `run`: 0: before allocation; 1, 2: allocated, with 1 and 3 threads; 3: bf16; 4: another
+       seed; 5: another name; 6: f16. */
     for (int run = 0; run < 7; run++) {
         test_allocator a;
         tt_context_options o = test_options(&a);
@@ -147,7 +148,7 @@ TEST(parameters_are_made_found_set_and_read)
     tt_program *program = tt_compile(t, root, &c);
     REQUIRE(program && tt_allocate(program) == TT_OK);
     CHECK(tt_param_get(v, got) == TT_OK && memcmp(values, got, sizeof got) == 0);
-    CHECK(v->source == NULL); /* the copy is freed */
+    CHECK(v->source == NULL); /* the copy of the values is freed */
     values[1] = -3;
     CHECK(tt_param_set(v, values) == TT_OK && tt_param_get(v, got) == TT_OK && got[1] == -3);
     CHECK(tt_run(program, NULL) == TT_OK && tt_get(program, root, got, 15) == TT_OK && got[0] == 18 &&

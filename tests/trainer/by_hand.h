@@ -136,7 +136,7 @@ TEST(states_that_a_program_refuses)
     byhand_steps(&a, 3, 5, true, &s);
     CHECK(tt_program_save(a.p, before) == TT_OK);
     bytes = test_read(path, &n);
-    for (int k = 0; k < 6; k++) { /* cut off */
+    for (int k = 0; k < 6; k++) { /* the state's file is cut off */
         const size_t keep[] = {0, 7, 100, n / 2, n - 8, n - 1};
         test_write(bad, bytes, keep[k]);
         CHECK(tt_program_load(a.p, bad) == TT_ERR_FORMAT);
@@ -178,7 +178,7 @@ TEST(states_that_a_program_refuses)
           tt_micro_step(a.p, NULL) == TT_OK);
     CHECK(tt_program_save(a.p, after) == TT_ERR_ARGUMENT);
     CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "between steps, but not between the micro-batches");
-    CHECK(tt_program_load(a.p, path) == TT_OK); /* drops that micro-batch */
+    CHECK(tt_program_load(a.p, path) == TT_OK); /* the load forgets the micro-batch that ran */
     CHECK(tt_program_save(a.p, after) == TT_OK && same_files(path, after));
     close_byhand(&a);
     other = o;

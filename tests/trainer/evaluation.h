@@ -292,7 +292,7 @@ TEST(planned_bytes_are_allocated_bytes)
         size_t arena = plan.bytes;
         close_world(&w);
 
-        s.memory_budget = arena; /* exactly enough */
+        s.memory_budget = arena; /* exactly the bytes that the arena needs */
         if (!open_world(&w, &s)) return;
         tt_trainer_free(w.r);
         w.r = NULL;

@@ -16,7 +16,8 @@ typedef struct fitting {
     int keep_fails_at;           /* number of the call of keep that fails; 0: none */
     const char *folder, *copy;   /* keep's first call copies the run's files from `folder` to `copy` */
     test_files *files;           /* files to which writing fails once the run is stopped */
-    bool ranks;                  /* several ranks, which may be faster than the measured peak */
+    bool ranks;                  /* the run has several ranks, which may together be faster than the
+                                    measured peak */
 } fitting;
 
 /* Copies the file `name` from one folder to another, if the file exists. */

@@ -546,7 +546,7 @@ TEST(fit_goes_on_from_the_newer_of_two_states)
     if (!open_own(&w, false, none) || !open_own(&v, false, none) || !open_own(&u, false, none)) return;
     w.stop_at = 7;
     CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_OK && !finished);
-    REQUIRE(link(state, stale) == 0); /* two states of equal age */
+    REQUIRE(link(state, stale) == 0); /* both names of the state have the same age */
     CHECK(own_fit(&v, folder, true, NULL, &finished) == TT_OK && finished && v.steps == 8);
     REQUIRE(access(stale, F_OK) != 0 && tt_trainer_save(w.r, stale, NULL) == TT_OK);
     CHECK(own_fit(&u, folder, true, NULL, &finished) == TT_OK && finished && u.steps == 0);

@@ -33,7 +33,8 @@ static void predict_begin(predicted *x, tt_context *ctx, tt_task task, int64_t r
 
 static double metric_of(tt_metric m, const predicted *x) { return tt_metric_value(&m, NULL, &x->p); }
 
-/* The numbers are those that scikit-learn 1.9.1 computes (tests/golden/make_metrics.py). */
+/* F1, of each class and as macro and micro mean, equals that of scikit-learn 1.9.1
+   (tests/golden/make_metrics.py). */
 TEST(f1_as_in_scikit_learn)
 {
     static const struct { int rows, classes, absent; double macro, micro, f1[5]; } given[] = {
@@ -88,7 +89,7 @@ TEST(f1_as_in_scikit_learn)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The numbers are those that scipy 1.17.1 computes. */
+/* Pearson's and Spearman's correlations equal those of scipy 1.17.1. */
 TEST(correlations_as_in_scipy)
 {
     static const double given[2][2] = {{0.07730344078773813, 0.05840050576892682},
@@ -120,7 +121,7 @@ TEST(correlations_as_in_scipy)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The numbers are those that seqeval 1.2.2 computes. */
+/* F1 of entities equals that of seqeval 1.2.2. */
 TEST(entities_as_in_seqeval)
 {
     static const char *const names[] = {"O", "B-a", "I-a", "B-b", "I-b", "E-a", "S-b"};
@@ -268,7 +269,7 @@ TEST(fit_by_metrics_of_predictions)
     for (int n = 0; n < 2 * TEST_COUNT(rows); n++) {
         const int k = n / 2;
         rank_group w;
-        own x; /* only what own_report writes */
+        own x; /* only for the fields that own_report writes */
         char *folder = test_folder(), path[1200];
         size_t size;
         bool finished;
@@ -296,7 +297,7 @@ TEST(fit_by_metrics_of_predictions)
                 if (!validation) continue;
                 const double value = atof(field_of(line, 4 + m));
                 if (m == rows[k].shown) CHECK((float)x.metrics[epoch] == (float)value || isnan(value));
-                if (epoch == OWN_EPOCHS - 1) /* the weights are those of the last validation */
+                if (epoch == OWN_EPOCHS - 1) /* the parameters are still those of the last validation */
                     CHECK((float)tt_metric_value(metric, &stats, p) == (float)value);
             }
             epoch += validation;

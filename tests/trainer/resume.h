@@ -251,7 +251,6 @@ TEST(states_of_other_runs)
             tt_context *ctx = tt_open(&o);
             tt_bert three;
             c.classes = 3;
-            c.activation = "gelu";
             CHECK(tt_bert_new(ctx, &three, &c) == TT_OK);
             tt_model model = tt_bert_model(&three);
             tt_train_options to = train_options(&s, v.l);
@@ -329,7 +328,8 @@ static void keep_warning(void *user, tt_log_level level, const char *id, const c
     if (level == TT_LOG_WARNING) snprintf(warned, sizeof warned, "%s: %s", id, message);
 }
 
-/* With some other options a run resumes with a warning, but not bit for bit. */
+/* A run that resumes with other values of some options, such as dropout, logs a warning, and then has other
+   bits than a run without a stop. */
 TEST(resume_warns_of_other_options)
 {
     for (int k = 0; k < 9; k++) {
@@ -449,9 +449,9 @@ TEST(damaged_states)
         refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, but this build reads version 6");
         copy_state(path, bad, NULL, NULL, "exp_avg.classifier.weight", -1, 0);
         refuse(&w, bad, TT_ERR_STATE, "tensor 'exp_avg.classifier.weight' is F32 of");
-        copy_state(path, bad, NULL, NULL, NULL, 0, 77); /* version */
+        copy_state(path, bad, NULL, NULL, NULL, 0, 77); /* element 0: version */
         refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 77, but this build reads version 6");
-        copy_state(path, bad, NULL, NULL, NULL, 2, -5); /* steps */
+        copy_state(path, bad, NULL, NULL, NULL, 2, -5); /* element 2: number of steps */
         refuse(&w, bad, TT_ERR_FORMAT, "says that -5 steps were done");
         copy_state(path, bad, NULL, NULL, NULL, 2, INT64_MAX);
         refuse(&w, bad, TT_ERR_FORMAT, "says that 9223372036854775807 steps were done");

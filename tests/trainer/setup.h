@@ -210,7 +210,7 @@ static char *snapshot(const rank_group *w, size_t *bytes)
     return copy;
 }
 
-static bool same_snapshots(char *a, size_t n, char *b, size_t m) /* frees both */
+static bool same_snapshots(char *a, size_t n, char *b, size_t m) /* compares two snapshots and frees both */
 {
     bool same = n == m && memcmp(a, b, n) == 0;
     free(a);

@@ -339,7 +339,7 @@ TEST(batches_that_do_not_fit)
         CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_SHAPE);
         CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "for input 'seq_start'");
         CHECK(tt_predict(w.r, &b, p) == TT_ERR_SHAPE);
-        b.seqs = INT_MAX; /* rows of seq_start: one more than sequences */
+        b.seqs = INT_MAX; /* seq_start needs one row more than sequences */
         CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_SHAPE);
         CHECK_ERROR(w.ctx, TT_ERR_SHAPE, " 2147483648 rows for input 'seq_start'");
         b.seqs = 1;
