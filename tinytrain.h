@@ -1547,10 +1547,11 @@ typedef struct tt_message { const char *role, *content; } tt_message;
    chat_template.jinja or "chat_template" of tokenizer_config.json. The text is cut at capacity (0: not
    written) and always terminated. prompt: the start of an answer follows the messages. Returns the bytes of
    the whole text, or -1 after an error. Encode the text without special tokens, which it spells out.
-   Templates are programs in Jinja; the text has the bytes of transformers' apply_chat_template. A construct
-   that the interpreter lacks is refused by name and line where it runs: macros, the tags include, import, raw
-   and so on, numbers with fractions, filters, tests and methods other than those that templates of decoders
-   use, and strftime_now, which counts as undefined, so that training data does not depend on the date. */
+   Templates are programs in Jinja, and the text has the bytes of transformers' apply_chat_template. Tags that
+   the interpreter lacks, such as macro and include, are refused by name and line; so are filters, tests,
+   methods and numbers that the templates of decoders do not need, where they run. strftime_now counts as
+   undefined, so that training data does not depend on the date. The function sets the error of the
+   tokenizer's context: call it from that context's thread. */
 int64_t tt_tokenizer_chat(const tt_tokenizer *k, const tt_message *messages, int n, bool prompt, char *to,
                           size_t capacity);
 
@@ -1991,10 +1992,10 @@ typedef struct tt_token_loader_options {
     bool across;       /* Set it to train as nanoGPT and llm.c do: a token sees the documents before it in its
                           window, and the end of one document predicts the next; default false: attention and
                           positions start anew with each document */
-    bool whole;        /* Set it if documents should not be divided, nor share a window: a window is a document,
-                          cut to `length` tokens; conversations without a token to learn in their window are
-                          left out; default false: windows are filled with documents, and end where they are
-                          full */
+    bool whole;        /* Set it if documents should neither be divided nor share a window: a window is a
+                          document, cut to `length` tokens; conversations without a token to learn in their
+                          window are left out; default false: windows are filled with documents, and end where
+                          they are full */
     tt_parallel parallel; /* Set it if the trainer has several ranks, as in tt_loader_options; default: one
                              group on one rank */
 } tt_token_loader_options;
@@ -35961,8 +35962,8 @@ static tt__jinja_value tt__jinja_filter(tt__jinja_run *r, const tt__jinja_call *
     if (tt__jinja_calls(r, c, "rejectattr", 3)) return tt__jinja_select(r, c, false);
     if (type == TT__VALUE_DICT && tt__jinja_calls(r, c, "items", 0)) return tt__jinja_dict_items(r, c->on, 2);
     if (type == TT__VALUE_TEXT && tt__jinja_calls(r, c, "replace", 2)) return tt__jinja_replace(r, c, c->on);
-    static const struct { const char *name; char to; } cases[] = {{"upper", 'U'}, {"lower", 'L'},
-                                                                  {"capitalize", 'C'}};
+    static const struct { const char *name; char to; } cases[] = {
+        {"upper", 'U'}, {"lower", 'L'}, {"capitalize", 'C'}};
     for (int k = 0; k < TT__COUNT(cases); k++)
         if (tt__jinja_calls(r, c, cases[k].name, 0))
             return tt__jinja_case(r, c, tt__jinja_to_text(r, c->at, c->on), cases[k].to);

@@ -429,10 +429,10 @@ typedef struct tt_token_loader_options {
     bool across;       /* Set it to train as nanoGPT and llm.c do: a token sees the documents before it in its
                           window, and the end of one document predicts the next; default false: attention and
                           positions start anew with each document */
-    bool whole;        /* Set it if documents should not be divided, nor share a window: a window is a document,
-                          cut to `length` tokens; conversations without a token to learn in their window are
-                          left out; default false: windows are filled with documents, and end where they are
-                          full */
+    bool whole;        /* Set it if documents should neither be divided nor share a window: a window is a
+                          document, cut to `length` tokens; conversations without a token to learn in their
+                          window are left out; default false: windows are filled with documents, and end where
+                          they are full */
     tt_parallel parallel; /* Set it if the trainer has several ranks, as in tt_loader_options; default: one
                              group on one rank */
 } tt_token_loader_options;

@@ -122,10 +122,11 @@ typedef struct tt_message { const char *role, *content; } tt_message;
    chat_template.jinja or "chat_template" of tokenizer_config.json. The text is cut at capacity (0: not
    written) and always terminated. prompt: the start of an answer follows the messages. Returns the bytes of
    the whole text, or -1 after an error. Encode the text without special tokens, which it spells out.
-   Templates are programs in Jinja; the text has the bytes of transformers' apply_chat_template. A construct
-   that the interpreter lacks is refused by name and line where it runs: macros, the tags include, import, raw
-   and so on, numbers with fractions, filters, tests and methods other than those that templates of decoders
-   use, and strftime_now, which counts as undefined, so that training data does not depend on the date. */
+   Templates are programs in Jinja, and the text has the bytes of transformers' apply_chat_template. Tags that
+   the interpreter lacks, such as macro and include, are refused by name and line; so are filters, tests,
+   methods and numbers that the templates of decoders do not need, where they run. strftime_now counts as
+   undefined, so that training data does not depend on the date. The function sets the error of the
+   tokenizer's context: call it from that context's thread. */
 int64_t tt_tokenizer_chat(const tt_tokenizer *k, const tt_message *messages, int n, bool prompt, char *to,
                           size_t capacity);
 

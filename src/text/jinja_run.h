@@ -613,8 +613,8 @@ static tt__jinja_value tt__jinja_filter(tt__jinja_run *r, const tt__jinja_call *
     if (tt__jinja_calls(r, c, "rejectattr", 3)) return tt__jinja_select(r, c, false);
     if (type == TT__VALUE_DICT && tt__jinja_calls(r, c, "items", 0)) return tt__jinja_dict_items(r, c->on, 2);
     if (type == TT__VALUE_TEXT && tt__jinja_calls(r, c, "replace", 2)) return tt__jinja_replace(r, c, c->on);
-    static const struct { const char *name; char to; } cases[] = {{"upper", 'U'}, {"lower", 'L'},
-                                                                  {"capitalize", 'C'}};
+    static const struct { const char *name; char to; } cases[] = {
+        {"upper", 'U'}, {"lower", 'L'}, {"capitalize", 'C'}};
     for (int k = 0; k < TT__COUNT(cases); k++)
         if (tt__jinja_calls(r, c, cases[k].name, 0))
             return tt__jinja_case(r, c, tt__jinja_to_text(r, c->at, c->on), cases[k].to);
