@@ -34885,8 +34885,8 @@ static void tt__jinja_string(tt__jinja *j)
         const char *name = c == '\\' ? (const char *)memchr(names, j->text[at], sizeof names - 1) : NULL;
         if (c == '\\' && !name && memchr("xuUN01234567", j->text[at], 12)) {
             tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
-                           "the escape sequence \\%c of a string is "
-                           "not supported: write the character itself", j->text[at]);
+                           "the escape sequence \\%c of a string is not supported: write the character "
+                           "itself", j->text[at]);
             return;
         }
         if (name) to[n++] = values[name - names], at++;
@@ -34931,8 +34931,8 @@ static void tt__jinja_next(tt__jinja *j)
         for (; tt__jinja_digit(text[n]) && n < 10; n++) x = 10 * x + (text[n] - '0');
         if (n == 10 || text[n] == '_' || (text[n] == '.' && tt__jinja_digit(text[n + 1])))
             tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
-                           "the number %.*s is not supported; expected "
-                           "an integer of at most 9 digits", (int)tt__min(n + 3, left), text);
+                           "the number %.*s is not supported; expected an integer of at most 9 "
+                           "digits", (int)tt__min(n + 3, left), text);
         j->token = j->failed ? 'E' : 'I';
         j->at += n;
         j->token_n = x;
@@ -35280,8 +35280,8 @@ static int tt__jinja_statement(tt__jinja *j)
         tt__jinja_need(j, "endgeneration");
     } else if (j->token == 'N')
         tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
-                       "the tag '%.*s' is not supported here; expected "
-                       "if, for, set, generation, break or continue", (int)tt__min(j->token_n, 60),
+                       "the tag '%.*s' is not supported here; expected if, for, set, generation, break or "
+                       "continue", (int)tt__min(j->token_n, 60),
                            j->token_text);
     else tt__jinja_unexpected(j, "the name of a tag");
     tt__jinja_end_tag(j);
@@ -35733,15 +35733,14 @@ typedef struct tt__jinja_call {
     int n;                     /* number of arguments */
 } tt__jinja_call;
 
-/* Evaluates the arguments of a call, a chain of nodes. Only the first may have a name. */
+/* Evaluates the arguments of a call, a chain of nodes. An argument with a name is refused. */
 static void tt__jinja_arguments(tt__jinja_run *r, tt__jinja_call *c, int chain)
 {
     for (; chain && !r->j->failed; chain = r->j->nodes[chain].next) {
         const tt__jinja_node *node = &r->j->nodes[chain];
         if (c->n == 3 || node->kind == TT__JINJA_KEYWORD)
             tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node->line, "the %s %.*s with %s%.*s is not supported",
-                           c->what,
-                           (int)tt__min(c->at->n, 60), c->at->text, c->n == 3 ? "four arguments"
+                           c->what, (int)tt__min(c->at->n, 60), c->at->text, c->n == 3 ? "four arguments"
                                : "an argument ",
                            c->n == 3 ? 0 : (int)tt__min(node->n, 60), c->n == 3 ? "" : node->text);
         else c->argument[c->n++] = tt__jinja_eval(r, chain);
@@ -35754,8 +35753,7 @@ static bool tt__jinja_calls(tt__jinja_run *r, const tt__jinja_call *c, const cha
     if (!tt__jinja_same(c->at->text, c->at->n, name)) return false;
     if (c->n > max)
         tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the %s %s with %d arguments is not supported",
-                       c->what,
-                       name, c->n);
+                       c->what, name, c->n);
     return true;
 }
 
@@ -35787,9 +35785,11 @@ static tt__jinja_value tt__jinja_case(tt__jinja_run *r, const tt__jinja_call *c,
 static int64_t tt__jinja_search(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value in, int64_t from,
                                 tt__jinja_value what)
 {
-    if (!tt__jinja_steps(r, at, 1 + (in.n - from) / 64 * (1 + what.n / 64))) return -1;
-    for (; from + what.n <= in.n; from++)
+    for (int64_t first = from; from + what.n <= in.n; from++) {
+        const bool counts = what.n >= 64 || (from - first) % 64 == 0;
+        if (counts && !tt__jinja_steps(r, at, 1 + what.n / 64)) break;
         if (memcmp(in.text + from, what.text, (size_t)what.n) == 0) return from;
+    }
     return -1;
 }
 
@@ -35798,25 +35798,30 @@ static tt__jinja_value tt__jinja_split(tt__jinja_run *r, const tt__jinja_call *c
 {
     const tt__jinja_value text = c->on, separator = c->argument[0];
     const bool white = separator.type <= TT__VALUE_NONE;
-    int64_t n = 0, from = 0;
+    tt__jinja_value list = tt__jinja_make(TT__VALUE_LIST, 0);
     if (!white && (separator.type != TT__VALUE_TEXT || !separator.n)) return tt__jinja_refuse(r, c);
-    tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, text.n + 1);
-    while (!r->j->failed) {
-        if (white) from += (int64_t)tt__jinja_left(text.text + from, (size_t)(text.n - from), NULL, 0);
-        if (white && from == text.n) break;
-        int64_t to = text.n, next = -1;
-        if (n != max && !white && (next = tt__jinja_search(r, c->at, text, from, separator)) >= 0) to = next;
-        if (n != max && white) {
-            size_t end = (size_t)from, after = (size_t)from;
-            while (end < (size_t)text.n && !tt__jinja_space(tt__utf8_next(text.text, (size_t)text.n, &after)))
-                end = after;
-            next = to = (int64_t)end;
+    for (int pass = 0; pass < 2 && !r->j->failed; pass++) { /* the first pass counts the parts */
+        int64_t n = 0, from = 0;
+        if (pass) list = tt__jinja_members(r, TT__VALUE_LIST, list.n);
+        while (!r->j->failed) {
+            if (white) from += (int64_t)tt__jinja_left(text.text + from, (size_t)(text.n - from), NULL, 0);
+            if (white && from == text.n) break;
+            int64_t to = text.n, next = -1;
+            if (n != max && !white && (next = tt__jinja_search(r, c->at, text, from, separator)) >= 0)
+                to = next;
+            if (n != max && white) {
+                size_t end = (size_t)from, after = (size_t)from;
+                while (end < (size_t)text.n &&
+                       !tt__jinja_space(tt__utf8_next(text.text, (size_t)text.n, &after))) end = after;
+                next = to = (int64_t)end;
+            }
+            if (pass) list.members[n].value = tt__jinja_text(text.text + from, to - from);
+            n++;
+            if (next < 0) break;
+            from = next + (white ? 0 : separator.n);
         }
-        list.members[n++].value = tt__jinja_text(text.text + from, to - from);
-        if (next < 0) break;
-        from = next + (white ? 0 : separator.n);
+        list.n = n;
     }
-    list.n = n;
     return list;
 }
 
@@ -35837,8 +35842,7 @@ static tt__jinja_value tt__jinja_replace(tt__jinja_run *r, const tt__jinja_call 
 
 /* Removes the characters of the first argument, or white space, at the start, at the end or at both. */
 static tt__jinja_value tt__jinja_strip(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text,
-                                       bool left,
-                                       bool right)
+                                       bool left, bool right)
 {
     const tt__jinja_value set = c->argument[0];
     if (set.type > TT__VALUE_NONE && set.type != TT__VALUE_TEXT) return tt__jinja_refuse(r, c);
@@ -35940,8 +35944,12 @@ static tt__jinja_value tt__jinja_filter(tt__jinja_run *r, const tt__jinja_call *
     const size_t from = r->n;
     if (tt__jinja_calls(r, c, "trim", 1))
         return tt__jinja_strip(r, c, tt__jinja_to_text(r, c->at, c->on), true, true);
-    if ((tt__jinja_calls(r, c, "length", 0) || tt__jinja_calls(r, c, "count", 0)))
-        return tt__jinja_make(TT__VALUE_INTEGER, tt__jinja_list(r, c->at, c->on).n);
+    if ((tt__jinja_calls(r, c, "length", 0) || tt__jinja_calls(r, c, "count", 0))) {
+        int64_t n = type == TT__VALUE_TEXT ? 0 : tt__jinja_list(r, c->at, c->on).n;
+        if (type == TT__VALUE_TEXT && tt__jinja_steps(r, c->at, c->on.n / 64)) /* counts characters */
+            for (int64_t i = 0; i < c->on.n; i++) n += ((uint8_t)c->on.text[i] & 0xC0) != 0x80;
+        return tt__jinja_make(TT__VALUE_INTEGER, n);
+    }
     if (tt__jinja_calls(r, c, "tojson", 0)) {
         tt__jinja_json(r, c->at, c->on, 0);
         return tt__jinja_taken_back(r, from);
@@ -36051,8 +36059,7 @@ static tt__jinja_value tt__jinja_apply(tt__jinja_run *r, const tt__jinja_node *a
             return tt__jinja_make(TT__VALUE_BOOL, tt__jinja_equal(r, at, a, b, 0) == (*op == '='));
         if (!numbers && (a.type != TT__VALUE_TEXT || b.type != TT__VALUE_TEXT))
             tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s cannot be compared with %s by %s",
-                           tt__jinja_type_name(a),
-                           tt__jinja_type_name(b), op);
+                           tt__jinja_type_name(a), tt__jinja_type_name(b), op);
         else if (!numbers && tt__jinja_steps(r, at, tt__min(a.n, b.n) / 64))
             sign = tt__compare_bytes(a.text, (size_t)a.n, b.text, (size_t)b.n);
         const bool less = sign < 0, more = sign > 0;
@@ -36075,8 +36082,7 @@ static tt__jinja_value tt__jinja_apply(tt__jinja_run *r, const tt__jinja_node *a
     const bool fit = numbers && a.n < limit && a.n > -limit && b.n < limit && b.n > -limit;
     if (!fit || (strchr("/%", *op) && !b.n)) {
         tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s %s %s cannot be computed", tt__jinja_type_name(a),
-                       op,
-                       numbers && fit ? "0" : tt__jinja_type_name(b));
+                       op, numbers && fit ? "0" : tt__jinja_type_name(b));
         return a;
     }
     if (strchr("/%", *op)) { /* Python rounds quotients down */
@@ -36511,12 +36517,9 @@ static tt_status tt__chat_answer(tt__chat *c, const tt__chat_messages *m, tt__ji
     found = found && (n || !length);
     if (status == TT_OK && !found)
         status = tt__fail(c->jinja.ctx, TT_ERR_UNSUPPORTED, "the chat template writes message %d, an answer, "
-                          "or the "
-                          "messages before it, differently if other messages follow, so that the answer "
-                              "cannot be "
-                          "told from the prompt: put {%% generation %%} and {%% endgeneration %%} around "
-                              "answers in "
-                          "the template", i + 1);
+                          "or the messages before it, differently if other messages follow, so that the "
+                          "answer cannot be told from the prompt: put {%% generation %%} and {%% "
+                          "endgeneration %%} around answers in the template", i + 1);
     if (status == TT_OK && !TT__GROW(c->jinja.ctx, whole->spans, whole->n_spans, whole->cap_spans))
         status = TT_ERR_MEMORY;
     if (status == TT_OK) {
@@ -36549,8 +36552,7 @@ int64_t tt_tokenizer_chat(const tt_tokenizer *k, const tt_message *messages, int
         if (!messages[i].role || !messages[i].content || !tt__is_utf8(messages[i].role) ||
             !tt__is_utf8(messages[i].content))
             return tt__fail(k->ctx, TT_ERR_ARGUMENT, "tt_tokenizer_chat: the role or the content of message "
-                            "%d is NULL "
-                            "or not UTF-8", i + 1), (int64_t)-1;
+                            "%d is NULL or not UTF-8", i + 1), (int64_t)-1;
     tt_status status = tt__chat_open(&c, k);
     if (status == TT_OK) {
         status = tt__chat_render(&c, &r, &m, n, prompt);
@@ -39831,8 +39833,7 @@ static tt_status tt__chat_push(tt__chat_reader *f, int32_t id, bool learnt)
     tt_token_stream *s = f->s;
     if (id >= s->vocab)
         return tt__chat_fail(f, "the token %d ('%.60s') occurs, but the model has only %d tokens: use the "
-                             "model's "
-                             "tokenizer", id, tt_tokenizer_token(s->tokenizer, id), s->vocab);
+                             "model's tokenizer", id, tt_tokenizer_token(s->tokenizer, id), s->vocab);
     s->store->marks[s->store->count] = learnt || f->all ? TT__MARK_LEARNT : 0;
     tt__stream_push(s->store, id);
     return TT_OK;
@@ -39951,8 +39952,7 @@ static tt_status tt__chat_messages_of(tt__chat_reader *f, const tt__json *j, int
     if (status != TT_OK) return status;
     if (!f->s->tokenizer)
         return tt__chat_fail(f, "\"%s\" needs the chat template of a tokenizer, but the tokens are bytes: "
-                             "write "
-                             "\"prompt\" and \"completion\" instead", key);
+                             "write \"prompt\" and \"completion\" instead", key);
     if (!f->opened) {
         f->opened = true;
         if ((status = tt__chat_open(&f->chat, f->s->tokenizer)) != TT_OK) return status;
@@ -39971,8 +39971,7 @@ static tt_status tt__chat_line(tt__chat_reader *f, const tt__json *j)
     int node[4];
     if (j->nodes[0].kind != TT__JSON_OBJECT)
         return tt__chat_fail(f, "the line is %s; expected an object with \"messages\", or with "
-                             "\"prompt\" and "
-                             "\"completion\"", tt__json_kind_name(j, 0));
+                             "\"prompt\" and \"completion\"", tt__json_kind_name(j, 0));
     for (int k = 0; k < 4; k++) node[k] = tt__json_get(j, 0, keys[k]);
     if (node[3] >= 0 && j->nodes[node[3]].kind != TT__JSON_NULL)
         return tt__chat_fail(f, "\"tools\" is not supported: remove it, or write the tools into a system "

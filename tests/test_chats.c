@@ -490,6 +490,29 @@ static void gives(const tt_source *source, const char *expected)
     test__check(strcmp(found, expected) == 0, __FILE__, __LINE__, found);
 }
 
+/* A message of 2 MB with 100,000 lines fits the limits of steps and memory. */
+TEST(long_messages)
+{
+    static const char source[] =
+        "{% for m in messages %}{{ m.content.split('\n')|length }},{{ m.content|length }},"
+        "{{ m.content.split()[-1] }},{{ m.content.replace('e', '')|length }}{% endfor %}";
+    enum { LINES = 100000, BYTES = 20 * LINES };
+    test_allocator a;
+    char text[100];
+    tt_context *ctx = test_open(&a);
+    tt_tokenizer *k = tt_tokenizer_load(ctx, folder_of("qwen2", "{}", source, strlen(source)));
+    char *content = (char *)malloc(BYTES + 1);
+    REQUIRE(k && content);
+    for (int i = 0; i < LINES; i++) memcpy(content + 20 * i, "one line of 20 byte\n", 20);
+    content[BYTES] = 0;
+    const tt_message message = {"user", content};
+    CHECK(tt_tokenizer_chat(k, &message, 1, true, text, sizeof text) > 0);
+    test__check(strcmp(text, "100001,2000000,byte,1700000") == 0, __FILE__, __LINE__, text);
+    free(content);
+    tt_tokenizer_free(k);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(windows_of_conversations)
 {
     static const char lines[] = "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n{\"prompt\": \"e\", "
@@ -598,6 +621,7 @@ static const test_case tests[] = {
     TEST_CASE(templates_that_are_refused),
     TEST_CASE(answers_are_learnt),
     TEST_CASE(lines_that_are_refused),
+    TEST_CASE(long_messages),
     TEST_CASE(windows_of_conversations),
     TEST_CASE(allocations_that_fail),
 };

@@ -84,8 +84,7 @@ static tt_status tt__chat_push(tt__chat_reader *f, int32_t id, bool learnt)
     tt_token_stream *s = f->s;
     if (id >= s->vocab)
         return tt__chat_fail(f, "the token %d ('%.60s') occurs, but the model has only %d tokens: use the "
-                             "model's "
-                             "tokenizer", id, tt_tokenizer_token(s->tokenizer, id), s->vocab);
+                             "model's tokenizer", id, tt_tokenizer_token(s->tokenizer, id), s->vocab);
     s->store->marks[s->store->count] = learnt || f->all ? TT__MARK_LEARNT : 0;
     tt__stream_push(s->store, id);
     return TT_OK;
@@ -204,8 +203,7 @@ static tt_status tt__chat_messages_of(tt__chat_reader *f, const tt__json *j, int
     if (status != TT_OK) return status;
     if (!f->s->tokenizer)
         return tt__chat_fail(f, "\"%s\" needs the chat template of a tokenizer, but the tokens are bytes: "
-                             "write "
-                             "\"prompt\" and \"completion\" instead", key);
+                             "write \"prompt\" and \"completion\" instead", key);
     if (!f->opened) {
         f->opened = true;
         if ((status = tt__chat_open(&f->chat, f->s->tokenizer)) != TT_OK) return status;
@@ -224,8 +222,7 @@ static tt_status tt__chat_line(tt__chat_reader *f, const tt__json *j)
     int node[4];
     if (j->nodes[0].kind != TT__JSON_OBJECT)
         return tt__chat_fail(f, "the line is %s; expected an object with \"messages\", or with "
-                             "\"prompt\" and "
-                             "\"completion\"", tt__json_kind_name(j, 0));
+                             "\"prompt\" and \"completion\"", tt__json_kind_name(j, 0));
     for (int k = 0; k < 4; k++) node[k] = tt__json_get(j, 0, keys[k]);
     if (node[3] >= 0 && j->nodes[node[3]].kind != TT__JSON_NULL)
         return tt__chat_fail(f, "\"tools\" is not supported: remove it, or write the tools into a system "

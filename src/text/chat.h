@@ -188,12 +188,9 @@ static tt_status tt__chat_answer(tt__chat *c, const tt__chat_messages *m, tt__ji
     found = found && (n || !length);
     if (status == TT_OK && !found)
         status = tt__fail(c->jinja.ctx, TT_ERR_UNSUPPORTED, "the chat template writes message %d, an answer, "
-                          "or the "
-                          "messages before it, differently if other messages follow, so that the answer "
-                              "cannot be "
-                          "told from the prompt: put {%% generation %%} and {%% endgeneration %%} around "
-                              "answers in "
-                          "the template", i + 1);
+                          "or the messages before it, differently if other messages follow, so that the "
+                          "answer cannot be told from the prompt: put {%% generation %%} and {%% "
+                          "endgeneration %%} around answers in the template", i + 1);
     if (status == TT_OK && !TT__GROW(c->jinja.ctx, whole->spans, whole->n_spans, whole->cap_spans))
         status = TT_ERR_MEMORY;
     if (status == TT_OK) {
@@ -226,8 +223,7 @@ int64_t tt_tokenizer_chat(const tt_tokenizer *k, const tt_message *messages, int
         if (!messages[i].role || !messages[i].content || !tt__is_utf8(messages[i].role) ||
             !tt__is_utf8(messages[i].content))
             return tt__fail(k->ctx, TT_ERR_ARGUMENT, "tt_tokenizer_chat: the role or the content of message "
-                            "%d is NULL "
-                            "or not UTF-8", i + 1), (int64_t)-1;
+                            "%d is NULL or not UTF-8", i + 1), (int64_t)-1;
     tt_status status = tt__chat_open(&c, k);
     if (status == TT_OK) {
         status = tt__chat_render(&c, &r, &m, n, prompt);

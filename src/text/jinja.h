@@ -209,8 +209,8 @@ static void tt__jinja_string(tt__jinja *j)
         const char *name = c == '\\' ? (const char *)memchr(names, j->text[at], sizeof names - 1) : NULL;
         if (c == '\\' && !name && memchr("xuUN01234567", j->text[at], 12)) {
             tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
-                           "the escape sequence \\%c of a string is "
-                           "not supported: write the character itself", j->text[at]);
+                           "the escape sequence \\%c of a string is not supported: write the character "
+                           "itself", j->text[at]);
             return;
         }
         if (name) to[n++] = values[name - names], at++;
@@ -255,8 +255,8 @@ static void tt__jinja_next(tt__jinja *j)
         for (; tt__jinja_digit(text[n]) && n < 10; n++) x = 10 * x + (text[n] - '0');
         if (n == 10 || text[n] == '_' || (text[n] == '.' && tt__jinja_digit(text[n + 1])))
             tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
-                           "the number %.*s is not supported; expected "
-                           "an integer of at most 9 digits", (int)tt__min(n + 3, left), text);
+                           "the number %.*s is not supported; expected an integer of at most 9 "
+                           "digits", (int)tt__min(n + 3, left), text);
         j->token = j->failed ? 'E' : 'I';
         j->at += n;
         j->token_n = x;
@@ -604,8 +604,8 @@ static int tt__jinja_statement(tt__jinja *j)
         tt__jinja_need(j, "endgeneration");
     } else if (j->token == 'N')
         tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
-                       "the tag '%.*s' is not supported here; expected "
-                       "if, for, set, generation, break or continue", (int)tt__min(j->token_n, 60),
+                       "the tag '%.*s' is not supported here; expected if, for, set, generation, break or "
+                       "continue", (int)tt__min(j->token_n, 60),
                            j->token_text);
     else tt__jinja_unexpected(j, "the name of a tag");
     tt__jinja_end_tag(j);

@@ -384,15 +384,14 @@ typedef struct tt__jinja_call {
     int n;                     /* number of arguments */
 } tt__jinja_call;
 
-/* Evaluates the arguments of a call, a chain of nodes. Only the first may have a name. */
+/* Evaluates the arguments of a call, a chain of nodes. An argument with a name is refused. */
 static void tt__jinja_arguments(tt__jinja_run *r, tt__jinja_call *c, int chain)
 {
     for (; chain && !r->j->failed; chain = r->j->nodes[chain].next) {
         const tt__jinja_node *node = &r->j->nodes[chain];
         if (c->n == 3 || node->kind == TT__JINJA_KEYWORD)
             tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node->line, "the %s %.*s with %s%.*s is not supported",
-                           c->what,
-                           (int)tt__min(c->at->n, 60), c->at->text, c->n == 3 ? "four arguments"
+                           c->what, (int)tt__min(c->at->n, 60), c->at->text, c->n == 3 ? "four arguments"
                                : "an argument ",
                            c->n == 3 ? 0 : (int)tt__min(node->n, 60), c->n == 3 ? "" : node->text);
         else c->argument[c->n++] = tt__jinja_eval(r, chain);
@@ -405,8 +404,7 @@ static bool tt__jinja_calls(tt__jinja_run *r, const tt__jinja_call *c, const cha
     if (!tt__jinja_same(c->at->text, c->at->n, name)) return false;
     if (c->n > max)
         tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the %s %s with %d arguments is not supported",
-                       c->what,
-                       name, c->n);
+                       c->what, name, c->n);
     return true;
 }
 
@@ -438,9 +436,11 @@ static tt__jinja_value tt__jinja_case(tt__jinja_run *r, const tt__jinja_call *c,
 static int64_t tt__jinja_search(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value in, int64_t from,
                                 tt__jinja_value what)
 {
-    if (!tt__jinja_steps(r, at, 1 + (in.n - from) / 64 * (1 + what.n / 64))) return -1;
-    for (; from + what.n <= in.n; from++)
+    for (int64_t first = from; from + what.n <= in.n; from++) {
+        const bool counts = what.n >= 64 || (from - first) % 64 == 0;
+        if (counts && !tt__jinja_steps(r, at, 1 + what.n / 64)) break;
         if (memcmp(in.text + from, what.text, (size_t)what.n) == 0) return from;
+    }
     return -1;
 }
 
@@ -449,25 +449,30 @@ static tt__jinja_value tt__jinja_split(tt__jinja_run *r, const tt__jinja_call *c
 {
     const tt__jinja_value text = c->on, separator = c->argument[0];
     const bool white = separator.type <= TT__VALUE_NONE;
-    int64_t n = 0, from = 0;
+    tt__jinja_value list = tt__jinja_make(TT__VALUE_LIST, 0);
     if (!white && (separator.type != TT__VALUE_TEXT || !separator.n)) return tt__jinja_refuse(r, c);
-    tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, text.n + 1);
-    while (!r->j->failed) {
-        if (white) from += (int64_t)tt__jinja_left(text.text + from, (size_t)(text.n - from), NULL, 0);
-        if (white && from == text.n) break;
-        int64_t to = text.n, next = -1;
-        if (n != max && !white && (next = tt__jinja_search(r, c->at, text, from, separator)) >= 0) to = next;
-        if (n != max && white) {
-            size_t end = (size_t)from, after = (size_t)from;
-            while (end < (size_t)text.n && !tt__jinja_space(tt__utf8_next(text.text, (size_t)text.n, &after)))
-                end = after;
-            next = to = (int64_t)end;
+    for (int pass = 0; pass < 2 && !r->j->failed; pass++) { /* the first pass counts the parts */
+        int64_t n = 0, from = 0;
+        if (pass) list = tt__jinja_members(r, TT__VALUE_LIST, list.n);
+        while (!r->j->failed) {
+            if (white) from += (int64_t)tt__jinja_left(text.text + from, (size_t)(text.n - from), NULL, 0);
+            if (white && from == text.n) break;
+            int64_t to = text.n, next = -1;
+            if (n != max && !white && (next = tt__jinja_search(r, c->at, text, from, separator)) >= 0)
+                to = next;
+            if (n != max && white) {
+                size_t end = (size_t)from, after = (size_t)from;
+                while (end < (size_t)text.n &&
+                       !tt__jinja_space(tt__utf8_next(text.text, (size_t)text.n, &after))) end = after;
+                next = to = (int64_t)end;
+            }
+            if (pass) list.members[n].value = tt__jinja_text(text.text + from, to - from);
+            n++;
+            if (next < 0) break;
+            from = next + (white ? 0 : separator.n);
         }
-        list.members[n++].value = tt__jinja_text(text.text + from, to - from);
-        if (next < 0) break;
-        from = next + (white ? 0 : separator.n);
+        list.n = n;
     }
-    list.n = n;
     return list;
 }
 
@@ -488,8 +493,7 @@ static tt__jinja_value tt__jinja_replace(tt__jinja_run *r, const tt__jinja_call 
 
 /* Removes the characters of the first argument, or white space, at the start, at the end or at both. */
 static tt__jinja_value tt__jinja_strip(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text,
-                                       bool left,
-                                       bool right)
+                                       bool left, bool right)
 {
     const tt__jinja_value set = c->argument[0];
     if (set.type > TT__VALUE_NONE && set.type != TT__VALUE_TEXT) return tt__jinja_refuse(r, c);
@@ -591,8 +595,12 @@ static tt__jinja_value tt__jinja_filter(tt__jinja_run *r, const tt__jinja_call *
     const size_t from = r->n;
     if (tt__jinja_calls(r, c, "trim", 1))
         return tt__jinja_strip(r, c, tt__jinja_to_text(r, c->at, c->on), true, true);
-    if ((tt__jinja_calls(r, c, "length", 0) || tt__jinja_calls(r, c, "count", 0)))
-        return tt__jinja_make(TT__VALUE_INTEGER, tt__jinja_list(r, c->at, c->on).n);
+    if ((tt__jinja_calls(r, c, "length", 0) || tt__jinja_calls(r, c, "count", 0))) {
+        int64_t n = type == TT__VALUE_TEXT ? 0 : tt__jinja_list(r, c->at, c->on).n;
+        if (type == TT__VALUE_TEXT && tt__jinja_steps(r, c->at, c->on.n / 64)) /* counts characters */
+            for (int64_t i = 0; i < c->on.n; i++) n += ((uint8_t)c->on.text[i] & 0xC0) != 0x80;
+        return tt__jinja_make(TT__VALUE_INTEGER, n);
+    }
     if (tt__jinja_calls(r, c, "tojson", 0)) {
         tt__jinja_json(r, c->at, c->on, 0);
         return tt__jinja_taken_back(r, from);
@@ -702,8 +710,7 @@ static tt__jinja_value tt__jinja_apply(tt__jinja_run *r, const tt__jinja_node *a
             return tt__jinja_make(TT__VALUE_BOOL, tt__jinja_equal(r, at, a, b, 0) == (*op == '='));
         if (!numbers && (a.type != TT__VALUE_TEXT || b.type != TT__VALUE_TEXT))
             tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s cannot be compared with %s by %s",
-                           tt__jinja_type_name(a),
-                           tt__jinja_type_name(b), op);
+                           tt__jinja_type_name(a), tt__jinja_type_name(b), op);
         else if (!numbers && tt__jinja_steps(r, at, tt__min(a.n, b.n) / 64))
             sign = tt__compare_bytes(a.text, (size_t)a.n, b.text, (size_t)b.n);
         const bool less = sign < 0, more = sign > 0;
@@ -726,8 +733,7 @@ static tt__jinja_value tt__jinja_apply(tt__jinja_run *r, const tt__jinja_node *a
     const bool fit = numbers && a.n < limit && a.n > -limit && b.n < limit && b.n > -limit;
     if (!fit || (strchr("/%", *op) && !b.n)) {
         tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s %s %s cannot be computed", tt__jinja_type_name(a),
-                       op,
-                       numbers && fit ? "0" : tt__jinja_type_name(b));
+                       op, numbers && fit ? "0" : tt__jinja_type_name(b));
         return a;
     }
     if (strchr("/%", *op)) { /* Python rounds quotients down */
