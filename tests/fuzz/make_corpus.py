@@ -503,7 +503,7 @@ more = (
     b"{% set t %}{{ range(3)|list|length * 2 % 4 }}{% endset %}{{ t.replace('2', 'c')|default('x', true) }}"
     b"{% for k, v in {'a': 1}.items() %}{{ k ~ v }}{% else %}x{% endfor %}{{ messages|selectattr('role')|first is mapping }}"
 )
-write("chat", "good_more", b"\x0c" + more + PART + CHATS)
+write("chat", "good_more", b"\x1c" + more + PART + CHATS)
 
 # ---- runs
 
