@@ -1,7 +1,6 @@
 """Writes tests/golden/chats/: what transformers makes of conversations.
 
-    python tests/golden/make_chats.py                       writes the golden files
-    python tests/golden/make_chats.py --compare PROGRAM     compares tests/test_chats.c with more conversations
+    python tests/golden/make_chats.py
 
 chats/NAME.jinja are templates with the constructs of the templates of Qwen 2.5 and 3, Llama 3.2, Mistral 7B v0.3,
 Gemma, Zephyr and ChatML; their texts were written for these tests. conversations.jsonl has 200 random
