@@ -1540,6 +1540,21 @@ int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *
 int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special, char *to,
                             size_t capacity);
 
+/* A message of a conversation, in UTF-8. Templates know the roles "system", "user" and "assistant", whose
+   messages are the answers. */
+typedef struct tt_message { const char *role, *content; } tt_message;
+/* Writes the text of a conversation of n messages by the chat template of the tokenizer's folder, which is
+   chat_template.jinja or "chat_template" of tokenizer_config.json. The text is cut at capacity (0: not
+   written) and always terminated. prompt: the start of an answer follows the messages. Returns the bytes of
+   the whole text, or -1 after an error. Encode the text without special tokens, which it spells out.
+   Templates are programs in Jinja, and the text has the bytes of transformers' apply_chat_template. Tags that
+   the interpreter lacks, such as macro and include, are refused by name and line; so are filters, tests,
+   methods and numbers that the templates of decoders do not need, where they run. strftime_now counts as
+   undefined, so that training data does not depend on the date. The function sets the error of the
+   tokenizer's context: call it from that context's thread. */
+int64_t tt_tokenizer_chat(const tt_tokenizer *k, const tt_message *messages, int n, bool prompt, char *to,
+                          size_t capacity);
+
 /* Decodes ids as they come, in constant time for each. `put` returns the text that is certain so far and was
    not returned before, `end` the remaining text; all returned texts together are the text of all ids. The
    text is valid until the next call, and not terminated. The stream holds back an incomplete character, and
@@ -1922,6 +1937,8 @@ typedef struct tt_stream_options {
     const char *separator;         /* Set it if a text has several documents, to the line that separates them,
                                       such as "<|endoftext|>"; "": one or more empty lines; default NULL: a
                                       text is one document */
+    bool all_tokens;               /* Set it if the model should learn all tokens of conversations; default
+                                      false: only those of the answers */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
@@ -1930,7 +1947,17 @@ tt_stream_options tt_stream_options_default(void);
 tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t bytes,
                                       const tt_stream_options *o);
 /* Makes a stream of a text file in UTF-8 (see tt_text_begin), or of all files of a folder whose names end in
-   .txt, in the order of their names. */
+   .txt, in the order of their names. A file whose name ends in .jsonl has a conversation on each line, which
+   becomes a document; empty lines are skipped. A line is a JSON object, in one of two forms:
+   - {"messages": [{"role": ..., "content": ...}, ...]}, or "conversations" with "from" and "value", as trl
+     reads them: the chat template of the tokenizer's folder writes the text (see tt_tokenizer_chat). The
+     tokens of answers are learnt: those that overlap the template's blocks {% generation %}, as
+     "assistant_masks" of transformers; in a template without such blocks, those from the end of the prompt to
+     the end of what the template writes for a message of the role "assistant".
+   - {"prompt": ..., "completion": ...}, two strings, without a template: a document of both, one after the
+     other. Tokens are learnt from the first one on in which the document differs from the prompt alone, up to
+     the token that ends the document, as in trl.
+   Members with other names are ignored, except "tools", which is refused. Errors name the line. */
 tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o);
 /* Opens a file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes files, or with llm.c's
    header of 1024 bytes (GPT-2: ids of 2 bytes, LLaMA 3: ids of 4). With width 0 the header says the width;
@@ -1938,9 +1965,11 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
    else 2, and a file whose ids look like 8 bytes is refused. Ids are 0 to vocab - 1; `end` ends a document
    (-1: none). */
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end);
-/* Writes the ids to a file without a header, 2 bytes an id if vocab is at most 65536, else 4. */
+/* Writes the ids to a file without a header, 2 bytes an id if vocab is at most 65536, else 4. Refuses
+   conversations: such a file does not say which tokens are learnt. */
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path);
-/* Moves the last n tokens out of s into a new stream, for example for validation. */
+/* Moves the last n tokens out of s into a new stream, for example for validation; of conversations, the last
+   ones that have at most n tokens together. */
 tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n);
 void tt_token_stream_free(tt_token_stream *s);
 int64_t tt_token_stream_count(const tt_token_stream *s);
@@ -1948,8 +1977,8 @@ int tt_token_stream_vocab(const tt_token_stream *s);
 /* Copies n ids from number `first` on. Returns TT_ERR_FORMAT if an id is not below vocab. */
 tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n, int32_t *to);
 /* Returns the bytes of text that the tokens stand for, without the tokens before and after documents; 0 if
-   the stream has no tokenizer, -1 after an error. A mean loss in nats per token is then loss / log(2) * count
-   / bytes bits per byte. */
+   the stream is a file of ids or has conversations, -1 after an error. A mean loss in nats per token is then
+   loss / log(2) * count / bytes bits per byte. */
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
@@ -1963,15 +1992,20 @@ typedef struct tt_token_loader_options {
     bool across;       /* Set it to train as nanoGPT and llm.c do: a token sees the documents before it in its
                           window, and the end of one document predicts the next; default false: attention and
                           positions start anew with each document */
+    bool whole;        /* Set it if documents should neither be divided nor share a window: a window is a
+                          document, cut to `length` tokens; conversations without a token to learn in their
+                          window are left out; default false: windows are filled with documents, and end where
+                          they are full */
     tt_parallel parallel; /* Set it if the trainer has several ranks, as in tt_loader_options; default: one
                              group on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, one after another without padding; the last window may be shorter. In
-   an epoch each token except the stream's first is the target of exactly one window. A batch has the array
-   "targets" (rows): the token that follows each row's token, or -100 if no token follows. The stream must
-   outlive the loader. tt_token_loader_new reads the whole stream once, so that an id that is not below vocab
-   is found before training. NULL options: defaults. Returns NULL on error. */
+   an epoch each token except the stream's first is the target of exactly one window (with the option `whole`,
+   except the first of each document and tokens that are cut). A batch has the array "targets" (rows): the
+   token that follows each row's token, or -100 if no token follows, or one that is not learnt. The stream
+   must outlive the loader. tt_token_loader_new reads the whole stream once, so that an id that is not below
+   vocab is found before training. NULL options: defaults. Returns NULL on error. */
 typedef struct tt_token_loader tt_token_loader;
 tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
                                      const tt_token_loader_options *o);
@@ -34644,6 +34678,1896 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
     return NULL;
 }
 
+/* ==== src/text/jinja.h */
+/* ----------------------------------------------------------------- chat templates: a part of Jinja
+
+   Chat templates are programs in Jinja (https://jinja.palletsprojects.com/templates). This interpreter has
+   what the templates of decoders use, with the settings of transformers: trim_blocks, lstrip_blocks, the tag
+   `generation`, break and continue. The interpreter refuses anything else, by name and line. A construct in a
+   branch that does not run is only parsed. Templates are not trusted: depth, steps and memory are bounded. */
+
+enum {
+    TT__JINJA_DEPTH = 200,      /* max depth of nested statements, expressions and lists */
+    TT__JINJA_STEPS = 20000000  /* max steps of a rendering */
+};
+#define TT__JINJA_MEMORY ((size_t)1 << 28) /* max bytes of the values of a rendering */
+
+typedef enum tt__jinja_kind {
+    TT__JINJA_NOTHING,
+    /* Statements. The comments list the parts of a node in parentheses, in order. */
+    TT__JINJA_RAW, TT__JINJA_PRINT, /* text; (value) */
+    TT__JINJA_IF, TT__JINJA_FOR,    /* (condition, body, else); (list, body, else, condition, targets) */
+    TT__JINJA_SET, TT__JINJA_SET_BLOCK, TT__JINJA_GENERATION, /* (value, attribute); (0, body); (0, body) */
+    TT__JINJA_BREAK, TT__JINJA_CONTINUE,
+    /* Expressions. Lists of arguments are chains. */
+    TT__JINJA_TEXT, TT__JINJA_INTEGER, TT__JINJA_BOOL, TT__JINJA_NONE, TT__JINJA_NAME,
+    TT__JINJA_LIST, TT__JINJA_DICT, TT__JINJA_PAIR,     /* (items); (pairs); (key, value) */
+    TT__JINJA_ATTRIBUTE, TT__JINJA_INDEX,               /* (value); (value, index) */
+    TT__JINJA_SLICE, TT__JINJA_CALL,                    /* (value, from, to, step); (callee, arguments) */
+    TT__JINJA_KEYWORD,                                  /* (value) */
+    TT__JINJA_FILTER, TT__JINJA_TEST,                   /* (value, arguments) */
+    TT__JINJA_BINARY, TT__JINJA_NOT, TT__JINJA_NEGATIVE, /* (left, right); (value); (value) */
+    TT__JINJA_CHOICE                                     /* (condition, then, else) */
+} tt__jinja_kind;
+
+/* A node of a template. Indices of nodes are above 0; 0: none. */
+typedef struct tt__jinja_node {
+    uint8_t kind, op;  /* op: of BINARY, an index into tt__jinja_ops */
+    int line, part[5];
+    int next;          /* the next node of a chain: statements, items or arguments */
+    const char *text;  /* a text, or the name of a variable, an attribute, a filter, a test or an argument */
+    int64_t n;         /* bytes of `text`; an integer */
+} tt__jinja_node;
+
+typedef struct tt__jinja {
+    tt_context *ctx;
+    const char *path;         /* path of the template's file, for errors */
+    char *text;               /* the source, with line ends "\n" */
+    size_t bytes, at;
+    size_t counted;           /* `line` is the line of the byte at `counted` */
+    int line, depth, brackets;
+    bool failed;
+    bool line_starts;         /* the byte before the current text is a line end, or there is none */
+    char tag;                 /* the current tag: '%', '{' or '#'; 0: the template has ended */
+    char token;               /* kind of the current token: 'N' name, 'T' text, 'I' integer, 'O' operator,
+                                 'E' end of the tag */
+    const char *token_text;
+    int64_t token_n;          /* bytes of token_text; an integer */
+    tt__jinja_node *nodes;
+    int count, capacity, first;
+    bool generates;           /* the template has the tag `generation` */
+    tt__chunk *chunks;        /* texts of string tokens */
+} tt__jinja;
+
+static void tt__jinja_free(tt__jinja *j)
+{
+    tt__chunks_free(j->ctx, &j->chunks);
+    tt__free(j->ctx, j->nodes);
+    tt__free(j->ctx, j->text);
+}
+
+TT_PRINTF(4, 5)
+static void tt__jinja_fail(tt__jinja *j, tt_status status, int line, const char *format, ...)
+{
+    char what[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    if (!j->failed) tt__fail(j->ctx, status, "'%s', line %d of the chat template: %s", j->path, line, what);
+    j->failed = true;
+    j->token = 'E';
+    j->tag = 0;
+}
+
+/* Returns whether Python regards c as white space. */
+static bool tt__jinja_space(uint32_t c)
+{
+    return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+           c == 0x3000;
+}
+
+/* Returns whether c is in the text `set`; without a set, whether c is white space. */
+static bool tt__jinja_in_set(uint32_t c, const char *set, size_t n)
+{
+    bool found = !set && tt__jinja_space(c);
+    for (size_t at = 0; set && at < n && !found;) found = tt__utf8_next(set, n, &at) == c;
+    return found;
+}
+
+/* Returns the number of bytes at the start of a text whose characters are in a set (see
+   tt__jinja_in_set). */
+static size_t tt__jinja_left(const char *text, size_t bytes, const char *set, size_t n)
+{
+    size_t at = 0, next = 0;
+    while (at < bytes && tt__jinja_in_set(tt__utf8_next(text, bytes, &next), set, n)) at = next;
+    return at;
+}
+
+/* Returns the number of bytes of a text without the characters at its end that are in a set. */
+static size_t tt__jinja_right(const char *text, size_t bytes, const char *set, size_t n)
+{
+    while (bytes) {
+        const size_t last = tt__utf8_last(text, bytes);
+        size_t at = last;
+        if (!tt__jinja_in_set(tt__utf8_next(text, bytes, &at), set, n)) break;
+        bytes = last;
+    }
+    return bytes;
+}
+
+/* ---- from a template to nodes */
+
+static int tt__jinja_line(tt__jinja *j)
+{
+    for (; j->counted < j->at; j->counted++) j->line += j->text[j->counted] == '\n';
+    return j->line;
+}
+
+/* Adds a node with the current token's line. Returns its index; 0 after an error: node 0 may be written. */
+static int tt__jinja_add(tt__jinja *j, tt__jinja_kind kind, const char *text, int64_t n)
+{
+    if (j->failed) return 0;
+    if (!TT__GROW(j->ctx, j->nodes, j->count, j->capacity)) {
+        j->failed = true;
+        j->token = 'E';
+        j->tag = 0;
+        return 0;
+    }
+    tt__jinja_node *node = &j->nodes[j->count];
+    memset(node, 0, sizeof *node);
+    node->kind = (uint8_t)kind;
+    node->line = tt__jinja_line(j);
+    node->text = text;
+    node->n = n;
+    return j->count++;
+}
+
+/* Moves past the end of a tag, which is `length` bytes long, and past what the tag takes of the next text. */
+static void tt__jinja_after_tag(tt__jinja *j, char sign, size_t length)
+{
+    j->at += length;
+    if (sign == '-') j->at += tt__jinja_left(j->text + j->at, j->bytes - j->at, NULL, 0);
+    else if (sign != '+' && j->tag != '{' && j->at < j->bytes && j->text[j->at] == '\n') j->at++;
+    j->line_starts = j->text[j->at - 1] == '\n';
+}
+
+/* Moves past the text before the next tag, past comments, and past the tag's start. Sets j->tag. Returns the
+   node of a text, or 0. A comment ends the text. */
+static int tt__jinja_raw(tt__jinja *j)
+{
+    const size_t from = j->at;
+    size_t to = from;
+    while (to + 1 < j->bytes && !(j->text[to] == '{' && memchr("{%#", j->text[to + 1], 3))) to++;
+    const bool found = to + 1 < j->bytes;
+    if (!found) to = j->bytes;
+    const char sign = found && to + 2 < j->bytes ? j->text[to + 2] : 0;
+    size_t end = to;
+    j->tag = found ? j->text[to + 1] : 0;
+    if (found && sign == '-') {
+        end = from + tt__jinja_right(j->text + from, to - from, NULL, 0);
+    } else if (found && sign != '+' && j->tag != '{') {
+        size_t line = to;
+        while (line > from && j->text[line - 1] != '\n') line--;
+        const bool blank = line + tt__jinja_left(j->text + line, to - line, NULL, 0) == to;
+        if ((line > from || j->line_starts) && blank) end = line;
+    }
+    const int node = end > from ? tt__jinja_add(j, TT__JINJA_RAW, j->text + from, (int64_t)(end - from)) : 0;
+    j->at = found ? to + 2 + (sign == '-' || sign == '+') : to;
+    j->brackets = 0;
+    if (j->tag != '#') return node;
+    for (to = j->at; to + 1 < j->bytes && !(j->text[to] == '#' && j->text[to + 1] == '}');) to++;
+    if (to + 1 >= j->bytes) {
+        tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), "the comment has no end: write #}");
+        return 0;
+    }
+    const char before = to > j->at ? j->text[to - 1] : 0;
+    j->at = to;
+    tt__jinja_after_tag(j, before, 2);
+    return node;
+}
+
+/* Reads a string token, from its quote on, and decodes its escapes. */
+static void tt__jinja_string(tt__jinja *j)
+{
+    static const char names[] = "\\'\"abfnrtv", values[] = "\\'\"\a\b\f\n\r\t\v";
+    const char quote = j->text[j->at];
+    size_t end = j->at + 1, n = 0;
+    while (end < j->bytes && j->text[end] != quote) end += j->text[end] == '\\' ? 2 : 1;
+    char *to = end < j->bytes ? (char *)tt__chunks_take(j->ctx, &j->chunks, end - j->at) : NULL;
+    if (end >= j->bytes)
+        tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), "a string has no closing quote");
+    else if (!to)
+        tt__jinja_fail(j, TT_ERR_MEMORY, tt__jinja_line(j), "out of memory for a string");
+    for (size_t at = j->at + 1; to && at < end;) {
+        const char c = j->text[at++];
+        const char *name = c == '\\' ? (const char *)memchr(names, j->text[at], sizeof names - 1) : NULL;
+        if (c == '\\' && !name && memchr("xuUN01234567", j->text[at], 12)) {
+            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
+                           "the escape sequence \\%c of a string is not supported: write the character "
+                           "itself", j->text[at]);
+            return;
+        }
+        if (name) to[n++] = values[name - names], at++;
+        else if (c == '\\' && j->text[at] == '\n') at++; /* the line goes on */
+        else to[n++] = c;
+    }
+    j->token = to ? 'T' : 'E';
+    j->token_text = to;
+    j->token_n = (int64_t)n;
+    j->at = end + 1;
+}
+
+static bool tt__jinja_letter(char c) { return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+static bool tt__jinja_digit(char c) { return c >= '0' && c <= '9'; }
+
+/* Moves to the next token of a tag. */
+static void tt__jinja_next(tt__jinja *j)
+{
+    static const char *const operators[] = {"==", "!=", "<=", ">=", "//", "**", "+", "-", "*", "/", "%", "~",
+                                            "<", ">", "=", "(", ")", "[", "]", "{", "}", ".", ",", ":", "|"};
+    if (j->failed) return;
+    j->at += tt__jinja_left(j->text + j->at, j->bytes - j->at, NULL, 0);
+    const char *text = j->text + j->at, close = j->tag == '{' ? '}' : '%';
+    const size_t left = j->bytes - j->at;
+    const bool sign = left > 2 && (*text == '-' || (*text == '+' && close == '%'));
+    if (!j->brackets && left > (size_t)sign + 1 && text[sign] == close && text[sign + 1] == '}') {
+        j->token = 'E';
+        tt__jinja_after_tag(j, sign ? *text : 0, (size_t)sign + 2);
+        return;
+    }
+    size_t n = 0;
+    j->token_text = text;
+    if (left && (*text == '"' || *text == '\'')) {
+        tt__jinja_string(j);
+        return;
+    }
+    if (left && tt__jinja_letter(*text)) {
+        while (tt__jinja_letter(text[n]) || tt__jinja_digit(text[n])) n++;
+        j->token = 'N';
+    } else if (left && tt__jinja_digit(*text)) {
+        int64_t x = 0;
+        for (; tt__jinja_digit(text[n]) && n < 10; n++) x = 10 * x + (text[n] - '0');
+        if (n == 10 || text[n] == '_' || (text[n] == '.' && tt__jinja_digit(text[n + 1])))
+            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
+                           "the number %.*s is not supported; expected an integer of at most 9 "
+                           "digits", (int)tt__min(n + 3, left), text);
+        j->token = j->failed ? 'E' : 'I';
+        j->at += n;
+        j->token_n = x;
+        return;
+    } else {
+        int k = 0;
+        while (k < TT__COUNT(operators) && strncmp(text, operators[k], strlen(operators[k])) != 0) k++;
+        if (k == TT__COUNT(operators)) {
+            tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), left
+                           ? "the byte 0x%02x begins no word and no "
+                           "operator" : "the tag that begins before the template's end has no end",
+                               (uint8_t)*text);
+            return;
+        }
+        n = strlen(operators[k]);
+        j->token = 'O';
+        j->brackets += strchr("([{", *text) ? 1 : strchr(")]}", *text) && j->brackets ? -1 : 0;
+    }
+    j->token_n = (int64_t)n;
+    j->at += n;
+}
+
+static bool tt__jinja_same(const char *text, int64_t n, const char *word)
+{
+    return n == (int64_t)strlen(word) && memcmp(text, word, (size_t)n) == 0;
+}
+
+/* Returns whether the current token is this word or operator. */
+static bool tt__jinja_is(const tt__jinja *j, const char *word)
+{
+    return (j->token == 'N' || j->token == 'O') && tt__jinja_same(j->token_text, j->token_n, word);
+}
+
+static bool tt__jinja_accept(tt__jinja *j, const char *word)
+{
+    const bool is = tt__jinja_is(j, word);
+    if (is) tt__jinja_next(j);
+    return is;
+}
+
+static void tt__jinja_unexpected(tt__jinja *j, const char *expected)
+{
+    const bool text = j->token != 'E' && j->token != 'I';
+    tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), "found %s%.*s%s; expected %s", text ? "'" : "",
+                   text ? (int)tt__min(j->token_n, 60) : 0, text ? j->token_text : "",
+                   text ? "'" : j->token == 'I' ? "a number" : "the end of the tag", expected);
+}
+
+static void tt__jinja_need(tt__jinja *j, const char *word)
+{
+    if (!tt__jinja_accept(j, word)) tt__jinja_unexpected(j, word);
+}
+
+/* Takes a name as the text of a new node of this kind. */
+static int tt__jinja_named(tt__jinja *j, tt__jinja_kind kind, const char *expected)
+{
+    if (j->token != 'N') {
+        tt__jinja_unexpected(j, expected);
+        return 0;
+    }
+    const int node = tt__jinja_add(j, kind, j->token_text, j->token_n);
+    tt__jinja_next(j);
+    return node;
+}
+
+static void tt__jinja_end_tag(tt__jinja *j)
+{
+    if (j->token != 'E') tt__jinja_unexpected(j, "the end of the tag");
+}
+
+/* Counts a level of nesting. Returns false if there are too many. */
+static bool tt__jinja_deeper(tt__jinja *j)
+{
+    if (++j->depth > TT__JINJA_DEPTH)
+        tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j), "more than %d levels of nesting are not "
+                       "supported", TT__JINJA_DEPTH);
+    return !j->failed;
+}
+
+static int tt__jinja_expression(tt__jinja *j);
+
+/* Parses what follows an opening bracket up to `close`: items with commas between them. kind: PAIR for a
+   dictionary, KEYWORD for arguments, which may have names, else LIST. Returns the first node of the chain. */
+static int tt__jinja_items(tt__jinja *j, tt__jinja_kind kind, const char *close)
+{
+    int first = 0, last = 0;
+    while (!j->failed && !tt__jinja_accept(j, close)) {
+        const char *after = j->text + j->at + tt__jinja_left(j->text + j->at, j->bytes - j->at, NULL, 0);
+        const bool named = kind == TT__JINJA_KEYWORD && j->token == 'N' && after[0] == '=' && after[1] != '=';
+        int item = named ? tt__jinja_named(j, kind, "a name") : 0;
+        if (named) tt__jinja_need(j, "=");
+        const int value = tt__jinja_expression(j);
+        if (kind == TT__JINJA_PAIR) {
+            item = tt__jinja_add(j, kind, NULL, 0);
+            j->nodes[item].part[0] = value;
+            tt__jinja_need(j, ":");
+            const int second = tt__jinja_expression(j);
+            j->nodes[item].part[1] = second;
+        } else if (named) j->nodes[item].part[0] = value;
+        else item = value;
+        if (last) j->nodes[last].next = item;
+        else first = item;
+        last = item;
+        if (!tt__jinja_is(j, close)) tt__jinja_need(j, ",");
+    }
+    return j->failed ? 0 : first;
+}
+
+static int tt__jinja_primary(tt__jinja *j)
+{
+    static const struct { const char *name; uint8_t kind, n; } words[] = {
+        {"true", TT__JINJA_BOOL, 1}, {"True", TT__JINJA_BOOL, 1}, {"false", TT__JINJA_BOOL, 0},
+        {"False", TT__JINJA_BOOL, 0}, {"none", TT__JINJA_NONE, 0}, {"None", TT__JINJA_NONE, 0}};
+    int node = 0;
+    for (int k = 0; k < TT__COUNT(words); k++)
+        if (tt__jinja_accept(j, words[k].name))
+            return tt__jinja_add(j, (tt__jinja_kind)words[k].kind, NULL, words[k].n);
+    if (j->token == 'N') return tt__jinja_named(j, TT__JINJA_NAME, "");
+    if (j->token == 'T' || j->token == 'I') {
+        node = tt__jinja_add(j, j->token == 'T' ? TT__JINJA_TEXT : TT__JINJA_INTEGER, j->token_text,
+                             j->token_n);
+        tt__jinja_next(j);
+    } else if (tt__jinja_accept(j, "(")) {
+        const bool empty = tt__jinja_is(j, ")");
+        node = empty ? 0 : tt__jinja_expression(j);
+        if (!empty && tt__jinja_accept(j, ")")) return node;
+        if (!empty) tt__jinja_need(j, ",");
+        const int more = tt__jinja_items(j, TT__JINJA_LIST, ")"),
+            list = tt__jinja_add(j, TT__JINJA_LIST, NULL, 0);
+        j->nodes[node].next = more;
+        j->nodes[list].part[0] = empty ? more : node;
+        node = list;
+    } else if (tt__jinja_is(j, "[") || tt__jinja_is(j, "{")) {
+        const bool list = *j->token_text == '[';
+        tt__jinja_next(j);
+        const int items = tt__jinja_items(j, list ? TT__JINJA_LIST : TT__JINJA_PAIR, list ? "]" : "}");
+        node = tt__jinja_add(j, list ? TT__JINJA_LIST : TT__JINJA_DICT, NULL, 0);
+        j->nodes[node].part[0] = items;
+    } else tt__jinja_unexpected(j, "a value");
+    return node;
+}
+
+/* Adds a node of this kind around `value`. */
+static int tt__jinja_around(tt__jinja *j, tt__jinja_kind kind, int value)
+{
+    const int node = tt__jinja_add(j, kind, NULL, 0);
+    j->nodes[node].part[0] = value;
+    return node;
+}
+
+/* Parses "[...]" after a value: an index or a slice. */
+static int tt__jinja_subscript(tt__jinja *j, int value)
+{
+    int part[4] = {value, 0, 0, 0}, n = 1;
+    for (; n < 4; n++) {
+        if (!tt__jinja_is(j, ":") && !tt__jinja_is(j, "]")) part[n] = tt__jinja_expression(j);
+        if (!tt__jinja_accept(j, ":")) break;
+    }
+    if (n == 1 && !part[1]) tt__jinja_unexpected(j, "an index");
+    tt__jinja_need(j, "]");
+    const int node = tt__jinja_around(j, n == 1 ? TT__JINJA_INDEX : TT__JINJA_SLICE, value);
+    memcpy(j->nodes[node].part, part, sizeof part);
+    return node;
+}
+
+/* Parses what follows a value: attributes, indices, calls and, if `filters`, filters and tests. */
+static int tt__jinja_postfix(tt__jinja *j, int node, bool filters)
+{
+    while (!j->failed) {
+        const int value = node;
+        if (tt__jinja_accept(j, ".")) {
+            node = tt__jinja_named(j, TT__JINJA_ATTRIBUTE, "the name of an attribute");
+            j->nodes[node].part[0] = value;
+        } else if (tt__jinja_accept(j, "[")) {
+            node = tt__jinja_subscript(j, value);
+        } else if (tt__jinja_accept(j, "(")) {
+            const int arguments = tt__jinja_items(j, TT__JINJA_KEYWORD, ")");
+            node = tt__jinja_around(j, TT__JINJA_CALL, value);
+            j->nodes[node].part[1] = arguments;
+        } else if (filters && tt__jinja_accept(j, "|")) {
+            node = tt__jinja_named(j, TT__JINJA_FILTER, "the name of a filter");
+            j->nodes[node].part[0] = value;
+            const int arguments = tt__jinja_accept(j, "(") ? tt__jinja_items(j, TT__JINJA_KEYWORD, ")") : 0;
+            j->nodes[node].part[1] = arguments;
+        } else if (filters && tt__jinja_accept(j, "is")) {
+            const bool negated = tt__jinja_accept(j, "not");
+            const int test = node = tt__jinja_named(j, TT__JINJA_TEST, "the name of a test");
+            const bool value_follows = j->token == 'T' || j->token == 'I' || tt__jinja_is(j, "[");
+            j->nodes[test].part[0] = value;
+            const int arguments = tt__jinja_accept(j, "(") ? tt__jinja_items(j, TT__JINJA_KEYWORD, ")")
+                                : value_follows ? tt__jinja_postfix(j, tt__jinja_primary(j), false) : 0;
+            j->nodes[test].part[1] = arguments;
+            if (negated) node = tt__jinja_around(j, TT__JINJA_NOT, test);
+        } else break;
+    }
+    return node;
+}
+
+static int tt__jinja_unary(tt__jinja *j, bool filters)
+{
+    int node = 0;
+    if (tt__jinja_deeper(j)) {
+        const bool minus = tt__jinja_accept(j, "-");
+        node = minus ? tt__jinja_unary(j, false) : tt__jinja_primary(j);
+        if (minus) node = tt__jinja_around(j, TT__JINJA_NEGATIVE, node);
+        node = tt__jinja_postfix(j, node, filters);
+    }
+    j->depth--;
+    return node;
+}
+
+/* The binary operators by precedence: of two operators, that of the later row binds more tightly. */
+static const char *const tt__jinja_ops[][8] = {{"or"}, {"and"}, {""},
+                                               {"==", "!=", "<=", ">=", "<", ">", "in"},
+                                               {"+", "-"}, {"~"}, {"*", "//", "%"}};
+enum { TT__JINJA_NOT_ROW = 2, TT__JINJA_COMPARISONS = 3 };
+
+/* Parses an expression whose binary operators are in row `level` of tt__jinja_ops or below. */
+static int tt__jinja_binary(tt__jinja *j, int level)
+{
+    if (level == TT__COUNT(tt__jinja_ops)) return tt__jinja_unary(j, true);
+    if (level == TT__JINJA_NOT_ROW && tt__jinja_is(j, "not")) {
+        int node = 0;
+        if (tt__jinja_deeper(j) && tt__jinja_accept(j, "not"))
+            node = tt__jinja_around(j, TT__JINJA_NOT, tt__jinja_binary(j, level));
+        j->depth--;
+        return node;
+    }
+    int left = tt__jinja_binary(j, level + 1);
+    for (int compared = 0; level != TT__JINJA_NOT_ROW && !j->failed; compared++) {
+        const bool negated = level == TT__JINJA_COMPARISONS && tt__jinja_accept(j, "not");
+        int op = 0;
+        while (op < 8 && tt__jinja_ops[level][op] && !tt__jinja_is(j, tt__jinja_ops[level][op])) op++;
+        const bool found = op < 8 && tt__jinja_ops[level][op];
+        if (negated && !tt__jinja_is(j, "in")) tt__jinja_unexpected(j, "in");
+        if (!found) break;
+        if (compared && level == TT__JINJA_COMPARISONS)
+            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j), "two comparisons of one value are not "
+                           "supported: write `and` between them");
+        tt__jinja_next(j);
+        const int right = tt__jinja_binary(j, level + 1);
+        left = tt__jinja_around(j, TT__JINJA_BINARY, left);
+        j->nodes[left].part[1] = right;
+        j->nodes[left].op = (uint8_t)(8 * level + op);
+        if (negated) left = tt__jinja_around(j, TT__JINJA_NOT, left);
+    }
+    return left;
+}
+
+static int tt__jinja_expression(tt__jinja *j)
+{
+    int node = 0;
+    if (tt__jinja_deeper(j)) node = tt__jinja_binary(j, 0);
+    while (tt__jinja_accept(j, "if")) {
+        const int condition = tt__jinja_binary(j, 0),
+            choice = tt__jinja_around(j, TT__JINJA_CHOICE, condition);
+        const int other = tt__jinja_accept(j, "else") ? tt__jinja_expression(j) : 0;
+        j->nodes[choice].part[1] = node;
+        j->nodes[choice].part[2] = other;
+        node = choice;
+    }
+    j->depth--;
+    return node;
+}
+
+/* Parses statements up to a tag whose name is in `ends`, a list with spaces, and takes that name as the
+   current token; without `ends`, up to the template's end. Returns the first node of the chain. */
+static int tt__jinja_body(tt__jinja *j, const char *ends);
+
+static int tt__jinja_if(tt__jinja *j)
+{
+    const int condition = tt__jinja_expression(j), node = tt__jinja_around(j, TT__JINJA_IF, condition);
+    int other = 0;
+    tt__jinja_end_tag(j);
+    const int body = tt__jinja_body(j, "elif else endif");
+    if (tt__jinja_accept(j, "elif")) {
+        if (tt__jinja_deeper(j)) other = tt__jinja_if(j);
+        j->depth--;
+    } else {
+        if (tt__jinja_accept(j, "else")) {
+            tt__jinja_end_tag(j);
+            other = tt__jinja_body(j, "endif");
+        }
+        tt__jinja_need(j, "endif");
+    }
+    j->nodes[node].part[1] = body;
+    j->nodes[node].part[2] = other;
+    return node;
+}
+
+static int tt__jinja_for(tt__jinja *j)
+{
+    const int node = tt__jinja_add(j, TT__JINJA_FOR, NULL, 0);
+    const int first = tt__jinja_named(j, TT__JINJA_NAME, "the name of a variable");
+    const int second = tt__jinja_accept(j, ",") ? tt__jinja_named(j, TT__JINJA_NAME, "a variable") : 0;
+    int part[5] = {0, 0, 0, 0, first};
+    j->nodes[first].next = second;
+    tt__jinja_need(j, "in");
+    part[0] = tt__jinja_binary(j, 0);
+    part[3] = tt__jinja_accept(j, "if") ? tt__jinja_expression(j) : 0;
+    tt__jinja_end_tag(j);
+    part[1] = tt__jinja_body(j, "else endfor");
+    if (tt__jinja_accept(j, "else")) {
+        tt__jinja_end_tag(j);
+        part[2] = tt__jinja_body(j, "endfor");
+    }
+    tt__jinja_need(j, "endfor");
+    memcpy(j->nodes[node].part, part, sizeof part);
+    return node;
+}
+
+static int tt__jinja_set(tt__jinja *j)
+{
+    const int node = tt__jinja_named(j, TT__JINJA_SET, "the name of a variable");
+    const int attribute = tt__jinja_accept(j, ".") ? tt__jinja_named(j, TT__JINJA_NAME, "an attribute") : 0;
+    if (attribute || j->token != 'E') {
+        tt__jinja_need(j, "=");
+        const int value = tt__jinja_expression(j);
+        j->nodes[node].part[0] = value;
+        j->nodes[node].part[1] = attribute;
+    } else {
+        const int body = tt__jinja_body(j, "endset");
+        tt__jinja_need(j, "endset");
+        j->nodes[node].kind = TT__JINJA_SET_BLOCK;
+        j->nodes[node].part[1] = body;
+    }
+    return node;
+}
+
+/* Parses the tag whose name is the current token. */
+static int tt__jinja_statement(tt__jinja *j)
+{
+    int node = 0;
+    if (tt__jinja_accept(j, "if")) node = tt__jinja_if(j);
+    else if (tt__jinja_accept(j, "for")) node = tt__jinja_for(j);
+    else if (tt__jinja_accept(j, "set")) node = tt__jinja_set(j);
+    else if (tt__jinja_accept(j, "break")) node = tt__jinja_add(j, TT__JINJA_BREAK, NULL, 0);
+    else if (tt__jinja_accept(j, "continue")) node = tt__jinja_add(j, TT__JINJA_CONTINUE, NULL, 0);
+    else if (tt__jinja_accept(j, "generation")) {
+        node = tt__jinja_add(j, TT__JINJA_GENERATION, NULL, 0);
+        tt__jinja_end_tag(j);
+        const int body = tt__jinja_body(j, "endgeneration");
+        j->nodes[node].part[1] = body;
+        j->generates = true;
+        tt__jinja_need(j, "endgeneration");
+    } else if (j->token == 'N')
+        tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
+                       "the tag '%.*s' is not supported here; expected if, for, set, generation, break or "
+                       "continue", (int)tt__min(j->token_n, 60),
+                           j->token_text);
+    else tt__jinja_unexpected(j, "the name of a tag");
+    tt__jinja_end_tag(j);
+    return node;
+}
+
+static int tt__jinja_body(tt__jinja *j, const char *ends)
+{
+    const int line = tt__jinja_line(j);
+    int first = 0, last = 0;
+    bool ended = !tt__jinja_deeper(j);
+    while (!ended && !j->failed) {
+        int node = tt__jinja_raw(j);
+        for (int turn = 0; turn < 2 && !ended; turn++) { /* first the text, then the tag after the text */
+            if (turn && j->tag == '{') {
+                tt__jinja_next(j);
+                node = tt__jinja_around(j, TT__JINJA_PRINT, tt__jinja_expression(j));
+                tt__jinja_end_tag(j);
+            } else if (turn && j->tag == '%') {
+                tt__jinja_next(j);
+                const char *end = ends;
+                for (size_t n; *end && !ended; end += n + (end[n] == ' ')) {
+                    n = strcspn(end, " ");
+                    ended = j->token == 'N' && (size_t)j->token_n == n && memcmp(end, j->token_text, n) == 0;
+                }
+                node = ended ? 0 : tt__jinja_statement(j);
+            } else if (turn) node = 0;
+            if (turn && !j->tag && !j->failed) {
+                ended = true;
+                if (*ends)
+                    tt__jinja_fail(j, TT_ERR_FORMAT, line, "the tag that ends here has no end; expected %s",
+                                   ends);
+            }
+            if (!node) continue;
+            if (last) j->nodes[last].next = node;
+            else first = node;
+            last = node;
+        }
+    }
+    j->depth--;
+    return first;
+}
+
+/* Parses a template, `bytes` bytes of UTF-8. path must live as long as j. The caller frees j even after an
+   error. */
+static tt_status tt__jinja_parse(tt__jinja *j, tt_context *ctx, const char *path, const char *text,
+                                 size_t bytes)
+{
+    memset(j, 0, sizeof *j);
+    j->ctx = ctx;
+    j->path = path;
+    j->line = 1;
+    j->line_starts = true;
+    if (bytes > INT32_MAX / 4 || tt__utf8_invalid(text, bytes) < bytes)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': the chat template has %zu bytes; expected at most %d, in "
+                        "UTF-8",
+                        path, bytes, INT32_MAX / 4);
+    if (!(j->text = (char *)tt__alloc(ctx, bytes + 4))) return TT_ERR_MEMORY;
+    for (size_t at = 0; at < bytes; at++) {
+        const bool cr = text[at] == '\r';
+        j->text[j->bytes++] = cr ? '\n' : text[at];
+        at += cr && at + 1 < bytes && text[at + 1] == '\n';
+    }
+    j->bytes -= j->bytes && j->text[j->bytes - 1] == '\n'; /* Jinja drops one line end at the end */
+    memset(j->text + j->bytes, 0, 4); /* the lexer reads up to 2 bytes beyond the text */
+    tt__jinja_add(j, TT__JINJA_NOTHING, NULL, 0);
+    j->first = tt__jinja_body(j, "");
+    return j->failed ? ctx->status : TT_OK;
+}
+
+/* ==== src/text/jinja_run.h */
+/* ---- from nodes to a text */
+
+typedef enum tt__jinja_type {
+    TT__VALUE_UNDEFINED, TT__VALUE_NONE, TT__VALUE_BOOL, TT__VALUE_INTEGER, TT__VALUE_TEXT, TT__VALUE_LIST,
+    TT__VALUE_DICT, TT__VALUE_NAMESPACE, TT__VALUE_OTHER /* OTHER: a number with a fraction, in a message */
+} tt__jinja_type;
+
+typedef struct tt__jinja_value {
+    tt__jinja_type type;
+    int64_t n;                         /* a number; bytes of a text; number of members */
+    const char *text;
+    struct tt__jinja_member *members;  /* (n) of a list or a dictionary */
+    struct tt__jinja_scope *scope;     /* the attributes of a namespace */
+} tt__jinja_value;
+
+/* A member of a dictionary, or of a list, which has no keys. */
+typedef struct tt__jinja_member {
+    const char *key;
+    int64_t key_bytes;
+    tt__jinja_value value;
+} tt__jinja_member;
+
+typedef struct tt__jinja_variable {
+    const char *name;
+    int64_t bytes;
+    tt__jinja_value value;
+    struct tt__jinja_variable *next;
+} tt__jinja_variable;
+
+/* Variables; those of an outer scope are visible unless `variables` has the same name. */
+typedef struct tt__jinja_scope {
+    tt__jinja_variable *variables;
+    struct tt__jinja_scope *outer;
+} tt__jinja_scope;
+
+/* A rendering of a template. */
+typedef struct tt__jinja_run {
+    tt__jinja *j;
+    tt__chunk *chunks;       /* memory of values */
+    size_t used;             /* bytes of values */
+    int64_t steps;           /* steps that are left */
+    int depth;               /* levels of nesting */
+    int captures;            /* number of set blocks and generation blocks around the current statement */
+    int leaving;             /* the statement that leaves the loop, TT__JINJA_BREAK or _CONTINUE; 0: none */
+    tt__jinja_scope *scope;
+    char *out;               /* the text so far */
+    size_t n, capacity;
+    tt_span *spans;          /* (n_spans): bytes of `out` that blocks {% generation %} wrote */
+    int n_spans, cap_spans;
+} tt__jinja_run;
+
+static void tt__jinja_end(tt__jinja_run *r)
+{
+    tt__chunks_free(r->j->ctx, &r->chunks);
+    tt__free(r->j->ctx, r->out);
+    tt__free(r->j->ctx, r->spans);
+}
+
+static tt__jinja_value tt__jinja_make(tt__jinja_type type, int64_t n)
+{
+    tt__jinja_value v;
+    memset(&v, 0, sizeof v);
+    v.type = type;
+    v.n = n;
+    return v;
+}
+
+static tt__jinja_value tt__jinja_text(const char *text, int64_t n)
+{
+    tt__jinja_value v = tt__jinja_make(TT__VALUE_TEXT, n);
+    v.text = text;
+    return v;
+}
+
+/* Returns memory for values, zeroed and followed by a NUL; NULL after an error. */
+static void *tt__jinja_take(tt__jinja_run *r, int64_t bytes)
+{
+    tt__jinja *j = r->j;
+    const size_t n = (size_t)bytes + 1;
+    const bool fits = !j->failed && n <= TT__JINJA_MEMORY - r->used;
+    void *memory = fits ? tt__chunks_take(j->ctx, &r->chunks, n) : NULL;
+    if (memory) {
+        r->used += n;
+        return memset(memory, 0, n);
+    }
+    if (!j->failed && n > TT__JINJA_MEMORY - r->used)
+        tt__jinja_fail(j, TT_ERR_UNSUPPORTED, 1, "the values need more than %zu bytes", TT__JINJA_MEMORY);
+    else if (!j->failed) tt__jinja_fail(j, TT_ERR_MEMORY, 1, "out of memory for its values");
+    return NULL;
+}
+
+/* Counts steps. Returns false after an error, and after the last step. */
+static bool tt__jinja_steps(tt__jinja_run *r, const tt__jinja_node *at, int64_t n)
+{
+    r->steps -= n;
+    if (r->steps < 0)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at ? at->line : 1, "more than %d steps are not supported",
+                       TT__JINJA_STEPS);
+    return !r->j->failed;
+}
+
+/* Returns a list or a dictionary of n undefined members; UNDEFINED after an error. */
+static tt__jinja_value tt__jinja_members(tt__jinja_run *r, tt__jinja_type type, int64_t n)
+{
+    tt__jinja_value v = tt__jinja_make(type, n);
+    if (!tt__jinja_steps(r, NULL, n) ||
+        !(v.members = (tt__jinja_member *)tt__jinja_take(r, n * (int64_t)sizeof *v.members)))
+        return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+    return v;
+}
+
+static tt__jinja_variable *tt__jinja_find(tt__jinja_run *r, const tt__jinja_scope *scope, const char *name,
+                                          int64_t bytes)
+{
+    for (tt__jinja_variable *v = scope->variables; v && tt__jinja_steps(r, NULL, 1); v = v->next)
+        if (v->bytes == bytes && memcmp(v->name, name, (size_t)bytes) == 0) return v;
+    return NULL;
+}
+
+static void tt__jinja_assign(tt__jinja_run *r, tt__jinja_scope *scope, const char *name, int64_t bytes,
+                             tt__jinja_value value)
+{
+    tt__jinja_variable *v = tt__jinja_find(r, scope, name, bytes);
+    if (!v) {
+        if (!(v = (tt__jinja_variable *)tt__jinja_take(r, sizeof *v))) return;
+        v->name = name;
+        v->bytes = bytes;
+        v->next = scope->variables;
+        scope->variables = v;
+    }
+    v->value = value;
+}
+
+static void tt__jinja_define(tt__jinja_run *r, const char *name, tt__jinja_value value)
+{
+    tt__jinja_assign(r, r->scope, name, (int64_t)strlen(name), value);
+}
+
+/* Prepares a rendering, with no variable. Returns false if memory runs out. */
+static bool tt__jinja_begin(tt__jinja_run *r, tt__jinja *j)
+{
+    memset(r, 0, sizeof *r);
+    r->j = j;
+    j->failed = false;
+    r->steps = TT__JINJA_STEPS;
+    r->scope = (tt__jinja_scope *)tt__jinja_take(r, sizeof *r->scope);
+    return r->scope != NULL;
+}
+
+static const char *tt__jinja_type_name(tt__jinja_value v)
+{
+    static const char *const names[] = {"undefined", "none", "a boolean", "a number", "a text", "a list",
+                                        "a dictionary", "a namespace", "a number with a fraction"};
+    return names[v.type];
+}
+
+static bool tt__jinja_is_text(tt__jinja_value v, const char *word)
+{
+    return v.type == TT__VALUE_TEXT && tt__jinja_same(v.text, v.n, word);
+}
+
+static bool tt__jinja_true(tt__jinja_value v)
+{
+    return v.n != 0 || v.type == TT__VALUE_NAMESPACE || v.type == TT__VALUE_OTHER;
+}
+
+static bool tt__jinja_number(tt__jinja_value v)
+{
+    return v.type == TT__VALUE_BOOL || v.type == TT__VALUE_INTEGER;
+}
+
+static bool tt__jinja_equal(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value a, tt__jinja_value b,
+                            int depth)
+{
+    if (tt__jinja_number(a) && tt__jinja_number(b)) return a.n == b.n;
+    if (a.type != b.type || a.n != b.n) return false;
+    if (depth == TT__JINJA_DEPTH)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested too deeply");
+    if (!tt__jinja_steps(r, at, a.type == TT__VALUE_TEXT ? a.n / 64 : 1)) return false;
+    if (a.type == TT__VALUE_TEXT) return memcmp(a.text, b.text, (size_t)a.n) == 0;
+    for (int64_t i = 0, k; a.members && i < a.n; i++) {
+        const tt__jinja_member *x = &a.members[i];
+        for (k = x->key ? 0 : i; x->key && k < b.n; k++)
+            if (tt__jinja_steps(r, at, 1) && b.members[k].key_bytes == x->key_bytes &&
+                memcmp(b.members[k].key, x->key, (size_t)x->key_bytes) == 0) break;
+        if (k == b.n || !tt__jinja_equal(r, at, x->value, b.members[k].value, depth + 1)) return false;
+    }
+    return a.type < TT__VALUE_NAMESPACE || (a.type == TT__VALUE_NAMESPACE && a.scope == b.scope);
+}
+
+/* Returns the text that Jinja prints for a value. */
+static tt__jinja_value tt__jinja_to_text(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value v)
+{
+    if (v.type == TT__VALUE_TEXT) return v;
+    if (v.type == TT__VALUE_UNDEFINED) return tt__jinja_text("", 0);
+    if (v.type == TT__VALUE_NONE) return tt__jinja_text("None", 4);
+    if (v.type == TT__VALUE_BOOL) return v.n ? tt__jinja_text("True", 4) : tt__jinja_text("False", 5);
+    char *to = v.type == TT__VALUE_INTEGER ? (char *)tt__jinja_take(r, 24) : NULL;
+    if (to) return tt__jinja_text(to, snprintf(to, 24, "%lld", (long long)v.n));
+    tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "printing %s is not supported; expected a text",
+                   tt__jinja_type_name(v));
+    return tt__jinja_text("", 0);
+}
+
+/* A text that grows: the output of a rendering or a value. Returns false after an error. */
+static bool tt__jinja_write(tt__jinja_run *r, const char *text, int64_t n)
+{
+    const size_t needed = r->n + (size_t)n;
+    if (r->j->failed) return false;
+    if (needed > TT__JINJA_MEMORY)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, 1, "a text of more than %zu bytes is not supported",
+                       TT__JINJA_MEMORY);
+    if (!r->j->failed && needed + 1 > r->capacity) {
+        char *more = (char *)tt__realloc(r->j->ctx, r->out, 2 * needed + 64);
+        r->j->failed = !more;
+        if (more) r->out = more, r->capacity = 2 * needed + 64;
+    }
+    if (r->j->failed) return false;
+    if (n) memcpy(r->out + r->n, text, (size_t)n);
+    r->out[r->n = needed] = 0;
+    return true;
+}
+
+/* Returns the text that was written since the output had `from` bytes, as a value, and takes it back. */
+static tt__jinja_value tt__jinja_taken_back(tt__jinja_run *r, size_t from)
+{
+    const int64_t n = (int64_t)(r->n - from);
+    char *text = r->j->failed ? NULL : (char *)tt__jinja_take(r, n);
+    if (text && n) memcpy(text, r->out + from, (size_t)n);
+    r->n = from;
+    return tt__jinja_text(text ? text : "", text ? n : 0);
+}
+
+static void tt__jinja_json(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value v, int depth)
+{
+    static const char names[] = "\"\\nrtbf", values[] = "\"\\\n\r\t\b\f";
+    const bool list = v.type == TT__VALUE_LIST, dict = v.type == TT__VALUE_DICT;
+    char escape[8];
+    if (depth == TT__JINJA_DEPTH)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested too deeply");
+    if (!tt__jinja_steps(r, at, 1)) return;
+    if (v.type == TT__VALUE_NONE) tt__jinja_write(r, "null", 4);
+    else if (v.type == TT__VALUE_BOOL) tt__jinja_write(r, v.n ? "true" : "false", v.n ? 4 : 5);
+    else if (v.type == TT__VALUE_TEXT) {
+        tt__jinja_write(r, "\"", 1);
+        for (int64_t i = 0, from = 0; i <= v.n && !r->j->failed; i++) {
+            const char c = i < v.n ? v.text[i] : 0;
+            const char *found = (const char *)memchr(values, c, sizeof values - 1);
+            if (i < v.n && !found && (uint8_t)c >= 0x20) continue;
+            tt__jinja_write(r, v.text + from, i - from);
+            from = i + 1;
+            if (i == v.n) break;
+            if (found) snprintf(escape, sizeof escape, "\\%c", names[found - values]);
+            else snprintf(escape, sizeof escape, "\\u%04x", (unsigned)(uint8_t)c);
+            tt__jinja_write(r, escape, (int64_t)strlen(escape));
+        }
+        tt__jinja_write(r, "\"", 1);
+    } else if (list || dict) {
+        tt__jinja_write(r, list ? "[" : "{", 1);
+        for (int64_t i = 0; i < v.n && !r->j->failed; i++) {
+            if (i) tt__jinja_write(r, ", ", 2);
+            if (dict) {
+                tt__jinja_json(r, at, tt__jinja_text(v.members[i].key, v.members[i].key_bytes), depth + 1);
+                tt__jinja_write(r, ": ", 2);
+            }
+            tt__jinja_json(r, at, v.members[i].value, depth + 1);
+        }
+        tt__jinja_write(r, list ? "]" : "}", 1);
+    } else {
+        if (v.type != TT__VALUE_INTEGER)
+            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "tojson of %s is not supported",
+                           tt__jinja_type_name(v));
+        v = tt__jinja_to_text(r, at, v);
+        tt__jinja_write(r, v.text, v.n);
+    }
+}
+
+/* Returns a member of a dictionary or an attribute of a namespace, or UNDEFINED. */
+static tt__jinja_value tt__jinja_get(tt__jinja_run *r, tt__jinja_value v, const char *key, int64_t bytes)
+{
+    if (v.type == TT__VALUE_NAMESPACE) {
+        const tt__jinja_variable *found = tt__jinja_find(r, v.scope, key, bytes);
+        if (found) return found->value;
+    }
+    for (int64_t i = 0; v.type == TT__VALUE_DICT && i < v.n && tt__jinja_steps(r, NULL, 1); i++)
+        if (v.members[i].key_bytes == bytes && memcmp(v.members[i].key, key, (size_t)bytes) == 0)
+            return v.members[i].value;
+    return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+}
+
+/* Returns the items of a value as a list: a list's members, a dictionary's keys, a text's characters. */
+static tt__jinja_value tt__jinja_list(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value v)
+{
+    if (v.type == TT__VALUE_LIST) return v;
+    if (v.type == TT__VALUE_UNDEFINED) return tt__jinja_members(r, TT__VALUE_LIST, 0);
+    if (v.type != TT__VALUE_DICT && v.type != TT__VALUE_TEXT) {
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s has no items", tt__jinja_type_name(v));
+        return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+    }
+    tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, v.n); /* a text has at most n characters */
+    int64_t n = 0;
+    for (size_t from = 0, to = 0; list.members && v.type == TT__VALUE_TEXT && from < (size_t)v.n; from = to) {
+        tt__utf8_next(v.text, (size_t)v.n, &to);
+        list.members[n++].value = tt__jinja_text(v.text + from, (int64_t)(to - from));
+    }
+    for (; list.members && v.type == TT__VALUE_DICT && n < v.n; n++)
+        list.members[n].value = tt__jinja_text(v.members[n].key, v.members[n].key_bytes);
+    list.n = n;
+    return list;
+}
+
+/* Returns the texts of a list, with a separator between them. */
+static tt__jinja_value tt__jinja_join(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value list,
+                                      tt__jinja_value separator)
+{
+    const size_t from = r->n;
+    list = tt__jinja_list(r, at, list);
+    separator = tt__jinja_to_text(r, at, separator);
+    for (int64_t i = 0; i < list.n && tt__jinja_steps(r, at, 1 + separator.n / 64); i++) {
+        const tt__jinja_value text = tt__jinja_to_text(r, at, list.members[i].value);
+        if (i) tt__jinja_write(r, separator.text, separator.n);
+        tt__jinja_write(r, text.text, text.n);
+    }
+    return tt__jinja_taken_back(r, from);
+}
+
+/* Returns value[from:to:step] of a text or a list, as Python does; each bound may be undefined. */
+static tt__jinja_value tt__jinja_slice(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value v,
+                                       const tt__jinja_value bounds[3])
+{
+    const tt__jinja_value list = tt__jinja_list(r, at, v);
+    int64_t bound[3] = {0, 0, 1}, n = 0;
+    const bool has_step = bounds[2].type > TT__VALUE_NONE;
+    if (has_step) bound[2] = tt__max(-list.n - 1, tt__min(bounds[2].n, list.n + 1));
+    const bool back = bound[2] < 0;
+    for (int k = 0; k < 3; k++)
+        if (bounds[k].type > TT__VALUE_NONE && bounds[k].type != TT__VALUE_INTEGER)
+            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "a bound of a slice is %s",
+                           tt__jinja_type_name(bounds[k]));
+    if (!bound[2]) tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "the step of a slice is 0");
+    for (int k = 0; k < 2; k++) {
+        bound[k] = bounds[k].n < 0 ? bounds[k].n + list.n : bounds[k].n;
+        bound[k] = tt__max(back ? -1 : 0, tt__min(bound[k], back ? list.n - 1 : list.n));
+        if (bounds[k].type <= TT__VALUE_NONE)
+            bound[k] = back == !k ? (back ? list.n - 1 : list.n) : back ? -1 : 0;
+    }
+    tt__jinja_value part = tt__jinja_members(r, TT__VALUE_LIST, list.n);
+    for (int64_t i = bound[0]; !r->j->failed && (back ? i > bound[1] : i < bound[1]); i += bound[2])
+        part.members[n++] = list.members[i];
+    part.n = n;
+    return v.type == TT__VALUE_TEXT ? tt__jinja_join(r, at, part, tt__jinja_text("", 0)) : part;
+}
+
+static tt__jinja_value tt__jinja_index(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value v,
+                                       tt__jinja_value index)
+{
+    const tt__jinja_value undefined = tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+    if (v.type == TT__VALUE_UNDEFINED)
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "an undefined value has no attribute or item%s%.*s",
+                       index.type == TT__VALUE_TEXT ? " " : "",
+                       index.type == TT__VALUE_TEXT ? (int)tt__min(index.n, 60) : 0, index.text ? index.text
+                           : "");
+    if (index.type == TT__VALUE_TEXT) return tt__jinja_get(r, v, index.text, index.n);
+    if (index.type != TT__VALUE_INTEGER || (v.type != TT__VALUE_LIST && v.type != TT__VALUE_TEXT))
+        return undefined;
+    const tt__jinja_value list = tt__jinja_list(r, at, v);
+    const int64_t i = index.n < 0 ? index.n + list.n : index.n;
+    return i >= 0 && i < list.n ? list.members[i].value : undefined;
+}
+
+static tt__jinja_value tt__jinja_eval(tt__jinja_run *r, int node);
+
+/* A filter, a method, a test or a function, called with a value and up to three arguments. */
+typedef struct tt__jinja_call {
+    const tt__jinja_node *at;
+    const char *what;          /* "filter" and so on, for errors */
+    tt__jinja_value on, argument[3];
+    int n;                     /* number of arguments */
+} tt__jinja_call;
+
+/* Evaluates the arguments of a call, a chain of nodes. An argument with a name is refused. */
+static void tt__jinja_arguments(tt__jinja_run *r, tt__jinja_call *c, int chain)
+{
+    for (; chain && !r->j->failed; chain = r->j->nodes[chain].next) {
+        const tt__jinja_node *node = &r->j->nodes[chain];
+        if (c->n == 3 || node->kind == TT__JINJA_KEYWORD)
+            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node->line, "the %s %.*s with %s%.*s is not supported",
+                           c->what, (int)tt__min(c->at->n, 60), c->at->text, c->n == 3 ? "four arguments"
+                               : "an argument ",
+                           c->n == 3 ? 0 : (int)tt__min(node->n, 60), c->n == 3 ? "" : node->text);
+        else c->argument[c->n++] = tt__jinja_eval(r, chain);
+    }
+}
+
+/* Returns whether the call has this name, and at most `max` arguments, which is otherwise an error. */
+static bool tt__jinja_calls(tt__jinja_run *r, const tt__jinja_call *c, const char *name, int max)
+{
+    if (!tt__jinja_same(c->at->text, c->at->n, name)) return false;
+    if (c->n > max)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the %s %s with %d arguments is not supported",
+                       c->what, name, c->n);
+    return true;
+}
+
+static tt__jinja_value tt__jinja_refuse(tt__jinja_run *r, const tt__jinja_call *c)
+{
+    tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the %s %.*s of %s is not supported", c->what,
+                   (int)tt__min(c->at->n, 60), c->at->text, tt__jinja_type_name(c->on));
+    return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+}
+
+/* Returns a text whose ASCII letters are changed: 'U' to capitals, 'L' to small letters, 'C' to a capital and
+   small letters. */
+static tt__jinja_value tt__jinja_case(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text,
+                                      char to)
+{
+    char *copy = (char *)tt__jinja_take(r, text.n);
+    for (int64_t i = 0; copy && i < text.n; i++) {
+        const char letter = text.text[i];
+        const bool up = to == 'U' || (to == 'C' && !i);
+        if ((uint8_t)letter > 0x7F) return tt__jinja_refuse(r, c);
+        copy[i] = letter;
+        if (up && letter >= 'a' && letter <= 'z') copy[i] = (char)(letter - 32);
+        if (!up && letter >= 'A' && letter <= 'Z') copy[i] = (char)(letter + 32);
+    }
+    return tt__jinja_text(copy ? copy : "", copy ? text.n : 0);
+}
+
+/* Returns the place of a text in another from place `from` on; -1: none. */
+static int64_t tt__jinja_search(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value in, int64_t from,
+                                tt__jinja_value what)
+{
+    for (int64_t first = from; from + what.n <= in.n; from++) {
+        const bool counts = what.n >= 64 || (from - first) % 64 == 0;
+        if (counts && !tt__jinja_steps(r, at, 1 + what.n / 64)) break;
+        if (memcmp(in.text + from, what.text, (size_t)what.n) == 0) return from;
+    }
+    return -1;
+}
+
+/* Splits a text at each `separator`, at most `max` times (-1: at all); without a separator at white space. */
+static tt__jinja_value tt__jinja_split(tt__jinja_run *r, const tt__jinja_call *c, int64_t max)
+{
+    const tt__jinja_value text = c->on, separator = c->argument[0];
+    const bool white = separator.type <= TT__VALUE_NONE;
+    tt__jinja_value list = tt__jinja_make(TT__VALUE_LIST, 0);
+    if (!white && (separator.type != TT__VALUE_TEXT || !separator.n)) return tt__jinja_refuse(r, c);
+    for (int pass = 0; pass < 2 && !r->j->failed; pass++) { /* the first pass counts the parts */
+        int64_t n = 0, from = 0;
+        if (pass) list = tt__jinja_members(r, TT__VALUE_LIST, list.n);
+        while (!r->j->failed) {
+            if (white) from += (int64_t)tt__jinja_left(text.text + from, (size_t)(text.n - from), NULL, 0);
+            if (white && from == text.n) break;
+            int64_t to = text.n, next = -1;
+            if (n != max && !white && (next = tt__jinja_search(r, c->at, text, from, separator)) >= 0)
+                to = next;
+            if (n != max && white) {
+                size_t end = (size_t)from, after = (size_t)from;
+                while (end < (size_t)text.n &&
+                       !tt__jinja_space(tt__utf8_next(text.text, (size_t)text.n, &after))) end = after;
+                next = to = (int64_t)end;
+            }
+            if (pass) list.members[n].value = tt__jinja_text(text.text + from, to - from);
+            n++;
+            if (next < 0) break;
+            from = next + (white ? 0 : separator.n);
+        }
+        list.n = n;
+    }
+    return list;
+}
+
+static tt__jinja_value tt__jinja_replace(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text)
+{
+    const tt__jinja_value from = c->argument[0], to = c->argument[1];
+    const size_t begin = r->n;
+    if (c->n != 2 || from.type != TT__VALUE_TEXT || to.type != TT__VALUE_TEXT || !from.n)
+        return tt__jinja_refuse(r, c);
+    for (int64_t at = 0, next; !r->j->failed; at = next + from.n) {
+        next = tt__jinja_search(r, c->at, text, at, from);
+        tt__jinja_write(r, text.text + at, (next < 0 ? text.n : next) - at);
+        if (next < 0) break;
+        tt__jinja_write(r, to.text, to.n);
+    }
+    return tt__jinja_taken_back(r, begin);
+}
+
+/* Removes the characters of the first argument, or white space, at the start, at the end or at both. */
+static tt__jinja_value tt__jinja_strip(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text,
+                                       bool left, bool right)
+{
+    const tt__jinja_value set = c->argument[0];
+    if (set.type > TT__VALUE_NONE && set.type != TT__VALUE_TEXT) return tt__jinja_refuse(r, c);
+    if (!tt__jinja_steps(r, c->at, (1 + text.n / 64) * (1 + set.n / 8))) return text;
+    const size_t n = right ? tt__jinja_right(text.text, (size_t)text.n, set.text, (size_t)set.n)
+        : (size_t)text.n;
+    const size_t from = left ? tt__jinja_left(text.text, n, set.text, (size_t)set.n) : 0;
+    return tt__jinja_text(text.text + from, (int64_t)(n - from));
+}
+
+static bool tt__jinja_contains(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value what,
+                               tt__jinja_value in)
+{
+    if (in.type == TT__VALUE_TEXT && what.type == TT__VALUE_TEXT)
+        return tt__jinja_search(r, at, in, 0, what) >= 0;
+    if (in.type == TT__VALUE_TEXT || (in.type == TT__VALUE_DICT && what.type != TT__VALUE_TEXT))
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s cannot be in %s", tt__jinja_type_name(what),
+                       tt__jinja_type_name(in));
+    const tt__jinja_value list = tt__jinja_list(r, at, in);
+    for (int64_t i = 0; i < list.n && tt__jinja_steps(r, at, 1); i++)
+        if (tt__jinja_equal(r, at, list.members[i].value, what, 0)) return true;
+    return false;
+}
+
+static bool tt__jinja_test(tt__jinja_run *r, const tt__jinja_call *c)
+{
+    const tt__jinja_type type = c->on.type;
+    const bool iterable = type == TT__VALUE_TEXT || type == TT__VALUE_LIST || type == TT__VALUE_DICT;
+    const struct { const char *name; bool is; } tests[] = {
+        {"defined", type != TT__VALUE_UNDEFINED}, {"undefined", type == TT__VALUE_UNDEFINED},
+        {"none", type == TT__VALUE_NONE}, {"string", type == TT__VALUE_TEXT},
+            {"boolean", type == TT__VALUE_BOOL},
+        {"true", type == TT__VALUE_BOOL && c->on.n}, {"false", type == TT__VALUE_BOOL && !c->on.n},
+        {"integer", type == TT__VALUE_INTEGER},
+            {"number", tt__jinja_number(c->on) || type == TT__VALUE_OTHER},
+        {"mapping", type == TT__VALUE_DICT}, {"sequence", iterable || type == TT__VALUE_UNDEFINED},
+        {"iterable", iterable || type == TT__VALUE_UNDEFINED}};
+    for (int k = 0; k < TT__COUNT(tests); k++)
+        if (tt__jinja_calls(r, c, tests[k].name, 0)) return tests[k].is;
+    if (tt__jinja_number(c->on)) {
+        if (tt__jinja_calls(r, c, "odd", 0)) return c->on.n % 2 != 0;
+        if (tt__jinja_calls(r, c, "even", 0)) return c->on.n % 2 == 0;
+    }
+    static const char *const same[] = {"equalto", "eq", "sameas"};
+    for (int k = 0; k < TT__COUNT(same); k++)
+        if (c->n == 1 && tt__jinja_calls(r, c, same[k], 1))
+            return tt__jinja_equal(r, c->at, c->on, c->argument[0], 0) &&
+                (k < 2 || type == c->argument[0].type);
+    if (c->n == 1 && tt__jinja_calls(r, c, "ne", 1))
+        return !tt__jinja_equal(r, c->at, c->on, c->argument[0], 0);
+    if (c->n == 1 && tt__jinja_calls(r, c, "in", 1))
+        return tt__jinja_contains(r, c->at, c->on, c->argument[0]);
+    tt__jinja_refuse(r, c);
+    return false;
+}
+
+/* The filters selectattr and rejectattr: (name of an attribute, name of a test, argument of the test). */
+static tt__jinja_value tt__jinja_select(tt__jinja_run *r, const tt__jinja_call *c, bool wanted)
+{
+    const tt__jinja_value list = tt__jinja_list(r, c->at, c->on), name = c->argument[0],
+        test = c->argument[1];
+    tt__jinja_value kept = tt__jinja_members(r, TT__VALUE_LIST, list.n);
+    int64_t n = 0;
+    if (name.type != TT__VALUE_TEXT || (c->n > 1 && test.type != TT__VALUE_TEXT))
+        return tt__jinja_refuse(r, c);
+    tt__jinja_node at = *c->at;
+    at.text = test.text;
+    at.n = test.n;
+    for (int64_t i = 0; i < list.n && !r->j->failed; i++) {
+        tt__jinja_call one = {&at, "test", tt__jinja_index(r, c->at, list.members[i].value, name),
+                              {c->argument[2]}, c->n > 2};
+        if ((c->n > 1 ? tt__jinja_test(r, &one) : tt__jinja_true(one.on)) == wanted)
+            kept.members[n++] = list.members[i];
+    }
+    kept.n = n;
+    return kept;
+}
+
+/* Returns a dictionary's keys and values as a list of pairs; which: 0: keys, 1: values, 2: both. */
+static tt__jinja_value tt__jinja_dict_items(tt__jinja_run *r, tt__jinja_value dict, int which)
+{
+    tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, dict.n);
+    for (int64_t i = 0; i < dict.n && list.members && !r->j->failed; i++) {
+        const tt__jinja_value key = tt__jinja_text(dict.members[i].key, dict.members[i].key_bytes);
+        list.members[i].value = which ? dict.members[i].value : key;
+        if (which < 2) continue;
+        tt__jinja_value pair = tt__jinja_members(r, TT__VALUE_LIST, 2);
+        if (!pair.members) break;
+        pair.members[0].value = key;
+        pair.members[1].value = dict.members[i].value;
+        list.members[i].value = pair;
+    }
+    return list;
+}
+
+static tt__jinja_value tt__jinja_filter(tt__jinja_run *r, const tt__jinja_call *c)
+{
+    const tt__jinja_type type = c->on.type;
+    const size_t from = r->n;
+    if (tt__jinja_calls(r, c, "trim", 1))
+        return tt__jinja_strip(r, c, tt__jinja_to_text(r, c->at, c->on), true, true);
+    if ((tt__jinja_calls(r, c, "length", 0) || tt__jinja_calls(r, c, "count", 0))) {
+        int64_t n = type == TT__VALUE_TEXT ? 0 : tt__jinja_list(r, c->at, c->on).n;
+        if (type == TT__VALUE_TEXT && tt__jinja_steps(r, c->at, c->on.n / 64)) /* counts characters */
+            for (int64_t i = 0; i < c->on.n; i++) n += ((uint8_t)c->on.text[i] & 0xC0) != 0x80;
+        return tt__jinja_make(TT__VALUE_INTEGER, n);
+    }
+    if (tt__jinja_calls(r, c, "tojson", 0)) {
+        tt__jinja_json(r, c->at, c->on, 0);
+        return tt__jinja_taken_back(r, from);
+    }
+    if (tt__jinja_calls(r, c, "default", 2) || tt__jinja_calls(r, c, "d", 2)) {
+        const bool replaced = !type || (tt__jinja_true(c->argument[1]) && !tt__jinja_true(c->on));
+        return !replaced ? c->on : c->n ? c->argument[0] : tt__jinja_text("", 0);
+    }
+    if (tt__jinja_calls(r, c, "string", 0)) return tt__jinja_to_text(r, c->at, c->on);
+    if (tt__jinja_calls(r, c, "list", 0)) return tt__jinja_list(r, c->at, c->on);
+    if (tt__jinja_calls(r, c, "join", 1)) return tt__jinja_join(r, c->at, c->on, c->argument[0]);
+    if (tt__jinja_calls(r, c, "first", 0) || tt__jinja_calls(r, c, "last", 0)) {
+        const tt__jinja_value list = tt__jinja_list(r, c->at, c->on);
+        if (!list.n) return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+        return list.members[*c->at->text == 'f' ? 0 : list.n - 1].value;
+    }
+    if (tt__jinja_calls(r, c, "selectattr", 3)) return tt__jinja_select(r, c, true);
+    if (tt__jinja_calls(r, c, "rejectattr", 3)) return tt__jinja_select(r, c, false);
+    if (type == TT__VALUE_DICT && tt__jinja_calls(r, c, "items", 0)) return tt__jinja_dict_items(r, c->on, 2);
+    if (type == TT__VALUE_TEXT && tt__jinja_calls(r, c, "replace", 2)) return tt__jinja_replace(r, c, c->on);
+    static const struct { const char *name; char to; } cases[] = {
+        {"upper", 'U'}, {"lower", 'L'}, {"capitalize", 'C'}};
+    for (int k = 0; k < TT__COUNT(cases); k++)
+        if (tt__jinja_calls(r, c, cases[k].name, 0))
+            return tt__jinja_case(r, c, tt__jinja_to_text(r, c->at, c->on), cases[k].to);
+    return tt__jinja_refuse(r, c);
+}
+
+/* Calls a method of a text or a dictionary. */
+static tt__jinja_value tt__jinja_method(tt__jinja_run *r, const tt__jinja_call *c)
+{
+    const tt__jinja_value text = c->on, other = c->argument[0];
+    if (text.type == TT__VALUE_DICT) {
+        if (tt__jinja_calls(r, c, "items", 0)) return tt__jinja_dict_items(r, text, 2);
+        if (tt__jinja_calls(r, c, "keys", 0)) return tt__jinja_dict_items(r, text, 0);
+        if (tt__jinja_calls(r, c, "values", 0)) return tt__jinja_dict_items(r, text, 1);
+        if (other.type == TT__VALUE_TEXT && tt__jinja_calls(r, c, "get", 2)) {
+            const tt__jinja_value found = tt__jinja_get(r, text, other.text, other.n);
+            return found.type ? found : c->n > 1 ? c->argument[1] : tt__jinja_make(TT__VALUE_NONE, 0);
+        }
+    }
+    if (text.type != TT__VALUE_TEXT) return tt__jinja_refuse(r, c);
+    if (tt__jinja_calls(r, c, "strip", 1)) return tt__jinja_strip(r, c, text, true, true);
+    if (tt__jinja_calls(r, c, "lstrip", 1)) return tt__jinja_strip(r, c, text, true, false);
+    if (tt__jinja_calls(r, c, "rstrip", 1)) return tt__jinja_strip(r, c, text, false, true);
+    if (tt__jinja_calls(r, c, "upper", 0)) return tt__jinja_case(r, c, text, 'U');
+    if (tt__jinja_calls(r, c, "lower", 0)) return tt__jinja_case(r, c, text, 'L');
+    if (tt__jinja_calls(r, c, "capitalize", 0)) return tt__jinja_case(r, c, text, 'C');
+    if (tt__jinja_calls(r, c, "replace", 2)) return tt__jinja_replace(r, c, text);
+    if (tt__jinja_calls(r, c, "join", 1)) return tt__jinja_join(r, c->at, other, text);
+    if (tt__jinja_calls(r, c, "split", 2))
+        return tt__jinja_split(r, c, c->argument[1].type == TT__VALUE_INTEGER ? c->argument[1].n : -1);
+    const bool begins = tt__jinja_calls(r, c, "startswith", 1), ends = tt__jinja_calls(r, c, "endswith", 1);
+    if ((!begins && !ends) || other.type != TT__VALUE_TEXT) return tt__jinja_refuse(r, c);
+    const bool fits = text.n >= other.n && tt__jinja_steps(r, c->at, other.n / 64);
+    const char *part = fits && ends ? text.text + text.n - other.n : text.text;
+    return tt__jinja_make(TT__VALUE_BOOL, fits && memcmp(part, other.text, (size_t)other.n) == 0);
+}
+
+/* Calls a function of Jinja's or of transformers'. */
+static tt__jinja_value tt__jinja_function(tt__jinja_run *r, tt__jinja_call *c, int chain)
+{
+    if (tt__jinja_calls(r, c, "namespace", 0)) {
+        tt__jinja_value space = tt__jinja_make(TT__VALUE_NAMESPACE, 0);
+        space.scope = (tt__jinja_scope *)tt__jinja_take(r, sizeof *space.scope);
+        for (; chain && !r->j->failed; chain = r->j->nodes[chain].next) {
+            const tt__jinja_node node = r->j->nodes[chain];
+            if (node.kind != TT__JINJA_KEYWORD)
+                tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node.line,
+                               "namespace with a dictionary is not supported");
+            else tt__jinja_assign(r, space.scope, node.text, node.n, tt__jinja_eval(r, node.part[0]));
+        }
+        return space;
+    }
+    tt__jinja_arguments(r, c, chain);
+    if (c->n == 1 && tt__jinja_calls(r, c, "raise_exception", 1)) {
+        const tt__jinja_value text = tt__jinja_to_text(r, c->at, c->argument[0]);
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, c->at->line, "the template refuses the conversation: %.*s",
+                       (int)tt__min(text.n, 400), text.text);
+        return text;
+    }
+    if (c->n && tt__jinja_calls(r, c, "range", 2)) {
+        const int64_t from = c->n > 1 ? c->argument[0].n : 0, to = c->argument[c->n - 1].n;
+        const bool fit = from > INT32_MIN && from < INT32_MAX && to > INT32_MIN && to < INT32_MAX;
+        for (int k = 0; k < c->n; k++)
+            if (!tt__jinja_number(c->argument[k]) || !fit) return tt__jinja_refuse(r, c);
+        tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, tt__max(0, to - from));
+        for (int64_t i = 0; list.members && i < list.n; i++)
+            list.members[i].value = tt__jinja_make(TT__VALUE_INTEGER, from + i);
+        return list;
+    }
+    tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the function %.*s is not supported",
+                   (int)tt__min(c->at->n, 60), c->at->text);
+    return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+}
+
+static tt__jinja_value tt__jinja_apply(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value a,
+                                       tt__jinja_value b)
+{
+    const char *op = tt__jinja_ops[at->op / 8][at->op % 8];
+    const bool numbers = tt__jinja_number(a) && tt__jinja_number(b);
+    const size_t from = r->n;
+    int64_t sign = numbers ? (a.n > b.n) - (a.n < b.n) : 0;
+    if (at->op / 8 == TT__JINJA_COMPARISONS) {
+        if (*op == 'i') return tt__jinja_make(TT__VALUE_BOOL, tt__jinja_contains(r, at, a, b));
+        if (op[1] == '=' && (*op == '=' || *op == '!'))
+            return tt__jinja_make(TT__VALUE_BOOL, tt__jinja_equal(r, at, a, b, 0) == (*op == '='));
+        if (!numbers && (a.type != TT__VALUE_TEXT || b.type != TT__VALUE_TEXT))
+            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s cannot be compared with %s by %s",
+                           tt__jinja_type_name(a), tt__jinja_type_name(b), op);
+        else if (!numbers && tt__jinja_steps(r, at, tt__min(a.n, b.n) / 64))
+            sign = tt__compare_bytes(a.text, (size_t)a.n, b.text, (size_t)b.n);
+        const bool less = sign < 0, more = sign > 0;
+        return tt__jinja_make(TT__VALUE_BOOL, (*op == '<' ? less : more) || (op[1] && !sign));
+    }
+    if (*op == '~' || (*op == '+' && a.type == TT__VALUE_TEXT && b.type == TT__VALUE_TEXT)) {
+        a = tt__jinja_to_text(r, at, a);
+        b = tt__jinja_to_text(r, at, b);
+        tt__jinja_write(r, a.text, a.n);
+        tt__jinja_write(r, b.text, b.n);
+        return tt__jinja_taken_back(r, from);
+    }
+    if (*op == '+' && a.type == TT__VALUE_LIST && b.type == TT__VALUE_LIST) {
+        tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, a.n + b.n);
+        for (int64_t i = 0; list.members && i < list.n; i++)
+            list.members[i] = i < a.n ? a.members[i] : b.members[i - a.n];
+        return list;
+    }
+    const int64_t limit = (int64_t)1 << 31;
+    const bool fit = numbers && a.n < limit && a.n > -limit && b.n < limit && b.n > -limit;
+    if (!fit || (strchr("/%", *op) && !b.n)) {
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s %s %s cannot be computed", tt__jinja_type_name(a),
+                       op, numbers && fit ? "0" : tt__jinja_type_name(b));
+        return a;
+    }
+    if (strchr("/%", *op)) { /* Python rounds quotients down */
+        const int64_t rest = (a.n % b.n + b.n) % b.n;
+        return tt__jinja_make(TT__VALUE_INTEGER, *op == '%' ? rest : (a.n - rest) / b.n);
+    }
+    return tt__jinja_make(TT__VALUE_INTEGER, *op == '+' ? a.n + b.n : *op == '-' ? a.n - b.n : a.n * b.n);
+}
+
+/* Returns the value of a list or a dictionary that a template writes out. */
+static tt__jinja_value tt__jinja_literal(tt__jinja_run *r, const tt__jinja_node *at)
+{
+    const bool dict = at->kind == TT__JINJA_DICT;
+    int64_t n = 0;
+    for (int item = at->part[0]; item; item = r->j->nodes[item].next) n++;
+    tt__jinja_value v = tt__jinja_members(r, dict ? TT__VALUE_DICT : TT__VALUE_LIST, n);
+    n = 0;
+    for (int item = at->part[0]; item && !r->j->failed; item = r->j->nodes[item].next) {
+        const int first = r->j->nodes[item].part[0];
+        const tt__jinja_value key = dict ? tt__jinja_eval(r, first) : tt__jinja_text("", 0);
+        if (key.type != TT__VALUE_TEXT)
+            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a key is not a text");
+        const tt__jinja_value value = tt__jinja_eval(r, dict ? r->j->nodes[item].part[1] : item);
+        if (r->j->failed) break;
+        v.members[n].key = dict ? key.text : NULL;
+        v.members[n].key_bytes = key.n;
+        v.members[n++].value = value;
+    }
+    return v;
+}
+
+static tt__jinja_value tt__jinja_called(tt__jinja_run *r, const tt__jinja_node *at)
+{
+    const tt__jinja_node *callee = at->kind == TT__JINJA_CALL ? &r->j->nodes[at->part[0]] : at;
+    tt__jinja_call c;
+    memset(&c, 0, sizeof c);
+    c.at = callee;
+    c.what = at->kind == TT__JINJA_FILTER ? "filter" : at->kind == TT__JINJA_TEST ? "test" : "method";
+    if (at->kind == TT__JINJA_CALL && callee->kind == TT__JINJA_NAME) {
+        c.what = "function";
+        return tt__jinja_function(r, &c, at->part[1]);
+    }
+    if (callee->kind != TT__JINJA_ATTRIBUTE && at->kind == TT__JINJA_CALL)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line,
+                       "a call of something without a name is not supported");
+    c.on = tt__jinja_eval(r, callee->part[0]);
+    tt__jinja_arguments(r, &c, at->part[1]);
+    if (r->j->failed) return c.on;
+    if (at->kind == TT__JINJA_TEST) return tt__jinja_make(TT__VALUE_BOOL, tt__jinja_test(r, &c));
+    return at->kind == TT__JINJA_FILTER ? tt__jinja_filter(r, &c) : tt__jinja_method(r, &c);
+}
+
+static tt__jinja_value tt__jinja_variable_of(tt__jinja_run *r, const tt__jinja_node *at)
+{
+    for (const tt__jinja_scope *s = r->scope; s; s = s->outer) {
+        const tt__jinja_variable *v = tt__jinja_find(r, s, at->text, at->n);
+        if (v) return v->value;
+    }
+    return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+}
+
+static tt__jinja_value tt__jinja_value_of(tt__jinja_run *r, const tt__jinja_node *at)
+{
+    const tt__jinja_value undefined = tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+    tt__jinja_value a, bounds[3];
+    switch (at->kind) {
+    case TT__JINJA_TEXT: return tt__jinja_text(at->text, at->n);
+    case TT__JINJA_INTEGER: return tt__jinja_make(TT__VALUE_INTEGER, at->n);
+    case TT__JINJA_BOOL: return tt__jinja_make(TT__VALUE_BOOL, at->n);
+    case TT__JINJA_NONE: return tt__jinja_make(TT__VALUE_NONE, 0);
+    case TT__JINJA_NAME: return tt__jinja_variable_of(r, at);
+    case TT__JINJA_LIST:
+    case TT__JINJA_DICT: return tt__jinja_literal(r, at);
+    case TT__JINJA_CALL:
+    case TT__JINJA_FILTER:
+    case TT__JINJA_TEST: return tt__jinja_called(r, at);
+    default: break;
+    }
+    a = tt__jinja_eval(r, at->part[0]);
+    if (r->j->failed) return a;
+    switch (at->kind) {
+    case TT__JINJA_ATTRIBUTE: return tt__jinja_index(r, at, a, tt__jinja_text(at->text, at->n));
+    case TT__JINJA_INDEX: return tt__jinja_index(r, at, a, tt__jinja_eval(r, at->part[1]));
+    case TT__JINJA_SLICE:
+        for (int k = 0; k < 3; k++)
+            bounds[k] = at->part[1 + k] ? tt__jinja_eval(r, at->part[1 + k]) : undefined;
+        return tt__jinja_slice(r, at, a, bounds);
+    case TT__JINJA_NOT: return tt__jinja_make(TT__VALUE_BOOL, !tt__jinja_true(a));
+    case TT__JINJA_NEGATIVE:
+        if (!tt__jinja_number(a))
+            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "-%s is no number", tt__jinja_type_name(a));
+        return tt__jinja_make(TT__VALUE_INTEGER, r->j->failed ? 0 : -a.n);
+    case TT__JINJA_CHOICE:
+        if (tt__jinja_true(a)) return tt__jinja_eval(r, at->part[1]);
+        return at->part[2] ? tt__jinja_eval(r, at->part[2]) : undefined;
+    default: break;
+    }
+    /* `or` with a true value and `and` with a false value have that value. */
+    if (at->op < 16 && tt__jinja_true(a) == (at->op < 8)) return a;
+    const tt__jinja_value b = tt__jinja_eval(r, at->part[1]);
+    return at->op < 16 || r->j->failed ? b : tt__jinja_apply(r, at, a, b);
+}
+
+static tt__jinja_value tt__jinja_eval(tt__jinja_run *r, int node)
+{
+    const tt__jinja_node *at = &r->j->nodes[node];
+    tt__jinja_value v = tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+    if (++r->depth > TT__JINJA_DEPTH)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "more than %d levels of nesting are not supported",
+                       TT__JINJA_DEPTH);
+    if (tt__jinja_steps(r, at, 1)) v = tt__jinja_value_of(r, at);
+    r->depth--;
+    return v;
+}
+
+static void tt__jinja_run_body(tt__jinja_run *r, int chain);
+
+/* Defines `loop` for item i of a list. */
+static void tt__jinja_loop(tt__jinja_run *r, tt__jinja_value list, int64_t i)
+{
+    const tt__jinja_value undefined = tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+    const struct { const char *name; tt__jinja_type type; int64_t n; } numbers[] = {
+        {"index", TT__VALUE_INTEGER, i + 1}, {"index0", TT__VALUE_INTEGER, i},
+            {"first", TT__VALUE_BOOL, i == 0},
+        {"last", TT__VALUE_BOOL, i + 1 == list.n}, {"length", TT__VALUE_INTEGER, list.n},
+        {"revindex", TT__VALUE_INTEGER, list.n - i}, {"revindex0", TT__VALUE_INTEGER, list.n - i - 1},
+        {"previtem", TT__VALUE_UNDEFINED, -1}, {"nextitem", TT__VALUE_UNDEFINED, 1}};
+    tt__jinja_value loop = tt__jinja_members(r, TT__VALUE_DICT, TT__COUNT(numbers));
+    for (int k = 0; k < TT__COUNT(numbers) && loop.members; k++) {
+        const int64_t other = i + numbers[k].n;
+        loop.members[k].key = numbers[k].name;
+        loop.members[k].key_bytes = (int64_t)strlen(numbers[k].name);
+        loop.members[k].value = numbers[k].type ? tt__jinja_make(numbers[k].type, numbers[k].n)
+                              : other >= 0 && other < list.n ? list.members[other].value : undefined;
+    }
+    tt__jinja_define(r, "loop", loop);
+}
+
+/* Opens a scope and assigns an item to the variables of a loop. Returns false after an error. */
+static bool tt__jinja_bind(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value item)
+{
+    const tt__jinja_node *first = &r->j->nodes[at->part[4]], *second = &r->j->nodes[first->next];
+    tt__jinja_scope *scope = (tt__jinja_scope *)tt__jinja_take(r, sizeof *scope);
+    if (!scope) return false;
+    scope->outer = r->scope;
+    r->scope = scope;
+    if (first->next && (item.type != TT__VALUE_LIST || item.n != 2))
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "the loop has two variables, but an item is %s",
+                       tt__jinja_type_name(item));
+    if (r->j->failed) return false;
+    tt__jinja_assign(r, scope, first->text, first->n, first->next ? item.members[0].value : item);
+    if (first->next) tt__jinja_assign(r, scope, second->text, second->n, item.members[1].value);
+    return !r->j->failed;
+}
+
+static void tt__jinja_run_for(tt__jinja_run *r, const tt__jinja_node *at)
+{
+    tt__jinja_scope *outer = r->scope;
+    tt__jinja_value list = tt__jinja_eval(r, at->part[0]);
+    if (!r->j->failed) list = tt__jinja_list(r, at, list);
+    if (at->part[3] && !r->j->failed) {
+        tt__jinja_value kept = tt__jinja_members(r, TT__VALUE_LIST, list.n);
+        int64_t n = 0;
+        for (int64_t i = 0; i < list.n && !r->j->failed; i++) {
+            const bool bound = tt__jinja_bind(r, at, list.members[i].value);
+            if (bound && tt__jinja_true(tt__jinja_eval(r, at->part[3])))
+                kept.members[n++] = list.members[i];
+            r->scope = outer;
+        }
+        kept.n = n;
+        list = kept;
+    }
+    for (int64_t i = 0; i < list.n && !r->j->failed && r->leaving != TT__JINJA_BREAK; i++) {
+        r->leaving = 0;
+        if (tt__jinja_bind(r, at, list.members[i].value)) tt__jinja_loop(r, list, i);
+        tt__jinja_run_body(r, at->part[1]);
+        r->scope = outer;
+    }
+    r->leaving = 0;
+    if (!list.n && !r->j->failed) tt__jinja_run_body(r, at->part[2]);
+}
+
+/* Runs a block {% set %} or {% generation %}, whose variables are its own. */
+static void tt__jinja_run_block(tt__jinja_run *r, const tt__jinja_node *at)
+{
+    tt__jinja_scope *outer = r->scope, *scope = (tt__jinja_scope *)tt__jinja_take(r, sizeof *scope);
+    const size_t from = r->n;
+    const bool set = at->kind == TT__JINJA_SET_BLOCK;
+    if (!scope) return;
+    if (!set && r->captures)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line,
+                       "generation within set or generation is not supported");
+    scope->outer = outer;
+    r->scope = scope;
+    r->captures++;
+    tt__jinja_run_body(r, at->part[1]);
+    r->captures--;
+    r->scope = outer;
+    if (set) tt__jinja_assign(r, outer, at->text, at->n, tt__jinja_taken_back(r, from));
+    else if (!TT__GROW(r->j->ctx, r->spans, r->n_spans, r->cap_spans)) r->j->failed = true;
+    else r->spans[r->n_spans].begin = from, r->spans[r->n_spans++].end = r->n;
+}
+
+static void tt__jinja_run_set(tt__jinja_run *r, const tt__jinja_node *at)
+{
+    const tt__jinja_value value = tt__jinja_eval(r, at->part[0]);
+    const tt__jinja_node *attribute = &r->j->nodes[at->part[1]];
+    const tt__jinja_value space = at->part[1] ? tt__jinja_variable_of(r, at) : value;
+    if (!at->part[1]) tt__jinja_assign(r, r->scope, at->text, at->n, value);
+    else if (space.type != TT__VALUE_NAMESPACE)
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "an attribute of %s cannot be set; expected a "
+                       "namespace",
+                       tt__jinja_type_name(space));
+    else tt__jinja_assign(r, space.scope, attribute->text, attribute->n, value);
+}
+
+static void tt__jinja_run_body(tt__jinja_run *r, int chain)
+{
+    if (++r->depth > TT__JINJA_DEPTH && chain)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, r->j->nodes[chain].line,
+                       "more than %d levels of nesting are not supported", TT__JINJA_DEPTH);
+    for (int node = chain; node && !r->leaving && !r->j->failed; node = r->j->nodes[node].next) {
+        const tt__jinja_node *at = &r->j->nodes[node];
+        tt__jinja_value v;
+        if (!tt__jinja_steps(r, at, 1)) break;
+        switch (at->kind) {
+        case TT__JINJA_RAW: tt__jinja_write(r, at->text, at->n); break;
+        case TT__JINJA_PRINT:
+            v = tt__jinja_eval(r, at->part[0]);
+            if (!r->j->failed) v = tt__jinja_to_text(r, at, v);
+            if (!r->j->failed) tt__jinja_write(r, v.text, v.n);
+            break;
+        case TT__JINJA_IF:
+            v = tt__jinja_eval(r, at->part[0]);
+            if (!r->j->failed) tt__jinja_run_body(r, at->part[tt__jinja_true(v) ? 1 : 2]);
+            break;
+        case TT__JINJA_FOR: tt__jinja_run_for(r, at); break;
+        case TT__JINJA_SET: tt__jinja_run_set(r, at); break;
+        case TT__JINJA_BREAK:
+        case TT__JINJA_CONTINUE: r->leaving = at->kind; break;
+        default: tt__jinja_run_block(r, at); break;
+        }
+    }
+    r->depth--;
+}
+
+/* Renders the template into r->out. */
+static tt_status tt__jinja_render(tt__jinja_run *r)
+{
+    if (tt__jinja_write(r, "", 0)) tt__jinja_run_body(r, r->j->first);
+    return r->j->failed ? r->j->ctx->status : TT_OK;
+}
+
+/* ==== src/text/chat.h */
+/* ------------------------------------------------------------------------------------------ conversations */
+
+/* A tokenizer's chat template, and its special tokens under the names that templates read. */
+typedef struct tt__chat {
+    tt__jinja jinja;
+    tt__json config, map;      /* tokenizer_config.json and special_tokens_map.json; empty if missing */
+} tt__chat;
+
+/* The messages of a conversation: an array of a line of JSON or, if `json` is NULL, an array of the
+   caller. */
+typedef struct tt__chat_messages {
+    const tt__json *json;
+    int node, n;               /* node of the array; number of messages */
+    const tt_message *messages;
+} tt__chat_messages;
+
+static void tt__chat_close(tt__chat *c)
+{
+    tt__json_free(&c->config);
+    tt__json_free(&c->map);
+    tt__jinja_free(&c->jinja);
+}
+
+static const tt__kept_file *tt__chat_kept(const tt_tokenizer *k, const char *name)
+{
+    for (int i = 0; i < k->n_kept; i++) if (strcmp(k->kept[i].name, name) == 0) return &k->kept[i];
+    return NULL;
+}
+
+/* Returns the node of the template in tokenizer_config.json: a string, or the template named "default" of a
+   list. -1: none. */
+static int tt__chat_node(const tt__json *j)
+{
+    const int node = j->count ? tt__json_get(j, 0, "chat_template") : -1;
+    if (node < 0 || j->nodes[node].kind != TT__JSON_ARRAY) return node;
+    for (int item = node + 1; item < j->nodes[node].after; item = j->nodes[item].after) {
+        const char *name = tt__json_text(j, tt__json_get(j, item, "name"));
+        if (name && strcmp(name, "default") == 0) return tt__json_get(j, item, "template");
+    }
+    return -1;
+}
+
+/* Parses the chat template of a tokenizer's folder: chat_template.jinja or, without that file, a member of
+   tokenizer_config.json. The caller closes c even after an error. */
+static tt_status tt__chat_open(tt__chat *c, const tt_tokenizer *k)
+{
+    const tt__kept_file *files[] = {tt__chat_kept(k, "tokenizer_config.json"),
+                                    tt__chat_kept(k, "special_tokens_map.json")};
+    const tt__kept_file *own = tt__chat_kept(k, "chat_template.jinja");
+    tt__json *const to[] = {&c->config, &c->map};
+    tt_status status = TT_OK;
+    memset(c, 0, sizeof *c);
+    c->jinja.ctx = c->config.ctx = c->map.ctx = k->ctx;
+    for (int i = 0; i < 2 && status == TT_OK; i++)
+        if (files[i])
+            status = tt__json_parse(to[i], k->ctx, files[i]->name, 0, files[i]->file.bytes,
+                                    files[i]->file.size);
+    if (status != TT_OK) return status;
+    if (own) return tt__jinja_parse(&c->jinja, k->ctx, own->name, own->file.bytes, own->file.size);
+    size_t bytes;
+    const char *text = tt__json_bytes(&c->config, tt__chat_node(&c->config), &bytes);
+    if (text) return tt__jinja_parse(&c->jinja, k->ctx, files[0]->name, text, bytes);
+    return tt__fail(k->ctx, TT_ERR_ARGUMENT, "the tokenizer has no chat template: save one in its folder as "
+                    "chat_template.jinja");
+}
+
+/* Converts a value of JSON to a value of a template. An object loses members that are null if `message`, as
+   in transformers. */
+static tt__jinja_value tt__chat_value(tt__jinja_run *r, const tt__json *j, int node, bool message)
+{
+    const tt__json_node *at = &j->nodes[node];
+    const bool object = at->kind == TT__JSON_OBJECT;
+    const int64_t limit = (int64_t)1 << 53;
+    if (at->kind == TT__JSON_NULL) return tt__jinja_make(TT__VALUE_NONE, 0);
+    if (at->kind == TT__JSON_TRUE || at->kind == TT__JSON_FALSE)
+        return tt__jinja_make(TT__VALUE_BOOL, at->kind == TT__JSON_TRUE);
+    if (at->kind == TT__JSON_STRING) return tt__jinja_text(j->pool + at->integer, at->count);
+    if (at->kind == TT__JSON_NUMBER_KIND) {
+        const bool fits = at->exact && at->integer < limit && at->integer > -limit;
+        return tt__jinja_make(fits ? TT__VALUE_INTEGER : TT__VALUE_OTHER, fits ? at->integer : 1);
+    }
+    tt__jinja_value v = tt__jinja_members(r, object ? TT__VALUE_DICT : TT__VALUE_LIST, at->count);
+    int64_t n = 0;
+    for (int child = node + 1; child < at->after && v.members; child = j->nodes[child].after) {
+        if (message && j->nodes[child].kind == TT__JSON_NULL) continue;
+        v.members[n].key = object ? j->pool + j->nodes[child].key : NULL;
+        v.members[n].key_bytes = j->nodes[child].key_bytes;
+        v.members[n++].value = tt__chat_value(r, j, child, false);
+    }
+    v.n = v.members ? n : 0;
+    return v;
+}
+
+/* Returns the node of a message's role or content. -1: none. */
+static int tt__chat_member(const tt__json *j, int message, bool content)
+{
+    const int node = tt__json_get(j, message, content ? "content" : "role");
+    return node >= 0 ? node : tt__json_get(j, message, content ? "value" : "from");
+}
+
+/* Returns the role of message i. */
+static tt__jinja_value tt__chat_role(const tt__chat_messages *m, int i)
+{
+    if (!m->json) return tt__jinja_text(m->messages[i].role, (int64_t)strlen(m->messages[i].role));
+    int node = m->node + 1;
+    while (i--) node = m->json->nodes[node].after;
+    const tt__json_node *role = &m->json->nodes[tt__chat_member(m->json, node, false)];
+    return tt__jinja_text(m->json->pool + role->integer, role->count);
+}
+
+/* Returns the first n messages as a list of dictionaries. */
+static tt__jinja_value tt__chat_list(tt__jinja_run *r, const tt__chat_messages *m, int n)
+{
+    static const char *const keys[] = {"role", "content"};
+    tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, n);
+    for (int i = 0, node = m->node + 1; i < n && list.members; i++) {
+        tt__jinja_value one = m->json ? tt__chat_value(r, m->json, node, true)
+                            : tt__jinja_members(r, TT__VALUE_DICT, 2);
+        for (int k = 0; k < 2 && one.members; k++) {
+            const char *text = m->json ? NULL : k ? m->messages[i].content : m->messages[i].role;
+            const char *old = k ? "value" : "from";
+            if (text) one.members[k].value = tt__jinja_text(text, (int64_t)strlen(text));
+            for (int64_t at = text ? k : 0; at < one.n; at++)
+                if (text || tt__jinja_same(one.members[at].key, one.members[at].key_bytes, old)) {
+                    one.members[at].key = keys[k];
+                    one.members[at].key_bytes = (int64_t)strlen(keys[k]);
+                    break;
+                }
+        }
+        list.members[i].value = one;
+        if (m->json) node = m->json->nodes[node].after;
+    }
+    return list;
+}
+
+/* Renders the first n messages into r, which the caller ends even after an error. prompt: with the start of
+   an answer at the end. */
+static tt_status tt__chat_render(tt__chat *c, tt__jinja_run *r, const tt__chat_messages *m, int n,
+                                 bool prompt)
+{
+    const tt__json *const files[] = {&c->config, &c->map};
+    if (!tt__jinja_begin(r, &c->jinja)) return c->jinja.ctx->status;
+    for (int role = 0; role < TT_TOKEN_COUNT; role++)
+        for (int i = 0; i < 2; i++) {
+            int node = files[i]->count ? tt__json_get(files[i], 0, tt__role_names[role]) : -1;
+            size_t bytes;
+            if (node >= 0 && files[i]->nodes[node].kind == TT__JSON_OBJECT)
+                node = tt__json_get(files[i], node, "content");
+            const char *text = tt__json_bytes(files[i], node, &bytes);
+            if (!text) continue;
+            tt__jinja_define(r, tt__role_names[role], tt__jinja_text(text, (int64_t)bytes));
+            break;
+        }
+    tt__jinja_define(r, "messages", tt__chat_list(r, m, n));
+    tt__jinja_define(r, "tools", tt__jinja_make(TT__VALUE_NONE, 0));
+    tt__jinja_define(r, "documents", tt__jinja_make(TT__VALUE_NONE, 0));
+    tt__jinja_define(r, "add_generation_prompt", tt__jinja_make(TT__VALUE_BOOL, prompt));
+    return c->jinja.failed ? c->jinja.ctx->status : tt__jinja_render(r);
+}
+
+/* Finds the answer of message i in `whole`, the rendering of all messages of m, and adds the answer's bytes
+   to whole->spans. The answer begins where the rendering of the messages before it, as a prompt, ends. The
+   rendering that ends with message i gives the answer's text, unless the template writes the start of the
+   last answer differently (such as Qwen3's thoughts): then the answer is the longest end of that text. */
+static tt_status tt__chat_answer(tt__chat *c, const tt__chat_messages *m, tt__jinja_run *whole, int i)
+{
+    tt__jinja_run prompt, last;
+    tt_status status = tt__chat_render(c, &prompt, m, i, true);
+    memset(&last, 0, sizeof last);
+    last.j = &c->jinja;
+    if (status == TT_OK) status = tt__chat_render(c, &last, m, i + 1, false);
+    const size_t begin = prompt.n;
+    bool found = status == TT_OK && begin <= whole->n && begin <= last.n &&
+                 memcmp(prompt.out, whole->out, begin) == 0 && memcmp(prompt.out, last.out, begin) == 0;
+    const size_t length = found ? last.n - begin : 0;
+    size_t n = found ? (size_t)tt__min((int64_t)length, (int64_t)(whole->n - begin)) : 0;
+    while (n && memcmp(whole->out + begin, last.out + last.n - n, n) != 0) n--;
+    found = found && (n || !length);
+    if (status == TT_OK && !found)
+        status = tt__fail(c->jinja.ctx, TT_ERR_UNSUPPORTED, "the chat template writes message %d, an answer, "
+                          "or the messages before it, differently if other messages follow, so that the "
+                          "answer cannot be told from the prompt: put {%% generation %%} and {%% "
+                          "endgeneration %%} around answers in the template", i + 1);
+    if (status == TT_OK && !TT__GROW(c->jinja.ctx, whole->spans, whole->n_spans, whole->cap_spans))
+        status = TT_ERR_MEMORY;
+    if (status == TT_OK) {
+        whole->spans[whole->n_spans].begin = begin;
+        whole->spans[whole->n_spans++].end = begin + n;
+    }
+    tt__jinja_end(&prompt);
+    tt__jinja_end(&last);
+    return status;
+}
+
+/* Renders a conversation, and finds the bytes of its answers, r->spans: the blocks {% generation %} or, in a
+   template without this tag, the messages of the role "assistant". */
+static tt_status tt__chat_answers(tt__chat *c, tt__jinja_run *r, const tt__chat_messages *m)
+{
+    tt_status status = tt__chat_render(c, r, m, m->n, false);
+    for (int i = 0; i < m->n && status == TT_OK && !c->jinja.generates; i++)
+        if (tt__jinja_is_text(tt__chat_role(m, i), "assistant")) status = tt__chat_answer(c, m, r, i);
+    return status;
+}
+
+int64_t tt_tokenizer_chat(const tt_tokenizer *k, const tt_message *messages, int n, bool prompt, char *to,
+                          size_t capacity)
+{
+    const tt__chat_messages m = {NULL, 0, n, messages};
+    tt__chat c;
+    tt__jinja_run r;
+    int64_t bytes = -1;
+    for (int i = 0; i < n; i++)
+        if (!messages[i].role || !messages[i].content || !tt__is_utf8(messages[i].role) ||
+            !tt__is_utf8(messages[i].content))
+            return tt__fail(k->ctx, TT_ERR_ARGUMENT, "tt_tokenizer_chat: the role or the content of message "
+                            "%d is NULL or not UTF-8", i + 1), (int64_t)-1;
+    tt_status status = tt__chat_open(&c, k);
+    if (status == TT_OK) {
+        status = tt__chat_render(&c, &r, &m, n, prompt);
+        if (status == TT_OK) {
+            bytes = (int64_t)r.n;
+            const size_t fits = capacity ? (size_t)tt__min((int64_t)capacity - 1, bytes) : 0;
+            if (fits) memcpy(to, r.out, fits);
+            if (capacity) to[fits] = 0;
+        }
+        tt__jinja_end(&r);
+    }
+    tt__chat_close(&c);
+    return bytes;
+}
+
 /* ==== src/data/resize.h */
 /* ===========================================================================================================
    DATA                                                                                              src/data/
@@ -37302,6 +39226,8 @@ typedef struct tt__token_store {
     int width;          /* bytes of an id, 2 or 4 */
     int64_t count;
     void *ids;          /* `count` ids; NULL: the ids are in `file`, from byte `skip` on */
+    bool marked;        /* the stream consists of conversations */
+    uint8_t *marks;     /* of conversations: for each id, bits TT__MARK_... */
     void *file;         /* the open file; NULL: the ids are in memory */
     uint64_t skip;      /* bytes of the file's header, which the ids follow */
     char path[TT__PATH];
@@ -37321,10 +39247,18 @@ struct tt_token_stream {
 };
 
 enum { TT__BYTE_END = 256, TT__TOKENS_AT_ONCE = 16384 };
+enum { TT__MARK_LEARNT = 1, TT__MARK_END = 2 }; /* the token is a target; the last token of a conversation */
+
+/* Returns whether token `at` of a stream, which has this id, ends a document. */
+static bool tt__stream_ends(const tt_token_stream *s, int64_t at, int32_t id)
+{
+    const uint8_t *marks = s->store->marks;
+    return marks ? (marks[s->first + at] & TT__MARK_END) != 0 : id == s->end;
+}
 
 tt_stream_options tt_stream_options_default(void)
 {
-    const tt_stream_options o = {NULL, -1, 0, false, NULL};
+    const tt_stream_options o = {NULL, -1, 0, false, NULL, false};
     return o;
 }
 
@@ -37336,6 +39270,7 @@ void tt_token_stream_free(tt_token_stream *s)
     if (store && --store->users == 0) {
         if (store->file) ctx->options.files.close(ctx->options.files.user, store->file);
         tt__free(ctx, store->ids);
+        tt__free(ctx, store->marks);
         tt__free(ctx, store);
     }
     tt__free(ctx, s);
@@ -37368,6 +39303,11 @@ static bool tt__stream_grow(tt_token_stream *s, int64_t n, int64_t *room)
     if (store->count) memcpy(ids, store->ids, (size_t)store->count * (size_t)store->width);
     tt__free(s->ctx, store->ids);
     store->ids = ids;
+    if (store->marked) {
+        uint8_t *marks = (uint8_t *)tt__realloc(s->ctx, store->marks, (size_t)more);
+        if (!marks) return false;
+        store->marks = marks;
+    }
     *room = more;
     return true;
 }
@@ -37439,12 +39379,11 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     }
     if (!tt__stream_grow(s, s->fronts + n + 1, room)) return TT_ERR_MEMORY;
     const size_t front = sizeof **scratch * (size_t)s->fronts;
-    const bool begun = s->fronts && n >= s->fronts &&
-                       memcmp(*scratch, s->tokenizer->finish.one.around[0].ids, front) == 0;
+    const int32_t *before = s->fronts ? s->tokenizer->finish.one.around[0].ids : NULL;
+    const bool begun = s->fronts && n >= s->fronts && memcmp(*scratch, before, front) == 0;
     const bool ended = n && tt__added_text(s->tokenizer, s->end) && (*scratch)[n - 1] == s->end;
     s->spelled[0] += begun;
     s->spelled[1] += ended;
-    const int32_t *before = s->tokenizer->finish.one.around[0].ids;
     for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, before[k]);
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
@@ -37554,6 +39493,10 @@ tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t 
     return tt__stream_done(s, tt__stream_add_text(s, path, text, bytes, o->separator, &room));
 }
 
+/* Adds the conversations of a text, which are lines of JSON, to a stream. */
+static tt_status tt__stream_add_chats(tt_token_stream *s, const char *path, char *text, size_t bytes,
+                                      const tt_stream_options *o, int64_t *room);
+
 typedef struct tt__names { tt_context *ctx; char (*name)[256]; int n, capacity; bool failed; } tt__names;
 
 static bool tt__names_add(void *arg, const char *name)
@@ -37582,6 +39525,9 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     if (!o) o = &defaults;
     tt_token_stream *s = tt__stream_begin(ctx, path, o);
     if (!s) return NULL;
+    const char *ending = strrchr(path, '.');
+    s->store->marked = ending && strcmp(ending, ".jsonl") == 0;
+    s->texts = !s->store->marked;
     const bool folder = files->list(files->user, path, tt__names_add, &names) && !names.failed;
     if (names.failed) status = TT_ERR_MEMORY;
     else if (folder && !names.n)
@@ -37592,7 +39538,8 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
         const char *file = folder ? full : path;
         if (status == TT_OK) status = tt__file_open(ctx, file, &text);
         if (status != TT_OK) break;
-        status = tt__stream_add_text(s, file, text.bytes, text.size, o->separator, &room);
+        status = s->store->marked ? tt__stream_add_chats(s, file, text.bytes, text.size, o, &room)
+               : tt__stream_add_text(s, file, text.bytes, text.size, o->separator, &room);
         tt__file_close(ctx, &text);
     }
     tt__free(ctx, names.name);
@@ -37662,9 +39609,12 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
 
 tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n)
 {
+    const uint8_t *marks = s->store->marks;
+    while (marks && n > 1 && n < s->count && !(marks[s->first + s->count - n - 1] & TT__MARK_END)) n--;
     if (n < 2 || n > s->count - 2) {
         tt__fail(s->ctx, TT_ERR_ARGUMENT, "tt_token_stream_split: cannot split %lld of %lld tokens off: at "
-                 "least two must go, and at least two must stay", (long long)n, (long long)s->count);
+                 "least two must go, and at least two must stay%s", (long long)n, (long long)s->count,
+                marks ? "; of conversations, which stay whole, the last one is longer" : "");
         return NULL;
     }
     tt_token_stream *part = (tt_token_stream *)tt__alloc(s->ctx, sizeof *part);
@@ -37741,6 +39691,10 @@ static tt_status tt__stream_write_some(void *arg, const int32_t *ids, int64_t n)
 
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path)
 {
+    if (s->store->marks)
+        return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "cannot write conversations to '%s': a file of ids does "
+                        "not say "
+                        "which tokens are answers", path);
     tt__stream_writer *x = (tt__stream_writer *)tt__alloc(s->ctx, sizeof *x);
     if (!x) return TT_ERR_MEMORY;
     x->wide = s->vocab > 65536;
@@ -37801,8 +39755,270 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s)
     return status == TT_OK ? x.bytes : -1;
 }
 
+/* ==== src/data/chats.h */
+/* ---- streams of conversations */
+
+/* A file of conversations while its lines are added to a stream. */
+typedef struct tt__chat_reader {
+    tt_token_stream *s;
+    const char *path;
+    long long line;
+    bool all;            /* all tokens are learnt */
+    bool opened;         /* `chat` has the tokenizer's template */
+    tt__chat chat;
+    int64_t *room;       /* see tt__stream_grow */
+    int32_t *ids;        /* (capacity): the tokens of a text */
+    tt_span *spans;      /* (capacity): the bytes that each of them comes from */
+    int64_t capacity;
+} tt__chat_reader;
+
+/* Fails because of a line; `format` says why. */
+TT_PRINTF(2, 3)
+static tt_status tt__chat_fail(const tt__chat_reader *f, const char *format, ...)
+{
+    char what[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    return tt__fail(f->s->ctx, TT_ERR_FORMAT, "'%s', line %lld: %s", f->path, f->line, what);
+}
+
+/* Repeats an error of the template, with the line before it. */
+static tt_status tt__chat_named(const tt__chat_reader *f, tt_status status)
+{
+    char what[TT__ERROR];
+    if (status == TT_ERR_MEMORY) return status;
+    snprintf(what, sizeof what, "%s", tt_error(f->s->ctx));
+    return tt__fail(f->s->ctx, status, "'%s', line %lld: %s", f->path, f->line, what);
+}
+
+/* Makes room for n tokens in the arrays of f. */
+static tt_status tt__chat_room(tt__chat_reader *f, int64_t n)
+{
+    tt_context *ctx = f->s->ctx;
+    if (n <= f->capacity) return TT_OK;
+    tt__free(ctx, f->ids);
+    tt__free(ctx, f->spans);
+    f->capacity = 0;
+    f->spans = NULL;
+    if (!(f->ids = (int32_t *)tt__alloc(ctx, sizeof *f->ids * (size_t)n)) ||
+        !(f->spans = (tt_span *)tt__alloc(ctx, sizeof *f->spans * (size_t)n))) return TT_ERR_MEMORY;
+    f->capacity = n;
+    return TT_OK;
+}
+
+/* Tokenizes a text into f->ids and f->spans, without special tokens around the text. Sets *n to the number of
+   tokens. */
+static tt_status tt__chat_tokens(tt__chat_reader *f, const char *text, size_t bytes, int64_t *n)
+{
+    /* nearly every token stands for at least one byte */
+    tt_status status = tt__chat_room(f, (int64_t)bytes + 16);
+    for (int turn = 0; turn < 2 && status == TT_OK; turn++) {
+        *n = (int64_t)bytes;
+        const tt_encoding e = {text, bytes, NULL, 0, false, 0, f->capacity, f->ids, NULL, f->spans};
+        if (f->s->tokenizer) *n = tt_tokenizer_encode(f->s->tokenizer, &e);
+        else for (size_t k = 0; k < bytes; k++) f->ids[k] = (uint8_t)text[k];
+        if (*n < 0)
+            return tt__fail(f->s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", f->path);
+        if (*n <= f->capacity) break;
+        status = tt__chat_room(f, *n);
+    }
+    return status;
+}
+
+/* Adds a token to the stream, which has room for it. */
+static tt_status tt__chat_push(tt__chat_reader *f, int32_t id, bool learnt)
+{
+    tt_token_stream *s = f->s;
+    if (id >= s->vocab)
+        return tt__chat_fail(f, "the token %d ('%.60s') occurs, but the model has only %d tokens: use the "
+                             "model's tokenizer", id, tt_tokenizer_token(s->tokenizer, id), s->vocab);
+    s->store->marks[s->store->count] = learnt || f->all ? TT__MARK_LEARNT : 0;
+    tt__stream_push(s->store, id);
+    return TT_OK;
+}
+
+/* Adds a prompt and its completion. */
+static tt_status tt__chat_pair(tt__chat_reader *f, const tt__json *j, int prompt, int completion)
+{
+    tt_token_stream *s = f->s;
+    size_t first = 0, second = 0;
+    const char *texts[] = {tt__json_bytes(j, prompt, &first), tt__json_bytes(j, completion, &second)};
+    int64_t n = 0, n_prompt = 0, same = 0;
+    if (!texts[0])
+        return tt__chat_fail(f, "\"prompt\" is %s; expected a string", tt__json_kind_name(j, prompt));
+    if (!texts[1])
+        return tt__chat_fail(f, "\"completion\" is %s; expected a string",
+                             completion < 0 ? "missing" : tt__json_kind_name(j, completion));
+    tt_status status = tt__chat_tokens(f, texts[0], first, &n_prompt);
+    if (status != TT_OK) return status;
+    int32_t *alone = (int32_t *)tt__alloc(s->ctx, sizeof *alone * (size_t)(n_prompt + 1) + first + second);
+    if (!alone) return TT_ERR_MEMORY;
+    char *text = (char *)(alone + n_prompt + 1);
+    memcpy(alone, f->ids, sizeof *alone * (size_t)n_prompt);
+    memcpy(text, texts[0], first);
+    memcpy(text + first, texts[1], second);
+    status = tt__chat_tokens(f, text, first + second, &n);
+    while (status == TT_OK && same < n && same < n_prompt && alone[same] == f->ids[same]) same++;
+    tt__free(s->ctx, alone);
+    if (status == TT_OK && !tt__stream_grow(s, s->fronts + n + 1, f->room)) status = TT_ERR_MEMORY;
+    const bool ended = n && tt__added_text(s->tokenizer, s->end) && f->ids[n - 1] == s->end;
+    const int32_t *before = s->fronts ? s->tokenizer->finish.one.around[0].ids : NULL;
+    const bool begun = n >= s->fronts && before &&
+        memcmp(f->ids, before, sizeof *before * (size_t)s->fronts) == 0;
+    for (int k = 0; k < s->fronts && status == TT_OK && !begun; k++)
+        status = tt__chat_push(f, before[k], false);
+    for (int64_t k = 0; k < n && status == TT_OK; k++) status = tt__chat_push(f, f->ids[k], k >= same);
+    if (status == TT_OK && !ended) status = tt__chat_push(f, s->end, true);
+    if (status == TT_OK) s->store->marks[s->store->count - 1] |= TT__MARK_END;
+    return status;
+}
+
+/* Checks the messages of a line, an array. */
+static tt_status tt__chat_check(const tt__chat_reader *f, const tt__json *j, int list, const char *key)
+{
+    int i = 1, node = list + 1;
+    if (j->nodes[list].kind != TT__JSON_ARRAY || !j->nodes[list].count)
+        return tt__chat_fail(f, "\"%s\" is %s; expected a list of one or more messages", key,
+                             j->nodes[list].kind == TT__JSON_ARRAY ? "empty" : tt__json_kind_name(j, list));
+    for (; node < j->nodes[list].after; node = j->nodes[node].after, i++) {
+        if (j->nodes[node].kind != TT__JSON_OBJECT)
+            return tt__chat_fail(f, "message %d of \"%s\" is %s; expected an object with \"role\" and "
+                                 "\"content\"", i,
+                                 key, tt__json_kind_name(j, node));
+        for (int content = 0; content < 2; content++) {
+            const int member = tt__chat_member(j, node, content);
+            if (member < 0 || j->nodes[member].kind != TT__JSON_STRING)
+                return tt__chat_fail(f, "\"%s\" of message %d of \"%s\" is %s; expected a string",
+                                     content ? "content" : "role", i, key,
+                                     member < 0 ? "missing" : tt__json_kind_name(j, member));
+        }
+    }
+    return TT_OK;
+}
+
+/* Returns how many of the n tokens in f->ids are also the first tokens of a prompt; -1 after an error. */
+static int64_t tt__chat_same(tt__chat_reader *f, int64_t n, const char *prompt, size_t bytes)
+{
+    int32_t *ids = (int32_t *)tt__alloc(f->s->ctx, sizeof *ids * (size_t)n);
+    const tt_encoding e = {prompt, bytes, NULL, 0, false, 0, n, ids, NULL, NULL};
+    const int64_t n_prompt = ids ? tt_tokenizer_encode(f->s->tokenizer, &e) : -1;
+    int64_t same = 0;
+    while (same < n && same < n_prompt && ids[same] == f->ids[same]) same++;
+    if (n_prompt < 0) tt__fail(f->s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", f->path);
+    tt__free(f->s->ctx, ids);
+    return n_prompt < 0 ? -1 : same;
+}
+
+/* Adds the tokens of a rendered conversation. A token is learnt if its bytes overlap a block
+   {% generation %}. In a template without this tag, a token is learnt if it begins before an answer's end and
+   is not a token of the prompt before the answer. */
+static tt_status tt__chat_add(tt__chat_reader *f, tt__jinja_run *r)
+{
+    const bool blocks = f->chat.jinja.generates;
+    tt_token_stream *s = f->s;
+    int64_t n = 0, learnt = 0;
+    int answer = 0;
+    tt_status status = tt__chat_tokens(f, r->out, r->n, &n);
+    if (status == TT_OK && !n)
+        return tt__chat_fail(f, "the chat template writes no text for the conversation");
+    if (status == TT_OK && !tt__stream_grow(s, n, f->room)) status = TT_ERR_MEMORY;
+    /* `begin` becomes a number of tokens */
+    for (int i = 0; i < r->n_spans && status == TT_OK && !blocks; i++) {
+        const int64_t same = tt__chat_same(f, n, r->out, r->spans[i].begin);
+        if (same < 0) status = TT_ERR_MEMORY;
+        r->spans[i].begin = (size_t)same;
+    }
+    for (int64_t k = 0; k < n && status == TT_OK; k++) {
+        while (answer < r->n_spans && f->spans[k].begin >= r->spans[answer].end) answer++;
+        const size_t end = blocks ? f->spans[k].end : (size_t)k + 1;
+        const bool is = answer < r->n_spans && end > r->spans[answer].begin;
+        learnt += is || f->all;
+        status = tt__chat_push(f, f->ids[k], is);
+    }
+    if (status == TT_OK && !learnt)
+        return tt__chat_fail(f, "the conversation has no answer to learn: expected a message of the role "
+                             "\"assistant\"");
+    if (status == TT_OK) s->store->marks[s->store->count - 1] |= TT__MARK_END;
+    return status;
+}
+
+static tt_status tt__chat_messages_of(tt__chat_reader *f, const tt__json *j, int list, const char *key)
+{
+    const tt__chat_messages m = {j, list, j->nodes[list].count, NULL};
+    tt__jinja_run r;
+    tt_status status = tt__chat_check(f, j, list, key);
+    if (status != TT_OK) return status;
+    if (!f->s->tokenizer)
+        return tt__chat_fail(f, "\"%s\" needs the chat template of a tokenizer, but the tokens are bytes: "
+                             "write \"prompt\" and \"completion\" instead", key);
+    if (!f->opened) {
+        f->opened = true;
+        if ((status = tt__chat_open(&f->chat, f->s->tokenizer)) != TT_OK) return status;
+    }
+    memset(&r, 0, sizeof r);
+    r.j = &f->chat.jinja;
+    status = f->all ? tt__chat_render(&f->chat, &r, &m, m.n, false) : tt__chat_answers(&f->chat, &r, &m);
+    status = status == TT_OK ? tt__chat_add(f, &r) : tt__chat_named(f, status);
+    tt__jinja_end(&r);
+    return status;
+}
+
+static tt_status tt__chat_line(tt__chat_reader *f, const tt__json *j)
+{
+    static const char *const keys[] = {"messages", "conversations", "prompt", "tools"};
+    int node[4];
+    if (j->nodes[0].kind != TT__JSON_OBJECT)
+        return tt__chat_fail(f, "the line is %s; expected an object with \"messages\", or with "
+                             "\"prompt\" and \"completion\"", tt__json_kind_name(j, 0));
+    for (int k = 0; k < 4; k++) node[k] = tt__json_get(j, 0, keys[k]);
+    if (node[3] >= 0 && j->nodes[node[3]].kind != TT__JSON_NULL)
+        return tt__chat_fail(f, "\"tools\" is not supported: remove it, or write the tools into a system "
+                             "message");
+    if ((node[0] >= 0) + (node[1] >= 0) + (node[2] >= 0) != 1)
+        return tt__chat_fail(f, "the object has %s of \"messages\", \"conversations\" and \"prompt\"; "
+                             "expected one of "
+                             "them", node[0] < 0 && node[1] < 0 && node[2] < 0 ? "none" : "several");
+    if (node[2] >= 0) return tt__chat_pair(f, j, node[2], tt__json_get(j, 0, "completion"));
+    const int which = node[0] < 0;
+    return tt__chat_messages_of(f, j, node[which], keys[which]);
+}
+
+static tt_status tt__stream_add_chats(tt_token_stream *s, const char *path, char *text, size_t bytes,
+                                      const tt_stream_options *o, int64_t *room)
+{
+    tt__chat_reader f;
+    size_t at = 0;
+    memset(&f, 0, sizeof f);
+    f.s = s;
+    f.path = path;
+    f.all = o->all_tokens;
+    f.room = room;
+    tt_status status = tt_text_begin(s->ctx, path, text, bytes, &at);
+    while (at < bytes && status == TT_OK) {
+        const char *end = (const char *)memchr(text + at, '\n', bytes - at);
+        const size_t n = end ? (size_t)(end - text) - at : bytes - at;
+        tt__json j;
+        f.line++;
+        if (strspn(text + at, " \t\r") < n) {
+            status = tt__json_parse_line(&j, s->ctx, path, f.line, at, text + at, n);
+            if (status == TT_OK) status = tt__chat_line(&f, &j);
+            tt__json_free(&j);
+        }
+        at += n + 1;
+    }
+    if (f.opened) tt__chat_close(&f.chat);
+    tt__free(s->ctx, f.ids);
+    tt__free(s->ctx, f.spans);
+    return status;
+}
+
 /* ==== src/data/windows.h */
 /* ---- loading windows of a token stream */
+
+/* A document of a stream: its first token and its number of tokens, at most the length of a window. */
+typedef struct tt__document { int64_t first; int tokens; } tt__document;
 
 struct tt_token_loader {
     tt_context *ctx;
@@ -37814,6 +40030,7 @@ struct tt_token_loader {
     /* Sizes of the arrays: ids, positions, targets: max_tokens; seq_start: max_seqs + 1; window: length +
        1. */
     int32_t *ids, *positions, *targets, *seq_start, *window;
+    struct tt__document *documents; /* the windows of the option `whole` */
     uint64_t hash;
     tt_array array;
     tt_source source;
@@ -37834,28 +40051,60 @@ tt_token_loader_options tt_token_loader_options_default(void)
 void tt_token_loader_free(tt_token_loader *l)
 {
     if (!l) return;
-    void *const owned[] = {l->deal.order, l->ids, l->positions, l->targets, l->seq_start, l->window, l};
+    void *const owned[] = {l->deal.order, l->ids, l->positions, l->targets, l->seq_start, l->window,
+                           l->documents, l};
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
-/* The state of a sweep over all tokens, which computes the hash of the ids and the max number of documents in
-   a window, where a part of a document counts as a document. */
+/* The state of a sweep over all tokens, which computes the hash of the ids, the max number of documents in a
+   window, where a part of a document counts as a document, and, with the option `whole`, the documents. */
 typedef struct tt__window_survey {
-    int32_t end; /* the token that ends a document, or -1 if documents have no such token */
-    /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
-       of documents that end in the current window so far; max: max number of documents in a window so far */
-    int length, at, here, max;
-    uint64_t hash;
+    tt_token_loader *l;
+    int64_t token;       /* number of tokens so far */
+    /* at: number of tokens of the current window so far; here: number of documents that end in the current
+       window so far; max: max number of documents in a window so far */
+    int at, here, max;
+    /* With the option `whole`: the first token of the current document; number of entries of l->documents,
+       and the number that fits; max tokens of a window; number of documents with more tokens than a window;
+       of those that are left out because no token of their window is learnt. */
+    int64_t first;
+    int documents, capacity, longest;
+    int64_t cut, left_out;
 } tt__window_survey;
+
+/* Ends a document before token number x->token, with the option `whole`. Returns false if memory runs out. */
+static bool tt__survey_end(tt__window_survey *x)
+{
+    tt_token_loader *l = x->l;
+    const uint8_t *marks = l->s->store->marks ? l->s->store->marks + l->s->first + x->first : NULL;
+    const int64_t tokens = x->token - x->first;
+    const tt__document d = {x->first, (int)tt__min(tokens, l->o.length)};
+    int learnt = 1;
+    while (marks && learnt < d.tokens && !(marks[learnt] & TT__MARK_LEARNT)) learnt++;
+    x->first = x->token;
+    x->cut += tokens > l->o.length;
+    x->left_out += marks && learnt >= d.tokens;
+    if (marks && learnt >= d.tokens) return true;
+    if (!TT__GROW(l->ctx, l->documents, x->documents, x->capacity)) return false;
+    x->longest = (int)tt__max(x->longest, d.tokens);
+    l->documents[x->documents++] = d;
+    return true;
+}
 
 static tt_status tt__survey_windows(void *arg, const int32_t *ids, int64_t n)
 {
     tt__window_survey *x = (tt__window_survey *)arg;
-    x->hash = tt__hash_on(x->hash, ids, sizeof *ids * (size_t)n);
+    tt_token_loader *l = x->l;
+    const uint8_t *marks = l->s->store->marks;
+    l->hash = tt__hash_on(l->hash, ids, sizeof *ids * (size_t)n);
+    if (marks) l->hash = tt__hash_on(l->hash, marks + l->s->first + x->token, (size_t)n);
     for (int64_t k = 0; k < n; k++) {
-        if (x->at == x->length) x->at = x->here = 0;
+        const bool ends = !l->o.across && tt__stream_ends(l->s, x->token, ids[k]);
+        x->token++;
+        if (ends && l->o.whole && !tt__survey_end(x)) return TT_ERR_MEMORY;
+        if (x->at == l->o.length) x->at = x->here = 0;
         x->at++;
-        x->here += ids[k] == x->end;
+        x->here += ends;
         x->max = (int)tt__max(x->max, x->here + 1);
     }
     return TT_OK;
@@ -37873,15 +40122,19 @@ static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
    numbers. */
 static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *seqs)
 {
-    const int64_t first = w * l->o.length, n = tt__min(l->o.length, l->s->count - 1 - first);
-    tt_status status = tt_token_stream_get(l->s, first, n + 1, l->window);
+    const bool whole = l->o.whole;
+    const int64_t first = whole ? l->documents[w].first : w * l->o.length;
+    const int64_t n = whole ? l->documents[w].tokens : tt__min(l->o.length, l->s->count - 1 - first);
+    const uint8_t *marks = l->s->store->marks ? l->s->store->marks + l->s->first + first : NULL;
+    tt_status status = tt_token_stream_get(l->s, first, whole ? n : n + 1, l->window);
     bool begins = true;
     for (int64_t k = 0, position = 0; k < n && status == TT_OK; k++, position++, (*rows)++) {
-        const bool ends = !l->o.across && l->window[k] == l->s->end;
+        const bool ends = whole ? k == n - 1 : !l->o.across && tt__stream_ends(l->s, first + k, l->window[k]);
+        const bool learnt = !ends && (!marks || (marks[k + 1] & TT__MARK_LEARNT));
         if (begins) position = 0, l->seq_start[(*seqs)++] = *rows;
         l->ids[*rows] = l->window[k];
         l->positions[*rows] = (int32_t)position;
-        l->targets[*rows] = ends ? -100 : l->window[k + 1];
+        l->targets[*rows] = learnt ? l->window[k + 1] : -100;
         begins = ends;
     }
     return status;
@@ -37927,7 +40180,10 @@ static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, con
         tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) > INT32_MAX / 4 / o->length)
         tt__print(&all, "; batch %d of windows of length %d is too large: a micro-batch must have less than "
                   "2^29 tokens", o->batch, o->length);
-    if (o->length > 0 && s->count / o->length >= INT32_MAX)
+    if (o->whole && o->across)
+        tt__print(&all, "; whole makes a window of each document, so that across has no meaning: clear one "
+                  "of them");
+    if (o->length > 0 && s->count / (o->whole ? 1 : o->length) >= INT32_MAX)
         tt__print(&all, "; %lld tokens make 2^31 windows of length %d or more, which is too many: use a "
                   "larger length", (long long)s->count, o->length);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "token loader: %s", text + 2) : TT_OK;
@@ -37946,15 +40202,33 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
     tt__dealer *d = &l->deal;
     d->of = "token loader";
     d->shuffle = o.shuffle;
-    const bool begun = tt__deal_begin(ctx, d, tt__ceil_div(s->count - 1, o.length), o.batch, o.accumulate,
-                                      &o.parallel);
-    l->max_tokens = (int)tt__min((int64_t)d->max_seqs * o.length, s->count - 1);
-    tt__window_survey x = {o.across ? -1 : s->end, o.length, 0, 0, 1, TT__HASH_BEGIN};
-    x.hash = tt__hash_on(x.hash, &x.length, sizeof x.length);
-    x.hash = tt__hash_on(x.hash, &x.end, sizeof x.end);
-    const tt_status status = tt__stream_each(s, &x, tt__survey_windows);
-    l->hash = x.hash;
-    l->max_seqs = (int)tt__min((int64_t)d->max_seqs * x.max, l->max_tokens);
+    tt__window_survey x;
+    memset(&x, 0, sizeof x);
+    x.l = l;
+    x.max = 1;
+    const int32_t end = o.across ? -1 : s->end;
+    l->hash = tt__hash_on(TT__HASH_BEGIN, &o.length, sizeof o.length);
+    l->hash = tt__hash_on(l->hash, &end, sizeof end);
+    tt_status status = tt__stream_each(s, &x, tt__survey_windows);
+    if (o.whole && status == TT_OK && x.first < s->count && !tt__survey_end(&x)) status = TT_ERR_MEMORY;
+    if (o.whole && status == TT_OK && !x.documents)
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "token loader: '%s' has no document with a token to learn "
+                          "among its "
+                          "first %d: set a larger length", s->store->path, o.length);
+    const int64_t windows = o.whole ? x.documents : tt__ceil_div(s->count - 1, o.length);
+    const bool begun = status == TT_OK &&
+                       tt__deal_begin(ctx, d, windows, o.batch, o.accumulate, &o.parallel);
+    l->max_tokens = (int)tt__min((int64_t)d->max_seqs * (o.whole ? x.longest : o.length),
+                                 o.whole ? s->count : s->count - 1);
+    l->max_seqs = o.whole ? d->max_seqs : (int)tt__min((int64_t)d->max_seqs * x.max, l->max_tokens);
+    if (x.cut && status == TT_OK)
+        tt__log(ctx, TT_LOG_WARNING, "tokens", "'%s': %lld documents have more than %d tokens, and are cut: "
+                "a larger "
+                "length would keep them whole", s->store->path, (long long)x.cut, o.length);
+    if (x.left_out && status == TT_OK)
+        tt__log(ctx, TT_LOG_WARNING, "tokens", "'%s': %lld conversations are left out, because they have no "
+                "token to "
+                "learn among their first %d", s->store->path, (long long)x.left_out, o.length);
     const size_t rows = (size_t)l->max_tokens, seqs = (size_t)l->max_seqs;
     if (status == TT_OK && begun &&
         (l->ids = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
@@ -37972,8 +40246,9 @@ static void tt__window_describe(void *self, char *to, size_t capacity)
 {
     const tt_token_loader *l = (const tt_token_loader *)self;
     tt__text_buffer text = {to, capacity, 0};
-    tt__print(&text, "batch %d\naccumulate %d\ngroups %d\nlength %d\nshuffle %d\nacross %d\n", l->o.batch,
-              l->o.accumulate, l->deal.groups, l->o.length, l->o.shuffle, l->o.across);
+    tt__print(&text, "batch %d\naccumulate %d\ngroups %d\nlength %d\nshuffle %d\nacross %d\nwhole %d\n",
+              l->o.batch, l->o.accumulate, l->deal.groups, l->o.length, l->o.shuffle, l->o.across,
+                  l->o.whole);
 }
 
 const tt_source *tt_token_loader_source(tt_token_loader *l)

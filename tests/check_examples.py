@@ -1259,6 +1259,44 @@ def what_asks_for_stb_is_built_again_with_it(folder):
 
 
 @check
+def conversations_are_learnt_and_continued(folder):
+    path = lambda name: os.path.join(folder, name)
+    shutil.copytree(os.path.join("tests", "golden", "lm", "llama"), path("model"))
+    tokens = ["<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz :"]
+    json_of = {
+        "tokenizer.json": {"added_tokens": [{"id": k, "content": tokens[k], "special": True} for k in range(2)],
+                           "decoder": {"type": "Fuse"},
+                           "model": {"type": "BPE", "merges": [], "unk_token": "z",
+                                     "vocab": {token: k for k, token in enumerate(tokens)}}},
+        "tokenizer_config.json": {"eos_token": "</s>", "chat_template":
+                                  "{% for m in messages %}{{ m.role + ':' + m.content + '</s>' }}{% endfor %}"
+                                  "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"}}
+    for name, content in json_of.items():
+        with open(os.path.join(path("model"), name), "w") as f:
+            json.dump(content, f)
+    turns = [{"role": role, "content": text} for text, answer in (("hi", "yes"), ("bye", "no"))
+             for role, text in (("user", text), ("assistant", answer))]
+    with open(path("chats.jsonl"), "w") as f:
+        for _ in range(20):
+            f.writelines(json.dumps({"messages": m}) + "\n" for m in (turns, turns[:2], turns[2:]))
+    command = (GPT, "--model", path("model"), "--data", path("chats.jsonl"), "--threads=1", "--lr=0.01", "--batch=6")
+    status, out, err = call(*command, "--whole", "--length=64", "--epochs=12", "--held-out=0.1", "--out", path("run"))
+    expect(status == 0 and "saved: " in out and "bits per byte" not in out, status, out, err)
+    done = subprocess.run((GPT, "--out", path("run"), "--chat", "--temperature=0", "--tokens=9", "--threads=1"),
+                          input="hi\nbye\n", capture_output=True, text=True, timeout=300)
+    expect(done.returncode == 0 and done.stdout == "yes\nno\n", done.returncode, done.stdout, done.stderr)
+    done = subprocess.run((GPT, "--out", path("run"), "--chat", "--length=15", "--threads=1"),
+                          input="what is it\n", capture_output=True, text=True, timeout=300)
+    expect(done.returncode == 1 and "but must have fewer than 15: set --length" in done.stderr, done.stderr)
+    status, out, err = call(*command, "--all-tokens", "--length=32", "--epochs=1", "--out", path("all"))
+    expect(status == 0, status, out, err)
+    refused(GPT, "--chat", "--generate=x", saying="--generate and --chat: name one of them")
+    refused(GPT, "--chat", "--data=x", saying="--generate trains nothing, nor does --chat")
+    refused(*command[:3], "--data", path("chats.jsonl"), "--whole", "--across", "--out", path("not"),
+            saying="so that across has no meaning")
+
+
+@check
 def predicting_needs_a_trained_model(folder):
     for program in (TEXT, IMAGES):
         refused(program, "--out", os.path.join(folder, "none"), "--predict", "x",

@@ -374,6 +374,8 @@ typedef struct tt_stream_options {
     const char *separator;         /* Set it if a text has several documents, to the line that separates them,
                                       such as "<|endoftext|>"; "": one or more empty lines; default NULL: a
                                       text is one document */
+    bool all_tokens;               /* Set it if the model should learn all tokens of conversations; default
+                                      false: only those of the answers */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
@@ -382,7 +384,17 @@ tt_stream_options tt_stream_options_default(void);
 tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t bytes,
                                       const tt_stream_options *o);
 /* Makes a stream of a text file in UTF-8 (see tt_text_begin), or of all files of a folder whose names end in
-   .txt, in the order of their names. */
+   .txt, in the order of their names. A file whose name ends in .jsonl has a conversation on each line, which
+   becomes a document; empty lines are skipped. A line is a JSON object, in one of two forms:
+   - {"messages": [{"role": ..., "content": ...}, ...]}, or "conversations" with "from" and "value", as trl
+     reads them: the chat template of the tokenizer's folder writes the text (see tt_tokenizer_chat). The
+     tokens of answers are learnt: those that overlap the template's blocks {% generation %}, as
+     "assistant_masks" of transformers; in a template without such blocks, those from the end of the prompt to
+     the end of what the template writes for a message of the role "assistant".
+   - {"prompt": ..., "completion": ...}, two strings, without a template: a document of both, one after the
+     other. Tokens are learnt from the first one on in which the document differs from the prompt alone, up to
+     the token that ends the document, as in trl.
+   Members with other names are ignored, except "tools", which is refused. Errors name the line. */
 tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o);
 /* Opens a file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes files, or with llm.c's
    header of 1024 bytes (GPT-2: ids of 2 bytes, LLaMA 3: ids of 4). With width 0 the header says the width;
@@ -390,9 +402,11 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
    else 2, and a file whose ids look like 8 bytes is refused. Ids are 0 to vocab - 1; `end` ends a document
    (-1: none). */
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end);
-/* Writes the ids to a file without a header, 2 bytes an id if vocab is at most 65536, else 4. */
+/* Writes the ids to a file without a header, 2 bytes an id if vocab is at most 65536, else 4. Refuses
+   conversations: such a file does not say which tokens are learnt. */
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path);
-/* Moves the last n tokens out of s into a new stream, for example for validation. */
+/* Moves the last n tokens out of s into a new stream, for example for validation; of conversations, the last
+   ones that have at most n tokens together. */
 tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n);
 void tt_token_stream_free(tt_token_stream *s);
 int64_t tt_token_stream_count(const tt_token_stream *s);
@@ -400,8 +414,8 @@ int tt_token_stream_vocab(const tt_token_stream *s);
 /* Copies n ids from number `first` on. Returns TT_ERR_FORMAT if an id is not below vocab. */
 tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n, int32_t *to);
 /* Returns the bytes of text that the tokens stand for, without the tokens before and after documents; 0 if
-   the stream has no tokenizer, -1 after an error. A mean loss in nats per token is then loss / log(2) * count
-   / bytes bits per byte. */
+   the stream is a file of ids or has conversations, -1 after an error. A mean loss in nats per token is then
+   loss / log(2) * count / bytes bits per byte. */
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
@@ -415,15 +429,20 @@ typedef struct tt_token_loader_options {
     bool across;       /* Set it to train as nanoGPT and llm.c do: a token sees the documents before it in its
                           window, and the end of one document predicts the next; default false: attention and
                           positions start anew with each document */
+    bool whole;        /* Set it if documents should neither be divided nor share a window: a window is a
+                          document, cut to `length` tokens; conversations without a token to learn in their
+                          window are left out; default false: windows are filled with documents, and end where
+                          they are full */
     tt_parallel parallel; /* Set it if the trainer has several ranks, as in tt_loader_options; default: one
                              group on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, one after another without padding; the last window may be shorter. In
-   an epoch each token except the stream's first is the target of exactly one window. A batch has the array
-   "targets" (rows): the token that follows each row's token, or -100 if no token follows. The stream must
-   outlive the loader. tt_token_loader_new reads the whole stream once, so that an id that is not below vocab
-   is found before training. NULL options: defaults. Returns NULL on error. */
+   an epoch each token except the stream's first is the target of exactly one window (with the option `whole`,
+   except the first of each document and tokens that are cut). A batch has the array "targets" (rows): the
+   token that follows each row's token, or -100 if no token follows, or one that is not learnt. The stream
+   must outlive the loader. tt_token_loader_new reads the whole stream once, so that an id that is not below
+   vocab is found before training. NULL options: defaults. Returns NULL on error. */
 typedef struct tt_token_loader tt_token_loader;
 tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
                                      const tt_token_loader_options *o);
