@@ -1512,8 +1512,9 @@ typedef enum tt_task {
     TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
     TT_TASK_SCORES, /* one or more numbers for each text */
     TT_TASK_TAGS,   /* a tag for each word of a text */
-    TT_TASK_EMBED   /* no labels: a dataset has pairs of texts with similar meanings, and the prediction is an
+    TT_TASK_EMBED,  /* no labels: a dataset has pairs of texts with similar meanings, and the prediction is an
                        embedding of each text */
+    TT_TASK_MASKED_LM /* no labels: the loader masks tokens of each text, and the model predicts them */
 } tt_task;
 
 /* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the
@@ -1539,8 +1540,8 @@ typedef struct tt_text {
 } tt_text;
 
 /* Makes a dataset of the caller's texts, at least one. class_names: (classes) names in UTF-8. The function
-   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED there are no classes (NULL and
-   0), every text has a pair, and either all texts or none have a negative. examples/datasets.h reads IMDb's
+   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED and TT_TASK_MASKED_LM there are no classes (NULL and
+   0); with TT_TASK_EMBED, every text has a pair, and either all texts or none have a negative. examples/datasets.h reads IMDb's
    reviews with it. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
@@ -1584,6 +1585,8 @@ tt_table_options tt_table_options_default(void);
    - TT_TASK_TAGS: in JSON a list of strings or numbers, one for each string of the list in the text column.
      A space joins the words to a text.
    - TT_TASK_EMBED: none. The pair's column is required instead.
+   - TT_TASK_MASKED_LM: none. A file whose name ends in .txt has no columns: each line that is not empty is a
+     text.
    Lists of 0 and 1 and scores have the classes LABEL_0, LABEL_1 and so on, unless `classes` names them.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
    "valid", "val" and "dev" are synonyms. If split is one of these, "train" or "test", a row with any other
@@ -1678,6 +1681,13 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    text, 1 for a pair and 2 for a negative, and it has the arrays "anchors", i32 (n, 1), the sequences of the
    texts; "candidates", i32 (n or 2 n, 1), the sequences of pairs and negatives; and "positives", i32 (n, 1),
    the place of each text's pair among the candidates.
+   With TT_TASK_MASKED_LM the loader masks tokens as BERT's authors do (Devlin et al. 2019): of each text it
+   chooses mask_rate of the tokens at random (rounded, at least one), but no special token and no unknown
+   token. Of the chosen tokens, 80% become TT_TOKEN_MASK, 10% become a token of the vocabulary, all equally
+   likely, and 10% stay. A batch has the arrays "masked", i32 (n, 1), the rows of the chosen tokens in rising
+   order, and "targets", i32 (n, 1), their ids before masking; without a chosen token, one row with the target
+   -100. What is chosen depends on (seed, epoch, index of the text, position) alone, so tt_evaluate, which
+   reads epoch 0, always sees the same masks.
    tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
@@ -1693,6 +1703,11 @@ typedef struct tt_loader_options {
     bool drop_last;   /* Set it to leave out a last incomplete step; default false */
     int threads;      /* Set it to change how many threads prepare images ahead of the trainer, 0..64; 0:
                          tt_loader_next prepares images; default 1 */
+    float mask_rate;  /* Set it to mask more or fewer tokens with TT_TASK_MASKED_LM, above 0 and below 1;
+                         default 0.15 */
+    bool whole_words; /* Set it to choose all tokens of a word or none, with TT_TASK_MASKED_LM; default false.
+                         A word ends before white space and, with WordPiece, before punctuation. Words are
+                         chosen in random order, as long as all their tokens fit into mask_rate of the text */
     tt_parallel parallel; /* Set it to the trainer's `parallel` after tt_check_options; default: one group on
                              one rank. The loader reads `groups` and `data` */
 } tt_loader_options;
@@ -1792,6 +1807,8 @@ typedef struct tt_source {
        and tt_evaluate refuse a process whose lines differ from those of process 0, and name the line. NULL:
        no lines. */
     void (*describe)(void *self, char *to, size_t capacity);
+    int max_masked; /* largest number of rows of "masked" in a micro-batch; 0: unknown, or no such array.
+                       tt_train_options_make_room reads it */
 } tt_source;
 
 typedef struct tt_loader tt_loader;
@@ -1990,7 +2007,9 @@ typedef struct tt_inputs {
     tt_value types;     /* text: i32 (rows, 1): token types, if the model has them */
     tt_value pixels;    /* images: u8 (seqs, image_bytes) */
     tt_value labels;    /* i32 (seqs, 1): the class of each sequence */
-    tt_value targets;   /* language models: i32 (rows, 1), the token that follows; -100: no target */
+    tt_value targets;   /* language models: i32 (rows, 1), the token that follows; -100: no target.
+                           TT_TASK_MASKED_LM: i32 (n, 1), the id of each masked token */
+    tt_value masked;    /* TT_TASK_MASKED_LM: i32 (n, 1), the rows of the masked tokens */
 } tt_inputs;
 /* Declare the inputs of texts or images as a loader's batches have them. length: rows of an image. */
 tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o);
@@ -2000,7 +2019,9 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
    2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020), ALBERT (Lan et al. 2020) and
    BigBird (Zaheer et al. 2020) share one encoder. The task decides the head. Parameters have the names of
    transformers' ...ForSequenceClassification, for TT_TASK_TAGS of ...ForTokenClassification. With
-   TT_TASK_EMBED there is no classifier, and files have the names of transformers' ...Model. */
+   TT_TASK_EMBED there is no classifier, and files have the names of transformers' ...Model. With
+   TT_TASK_MASKED_LM they have those of ...ForMaskedLM: the masked tokens pass a linear layer, an activation
+   and a norm, and the logits of the vocabulary use the word embedding as their weight, with a bias. */
 typedef enum tt_bert_kind {
     TT_BERT,
     TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
@@ -2023,7 +2044,7 @@ typedef struct tt_bert_config {
     int pad_token;            /* id of the padding token: RoBERTa and its kin 1, BigBird 0 by default */
     bool pooler;              /* BERT: the classifier reads a dense layer + tanh of the first token. Default
                                  true */
-    int classes;              /* number of classes, labels, scores or tags. TT_TASK_EMBED: 0 */
+    int classes;              /* number of classes, labels, scores or tags. Other tasks: 0 */
     tt_pooling pooling;       /* how tt_bert_embed makes the embedding of a text. Default TT_POOL_MEAN */
     bool normalize;           /* tt_bert_embed divides each embedding by its length. Default false */
     int max_length;           /* TT_TASK_EMBED: tokens of the longest text; 0: limited by
@@ -2069,8 +2090,12 @@ typedef struct tt_bert {
                                                (hidden, embedding_size), (hidden) */
     tt_bert_layer *layer;                   /* (layers); in ALBERT all have the same parameters */
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
-    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); TT_TASK_EMBED: NULL */
+    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); NULL: no classes */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
+    tt_param *transform_w, *transform_b;    /* TT_TASK_MASKED_LM, else NULL: the layer before the logits,
+                                               (hidden, hidden), (hidden); ALBERT: embedding_size rows */
+    tt_param *transform_norm_w, *transform_norm_b; /* and its norm */
+    tt_param *word_b;                       /* the bias of the logits, (vocab) */
     bool new_head; /* whether the layers between the last hidden states and the logits begin with random
                       weights, at least in part */
 } tt_bert;
@@ -2085,8 +2110,8 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
    tokens while the model's is of sequences, these layers start with random weights: new_head is true, and the
    logger gets a warning with their names. A missing or misshapen tensor of the body is an error, reported
    before anything of config.json's sizes is allocated.
-   The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification, else
-   that of "problem_type"; without problem_type TT_TASK_SCORES if there is one class, as in transformers, else
+   The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification,
+   TT_TASK_MASKED_LM if it names ...ForMaskedLM, else that of "problem_type"; without problem_type TT_TASK_SCORES if there is one class, as in transformers, else
    TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
    class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are read from its files. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
@@ -2114,7 +2139,8 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
    layer k, all (rows, hidden); `hidden` has room for layers + 1 values. Returns hidden[layers]. */
 tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden);
 /* Records the encoder and the head. Returns the logits (seqs, classes), for TT_TASK_TAGS (rows, classes). A
-   model with TT_TASK_EMBED has no logits: the tape fails. */
+   model with TT_TASK_EMBED has no logits: the tape fails. With TT_TASK_MASKED_LM returns the logits of the rows
+   `masked`, (n, vocab). */
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Records the encoder, and the embedding of each sequence according to the config's pooling and normalize.
    Any task. Returns the embeddings (seqs, hidden) (Reimers, Gurevych, "Sentence-BERT", 2019). */
@@ -2126,7 +2152,9 @@ tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
    are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
    output are the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
    right if its pair is the nearest candidate of its micro-batch. With compile.train = false there is no loss.
-   m must stay valid. */
+   With TT_TASK_MASKED_LM the loss is the mean cross-entropy of the ids in "targets" over the rows in "masked";
+   the logits of these rows are the output if compile.train is false, else there is no output. m must stay
+   valid. */
 tt_model tt_bert_model(const tt_bert *m);
 /* Records the contrastive loss of a micro-batch of pairs or triplets (InfoNCE: van den Oord et al.,
    "Representation learning with contrastive predictive coding", 2018): the cross-entropy of cosine(anchor,
@@ -2440,9 +2468,12 @@ struct tt_train_options {
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
+    /* Set it to the largest number of masked tokens of a micro-batch (TT_TASK_MASKED_LM), or call
+       tt_train_options_make_room, so that the last layer and the logits need less memory; default 0: max_tokens. */
+    int max_masked;
 };
 tt_train_options tt_train_options_default(void);
-/* Raises max_seqs and max_tokens to the sizes that the micro-batches of two sources need, and sets accumulate
+/* Raises max_seqs, max_tokens and max_masked to the sizes that the micro-batches of two sources need, and sets accumulate
    if a step of the first source may have more micro-batches than there are data ranks. Either source may be
    NULL. */
 void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation);
@@ -3027,7 +3058,7 @@ enum {
 /* Purposes of random numbers. The purpose is a part of the key of a stream (tt__stream_key). */
 enum {
     TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE, TT__RANDOM_IMAGE,
-    TT__RANDOM_TOKEN
+    TT__RANDOM_TOKEN, TT__RANDOM_MASK
 };
 
 /* Settings of a step, which the host writes before it runs a segment. */
@@ -34673,7 +34704,7 @@ static tt_status tt__number_classes(tt_dataset *d, const char *const *names, int
    chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
-    const int classes = (int)tt__max(1, d->n_classes); /* TT_TASK_EMBED has none, and all labels are 0 */
+    const int classes = (int)tt__max(1, d->n_classes); /* without classes all labels are 0 */
     int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)classes), spare = n;
     if (!quota) return TT_ERR_MEMORY;
     for (int i = 0; i < d->count; i++) quota[d->examples[i].label]++;
@@ -34791,17 +34822,19 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *t
     return tt__dataset_copy(d, e);
 }
 
-static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_EMBED; }
+static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_MASKED_LM; }
+/* Returns whether the examples of a task have neither labels nor classes. */
+static bool tt__has_no_labels(tt_task task) { return task == TT_TASK_EMBED || task == TT_TASK_MASKED_LM; }
 
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes)
 {
-    const bool no_classes = task == TT_TASK_EMBED && !classes;
+    const bool none = tt__has_no_labels(task);
     if (count < 1 || count > INT_MAX || !texts || !tt__is_task(task) ||
-        !(no_classes || (task != TT_TASK_EMBED && classes > 0 && class_names)))
+        !(none ? !classes : classes > 0 && class_names))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are %lld texts%s of %d classes%s, "
                         "task %d; expected at least one text, one of tt_task, and at least one class, or 0 "
-                        "for TT_TASK_EMBED",
+                        "for TT_TASK_EMBED and TT_TASK_MASKED_LM",
                         (long long)count, texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)",
                         (int)task), (tt_dataset *)NULL;
     tt_dataset *d = tt__dataset_new(ctx, task, class_names, classes);
@@ -35056,7 +35089,7 @@ static tt_status tt__table_set(tt_dataset *d, const tt__table *t)
 static tt_status tt__table_labels(tt_dataset *d, tt__table *t)
 {
     tt_status status = TT_OK;
-    if (!d->count || t->task == TT_TASK_EMBED) return TT_OK;
+    if (!d->count || tt__has_no_labels(t->task)) return TT_OK;
     if (!t->order) status = t->width ? tt__table_unnamed(d, t->width) : tt__table_classes(d, t);
     return status == TT_OK ? tt__table_set(d, t) : status;
 }
@@ -35162,7 +35195,7 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
         return tt__fail(t->ctx, TT_ERR_FORMAT,
                         "'%s' is empty; expected a header with the columns %.100s and %.100s", t->path,
                         t->column[TT__COLUMN_TEXT],
-                        t->column[t->needs[TT__COLUMN_PAIR] ? TT__COLUMN_PAIR : TT__COLUMN_LABEL]);
+                        t->column[t->needs[TT__COLUMN_LABEL] ? TT__COLUMN_LABEL : TT__COLUMN_PAIR]);
     for (*columns = 0; !field.last; ++*columns) {
         tt_status status = tt__table_field(t, &field);
         if (status != TT_OK) return status;
@@ -35301,10 +35334,11 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split)
         e->pair = fields[TT__COLUMN_PAIR].text;
         e->pair_bytes = fields[TT__COLUMN_PAIR].bytes;
         d->pairs |= e->pair != NULL;
-        if (t->task != TT_TASK_EMBED) {
+        if (!tt__has_no_labels(t->task)) {
             status = tt__table_field_labels(d, t, e, &fields[TT__COLUMN_LABEL]);
             continue;
         }
+        if (t->task != TT_TASK_EMBED) continue;
         e->negative = fields[TT__COLUMN_NEGATIVE].text;
         e->negative_bytes = fields[TT__COLUMN_NEGATIVE].bytes;
         d->negatives |= e->negative != NULL;
@@ -35495,7 +35529,7 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
         return tt__row_fail(t, "the row has %s \"%.100s\", unlike the rows before: write it in all rows or "
                             "in none", e->negative ? "a" : "no", t->column[TT__COLUMN_NEGATIVE]);
     d->negatives |= e->negative != NULL;
-    if (embed) return TT_OK;
+    if (tt__has_no_labels(t->task)) return TT_OK;
     return tt__row_labels(d, t, j, line, at[TT__COLUMN_LABEL], e);
 }
 
@@ -35515,6 +35549,25 @@ static tt_status tt__read_json_rows(tt_dataset *d, tt__table *t, const char *spl
     tt__file_close(d->ctx, &d->file);
     memset(&d->file, 0, sizeof d->file);
     return status;
+}
+
+/* Reads a text file: each line that is not empty is an example. */
+static tt_status tt__read_lines(tt_dataset *d, tt__table *t)
+{
+    while (tt__table_row(t)) {
+        char *line = t->text + t->at, *stop = (char *)memchr(line, '\n', t->bytes - t->at);
+        char *end = stop ? stop : t->text + t->bytes;
+        t->at = (size_t)(end - t->text);
+        while (end > line && (end[-1] == ' ' || end[-1] == '\t' || end[-1] == '\r')) end--;
+        if (end == line) continue;
+        tt__example *e = tt__dataset_add(d, t->path);
+        if (!e) return t->ctx->status;
+        e->text = line;
+        e->bytes = (size_t)(end - line);
+        if (stop) t->at++, t->line++;
+        *end = 0; /* overwrites white space, the newline, or the final NUL */
+    }
+    return TT_OK;
 }
 
 /* A sentence while its lines are read from a file in the format of CoNLL. The text overwrites the lines. */
@@ -35621,7 +35674,8 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
                                       o->split_column, o->pair_column, o->negative_column};
     bool good = true;
     t->needs[TT__COLUMN_TEXT] = true;
-    t->needs[o->task == TT_TASK_EMBED ? TT__COLUMN_PAIR : TT__COLUMN_LABEL] = true;
+    t->needs[TT__COLUMN_PAIR] = o->task == TT_TASK_EMBED;
+    t->needs[TT__COLUMN_LABEL] = !tt__has_no_labels(o->task);
     t->columns = o->task == TT_TASK_EMBED ? TT__COLUMNS : TT__COLUMN_NEGATIVE;
     for (int i = 0; i < TT__COLUMNS; i++) t->column[i] = names[i] ? names[i] : "NULL";
     for (int i = 0; i < t->columns; i++)
@@ -35641,7 +35695,7 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
                         "expected an ASCII character, such as a comma", (unsigned char)o->label_delimiter);
     if (!tt__is_task(o->task))
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: task is %d; expected one of tt_task, %d to "
-                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_EMBED);
+                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_MASKED_LM);
     return TT_OK;
 }
 
@@ -35661,6 +35715,7 @@ static bool tt__ends_in(const char *path, const char *ending)
 static tt_status tt__table_file(tt_dataset *d, tt__table *t, const tt_table_options *o, const char *split)
 {
     const bool lines = tt__ends_in(t->path, ".jsonl") || tt__ends_in(t->path, ".json");
+    const bool plain = o->task == TT_TASK_MASKED_LM && tt__ends_in(t->path, ".txt");
     tt_status status = tt__file_open(d->ctx, t->path, &d->file);
     if (status != TT_OK) return status;
     t->text = d->file.bytes;
@@ -35673,12 +35728,12 @@ static tt_status tt__table_file(tt_dataset *d, tt__table *t, const tt_table_opti
         for (size_t i = 0; i < t->bytes; i++)
             if (t->text[i] == '\r') t->text[i] = '\n';
     if (status == TT_OK)
-        status = lines ? tt__read_json_rows(d, t, split)
+        status = lines ? tt__read_json_rows(d, t, split) : plain ? tt__read_lines(d, t)
                : o->task == TT_TASK_TAGS ? tt__read_conll(d, t) : tt__table_read(d, t, split);
     const int part = split && t->splits ? tt__split_of(split) : TT__SPLIT_OTHER;
     if (status != TT_OK || d->count || (part && part != TT__SPLIT_TRAIN)) return status;
     if (!split || !t->splits) return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows: add rows", t->path,
-                                              lines || o->task == TT_TASK_TAGS ? "" : "a header but ");
+                                              lines || plain || o->task == TT_TASK_TAGS ? "" : "a header but ");
     return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s': add one, or choose "
                     "another split", t->path, split);
 }
@@ -35694,9 +35749,10 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     t.path = path;
     t.task = o.task;
     t.line = 1;
-    if (o.task == TT_TASK_EMBED && n_classes)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given, but TT_TASK_EMBED has no classes: "
-                        "give NULL and 0", path, n_classes), (tt_dataset *)NULL;
+    if (tt__has_no_labels(o.task) && n_classes)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given, but %s has no classes: give NULL "
+                        "and 0", path, n_classes, o.task == TT_TASK_EMBED ? "TT_TASK_EMBED" :
+                        "TT_TASK_MASKED_LM"), (tt_dataset *)NULL;
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given%s; give at least one, or NULL and "
                         "0 to take the classes from the file", path, n_classes, classes ? "" : " as NULL"),
@@ -35722,7 +35778,8 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
 
 tt_loader_options tt_loader_options_default(void)
 {
-    tt_loader_options o = {16, 1, 512, 0, true, 50, false, 1, {0, 1, 1, false, false, 0, false}};
+    tt_loader_options o = {16, 1, 512, 0, true, 50, false, 1, 0.15f, false,
+                           {0, 1, 1, false, false, 0, false}};
     return o;
 }
 
@@ -35873,7 +35930,14 @@ struct tt_loader {
     int32_t *tags;                 /* tags of the micro-batch, for TT_TASK_TAGS */
     float *label_values;           /* values of the micro-batch, for TT_TASK_LABELS and TT_TASK_SCORES */
     int32_t *roles;                /* TT_TASK_EMBED: 0, 1, 2, ..., which all three arrays share */
-    tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives" */
+    tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives";
+                                      TT_TASK_MASKED_LM: "masked" and "targets" */
+    /* TT_TASK_MASKED_LM: the kind of each token of the vocabulary; scratch memory for a text's words, and
+       which of its tokens are chosen; the n_masked of at most max_masked rows of the arrays. */
+    uint8_t *mask_kinds, *mask_chosen;
+    struct tt__mask_word *mask_words;
+    int32_t *masked, *targets;
+    int n_masked, max_masked;
 
     /* ---- fields for images. Threads make the images of micro-batches `base` to `base + slots - 1`, while
        the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, the fields of `ring`
@@ -36342,6 +36406,148 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
     return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->deal.used);
 }
 
+/* ==== src/data/masks.h */
+/* ------------------------------------------------------------------------------------------- masked tokens
+   Chooses the tokens that a model of TT_TASK_MASKED_LM predicts, and masks them (Devlin et al., "BERT:
+   pre-training of deep bidirectional transformers", 2019, section 3.1). */
+
+/* The kind of a token of the vocabulary. */
+enum {
+    TT__MASK_BEGINS,    /* the token begins a word, or is a word */
+    TT__MASK_CONTINUES, /* the token continues a word after another token */
+    TT__MASK_NEVER      /* the token is special, or stands for no text: the token is never chosen */
+};
+
+/* Returns whether a token of the vocabulary continues a word. WordPiece marks such tokens; other models mark
+   tokens that begin with white space instead, by U+2581 or, in byte-level encoding, by characters that stand
+   for the bytes 0 to 32. */
+static bool tt__mask_continues(const tt_tokenizer *k, const char *token)
+{
+    const unsigned char *c = (const unsigned char *)token;
+    if (k->model.kind == TT__MODEL_WORDPIECE)
+        return *k->model.piece && strncmp(token, k->model.piece, strlen(k->model.piece)) == 0;
+    const bool mark = c[0] == 0xE2 && c[1] == 0x96 && c[2] == 0x81;
+    const bool white = c[0] <= ' ' || (c[0] == 0xC4 && c[1] >= 0x80 && c[1] <= 0xA0); /* U+0100 to U+0120 */
+    return !mark && !white;
+}
+
+/* Returns the kind of each token of the vocabulary, which the caller frees. Returns NULL if memory runs
+   out. */
+static uint8_t *tt__mask_kinds(tt_context *ctx, const tt_tokenizer *k)
+{
+    uint8_t *kinds = (uint8_t *)tt__alloc(ctx, (size_t)k->size);
+    for (int id = 0; id < k->size && kinds; id++) {
+        const char *token = tt_tokenizer_token(k, id);
+        const int added = k->added_of[id];
+        const bool special = added >= 0 && k->added[added].special;
+        kinds[id] = !token || special ? TT__MASK_NEVER
+                    : tt__mask_continues(k, token) ? TT__MASK_CONTINUES : TT__MASK_BEGINS;
+    }
+    for (int role = 0; role < TT_TOKEN_COUNT && kinds; role++) {
+        const int id = tt_tokenizer_special(k, (tt_special_token)role);
+        if (id >= 0) kinds[id] = TT__MASK_NEVER;
+    }
+    return kinds;
+}
+
+/* A word of a text, or with whole_words = false a token: the places [begin, end) of the text's tokens. Words
+   are chosen in the order of `draw`. */
+typedef struct tt__mask_word { uint32_t draw; int begin, end; } tt__mask_word;
+
+static int tt__mask_order(const void *a, const void *b)
+{
+    const tt__mask_word *x = (const tt__mask_word *)a, *y = (const tt__mask_word *)b;
+    return x->draw != y->draw ? (x->draw > y->draw) - (x->draw < y->draw) : x->begin - y->begin;
+}
+
+/* Sets u to the random numbers of a place of a text: u[0] orders words, u[1] decides what becomes of a chosen
+   token, u[2] and u[3] choose a token of the vocabulary. */
+static void tt__mask_draw(uint64_t key, int place, uint32_t u[4])
+{
+    const uint32_t counter[4] = {(uint32_t)place, 0, 0, 0};
+    tt__philox(counter, key, u);
+}
+
+/* Lists the words of a text in random order in l->mask_words. ids: (n) the text's tokens. Returns the number
+   of words, and sets *tokens to the number of their tokens. */
+static int tt__mask_words(const tt_loader *l, uint64_t key, const int32_t *ids, int n, int *tokens)
+{
+    tt__mask_word *words = l->mask_words;
+    int count = 0;
+    *tokens = 0;
+    for (int i = 0; i < n; i++) {
+        uint32_t u[4];
+        const int kind = l->mask_kinds[ids[i]];
+        if (kind == TT__MASK_NEVER) continue;
+        ++*tokens;
+        if (l->o.whole_words && kind == TT__MASK_CONTINUES && count && words[count - 1].end == i) {
+            words[count - 1].end = i + 1;
+            continue;
+        }
+        tt__mask_draw(key, i, u);
+        words[count].draw = u[0];
+        words[count].begin = i;
+        words[count++].end = i + 1;
+    }
+    qsort(words, (size_t)count, sizeof *words, tt__mask_order);
+    return count;
+}
+
+/* Masks tokens of a text of a micro-batch, whose n tokens begin at row `first`. text: index of the text. */
+static void tt__mask_text(tt_loader *l, uint32_t text, int first, int n)
+{
+    int32_t *ids = l->ids + first;
+    const uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_MASK, (uint64_t)l->deal.epoch, text);
+    const int32_t mask = tt_tokenizer_special(l->k, TT_TOKEN_MASK);
+    int tokens, taken = 0;
+    const int count = tt__mask_words(l, key, ids, n, &tokens);
+    const int want = (int)tt__max(1, (int64_t)((double)l->o.mask_rate * tokens + 0.5));
+    for (int i = 0; i < n; i++) l->mask_chosen[i] = 0;
+    for (int w = 0; w < count; w++) {
+        const tt__mask_word *word = &l->mask_words[w];
+        if (word->end - word->begin > want - taken) continue;
+        for (int i = word->begin; i < word->end; i++) l->mask_chosen[i] = 1;
+        taken += word->end - word->begin;
+    }
+    for (int i = 0; i < n; i++) {
+        uint32_t u[4];
+        if (!l->mask_chosen[i]) continue;
+        tt__mask_draw(key, i, u);
+        const float share = tt__uniform(u[1]);
+        l->masked[l->n_masked] = first + i;
+        l->targets[l->n_masked++] = ids[i];
+        if (share < 0.8f) ids[i] = mask;
+        else if (share < 0.9f) ids[i] = (int32_t)(((uint64_t)u[3] << 32 | u[2]) % (uint64_t)l->k->size);
+    }
+}
+
+/* Sets the arrays of a micro-batch with masked tokens. */
+static void tt__mask_arrays(tt_loader *l, tt_batch *batch)
+{
+    if (!l->n_masked) {
+        l->masked[l->n_masked] = 0;
+        l->targets[l->n_masked++] = -100;
+    }
+    const tt_array arrays[] = {{"masked", l->masked, l->n_masked}, {"targets", l->targets, l->n_masked}};
+    memcpy(l->arrays, arrays, sizeof arrays);
+    batch->arrays = l->arrays;
+    batch->n_arrays = TT__COUNT(arrays);
+}
+
+/* Allocates the memory of a loader that masks tokens, whose max_tokens and max_seqs are set. Of a text of n
+   tokens at most mask_rate * n + 1 are chosen. */
+static bool tt__mask_allocate(tt_loader *l)
+{
+    const size_t length = (size_t)l->o.max_length;
+    const int64_t most = (int64_t)((double)l->o.mask_rate * l->max_tokens) + l->deal.max_seqs;
+    l->max_masked = (int)tt__min(most, l->max_tokens);
+    return (l->mask_kinds = tt__mask_kinds(l->ctx, l->k)) &&
+           (l->mask_words = (tt__mask_word *)tt__alloc(l->ctx, length * sizeof *l->mask_words)) &&
+           (l->mask_chosen = (uint8_t *)tt__alloc(l->ctx, length)) &&
+           (l->masked = (int32_t *)tt__alloc(l->ctx, (size_t)l->max_masked * 4)) &&
+           (l->targets = (int32_t *)tt__alloc(l->ctx, (size_t)l->max_masked * 4));
+}
+
 /* ==== src/data/loader.h */
 /* --------------------------------------------------------------------------------------------------- loaders
    The public functions of loaders, for texts and for images, and a loader's tt_source. dealer.h chooses the
@@ -36365,7 +36571,7 @@ void tt_loader_free(tt_loader *l)
     void *const owned[] = {l->ring, l->deal.order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
                            l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
                            l->seq_start, l->labels, l->label_values, l->tags, l->roles, l->spans, l->index,
-                           l};
+                           l->mask_kinds, l->mask_chosen, l->mask_words, l->masked, l->targets, l};
     tt__free_all(ctx, owned, TT__COUNT(owned));
 }
 
@@ -36406,6 +36612,11 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     else if (texts && pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
         tt__print(&all, "; max_length is %d, but must be at least %d for pairs of texts, with the tokens "
                   "around the texts", o->max_length, tt__ids_around(k, true));
+    if (d->task == TT_TASK_MASKED_LM && !(o->mask_rate > 0 && o->mask_rate < 1))
+        tt__print(&all, "; mask_rate is %g, but must be above 0 and below 1", o->mask_rate);
+    if (d->task == TT_TASK_MASKED_LM && tt_tokenizer_special(k, TT_TOKEN_MASK) < 0)
+        tt__print(&all, "; the tokenizer has no token that masks others, which TT_TASK_MASKED_LM needs: set "
+                  "\"mask_token\" in tokenizer_config.json");
     if (texts && o->window < 0)
         tt__print(&all, "; window is %d, but must be 0 (no sorting) or a number of batches", o->window);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
@@ -36420,6 +36631,7 @@ static bool tt__loader_allocate(tt_loader *l) /* allocates the memory of a loade
     size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch), values = 0;
     const bool valued = l->d->task == TT_TASK_LABELS || l->d->task == TT_TASK_SCORES;
     if (!tt__mul_size(seqs * sizeof *l->label_values, (size_t)l->d->n_classes, &values)) values = SIZE_MAX;
+    if (l->d->task == TT_TASK_MASKED_LM && !tt__mask_allocate(l)) return false;
     if (l->d->task == TT_TASK_TAGS && !(l->tags = (int32_t *)tt__alloc(ctx, rows * 4))) return false;
     if (l->parts > 1 && !(l->roles = (int32_t *)tt__alloc(ctx, seqs * 4))) return false;
     for (size_t k = 0; k < seqs && l->roles; k++) l->roles[k] = (int32_t)k;
@@ -36647,6 +36859,7 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
                   i->resize_width, i->pad, i->random_crop, i->flip);
     if (l->d->task != TT_TASK_CLASS) tt__print(&text, "task %d\n", (int)l->d->task);
     if (l->d->pairs) tt__print(&text, "pairs 1\n");
+    if (l->max_masked) tt__print(&text, "mask_rate %g\nwhole_words %d\n", o->mask_rate, o->whole_words);
     if (i->resize_shortest) tt__print(&text, "resize_shortest %d\n", i->resize_shortest);
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
@@ -36671,7 +36884,7 @@ const tt_source *tt_loader_source(tt_loader *l)
     if (!l) return NULL;
     tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, tt_loader_max_seqs(l),
                    l->max_tokens, l->deal.accumulates, tt__loader_source_hash, l->d->classes,
-                   l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe};
+                   l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe, l->max_masked};
     l->source = s;
     return &l->source;
 }
@@ -36748,6 +36961,7 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
     if (!l->micro) tt__loader_cut_step(l, texts, in_step);
     const int first = l->in_step, end = l->ends[l->micro++], examples = end - first;
+    l->n_masked = 0;
     for (; seqs < examples * l->parts; seqs++) {
         const uint32_t text = l->dealt[first + seqs % examples];
         const tt__tokens *tokens = &l->tokens[(int64_t)text * l->parts + seqs / examples];
@@ -36763,9 +36977,11 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
             if (l->typed) l->types[rows] = tokens->types[i];
             if (l->tags) l->tags[rows] = tokens->tags[i];
         }
+        if (l->max_masked) tt__mask_text(l, text, rows - tokens->count, tokens->count);
     }
     l->in_step = end;
     tt__loader_roles(l, examples, batch);
+    if (l->max_masked) tt__mask_arrays(l, batch);
     l->seq_start[seqs] = rows;
     batch->rows = rows;
     batch->ids = l->ids;
@@ -37531,7 +37747,7 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
 {
     if (!l) return NULL;
     const tt_source s = {l, tt__window_seek, tt__window_next, l->deal.steps, l->max_seqs, l->max_tokens,
-                         l->deal.accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe};
+                         l->deal.accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe, 0};
     l->source = s;
     return &l->source;
 }
@@ -37642,11 +37858,16 @@ static const char *tt__head_name(const tt__architecture *a, const void *config)
     return a->head ? a->head(config) : "";
 }
 
+static bool tt__classifies(const tt__architecture *a, const void *config)
+{
+    const char *head = tt__head_name(a, config);
+    return a->classes && strcmp(head, "Model") != 0 && strcmp(head, "ForMaskedLM") != 0;
+}
+
 /* Returns the number of outputs of a model's classifier; 0: the model has no classifier. */
 static int tt__outputs(const tt__architecture *a, const void *config)
 {
-    const bool bare = strcmp(tt__head_name(a, config), "Model") == 0;
-    return a->classes && !bare ? tt__int_field(config, a->classes) : 0;
+    return tt__classifies(a, config) ? tt__int_field(config, a->classes) : 0;
 }
 
 /* A checkpoint that is being read: its config.json and its open files of tensors. */
@@ -38450,8 +38671,7 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     tt__text_buffer all = {text, sizeof text, 0};
     const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
     const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
-    const bool classifies = a->classes && strcmp(tt__head_name(a, config), "Model") != 0;
-    const int classes = classifies ? tt__int_field(config, a->classes) : 1;
+    const int classes = tt__classifies(a, config) ? tt__int_field(config, a->classes) : 1;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
@@ -38630,7 +38850,7 @@ static void tt__list_names(tt__text_buffer *to, const char *const *names, int n)
 static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[64], int classes, bool kept,
                                   tt_dataset *d)
 {
-    static const char *const tasks[] = {"CLASS", "LABELS", "SCORES", "TAGS", "EMBED"};
+    static const char *const tasks[] = {"CLASS", "LABELS", "SCORES", "TAGS", "EMBED", "MASKED_LM"};
     if (d->task != task)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_%s, but the model's is "
                         "TT_TASK_%s: load the model for the dataset's task (tt_bert_load_head)",
@@ -38889,7 +39109,8 @@ tt_value tt_contrastive_loss(tt_tape *t, tt_value embeddings, const tt_train_opt
    stand for the hidden size under a condition, otherwise for 0: Q if a layer precedes the classifier, R in
    RoBERTa without a classifier, B in BigBird, M in ALBERT, U if queries, keys and values have biases. Three
    letters stand for the number of classes: C if there is a classifier, K if it is one of sequences, N if it
-   is one of tokens. */
+   is one of tokens. With TT_TASK_MASKED_LM, L stands for the embedding size and W for the vocabulary, in
+   BigBird J and Y; otherwise for 0. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text_buffer *all, const void *config);
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config);
@@ -38903,10 +39124,17 @@ static const char *tt__bert_head(const void *config);
     T(position, ".embeddings.position_embeddings.weight", "PE", 'n', false), \
     T(type, ".embeddings.token_type_embeddings.weight", "TE", 'n', false), \
     W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "E", "E", '1', false)
+/* The head of TT_TASK_MASKED_LM: names of its layer, its norm and its bias. */
+#define TT__BERT_MASKED(dense, norm, bias, size, sizes, vocab) \
+    W(transform, dense, dense, sizes, size, 'n', true), W(transform_norm, norm, norm, size, size, '1', true), \
+    T(word_b, bias, vocab, '0', true)
 static const tt__tensor_row tt__bert_tensors[] = {
     TT__BERT_EMBEDDINGS,
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
+    W(transform, "cls.predictions.transform.dense", "vocab_transform", "LH", "L", 'n', true),
+    W(transform_norm, "cls.predictions.transform.LayerNorm", "vocab_layer_norm", "L", "L", '1', true),
+    TT__TENSOR(tt_bert, word_b, "cls.predictions.bias", "vocab_projector.bias", "W", '0', true),
 };
 static const tt__tensor_row tt__albert_tensors[] = {
     TT__BERT_EMBEDDINGS,
@@ -38914,6 +39142,7 @@ static const tt__tensor_row tt__albert_tensors[] = {
       false),
     W(head, ".pooler", ".pooler", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
+    TT__BERT_MASKED("predictions.dense", "predictions.LayerNorm", "predictions.bias", "L", "LH", "W"),
 };
 static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and its kin, and of BigBird */
     TT__BERT_EMBEDDINGS,
@@ -38923,7 +39152,11 @@ static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and 
     W(head, "classifier.dense", "classifier.dense", "QH", "Q", 'n', true),
     W(classifier, "classifier.out_proj", "classifier.out_proj", "KH", "K", 'n', true),
     W(classifier, "classifier", "classifier", "NH", "N", 'n', true),
+    TT__BERT_MASKED("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "L", "LH", "W"),
+    TT__BERT_MASKED("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm",
+                    "cls.predictions.bias", "J", "JH", "Y"),
 };
+#undef TT__BERT_MASKED
 #undef TT__BERT_EMBEDDINGS
 #undef T
 #undef W
@@ -39095,15 +39328,18 @@ static void tt__bert_sizes(const void *config, tt__sizes size)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     const int flags = tt__bert_of(c)->flags;
-    /* In transformers BERT and RoBERTa without a classifier have a pooler, which embeddings do not use. */
-    const bool embeds = c->task == TT_TASK_EMBED, dense = flags & TT__BERT_HEAD ? !embeds : c->pooler;
-    size['Q' - 'A'] = dense && c->task != TT_TASK_TAGS ? c->hidden_size : 0;
+    /* In transformers BertModel and RobertaModel have a pooler, which embeddings do not use. */
+    const bool embeds = c->task == TT_TASK_EMBED, masked = c->task == TT_TASK_MASKED_LM;
+    const bool sparse = flags & TT__BERT_SPARSE, dense = flags & TT__BERT_HEAD ? !embeds : c->pooler;
+    size['Q' - 'A'] = dense && c->task != TT_TASK_TAGS && !masked ? c->hidden_size : 0;
     size['R' - 'A'] = flags & TT__BERT_OFFSET && embeds ? c->hidden_size : 0;
     size[(c->task == TT_TASK_TAGS ? 'N' : 'K') - 'A'] = size['C' - 'A'];
     size['E' - 'A'] = flags & TT__BERT_SHARED ? c->embedding_size : c->hidden_size;
     size['M' - 'A'] = flags & TT__BERT_SHARED ? c->hidden_size : 0;
-    size['B' - 'A'] = flags & TT__BERT_SPARSE ? c->hidden_size : 0;
-    size['U' - 'A'] = !(flags & TT__BERT_SPARSE) || c->qkv_bias ? c->hidden_size : 0;
+    size['B' - 'A'] = sparse ? c->hidden_size : 0;
+    size['U' - 'A'] = !sparse || c->qkv_bias ? c->hidden_size : 0;
+    size[(sparse ? 'J' : 'L') - 'A'] = masked ? size['E' - 'A'] : 0;
+    size[(sparse ? 'Y' : 'W') - 'A'] = masked ? c->vocab_size : 0;
 }
 
 static void tt__bert_check(tt__text_buffer *all, const void *config)
@@ -39112,7 +39348,7 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
     const int flags = tt__bert_of(c)->flags;
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
-    if ((unsigned)c->task > TT_TASK_EMBED)
+    if ((unsigned)c->task > TT_TASK_MASKED_LM)
         tt__print(all, "; task is %d, but must be one of tt_task", (int)c->task);
     if ((unsigned)c->pooling > TT_POOL_CLS)
         tt__print(all, "; pooling is %d, but must be one of tt_pooling", (int)c->pooling);
@@ -39148,15 +39384,16 @@ static void tt__bert_print(tt__text_buffer *json, const void *self, const void *
 static const char *tt__bert_head(const void *config)
 {
     const tt_task task = ((const tt_bert_config *)config)->task;
-    return task == TT_TASK_TAGS    ? "ForTokenClassification"
-           : task == TT_TASK_EMBED ? "Model"
-                                   : "ForSequenceClassification";
+    return task == TT_TASK_TAGS        ? "ForTokenClassification"
+           : task == TT_TASK_EMBED     ? "Model"
+           : task == TT_TASK_MASKED_LM ? "ForMaskedLM"
+                                       : "ForSequenceClassification";
 }
 
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
     tt_bert_config c = *config;
-    if (c.task == TT_TASK_EMBED) c.classes = 0;
+    if (tt__has_no_labels(c.task)) c.classes = 0;
     return tt__model_new(ctx, &tt__bert_of(config)->a, m, &c);
 }
 
@@ -39524,12 +39761,21 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     const tt_bert_config *c = &m->config;
     const tt__bert_flags *k = tt__bert_of(c);
     const bool tags = c->task == TT_TASK_TAGS;
+    const bool masked = c->task == TT_TASK_MASKED_LM;
     const float dropout = tags && k->flags & TT__BERT_DROP_TAGS ? c->dropout : c->classifier_dropout;
     if (c->task == TT_TASK_EMBED)
         tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_bert_logits: the model's task is TT_TASK_EMBED, so it has no "
                       "classifier: record tt_bert_embed, or load the folder with another task");
     tt_value h = tt_bert_encode(m, t, in);
-    if (!tags) h = tt_gather_rows(t, h, in->first); /* [CLS] of each sequence: (seqs, hidden) */
+    if (!tags) h = tt_gather_rows(t, h, masked ? in->masked : in->first); /* first: [CLS] of each sequence */
+    if (masked) {
+        h = tt_linear(t, h, m->transform_w, m->transform_b);
+        h = k->flags & TT__BERT_OFFSET ? tt_gelu(t, h) : tt__activation_of(m->activation)(t, h);
+        h = tt_layernorm(t, h, m->transform_norm_w, m->transform_norm_b, c->layer_norm_eps);
+        h = tt_linear(t, h, m->word, m->word_b);
+        tt_name(t, h, "logits");
+        return h;
+    }
     if (m->head_w) {
         if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, c->classifier_dropout);
         h = tt_linear(t, h, m->head_w, m->head_b);
@@ -39558,6 +39804,14 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
         *output = tt_bert_embed(m, t, &in);
         return o->compile.train ? tt_contrastive_loss(t, *output, o) : *output;
     }
+    if (m->config.task == TT_TASK_MASKED_LM) {
+        const int64_t rows = tt_axis(t, "masked", o->max_masked ? o->max_masked : o->max_tokens);
+        in.masked = tt_input(t, "masked", TT_I32, rows, 1);
+        in.targets = tt_input(t, "targets", TT_I32, rows, 1);
+        const tt_value logits = tt_bert_logits(m, t, &in);
+        if (!o->compile.train) *output = logits; /* else the logits never exist as a whole */
+        return tt__classify(t, logits, in.targets, o);
+    }
     *output = tt_bert_logits(m, t, &in);
     return tt__task_loss(t, m->config.task, *output, &in, o);
 }
@@ -39577,6 +39831,7 @@ static void tt__bert_metrics(const tt_bert *m, tt_metric to[TT_METRICS])
         to[1] = entities ? tt_accuracy() : tt_f1_macro();
         break;
     case TT_TASK_EMBED: to[0] = tt_accuracy(), to[1] = tt_recall_at_1(), to[2] = tt_recall_at_10(); break;
+    case TT_TASK_MASKED_LM: to[0] = tt_accuracy(), to[1] = tt_perplexity(); break;
     }
 }
 
@@ -39604,10 +39859,8 @@ static bool tt__bert_is(const tt__json *j, const char *pattern)
 static tt_status tt__bert_read_task(const tt__json *j, tt_bert_config *c)
 {
     const char *type = NULL;
-    if (tt__bert_is(j, "*ForTokenClassification")) {
-        c->task = TT_TASK_TAGS;
-        return TT_OK;
-    }
+    if (tt__bert_is(j, "*ForTokenClassification")) return c->task = TT_TASK_TAGS, TT_OK;
+    if (tt__bert_is(j, "*ForMaskedLM")) return c->task = TT_TASK_MASKED_LM, TT_OK;
     tt_status status = tt__json_read_string(j, 0, "problem_type", false, &type);
     if (status == TT_OK && !type && c->classes == 1) c->task = TT_TASK_SCORES;
     if (status != TT_OK || !type) return status;
@@ -39669,6 +39922,16 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     return TT_OK;
 }
 
+/* Fails if config.json says that the weight of a masked-language head is not the word embedding. */
+static tt_status tt__bert_tied(const tt__json *j)
+{
+    bool tied = true;
+    tt_status status = tt__json_read_bool(j, 0, "tie_word_embeddings", &tied);
+    if (status != TT_OK || tied) return status;
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': tie_word_embeddings is false, but a model of "
+                    "TT_TASK_MASKED_LM uses the word embedding as the weight of its logits", j->path);
+}
+
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head)
 {
     tt_bert_config config;
@@ -39686,8 +39949,10 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
         if (head) config.task = head->task;
         from.naming = a->naming;
         from.other_head = (own == TT_TASK_TAGS) != (config.task == TT_TASK_TAGS);
-        if (config.task == TT_TASK_EMBED) config.classes = 0;
-        status = tt__model_load(a, m, &config, &from, head ? head->outputs : 0, 0);
+        if (tt__has_no_labels(config.task)) config.classes = 0;
+        if (config.task == TT_TASK_MASKED_LM) status = tt__bert_tied(&from.config);
+        if (status == TT_OK)
+            status = tt__model_load(a, m, &config, &from, head ? head->outputs : 0, 0);
     }
     tt__checkpoint_close(ctx, &from);
     return status;
@@ -42330,6 +42595,7 @@ void tt_train_options_make_room(tt_train_options *o, const tt_source *train, con
         const tt_source *s = k ? validation : train;
         if (s && s->max_seqs > o->max_seqs) o->max_seqs = s->max_seqs;
         if (s && s->max_tokens > o->max_tokens) o->max_tokens = s->max_tokens;
+        if (s && s->max_masked > o->max_masked) o->max_masked = s->max_masked;
     }
     if (train && train->accumulates) o->compile.accumulate = true;
 }
@@ -42378,6 +42644,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
                   o->max_seqs);
     if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
         tt__print(&all, "; max_tokens is %d, but must be at least max_seqs, %d", o->max_tokens, o->max_seqs);
+    if (o->max_masked < 0)
+        tt__print(&all, "; max_masked is %d, but must be 0 (max_tokens) or more", o->max_masked);
     if (!model->record) tt__print(&all, "; the model has no function `record`: set it");
     for (int k = 0; k < TT_METRICS && model->metrics[k].name; k++) {
         const tt_metric *x = &model->metrics[k];
@@ -42690,6 +42958,7 @@ static tt_status tt__try_micro_batch(void *arg, int64_t n, tt__attempt *attempt,
     if (tt__tokens_of(&o, n) > INT_MAX)
         return tt__fail(b->ctx, TT_ERR_SHAPE, "%lld sequences of %d / %d tokens are 2^31 tokens or more, "
                         "which is too many: ask for fewer", (long long)n, o.max_tokens, o.max_seqs);
+    o.max_masked = o.max_seqs > 0 ? (int)tt__ceil_div((int64_t)o.max_masked * n, o.max_seqs) : 0;
     o.max_tokens = (int)tt__tokens_of(&o, n);
     o.max_seqs = (int)n;
     tt_trainer *t = tt__try_trainer(b->ctx, b->model, &o, attempt);
@@ -43282,6 +43551,10 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
                         s->seek && s->next ? "has tt_source.steps < 1: count the steps of an epoch" :
                         "needs the functions `seek` and `next`");
     bool tokens_fit = r->model.same_length || s->max_tokens <= o->max_tokens;
+    if (o->max_masked && s->max_masked > o->max_masked)
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d masked tokens, but the trainer "
+                        "has max_masked = %d: make the trainer for the largest of its sources "
+                        "(tt_train_options_make_room)", what, s->max_masked, o->max_masked);
     if (tokens_fit && s->max_seqs <= o->max_seqs) return TT_OK;
     return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d sequences and %d tokens, but the "
                     "trainer has max_seqs = %d and max_tokens = %d: make the trainer for the largest of its "

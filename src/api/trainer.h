@@ -37,9 +37,12 @@ struct tt_train_options {
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
+    /* Set it to the largest number of masked tokens of a micro-batch (TT_TASK_MASKED_LM), or call
+       tt_train_options_make_room, so that the last layer and the logits need less memory; default 0: max_tokens. */
+    int max_masked;
 };
 tt_train_options tt_train_options_default(void);
-/* Raises max_seqs and max_tokens to the sizes that the micro-batches of two sources need, and sets accumulate
+/* Raises max_seqs, max_tokens and max_masked to the sizes that the micro-batches of two sources need, and sets accumulate
    if a step of the first source may have more micro-batches than there are data ranks. Either source may be
    NULL. */
 void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation);

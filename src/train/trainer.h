@@ -77,6 +77,7 @@ void tt_train_options_make_room(tt_train_options *o, const tt_source *train, con
         const tt_source *s = k ? validation : train;
         if (s && s->max_seqs > o->max_seqs) o->max_seqs = s->max_seqs;
         if (s && s->max_tokens > o->max_tokens) o->max_tokens = s->max_tokens;
+        if (s && s->max_masked > o->max_masked) o->max_masked = s->max_masked;
     }
     if (train && train->accumulates) o->compile.accumulate = true;
 }
@@ -125,6 +126,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
                   o->max_seqs);
     if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
         tt__print(&all, "; max_tokens is %d, but must be at least max_seqs, %d", o->max_tokens, o->max_seqs);
+    if (o->max_masked < 0)
+        tt__print(&all, "; max_masked is %d, but must be 0 (max_tokens) or more", o->max_masked);
     if (!model->record) tt__print(&all, "; the model has no function `record`: set it");
     for (int k = 0; k < TT_METRICS && model->metrics[k].name; k++) {
         const tt_metric *x = &model->metrics[k];
@@ -437,6 +440,7 @@ static tt_status tt__try_micro_batch(void *arg, int64_t n, tt__attempt *attempt,
     if (tt__tokens_of(&o, n) > INT_MAX)
         return tt__fail(b->ctx, TT_ERR_SHAPE, "%lld sequences of %d / %d tokens are 2^31 tokens or more, "
                         "which is too many: ask for fewer", (long long)n, o.max_tokens, o.max_seqs);
+    o.max_masked = o.max_seqs > 0 ? (int)tt__ceil_div((int64_t)o.max_masked * n, o.max_seqs) : 0;
     o.max_tokens = (int)tt__tokens_of(&o, n);
     o.max_seqs = (int)n;
     tt_trainer *t = tt__try_trainer(b->ctx, b->model, &o, attempt);
