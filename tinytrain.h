@@ -2439,6 +2439,9 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
 /* ==== src/api/trainer.h */
 /* ------------------------------------------------------------------------------------------------ trainer */
 
+/* A teacher for distillation: the logits of a trained model for all examples of a source. */
+typedef struct tt_teacher tt_teacher;
+
 struct tt_train_options {
     /* Set it to change how the trainer's programs are compiled; default: tt_compile_options_default() with
        optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for tt_evaluate,
@@ -2465,6 +2468,16 @@ struct tt_train_options {
        micro-batch and memory for the embeddings. The trainer sets compile.accumulate. Not with loss scaling,
        pipelines and several processes. Validations have the negatives of a micro-batch. */
     int step_seqs;
+    /* Set `teacher` to train a classifier, or a model of labels or scores, by another model's logits as well
+       (Hinton et al., "Distilling the knowledge in a neural network", 2015); default NULL. The loss that trains
+       is (1 - teacher_weight) * loss + teacher_weight * T^2 * soft, where T is teacher_temperature and `soft` is
+       the mean cross-entropy of logits / T with the teacher's probabilities at T: softmax(teacher's logits / T),
+       or sigmoids for labels. For scores T is 1, and `soft` is the mean squared error from the teacher's scores.
+       An example weighs as much in `soft` as in `loss`, which statistics and evaluations show alone. Both models
+       have the same task and classes, in the same order. Keep the teacher until the trainer is freed. */
+    const tt_teacher *teacher;
+    float teacher_weight;      /* Set it to the share of the teacher's part, 0 to 1; default 0.5 */
+    float teacher_temperature; /* Set it to soften the teacher's probabilities more or less, above 0; default 2 */
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
@@ -2484,6 +2497,15 @@ typedef struct tt_trainer tt_trainer;
    message reports all contradictions of the options. Returns NULL on error. */
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
+/* Computes the logits of a trained model for the examples of epoch 0 of a source, without dropout, and keeps them
+   in the host's memory: 4 bytes for each logit. t: the trainer of the model, which may have been made with train
+   = false. Free that trainer before the student's trainer is made, and its memory is free again. Batches must
+   have an index, from which the student's batches find their rows: the source reads the dataset on which the
+   student trains, perhaps with another tokenizer. Parameters of one context have different names, so the teacher
+   needs a context of its own if its parameters are named as the student's; keep that context until
+   tt_teacher_free. For one process. Returns NULL on error. */
+tt_teacher *tt_teacher_new(tt_trainer *t, const tt_source *source);
+void tt_teacher_free(tt_teacher *k);
 /* Waits as tt_wait does for the training program's last step, after a tt_train_batch without stats. */
 tt_status tt_trainer_wait(tt_trainer *t, tt_stats *stats);
 /* Returns the largest max_seqs, up to `max`, with which a trainer of these options fits their memory_budget;
@@ -2762,6 +2784,7 @@ typedef enum tt__act {
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
     X(bool, by_class)     /* used by CROSS_ENTROPY: weights belong to classes, not to rows */ \
     X(bool, by_total)     /* used by losses and their backward: the divisor is operand TT__LOSS_TOTAL */ \
+    X(bool, uncounted)    /* used by losses: the step's counts leave out the loss (tt__uncounted_loss) */ \
     X(float, scale)       /* factor of SCALE and ATTENTION; value of FILL; in ROTARY, -1 turns back */ \
     X(bool, scaled)       /* used by SGD and ADAM: `scale` multiplies the learning rate */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
@@ -7873,6 +7896,14 @@ void tt_loss_total(tt_tape *t, tt_value loss, tt_value total)
     tt__weights_in(t, &t->code[at], TT__LOSS_TOTAL, &one, 1);
 }
 
+/* Leaves a loss out of the step's counts. While micro-batches accumulate, its gradient is then divided by the
+   number of targets of the other losses, which must be its own number in each run. */
+static void tt__uncounted_loss(tt_tape *t, tt_value loss)
+{
+    for (int k = 0; k < t->n_code; k++)
+        if (tt__is(&t->code[k], TT__LOSS) && t->code[k].out[0] == loss.id) t->code[k].attr.uncounted = true;
+}
+
 /* ------------------------------------------------------------------------------------------ cross_entropy */
 
 tt_cross_entropy_options tt_cross_entropy_options_default(void)
@@ -10308,7 +10339,7 @@ static tt_status tt__pass_counts(tt_tape *t)
     bool first = true;
     int n = tt__index(t);
     for (int k = 0; k < n && t->results; k++) {
-        if (!tt__is(&t->code[k], TT__LOSS)) continue;
+        if (!tt__is(&t->code[k], TT__LOSS) || t->code[k].attr.uncounted) continue;
         const int32_t counts = t->code[k].out[TT__LOSS_COUNTS], to = t->counted ? t->counted : t->totals;
         tt__instr add = tt__instr_like(&t->code[k], TT__OP_ADD_COUNTS, counts, to);
         add.add = !first;
@@ -21894,7 +21925,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     TT__PASS(t, "precision", tt__pass_precision(t, &s->precision));
     if (t->stages > 1) tt__number_stages(t);
     for (int k = 0; k < t->n_code; k++) {
-        losses += tt__is(&t->code[k], TT__LOSS);
+        losses += tt__is(&t->code[k], TT__LOSS) && !t->code[k].attr.uncounted;
         totals += tt__is(&t->code[k], TT__LOSS) && t->code[k].attr.by_total;
     }
     t->by_totals = losses && totals == losses;
@@ -42533,6 +42564,99 @@ static tt_status tt__grad_cache_differentiate(tt__grad_cache *g, tt_stats *stats
     return status;
 }
 
+/* ==== src/train/teacher.h */
+/* ------------------------------------------------------------------------------------------------- teachers
+   Training by another model's logits (Hinton et al., "Distilling the knowledge in a neural network", 2015). */
+
+/* A teacher: the logits of each example of a source, in the host's memory. */
+struct tt_teacher {
+    tt_context *ctx;
+    tt_task task;
+    int64_t classes;
+    int64_t examples;   /* 1 + the largest index of an example */
+    int64_t room;       /* number of examples that `logits` and `known` have room for */
+    float *logits;      /* (examples, classes) by the index of the example */
+    uint8_t *known;     /* (examples) the source has the example */
+};
+
+/* Names of the inputs of a training program: the teacher's predictions at the temperature, (seqs, classes), and
+   the weight of each example, (seqs, 1). */
+#define TT__TEACHER "teacher"
+#define TT__TEACHER_WEIGHTS "teacher_weights"
+
+/* Records the loss that trains with a teacher: (1 - teacher_weight) * loss + teacher_weight * T^2 * the cross-
+   entropy of logits / T with the teacher's predictions at temperature T. The cross-entropy does not count as a
+   loss of its own: each example weighs in it as in `loss`, so both have the same divisor. */
+static tt_value tt__taught_loss(tt_tape *t, tt_value logits, tt_value loss, const tt_train_options *o)
+{
+    const int64_t rows = tt_value_axis(t, logits), width = tt_value_width(t, logits);
+    const tt_task task = o->teacher->task;
+    const float heat = task == TT_TASK_SCORES ? 1 : o->teacher_temperature, share = o->teacher_weight;
+    tt_value target = tt_input(t, TT__TEACHER, TT_F32, rows, width);
+    tt_value weights = tt_input(t, TT__TEACHER_WEIGHTS, TT_F32, rows, 1);
+    tt_value x = heat == 1 ? logits : tt_scale(t, logits, 1 / heat), soft;
+    if (task == TT_TASK_CLASS) {
+        soft = tt_soft_cross_entropy(t, x, target, weights);
+    } else if (task == TT_TASK_LABELS) {
+        tt_sigmoid_cross_entropy_options c = tt_sigmoid_cross_entropy_options_default();
+        c.weights = weights;
+        soft = tt_sigmoid_cross_entropy(t, x, target, &c);
+    } else {
+        soft = tt_mean_squared_error(t, x, target, weights);
+    }
+    tt__uncounted_loss(t, soft);
+    tt_name(t, soft, "teacher's loss");
+    soft = tt_scale(t, soft, share * heat * heat);
+    return tt_add(t, tt_scale(t, loss, 1 - share), soft);
+}
+
+/* Writes the teacher's prediction from the logits x (classes) at a temperature: probabilities, a probability for
+   each label, or scores. */
+static void tt__teacher_prediction(const tt_teacher *k, const float *x, float temperature, float *to)
+{
+    double max = x[0], sum = 0;
+    for (int64_t c = 1; c < k->classes; c++) max = x[c] > max ? x[c] : max;
+    for (int64_t c = 0; c < k->classes; c++) sum += exp((x[c] - max) / temperature);
+    for (int64_t c = 0; c < k->classes; c++)
+        to[c] = k->task == TT_TASK_CLASS    ? (float)(exp((x[c] - max) / temperature) / sum)
+                : k->task == TT_TASK_LABELS ? (float)(1 / (1 + exp(-(double)x[c] / temperature)))
+                                            : x[c];
+}
+
+/* Fails unless a batch has the index of each example. */
+static tt_status tt__teacher_index(tt_context *ctx, const tt_batch *b)
+{
+    for (int s = 0; s < b->seqs; s++)
+        if (!b->index || b->index[s] < 0 || b->index[s] >= INT32_MAX)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "a teacher needs the index of each example in the dataset, but "
+                            "example %d of a batch has %s: set tt_batch.index to numbers from 0 to 2^31 - 2", s,
+                            b->index ? "an index out of range" : "none");
+    return TT_OK;
+}
+
+/* Writes the teacher's predictions for a batch to target (max_seqs, classes) and the weights of its examples in the
+   teacher's loss to weights (max_seqs). labels: (seqs) classes of the examples, or NULL. */
+static tt_status tt__teacher_rows(tt_context *ctx, const tt_train_options *o, const tt_batch *b,
+                                  const int32_t *labels, float *target, float *weights)
+{
+    const tt_teacher *k = o->teacher;
+    const bool by_class = k->task == TT_TASK_CLASS && labels;
+    tt_status status = tt__teacher_index(ctx, b);
+    if (status == TT_OK && b->seqs > o->max_seqs)
+        return tt__fail(ctx, TT_ERR_SHAPE, "the batch has %d sequences, but max_seqs is %d: make the trainer for "
+                        "more, or the batch smaller", b->seqs, o->max_seqs);
+    for (int s = 0; s < b->seqs && status == TT_OK; s++) {
+        const int64_t at = b->index[s];
+        const bool counts = !by_class || (labels[s] >= 0 && labels[s] < k->classes);
+        if (at >= k->examples || !k->known[at])
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "the teacher has not seen the example with index %lld: make it "
+                            "(tt_teacher_new) from a source of the same dataset, without drop_last", (long long)at);
+        tt__teacher_prediction(k, k->logits + at * k->classes, o->teacher_temperature, target + s * k->classes);
+        weights[s] = !counts ? 0 : by_class && o->class_weights ? o->class_weights[labels[s]] : 1;
+    }
+    return status;
+}
+
 /* ==== src/train/trainer.h */
 /* ===========================================================================================================
    TRAIN                                                                                            src/train/
@@ -42561,6 +42685,8 @@ struct tt_trainer {
     int32_t *positions, *seq_start; /* for max_seqs sequences of max_length rows, if model.same_length */
     float *class_weights; /* (2, classes). Row 0: the options' weights; row 1: ones, for evaluation. NULL: no
                              weights */
+    float *teacher_rows; /* (max_seqs, classes) and (max_seqs, 1): the teacher's inputs of a batch; NULL: no
+                            teacher */
     void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
 };
 
@@ -42586,6 +42712,8 @@ tt_train_options tt_train_options_default(void)
     o.schedule.kind = TT_LINEAR;
     o.schedule.lr = 5e-5f;
     o.temperature = 0.05f;
+    o.teacher_weight = 0.5f;
+    o.teacher_temperature = 2;
     return o;
 }
 
@@ -42632,6 +42760,27 @@ static void tt__check_schedule(const tt_schedule *s, bool train, tt__text_buffer
                   (long long)(s->total_steps - s->warmup_steps));
 }
 
+/* Returns whether the output of a task has a row for each example, so that a teacher can give rows. */
+static bool tt__can_teach(tt_task task)
+{
+    return task == TT_TASK_CLASS || task == TT_TASK_LABELS || task == TT_TASK_SCORES;
+}
+
+/* Appends a sentence to *all for each error of the options of a teacher. */
+static void tt__check_teacher(const tt_model *model, const tt_train_options *o, tt__text_buffer *all)
+{
+    if (!o->teacher) return;
+    if (!(o->teacher_weight >= 0 && o->teacher_weight <= 1))
+        tt__print(all, "; teacher_weight is %g, but must be 0 to 1", o->teacher_weight);
+    if (!(o->teacher_temperature > 0 && isfinite(o->teacher_temperature)))
+        tt__print(all, "; teacher_temperature is %g, but must be a finite number above 0",
+                  o->teacher_temperature);
+    if (model->task != o->teacher->task || model->classes != o->teacher->classes)
+        tt__print(all, "; the teacher's logits have %lld columns, for task %d of tt_task, but the model's have "
+                  "%d, for task %d: both must be equal", (long long)o->teacher->classes, (int)o->teacher->task,
+                  model->classes, (int)model->task);
+}
+
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
 {
     char text[1024];
@@ -42671,6 +42820,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net))
         tt__print(&all, "; step_seqs is set, but %s: leave step_seqs 0",
                   ctx->net ? "there are several processes" : "the program is a pipeline");
+    tt__check_teacher(model, o, &all);
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
@@ -42716,7 +42866,9 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
     tt_compile_options o = r->options.compile;
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
-    const tt_value root = r->options.step_seqs ? tt__surrogate_loss(t, r->output) : loss;
+    const tt_value root = r->options.step_seqs         ? tt__surrogate_loss(t, r->output)
+                          : o.train && r->options.teacher ? tt__taught_loss(t, r->output, loss, &r->options)
+                                                          : loss;
     if (o.train && !(r->train = tt__try_compile(t, root, &o, attempt))) return r->ctx->status;
     if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
@@ -42890,6 +43042,10 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
+    const size_t taught = (size_t)o.max_seqs * ((size_t)r->output_width + 1);
+    if (status == TT_OK && r->train && o.teacher &&
+        !(r->teacher_rows = (float *)tt__alloc(ctx, sizeof *r->teacher_rows * taught)))
+        status = TT_ERR_MEMORY;
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the settings that all processes must share */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
     else
@@ -42931,6 +43087,7 @@ void tt_trainer_free(tt_trainer *r)
     tt__free(r->ctx, r->inputs);
     tt__free(r->ctx, r->rows);
     tt__free(r->ctx, r->needed);
+    tt__free(r->ctx, r->teacher_rows);
     tt__free(r->ctx, r->zeros);
     tt__free(r->ctx, r);
 }
@@ -43026,6 +43183,8 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
    loss reads to zeros. */
 static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
+    const bool taught = r->teacher_rows && p == r->train;
+    float *taught_weights = taught ? r->teacher_rows + r->options.max_seqs * r->output_width : NULL;
     const bool same = r->model.same_length;
     const int64_t rows = same ? (int64_t)b->seqs * r->model.max_length : b->rows;
     const int32_t *start = same ? r->seq_start : b->seq_start;
@@ -43041,8 +43200,14 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         {"labels", b->labels, b->seqs},
         {"label_values", b->label_values, b->seqs},
         {"tags", b->tags, rows},
-        {"class_weights", weights, 1}};
+        {"class_weights", weights, 1},
+        {TT__TEACHER, taught ? r->teacher_rows : NULL, b->seqs},
+        {TT__TEACHER_WEIGHTS, taught_weights, b->seqs}};
+    const tt_array *labels = tt__array_of(b, "labels");
     tt_status status = TT_OK;
+    if (taught)
+        status = tt__teacher_rows(r->ctx, &r->options, b, labels ? (const int32_t *)labels->data : b->labels,
+                                  r->teacher_rows, taught_weights);
     for (int k = 0; k < r->n_inputs; k++) r->rows[k] = 0;
     for (int k = 0; k < b->n_arrays + TT__COUNT(fields) && status == TT_OK; k++) {
         const tt_array *a = k < b->n_arrays ? &b->arrays[k] : &fields[k - b->n_arrays];
@@ -43928,6 +44093,119 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
     tt_status status = tt_predict(r, &b, predictions);
     tt__free(r->ctx, ids);
     return status;
+}
+
+/* ==== src/train/distill.h */
+/* -------------------------------------------------------------------------------------------- distillation
+   Computes the logits of a teacher. */
+
+void tt_teacher_free(tt_teacher *k)
+{
+    if (!k) return;
+    void *const owned[] = {k->logits, k->known, k};
+    tt__free_all(k->ctx, owned, TT__COUNT(owned));
+}
+
+/* Makes room for the examples of a batch. */
+static tt_status tt__teacher_room(tt_teacher *k, const tt_batch *b)
+{
+    tt_status status = tt__teacher_index(k->ctx, b);
+    int64_t examples = k->examples;
+    for (int s = 0; s < b->seqs && status == TT_OK; s++) examples = tt__max(examples, b->index[s] + 1);
+    if (status != TT_OK) return status;
+    if (examples > k->room) {
+        const int64_t room = 2 * examples + 256;
+        void *logits = tt__realloc(k->ctx, k->logits, sizeof *k->logits * (size_t)(room * k->classes));
+        if (logits) k->logits = (float *)logits;
+        void *known = logits ? tt__realloc(k->ctx, k->known, (size_t)room) : NULL;
+        if (!known) return TT_ERR_MEMORY;
+        k->known = (uint8_t *)known;
+        k->room = room;
+    }
+    memset(k->known + k->examples, 0, (size_t)(examples - k->examples));
+    k->examples = examples;
+    return TT_OK;
+}
+
+/* Computes the logits of all examples of epoch 0 of a source. rows: memory for max_seqs rows of logits; index:
+   (data ranks, max_seqs) for the micro-batches that run. */
+static tt_status tt__teacher_fill(tt_trainer *r, tt_teacher *k, const tt_source *source, float *rows,
+                                  int64_t *index)
+{
+    const size_t width = (size_t)k->classes, max = (size_t)r->options.max_seqs;
+    int ranks = 0, seqs[TT__RANKS]; /* data ranks that have a micro-batch, and their examples */
+    int64_t step = 0;
+    bool more = true;
+    tt_batch b;
+    tt_status status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
+    while (status == TT_OK && more) {
+        status = tt__from_source(r->ctx, source, 0, step, &b, &more);
+        if (status == TT_OK && more) {
+            status = tt__teacher_room(k, &b);
+            if (status == TT_OK) status = tt__set_batch(r, r->eval, ranks, &b, true);
+            if (status != TT_OK) break;
+            seqs[ranks] = b.seqs;
+            memcpy(index + (size_t)ranks * max, b.index, sizeof *index * (size_t)b.seqs);
+            ranks++;
+            step += b.last_of_step;
+        }
+        if (status != TT_OK || !ranks || (more && ranks < r->data)) continue;
+        status = tt_run(r->eval, NULL);
+        for (int rank = 0; rank < ranks && status == TT_OK; rank++) {
+            status = tt_get_rank(r->eval, rank, r->output, rows, (size_t)seqs[rank] * width);
+            for (int s = 0; s < seqs[rank] && status == TT_OK; s++) {
+                const int64_t at = index[(size_t)rank * max + (size_t)s];
+                memcpy(k->logits + at * k->classes, rows + (size_t)s * width, sizeof *rows * width);
+                k->known[at] = 1;
+            }
+        }
+        ranks = 0;
+    }
+    if (ranks) tt__forget_inputs(r->eval);
+    return status;
+}
+
+/* Fails if a trainer's model cannot be a teacher, or if the source does not fit the trainer. */
+static tt_status tt__teacher_check(tt_trainer *r, const tt_source *source)
+{
+    if (!r->model.classes || !tt__can_teach(r->model.task))
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_teacher_new needs a model with a row of classes, labels or "
+                        "scores for each example");
+    if (r->ctx->net)
+        return tt__fail(r->ctx, TT_ERR_UNSUPPORTED, "tt_teacher_new is for one process, but this run has %d: use "
+                        "several ranks of one process", tt_processes(r->ctx));
+    tt_status status = tt__source_fits(r, source, "of the teacher");
+    return status == TT_OK ? tt__none_staged(r) : status;
+}
+
+tt_teacher *tt_teacher_new(tt_trainer *r, const tt_source *source)
+{
+    tt_context *ctx = r->ctx;
+    const double began = tt__seconds();
+    const size_t max = (size_t)r->options.max_seqs, width = (size_t)r->model.classes;
+    if (tt__teacher_check(r, source) != TT_OK) return NULL;
+    tt_teacher *k = (tt_teacher *)tt__calloc(ctx, sizeof *k);
+    float *rows = (float *)tt__alloc(ctx, sizeof *rows * max * width);
+    int64_t *index = (int64_t *)tt__alloc(ctx, sizeof *index * (size_t)r->data * max);
+    tt_status status = k && rows && index ? TT_OK : TT_ERR_MEMORY;
+    if (k) {
+        k->ctx = ctx;
+        k->task = r->model.task;
+        k->classes = r->model.classes;
+    }
+    if (status == TT_OK) status = tt__teacher_fill(r, k, source, rows, index);
+    tt__free(ctx, rows);
+    tt__free(ctx, index);
+    if (status != TT_OK) {
+        tt_teacher_free(k);
+        return NULL;
+    }
+    const size_t bytes = sizeof *k->logits * (size_t)(k->examples * k->classes);
+    void *less = tt__realloc(ctx, k->logits, bytes + !bytes);
+    if (less) k->logits = (float *)less;
+    tt__log(ctx, TT_LOG_INFO, "teacher", "computed the teacher's logits of %lld examples in %.1f s; they take "
+            "%.1f MB", (long long)k->examples, tt__seconds() - began, 1e-6 * (double)bytes);
+    return k;
 }
 
 /* ==== src/train/state.h */

@@ -15,6 +15,7 @@
 #include "../run/state.h"
 #include "../files/utf8.h"
 #include "grad_cache.h"
+#include "teacher.h"
 
 /* ===========================================================================================================
    TRAIN                                                                                            src/train/
@@ -43,6 +44,8 @@ struct tt_trainer {
     int32_t *positions, *seq_start; /* for max_seqs sequences of max_length rows, if model.same_length */
     float *class_weights; /* (2, classes). Row 0: the options' weights; row 1: ones, for evaluation. NULL: no
                              weights */
+    float *teacher_rows; /* (max_seqs, classes) and (max_seqs, 1): the teacher's inputs of a batch; NULL: no
+                            teacher */
     void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
 };
 
@@ -68,6 +71,8 @@ tt_train_options tt_train_options_default(void)
     o.schedule.kind = TT_LINEAR;
     o.schedule.lr = 5e-5f;
     o.temperature = 0.05f;
+    o.teacher_weight = 0.5f;
+    o.teacher_temperature = 2;
     return o;
 }
 
@@ -114,6 +119,27 @@ static void tt__check_schedule(const tt_schedule *s, bool train, tt__text_buffer
                   (long long)(s->total_steps - s->warmup_steps));
 }
 
+/* Returns whether the output of a task has a row for each example, so that a teacher can give rows. */
+static bool tt__can_teach(tt_task task)
+{
+    return task == TT_TASK_CLASS || task == TT_TASK_LABELS || task == TT_TASK_SCORES;
+}
+
+/* Appends a sentence to *all for each error of the options of a teacher. */
+static void tt__check_teacher(const tt_model *model, const tt_train_options *o, tt__text_buffer *all)
+{
+    if (!o->teacher) return;
+    if (!(o->teacher_weight >= 0 && o->teacher_weight <= 1))
+        tt__print(all, "; teacher_weight is %g, but must be 0 to 1", o->teacher_weight);
+    if (!(o->teacher_temperature > 0 && isfinite(o->teacher_temperature)))
+        tt__print(all, "; teacher_temperature is %g, but must be a finite number above 0",
+                  o->teacher_temperature);
+    if (model->task != o->teacher->task || model->classes != o->teacher->classes)
+        tt__print(all, "; the teacher's logits have %lld columns, for task %d of tt_task, but the model's have "
+                  "%d, for task %d: both must be equal", (long long)o->teacher->classes, (int)o->teacher->task,
+                  model->classes, (int)model->task);
+}
+
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
 {
     char text[1024];
@@ -153,6 +179,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net))
         tt__print(&all, "; step_seqs is set, but %s: leave step_seqs 0",
                   ctx->net ? "there are several processes" : "the program is a pipeline");
+    tt__check_teacher(model, o, &all);
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
@@ -198,7 +225,9 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
     tt_compile_options o = r->options.compile;
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
-    const tt_value root = r->options.step_seqs ? tt__surrogate_loss(t, r->output) : loss;
+    const tt_value root = r->options.step_seqs         ? tt__surrogate_loss(t, r->output)
+                          : o.train && r->options.teacher ? tt__taught_loss(t, r->output, loss, &r->options)
+                                                          : loss;
     if (o.train && !(r->train = tt__try_compile(t, root, &o, attempt))) return r->ctx->status;
     if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
@@ -372,6 +401,10 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
+    const size_t taught = (size_t)o.max_seqs * ((size_t)r->output_width + 1);
+    if (status == TT_OK && r->train && o.teacher &&
+        !(r->teacher_rows = (float *)tt__alloc(ctx, sizeof *r->teacher_rows * taught)))
+        status = TT_ERR_MEMORY;
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the settings that all processes must share */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
     else
@@ -413,6 +446,7 @@ void tt_trainer_free(tt_trainer *r)
     tt__free(r->ctx, r->inputs);
     tt__free(r->ctx, r->rows);
     tt__free(r->ctx, r->needed);
+    tt__free(r->ctx, r->teacher_rows);
     tt__free(r->ctx, r->zeros);
     tt__free(r->ctx, r);
 }
@@ -508,6 +542,8 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
    loss reads to zeros. */
 static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
+    const bool taught = r->teacher_rows && p == r->train;
+    float *taught_weights = taught ? r->teacher_rows + r->options.max_seqs * r->output_width : NULL;
     const bool same = r->model.same_length;
     const int64_t rows = same ? (int64_t)b->seqs * r->model.max_length : b->rows;
     const int32_t *start = same ? r->seq_start : b->seq_start;
@@ -523,8 +559,14 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         {"labels", b->labels, b->seqs},
         {"label_values", b->label_values, b->seqs},
         {"tags", b->tags, rows},
-        {"class_weights", weights, 1}};
+        {"class_weights", weights, 1},
+        {TT__TEACHER, taught ? r->teacher_rows : NULL, b->seqs},
+        {TT__TEACHER_WEIGHTS, taught_weights, b->seqs}};
+    const tt_array *labels = tt__array_of(b, "labels");
     tt_status status = TT_OK;
+    if (taught)
+        status = tt__teacher_rows(r->ctx, &r->options, b, labels ? (const int32_t *)labels->data : b->labels,
+                                  r->teacher_rows, taught_weights);
     for (int k = 0; k < r->n_inputs; k++) r->rows[k] = 0;
     for (int k = 0; k < b->n_arrays + TT__COUNT(fields) && status == TT_OK; k++) {
         const tt_array *a = k < b->n_arrays ? &b->arrays[k] : &fields[k - b->n_arrays];
