@@ -1540,9 +1540,9 @@ typedef struct tt_text {
 } tt_text;
 
 /* Makes a dataset of the caller's texts, at least one. class_names: (classes) names in UTF-8. The function
-   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED and TT_TASK_MASKED_LM there are no classes (NULL and
-   0); with TT_TASK_EMBED, every text has a pair, and either all texts or none have a negative. examples/datasets.h reads IMDb's
-   reviews with it. */
+   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED and TT_TASK_MASKED_LM there
+   are no classes (NULL and 0); with TT_TASK_EMBED, every text has a pair, and either all texts or none have a
+   negative. examples/datasets.h reads IMDb's reviews with it. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
@@ -2109,9 +2109,9 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
    If the file lacks the classifier or the layer before it, or if the classifier has another size, or is of
    tokens while the model's is of sequences, these layers start with random weights: new_head is true, and the
    logger gets a warning with their names. A missing or misshapen tensor of the body is an error, reported
-   before anything of config.json's sizes is allocated.
-   The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification,
-   TT_TASK_MASKED_LM if it names ...ForMaskedLM, else that of "problem_type"; without problem_type TT_TASK_SCORES if there is one class, as in transformers, else
+   before anything of config.json's sizes is allocated. The task in config.json is TT_TASK_TAGS if
+   "architectures" names a class ...ForTokenClassification, TT_TASK_MASKED_LM if it names ...ForMaskedLM, else
+   that of "problem_type"; without problem_type TT_TASK_SCORES if there is one class, as in transformers, else
    TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
    class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are read from its files. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
@@ -2139,8 +2139,8 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
    layer k, all (rows, hidden); `hidden` has room for layers + 1 values. Returns hidden[layers]. */
 tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden);
 /* Records the encoder and the head. Returns the logits (seqs, classes), for TT_TASK_TAGS (rows, classes). A
-   model with TT_TASK_EMBED has no logits: the tape fails. With TT_TASK_MASKED_LM returns the logits of the rows
-   `masked`, (n, vocab). */
+   model with TT_TASK_EMBED has no logits: the tape fails. With TT_TASK_MASKED_LM returns the logits of the
+   rows `masked`, (n, vocab). */
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Records the encoder, and the embedding of each sequence according to the config's pooling and normalize.
    Any task. Returns the embeddings (seqs, hidden) (Reimers, Gurevych, "Sentence-BERT", 2019). */
@@ -2152,9 +2152,9 @@ tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
    are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
    output are the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
    right if its pair is the nearest candidate of its micro-batch. With compile.train = false there is no loss.
-   With TT_TASK_MASKED_LM the loss is the mean cross-entropy of the ids in "targets" over the rows in "masked";
-   the logits of these rows are the output if compile.train is false, else there is no output. m must stay
-   valid. */
+   With TT_TASK_MASKED_LM the loss is the mean cross-entropy of the ids in "targets" over the rows in
+   "masked"; the logits of these rows are the output if compile.train is false, else there is no output. m
+   must stay valid. */
 tt_model tt_bert_model(const tt_bert *m);
 /* Records the contrastive loss of a micro-batch of pairs or triplets (InfoNCE: van den Oord et al.,
    "Representation learning with contrastive predictive coding", 2018): the cross-entropy of cosine(anchor,
@@ -2469,26 +2469,28 @@ struct tt_train_options {
        pipelines and several processes. Validations have the negatives of a micro-batch. */
     int step_seqs;
     /* Set `teacher` to train a classifier, or a model of labels or scores, by another model's logits as well
-       (Hinton et al., "Distilling the knowledge in a neural network", 2015); default NULL. The loss that trains
-       is (1 - teacher_weight) * loss + teacher_weight * T^2 * soft, where T is teacher_temperature and `soft` is
-       the mean cross-entropy of logits / T with the teacher's probabilities at T: softmax(teacher's logits / T),
-       or sigmoids for labels. For scores T is 1, and `soft` is the mean squared error from the teacher's scores.
-       An example weighs as much in `soft` as in `loss`, which statistics and evaluations show alone. Both models
-       have the same task and classes, in the same order. Keep the teacher until the trainer is freed. */
+       (Hinton et al., "Distilling the knowledge in a neural network", 2015); default NULL. The loss that
+       trains is (1 - teacher_weight) * loss + teacher_weight * T^2 * soft, where T is teacher_temperature and
+       `soft` is the mean cross-entropy of logits / T with the teacher's probabilities at T: softmax(teacher's
+       logits / T), or sigmoids for labels. For scores T is 1, and `soft` is the mean squared error from the
+       teacher's scores. An example weighs as much in `soft` as in `loss`, which statistics and evaluations
+       show alone. Both models have the same task and classes, in the same order. Keep the teacher until the
+       trainer is freed. */
     const tt_teacher *teacher;
     float teacher_weight;      /* Set it to the share of the teacher's part, 0 to 1; default 0.5 */
-    float teacher_temperature; /* Set it to soften the teacher's probabilities more or less, above 0; default 2 */
+    float teacher_temperature; /* Set it higher to soften the teacher's probabilities, above 0; default 2 */
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
     /* Set it to the largest number of masked tokens of a micro-batch (TT_TASK_MASKED_LM), or call
-       tt_train_options_make_room, so that the last layer and the logits need less memory; default 0: max_tokens. */
+       tt_train_options_make_room, so that the last layer and the logits need less memory; default 0:
+       max_tokens. */
     int max_masked;
 };
 tt_train_options tt_train_options_default(void);
-/* Raises max_seqs, max_tokens and max_masked to the sizes that the micro-batches of two sources need, and sets accumulate
-   if a step of the first source may have more micro-batches than there are data ranks. Either source may be
-   NULL. */
+/* Raises max_seqs, max_tokens and max_masked to the sizes that the micro-batches of two sources need, and
+   sets accumulate if a step of the first source may have more micro-batches than there are data ranks. Either
+   source may be NULL. */
 void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation);
 
 typedef struct tt_trainer tt_trainer;
@@ -2497,13 +2499,13 @@ typedef struct tt_trainer tt_trainer;
    message reports all contradictions of the options. Returns NULL on error. */
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
-/* Computes the logits of a trained model for the examples of epoch 0 of a source, without dropout, and keeps them
-   in the host's memory: 4 bytes for each logit. t: the trainer of the model, which may have been made with train
-   = false. Free that trainer before the student's trainer is made, and its memory is free again. Batches must
-   have an index, from which the student's batches find their rows: the source reads the dataset on which the
-   student trains, perhaps with another tokenizer. Parameters of one context have different names, so the teacher
-   needs a context of its own if its parameters are named as the student's; keep that context until
-   tt_teacher_free. For one process. Returns NULL on error. */
+/* Computes the logits of a trained model for the examples of epoch 0 of a source, without dropout, and keeps
+   them in the host's memory: 4 bytes for each logit. t: the trainer of the model, which may have been made
+   with train = false. Free that trainer before the student's trainer is made, and its memory is free again.
+   Batches must have an index, from which the student's batches find their rows: the source reads the dataset
+   on which the student trains, perhaps with another tokenizer. Parameters of one context have different
+   names, so the teacher needs a context of its own if its parameters are named as the student's; keep that
+   context until tt_teacher_free. For one process. Returns NULL on error. */
 tt_teacher *tt_teacher_new(tt_trainer *t, const tt_source *source);
 void tt_teacher_free(tt_teacher *k);
 /* Waits as tt_wait does for the training program's last step, after a tt_train_batch without stats. */
@@ -35763,8 +35765,10 @@ static tt_status tt__table_file(tt_dataset *d, tt__table *t, const tt_table_opti
                : o->task == TT_TASK_TAGS ? tt__read_conll(d, t) : tt__table_read(d, t, split);
     const int part = split && t->splits ? tt__split_of(split) : TT__SPLIT_OTHER;
     if (status != TT_OK || d->count || (part && part != TT__SPLIT_TRAIN)) return status;
-    if (!split || !t->splits) return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows: add rows", t->path,
-                                              lines || plain || o->task == TT_TASK_TAGS ? "" : "a header but ");
+    const bool header = !lines && !plain && o->task != TT_TASK_TAGS;
+    if (!split || !t->splits)
+        return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows: add rows", t->path,
+                        header ? "a header but " : "");
     return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s': add one, or choose "
                     "another split", t->path, split);
 }
@@ -39157,7 +39161,8 @@ static const char *tt__bert_head(const void *config);
     W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "E", "E", '1', false)
 /* The head of TT_TASK_MASKED_LM: names of its layer, its norm and its bias. */
 #define TT__BERT_MASKED(dense, norm, bias, size, sizes, vocab) \
-    W(transform, dense, dense, sizes, size, 'n', true), W(transform_norm, norm, norm, size, size, '1', true), \
+    W(transform, dense, dense, sizes, size, 'n', true), \
+    W(transform_norm, norm, norm, size, size, '1', true), \
     T(word_b, bias, vocab, '0', true)
 static const tt__tensor_row tt__bert_tensors[] = {
     TT__BERT_EMBEDDINGS,
@@ -42566,7 +42571,8 @@ static tt_status tt__grad_cache_differentiate(tt__grad_cache *g, tt_stats *stats
 
 /* ==== src/train/teacher.h */
 /* ------------------------------------------------------------------------------------------------- teachers
-   Training by another model's logits (Hinton et al., "Distilling the knowledge in a neural network", 2015). */
+   Training by another model's logits (Hinton et al., "Distilling the knowledge in a neural network", 2015).
+   */
 
 /* A teacher: the logits of each example of a source, in the host's memory. */
 struct tt_teacher {
@@ -42579,14 +42585,14 @@ struct tt_teacher {
     uint8_t *known;     /* (examples) the source has the example */
 };
 
-/* Names of the inputs of a training program: the teacher's predictions at the temperature, (seqs, classes), and
-   the weight of each example, (seqs, 1). */
+/* Names of the inputs of a training program: the teacher's predictions at the temperature, (seqs, classes),
+   and the weight of each example, (seqs, 1). */
 #define TT__TEACHER "teacher"
 #define TT__TEACHER_WEIGHTS "teacher_weights"
 
-/* Records the loss that trains with a teacher: (1 - teacher_weight) * loss + teacher_weight * T^2 * the cross-
-   entropy of logits / T with the teacher's predictions at temperature T. The cross-entropy does not count as a
-   loss of its own: each example weighs in it as in `loss`, so both have the same divisor. */
+/* Records the loss that trains with a teacher: (1 - teacher_weight) * loss + teacher_weight * T^2 * the
+   cross- entropy of logits / T with the teacher's predictions at temperature T. The cross-entropy does not
+   count as a loss of its own: each example weighs in it as in `loss`, so both have the same divisor. */
 static tt_value tt__taught_loss(tt_tape *t, tt_value logits, tt_value loss, const tt_train_options *o)
 {
     const int64_t rows = tt_value_axis(t, logits), width = tt_value_width(t, logits);
@@ -42610,8 +42616,8 @@ static tt_value tt__taught_loss(tt_tape *t, tt_value logits, tt_value loss, cons
     return tt_add(t, tt_scale(t, loss, 1 - share), soft);
 }
 
-/* Writes the teacher's prediction from the logits x (classes) at a temperature: probabilities, a probability for
-   each label, or scores. */
+/* Writes the teacher's prediction from the logits x (classes) at a temperature: probabilities, a probability
+   for each label, or scores. */
 static void tt__teacher_prediction(const tt_teacher *k, const float *x, float temperature, float *to)
 {
     double max = x[0], sum = 0;
@@ -42628,14 +42634,15 @@ static tt_status tt__teacher_index(tt_context *ctx, const tt_batch *b)
 {
     for (int s = 0; s < b->seqs; s++)
         if (!b->index || b->index[s] < 0 || b->index[s] >= INT32_MAX)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "a teacher needs the index of each example in the dataset, but "
-                            "example %d of a batch has %s: set tt_batch.index to numbers from 0 to 2^31 - 2", s,
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "a teacher needs the index of each example in the dataset, "
+                            "but example %d of a batch has %s: set tt_batch.index to numbers from 0 to "
+                            "2^31 - 2", s,
                             b->index ? "an index out of range" : "none");
     return TT_OK;
 }
 
-/* Writes the teacher's predictions for a batch to target (max_seqs, classes) and the weights of its examples in the
-   teacher's loss to weights (max_seqs). labels: (seqs) classes of the examples, or NULL. */
+/* Writes the teacher's predictions for a batch to target (max_seqs, classes) and the weights of its examples
+   in the teacher's loss to weights (max_seqs). labels: (seqs) classes of the examples, or NULL. */
 static tt_status tt__teacher_rows(tt_context *ctx, const tt_train_options *o, const tt_batch *b,
                                   const int32_t *labels, float *target, float *weights)
 {
@@ -42643,15 +42650,17 @@ static tt_status tt__teacher_rows(tt_context *ctx, const tt_train_options *o, co
     const bool by_class = k->task == TT_TASK_CLASS && labels;
     tt_status status = tt__teacher_index(ctx, b);
     if (status == TT_OK && b->seqs > o->max_seqs)
-        return tt__fail(ctx, TT_ERR_SHAPE, "the batch has %d sequences, but max_seqs is %d: make the trainer for "
-                        "more, or the batch smaller", b->seqs, o->max_seqs);
+        return tt__fail(ctx, TT_ERR_SHAPE, "the batch has %d sequences, but max_seqs is %d: make the trainer "
+                        "for more, or the batch smaller", b->seqs, o->max_seqs);
     for (int s = 0; s < b->seqs && status == TT_OK; s++) {
         const int64_t at = b->index[s];
         const bool counts = !by_class || (labels[s] >= 0 && labels[s] < k->classes);
         if (at >= k->examples || !k->known[at])
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "the teacher has not seen the example with index %lld: make it "
-                            "(tt_teacher_new) from a source of the same dataset, without drop_last", (long long)at);
-        tt__teacher_prediction(k, k->logits + at * k->classes, o->teacher_temperature, target + s * k->classes);
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "the teacher has not seen the example with index %lld: make "
+                            "it (tt_teacher_new) from a source of the same dataset, without drop_last",
+                            (long long)at);
+        tt__teacher_prediction(k, k->logits + at * k->classes, o->teacher_temperature,
+                               target + s * k->classes);
         weights[s] = !counts ? 0 : by_class && o->class_weights ? o->class_weights[labels[s]] : 1;
     }
     return status;
@@ -42776,9 +42785,9 @@ static void tt__check_teacher(const tt_model *model, const tt_train_options *o, 
         tt__print(all, "; teacher_temperature is %g, but must be a finite number above 0",
                   o->teacher_temperature);
     if (model->task != o->teacher->task || model->classes != o->teacher->classes)
-        tt__print(all, "; the teacher's logits have %lld columns, for task %d of tt_task, but the model's have "
-                  "%d, for task %d: both must be equal", (long long)o->teacher->classes, (int)o->teacher->task,
-                  model->classes, (int)model->task);
+        tt__print(all, "; the teacher's logits have %lld columns, for task %d of tt_task, but the model's "
+                  "have %d, for task %d: both must be equal", (long long)o->teacher->classes,
+                  (int)o->teacher->task, model->classes, (int)model->task);
 }
 
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
@@ -44127,8 +44136,8 @@ static tt_status tt__teacher_room(tt_teacher *k, const tt_batch *b)
     return TT_OK;
 }
 
-/* Computes the logits of all examples of epoch 0 of a source. rows: memory for max_seqs rows of logits; index:
-   (data ranks, max_seqs) for the micro-batches that run. */
+/* Computes the logits of all examples of epoch 0 of a source. rows: memory for max_seqs rows of logits;
+   index: (data ranks, max_seqs) for the micro-batches that run. */
 static tt_status tt__teacher_fill(tt_trainer *r, tt_teacher *k, const tt_source *source, float *rows,
                                   int64_t *index)
 {
@@ -44169,11 +44178,11 @@ static tt_status tt__teacher_fill(tt_trainer *r, tt_teacher *k, const tt_source 
 static tt_status tt__teacher_check(tt_trainer *r, const tt_source *source)
 {
     if (!r->model.classes || !tt__can_teach(r->model.task))
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_teacher_new needs a model with a row of classes, labels or "
-                        "scores for each example");
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_teacher_new needs a model with a row of classes, labels "
+                        "or scores for each example");
     if (r->ctx->net)
-        return tt__fail(r->ctx, TT_ERR_UNSUPPORTED, "tt_teacher_new is for one process, but this run has %d: use "
-                        "several ranks of one process", tt_processes(r->ctx));
+        return tt__fail(r->ctx, TT_ERR_UNSUPPORTED, "tt_teacher_new is for one process, but this run has %d: "
+                        "use several ranks of one process", tt_processes(r->ctx));
     tt_status status = tt__source_fits(r, source, "of the teacher");
     return status == TT_OK ? tt__none_staged(r) : status;
 }
@@ -44203,8 +44212,8 @@ tt_teacher *tt_teacher_new(tt_trainer *r, const tt_source *source)
     const size_t bytes = sizeof *k->logits * (size_t)(k->examples * k->classes);
     void *less = tt__realloc(ctx, k->logits, bytes + !bytes);
     if (less) k->logits = (float *)less;
-    tt__log(ctx, TT_LOG_INFO, "teacher", "computed the teacher's logits of %lld examples in %.1f s; they take "
-            "%.1f MB", (long long)k->examples, tt__seconds() - began, 1e-6 * (double)bytes);
+    tt__log(ctx, TT_LOG_INFO, "teacher", "computed the teacher's logits of %lld examples in %.1f s; they "
+            "take %.1f MB", (long long)k->examples, tt__seconds() - began, 1e-6 * (double)bytes);
     return k;
 }
 

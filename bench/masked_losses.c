@@ -1,13 +1,13 @@
-/* Pretrains a small BERT on the texts of a table, with masked tokens and without dropout, and writes the folder
-   that it starts from, and a line of JSON for each step: ids after masking, the first row of each text, the masked
-   rows and their targets, and the loss. bench/masked_losses.py trains transformers' BertForMaskedLM on the same
-   batches, from the same folder:
+/* Pretrains a small BERT on the texts of a table, with masked tokens and without dropout. Writes the folder
+   that the training starts from, and a line of JSON for each step: ids after masking, the first row of each
+   text, the masked rows and their targets, and the loss. bench/masked_losses.py trains transformers'
+   BertForMaskedLM on the same batches, from the same folder:
 
        build/masked_losses start/ examples/data/reviews.tsv examples/data/vocab.txt 200 > masked.jsonl
        python bench/masked_losses.py start/ masked.jsonl
 
-   AdamW 5e-4, decay 0.01 (not on biases and norms), linear schedule with a tenth of the steps as warm-up, clipping
-   1.0. */
+   AdamW 5e-4, decay 0.01 (not on biases and norms), linear schedule with a tenth of the steps as warm-up,
+   clipping 1.0. */
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"

@@ -459,9 +459,11 @@ TEST(tasks_of_a_config)
         {"albert_scores", "\"regression\"", "null", TT_TASK_CLASS, NULL},
         {"bert_labels", "\"architectures\"", "\"others\"", TT_TASK_LABELS, NULL},
         {"bert_tags", "\"architectures\": [", "\"architectures\": [],\"others\": [", TT_TASK_CLASS, NULL},
-        {"bert_masked_lm", "\"architectures\": [", "\"architectures\": [],\"others\": [", TT_TASK_CLASS, NULL},
+        {"bert_masked_lm", "\"architectures\": [", "\"architectures\": [],\"others\": [", TT_TASK_CLASS,
+         NULL},
         {"bert_masked_lm", "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false", TT_TASK_CLASS,
-         "tie_word_embeddings is false, but a model of TT_TASK_MASKED_LM uses the word embedding as the weight"},
+         "tie_word_embeddings is false, but a model of TT_TASK_MASKED_LM uses the word embedding as the "
+         "weight"},
     };
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         test_allocator a;

@@ -100,8 +100,10 @@ static tt_status tt__table_file(tt_dataset *d, tt__table *t, const tt_table_opti
                : o->task == TT_TASK_TAGS ? tt__read_conll(d, t) : tt__table_read(d, t, split);
     const int part = split && t->splits ? tt__split_of(split) : TT__SPLIT_OTHER;
     if (status != TT_OK || d->count || (part && part != TT__SPLIT_TRAIN)) return status;
-    if (!split || !t->splits) return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows: add rows", t->path,
-                                              lines || plain || o->task == TT_TASK_TAGS ? "" : "a header but ");
+    const bool header = !lines && !plain && o->task != TT_TASK_TAGS;
+    if (!split || !t->splits)
+        return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows: add rows", t->path,
+                        header ? "a header but " : "");
     return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s': add one, or choose "
                     "another split", t->path, split);
 }

@@ -3,6 +3,7 @@
 #include "../tape/tape.h"
 #include "../tape/record.h"
 #include "../files/json.h"
+#include "../data/dataset.h"
 #include "layout.h"
 #include "config.h"
 #include "model.h"

@@ -28,7 +28,8 @@ static const char *tt__bert_head(const void *config);
     W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "E", "E", '1', false)
 /* The head of TT_TASK_MASKED_LM: names of its layer, its norm and its bias. */
 #define TT__BERT_MASKED(dense, norm, bias, size, sizes, vocab) \
-    W(transform, dense, dense, sizes, size, 'n', true), W(transform_norm, norm, norm, size, size, '1', true), \
+    W(transform, dense, dense, sizes, size, 'n', true), \
+    W(transform_norm, norm, norm, size, size, '1', true), \
     T(word_b, bias, vocab, '0', true)
 static const tt__tensor_row tt__bert_tensors[] = {
     TT__BERT_EMBEDDINGS,

@@ -1,6 +1,7 @@
 #pragma once
 #include "../base/base.h"
 #include "../run/inputs.h"
+#include "../files/lists.h"
 #include "teacher.h"
 #include "trainer.h"
 #include "evaluate.h"
@@ -36,8 +37,8 @@ static tt_status tt__teacher_room(tt_teacher *k, const tt_batch *b)
     return TT_OK;
 }
 
-/* Computes the logits of all examples of epoch 0 of a source. rows: memory for max_seqs rows of logits; index:
-   (data ranks, max_seqs) for the micro-batches that run. */
+/* Computes the logits of all examples of epoch 0 of a source. rows: memory for max_seqs rows of logits;
+   index: (data ranks, max_seqs) for the micro-batches that run. */
 static tt_status tt__teacher_fill(tt_trainer *r, tt_teacher *k, const tt_source *source, float *rows,
                                   int64_t *index)
 {
@@ -78,11 +79,11 @@ static tt_status tt__teacher_fill(tt_trainer *r, tt_teacher *k, const tt_source 
 static tt_status tt__teacher_check(tt_trainer *r, const tt_source *source)
 {
     if (!r->model.classes || !tt__can_teach(r->model.task))
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_teacher_new needs a model with a row of classes, labels or "
-                        "scores for each example");
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_teacher_new needs a model with a row of classes, labels "
+                        "or scores for each example");
     if (r->ctx->net)
-        return tt__fail(r->ctx, TT_ERR_UNSUPPORTED, "tt_teacher_new is for one process, but this run has %d: use "
-                        "several ranks of one process", tt_processes(r->ctx));
+        return tt__fail(r->ctx, TT_ERR_UNSUPPORTED, "tt_teacher_new is for one process, but this run has %d: "
+                        "use several ranks of one process", tt_processes(r->ctx));
     tt_status status = tt__source_fits(r, source, "of the teacher");
     return status == TT_OK ? tt__none_staged(r) : status;
 }
@@ -112,7 +113,7 @@ tt_teacher *tt_teacher_new(tt_trainer *r, const tt_source *source)
     const size_t bytes = sizeof *k->logits * (size_t)(k->examples * k->classes);
     void *less = tt__realloc(ctx, k->logits, bytes + !bytes);
     if (less) k->logits = (float *)less;
-    tt__log(ctx, TT_LOG_INFO, "teacher", "computed the teacher's logits of %lld examples in %.1f s; they take "
-            "%.1f MB", (long long)k->examples, tt__seconds() - began, 1e-6 * (double)bytes);
+    tt__log(ctx, TT_LOG_INFO, "teacher", "computed the teacher's logits of %lld examples in %.1f s; they "
+            "take %.1f MB", (long long)k->examples, tt__seconds() - began, 1e-6 * (double)bytes);
     return k;
 }

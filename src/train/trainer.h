@@ -135,9 +135,9 @@ static void tt__check_teacher(const tt_model *model, const tt_train_options *o, 
         tt__print(all, "; teacher_temperature is %g, but must be a finite number above 0",
                   o->teacher_temperature);
     if (model->task != o->teacher->task || model->classes != o->teacher->classes)
-        tt__print(all, "; the teacher's logits have %lld columns, for task %d of tt_task, but the model's have "
-                  "%d, for task %d: both must be equal", (long long)o->teacher->classes, (int)o->teacher->task,
-                  model->classes, (int)model->task);
+        tt__print(all, "; the teacher's logits have %lld columns, for task %d of tt_task, but the model's "
+                  "have %d, for task %d: both must be equal", (long long)o->teacher->classes,
+                  (int)o->teacher->task, model->classes, (int)model->task);
 }
 
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)

@@ -13,15 +13,16 @@ typedef struct mask_log {
 /* Makes texts of 0 to 28 words of one token or several, with punctuation and special tokens between them. */
 static tt_dataset *mask_texts(tt_context *ctx)
 {
-    static const char *const pieces[] = {"the ", "fox ", "unbelievable ", "it, ", "[SEP] ", "<mask> ", "there ",
-                                         "re-formed ", "\xE4\xB8\xAD ", "it's "};
+    static const char *const pieces[] = {"the ", "fox ", "unbelievable ", "it, ", "[SEP] ", "<mask> ",
+                                         "there ", "re-formed ", "\xE4\xB8\xAD ", "it's "};
     static char text[MASK_TEXTS][500];
     tt_text texts[MASK_TEXTS];
     uint64_t seed = 3;
     memset(texts, 0, sizeof texts);
     for (int k = 0; k < MASK_TEXTS; k++) {
         text[k][0] = 0;
-        for (int w = 0; w < k * 37 % 29; w++) strcat(text[k], pieces[test_random(&seed) % TEST_COUNT(pieces)]);
+        for (int w = 0; w < k * 37 % 29; w++)
+            strcat(text[k], pieces[test_random(&seed) % TEST_COUNT(pieces)]);
         texts[k].text = text[k];
         texts[k].bytes = strlen(text[k]);
     }
@@ -58,7 +59,8 @@ static void mask_read(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *
     while (tt_loader_next(l, &b)) {
         REQUIRE(b.n_arrays == 2 && strcmp(b.arrays[0].input, "masked") == 0 &&
                 strcmp(b.arrays[1].input, "targets") == 0);
-        const int32_t *masked = (const int32_t *)b.arrays[0].data, *targets = (const int32_t *)b.arrays[1].data;
+        const int32_t *masked = (const int32_t *)b.arrays[0].data;
+        const int32_t *targets = (const int32_t *)b.arrays[1].data;
         const int64_t n = b.arrays[0].rows;
         int64_t next = 0;
         CHECK(n >= 1 && n == b.arrays[1].rows && n <= tt_loader_source(l)->max_masked);
@@ -94,7 +96,7 @@ static bool mask_special(const tt_tokenizer *k, int32_t id)
     return special;
 }
 
-/* Of each text, a share of the tokens is chosen, never a special token; of the chosen tokens, 80% are masked,
+/* A share of each text's tokens is chosen, never a special token; of the chosen tokens, 80% are masked,
    10% are random and 10% stay. What is chosen depends on seed, epoch and text alone. */
 TEST(loader_masks_tokens)
 {
@@ -143,7 +145,8 @@ TEST(loader_masks_tokens)
         tt_tokenizer_free(k);
     }
     if (getenv("TINYTRAIN_TEST_VERBOSE"))
-        printf("  of %.0f chosen tokens %.4f were masked, %.4f stayed\n", chosen, masked / chosen, same / chosen);
+        printf("  of %.0f chosen tokens %.4f were masked, %.4f stayed\n", chosen, masked / chosen,
+               same / chosen);
     /* Four standard deviations. A random token is rarely the old one: about one of 400 to 500. */
     CHECK_NEAR(masked / chosen, 0.8, 4 * sqrt(0.16 / chosen) + 0.1 / 400);
     CHECK_NEAR(same / chosen, 0.1, 4 * sqrt(0.09 / chosen) + 0.1 / 400);
@@ -190,7 +193,8 @@ TEST(loader_masks_whole_words)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Texts without labels are read from tables, lines of JSON and text files, which are divided as tables are. */
+/* Texts without labels are read from tables, lines of JSON and text files, which are divided as tables are.
+   */
 TEST(texts_to_mask_are_read)
 {
     static const struct { const char *name, *text; int64_t count; const char *first; } rows[] = {
