@@ -26,29 +26,32 @@
          tt_step(p, 1e-3f, &stats);
 
    COMPILE-TIME OPTIONS, macros to define in the file with the implementation
-     TINYTRAIN_FILENAME         The header's name if you renamed it, because the header includes itself.
-                                Default "tinytrain.h".
-     TINYTRAIN_ALLOW_FAST_MATH  Accepts -ffast-math, which breaks NaN checks and rounding and is otherwise
-                                refused.
+     TINYTRAIN_FILENAME         Define it as the header's name if you renamed the header, because the header
+                                includes itself. Default "tinytrain.h".
+     TINYTRAIN_ALLOW_FAST_MATH  Define it if your build must use -ffast-math, which breaks NaN checks and
+                                rounding and is otherwise refused.
      TINYTRAIN_NO_AVX512, TINYTRAIN_NO_AVX2
-                                Leave out an instruction set for faster debug builds; NO_AVX2 leaves out both.
-     TINYTRAIN_CBLAS            Multiplies fp32 matrices with a CBLAS, except matrices of few rows. The file
-                                includes <cblas.h>; link a CBLAS, for example with -lopenblas. The CBLAS
-                                chooses its number of threads (OPENBLAS_NUM_THREADS).
-     TINYTRAIN_CUDA             Runs programs on device "cuda". Compile tinytrain_cuda.cu with nvcc and link
-                                it, cublasLt and cudart.
-     TINYTRAIN_MPI              Trains with the processes that mpirun starts. Compile with mpicc, or with its
-                                flags, and an MPI 3 library. Without this macro tt_open refuses to run under
-                                mpirun, unless TINYTRAIN_ALONE=1 in the environment says that each process
-                                trains alone.
-     NDEBUG                     Turns off the verifier by default. The verifier checks the program after each
-                                pass.
+                                Define one for faster debug builds: it leaves out an instruction set. NO_AVX2
+                                leaves out both.
+     TINYTRAIN_CBLAS            Define it if a CBLAS of your CPU multiplies fp32 matrices faster; matrices of
+                                few rows stay with tinytrain. The file includes <cblas.h>; link a CBLAS, for
+                                example with -lopenblas. The CBLAS chooses its number of threads
+                                (OPENBLAS_NUM_THREADS).
+     TINYTRAIN_CUDA             Define it to run programs on device "cuda". Compile tinytrain_cuda.cu with
+                                nvcc and link it, cublasLt and cudart.
+     TINYTRAIN_MPI              Define it to train with the processes that mpirun starts. Compile with mpicc,
+                                or with its flags, and an MPI 3 library. Without this macro tt_open refuses to
+                                run under mpirun, unless TINYTRAIN_ALONE=1 in the environment says that each
+                                process trains alone.
+     NDEBUG                     Define it to turn off the verifier by default. The verifier checks the program
+                                after each pass.
      A file that is a backend, such as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (src/backend/).
      The header needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with
      optimisation (-O2). No -march flag is needed: the header chooses the instruction set, and how it
      multiplies bf16 matrices, at run time. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force a choice
      (tt_context_options).
-     With TINYTRAIN_CUDA_SYNC=1 in the environment, "cuda" waits after each op, and errors name the op.
+     Set TINYTRAIN_CUDA_SYNC=1 in the environment to find the op that fails on "cuda": the device then waits
+     after each op, and errors name the op.
      On a device of compute capability 9.0 (compile tinytrain_cuda.cu for sm_90a), attention in 16 bits uses
      special kernels (wgmma) for heads of 33 to 64 columns, and in the forward for heads of 97 to 128 columns.
      TINYTRAIN_WGMMA=0 in the environment turns these kernels off.
@@ -363,11 +366,12 @@ typedef struct tt_files {
 /* Table of the options that errors name: fields of tt_compile_options and of loaders' options, and "rows",
    the rows of a micro-batch. */
 #define TT__OPTIONS(X) \
-    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("layer_decay") X("matmul") \
-    X("memory") X("memory_budget") X("offload") X("parallel.data") X("parallel.groups") X("parallel.micros") \
+    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("features_once") \
+    X("layer_decay") X("matmul") X("memory") X("memory_budget") X("offload") X("parallel.data") \
+    X("parallel.groups") X("parallel.micros") \
     X("parallel.pipeline") X("parallel.reduce_micros") X("parallel.schedule") X("parallel.sequence") \
     X("parallel.server") X("parallel.tensor") X("parallel.zero") X("precision") X("recompute") X("residual") \
-    X("rows") X("tune") X("update") X("weight_decay")
+    X("rows") X("step_seqs") X("temperature") X("tune") X("update") X("weight_decay")
 
 /* The name by which errors call a field of TT__OPTIONS, such as {"clip_norm", "--clip"}. */
 typedef struct tt_option_name { const char *field, *name; } tt_option_name;
@@ -375,35 +379,45 @@ typedef struct tt_option_name { const char *field, *name; } tt_option_name;
 /* How errors name options and numbers of bytes. A program with command-line options can make errors name its
    own options. */
 typedef struct tt_wording {
-    const tt_option_name *names; /* array that ends with a NULL field. Errors print values without quotes
-                                    after these names. Default NULL: errors name the fields */
-    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes as text;
-                                                                           default: digits without a unit */
+    const tt_option_name *names; /* Set it if users set the fields by names of your program: an array that
+                                    ends with a NULL field. Errors print values without quotes after these
+                                    names. Default NULL: errors name the fields */
+    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* Set it to write numbers of bytes in
+                                                                           another unit, such as GB; default:
+                                                                           digits without a unit */
     void *user;
 } tt_wording;
 
 typedef struct tt_context_options {
-    int threads;            /* Set it to limit the threads that compute, the caller's thread included, 0..256;
-                               default 0: as many as the calling thread may use by its affinity mask and the
-                               CPU quotas of its control groups */
-    uint64_t seed;          /* Set it for other random numbers in initialisation, dropout, shuffling and
-                               stochastic rounding; default 1 */
-    bool verify;            /* Set it to turn on or off the verifier, which runs after each pass; default:
-                               true unless NDEBUG is defined */
-    const char *isa;        /* Set it to force an instruction set: "portable", "avx2", "avx512", "neon";
-                               default NULL: TINYTRAIN_ISA in the environment if it is set, else the best */
-    double timeout;         /* Set it to change how many seconds, above 0, a rank waits for another rank
-                               before all fail, and tt_open and tt_close for other processes; default 600 */
-    const char *bf16;       /* Set it to force how bf16 matrices are multiplied: "convert" (to fp32), "dot"
-                               (bf16 dot-product instructions) or "tiles" (Intel AMX); default NULL:
-                               TINYTRAIN_BF16 in the environment if it is set, else the fastest on this CPU
-                               model. With "dot" and "tiles", attention on x86 uses these instructions and its
-                               backward rounds attention weights and their gradients to bf16 */
-    tt_logger logger;       /* Set it to receive messages; default: warnings and errors go to stderr */
-    tt_allocator allocator; /* Set it to provide memory; default: posix_memalign, with huge pages advised for
-                               large blocks */
-    tt_files files;         /* Set it to replace file access; default: POSIX functions */
-    tt_wording wording;     /* Set it to change the words of messages; default: the fields' names */
+    int threads;            /* Set it if other programs on the machine need some of the processors: the number
+                               of threads that compute, the caller's thread included, 0..256; default 0: as
+                               many as the calling thread may use by its affinity mask and the CPU quotas of
+                               its control groups */
+    uint64_t seed;          /* Set it to repeat a training with other random numbers (initialisation, dropout,
+                               shuffling, stochastic rounding); default 1 */
+    bool verify;            /* Set it if you change the library itself: the verifier checks the program after
+                               each pass; default: true unless NDEBUG is defined */
+    const char *isa;        /* Set it to get the same bits on CPUs that have different instruction sets:
+                               "portable", "avx2", "avx512", "neon"; default NULL: TINYTRAIN_ISA in the
+                               environment if it is set, else the best */
+    double timeout;         /* Set it higher if a rank may keep the other ranks waiting for longer than ten
+                               minutes, and lower to notice a failure sooner: seconds, above 0, that a rank
+                               waits for another rank before all fail, and tt_open and tt_close for other
+                               processes; default 600 */
+    const char *bf16;       /* Set it to get the same bits of bf16 training on CPUs of different models:
+                               "convert" (to fp32), "dot" (bf16 dot-product instructions) or "tiles" (Intel
+                               AMX); default NULL: TINYTRAIN_BF16 in the environment if it is set, else the
+                               fastest on this CPU model. With "dot" and "tiles", attention on x86 uses these
+                               instructions and its backward rounds attention weights and their gradients to
+                               bf16 */
+    tt_logger logger;       /* Set it to show or store warnings and errors your own way; default: they go to
+                               stderr */
+    tt_allocator allocator; /* Set it if all memory must come from your own functions; default:
+                               posix_memalign, with huge pages advised for large blocks */
+    tt_files files;         /* Set it to read and write elsewhere than in the file system; default: POSIX
+                               functions */
+    tt_wording wording;     /* Set it if the users of your program know the options by other names than the
+                               fields'; default: the fields' names */
 } tt_context_options;
 
 tt_context_options tt_context_options_default(void);
@@ -549,10 +563,12 @@ void tt_recompute(tt_tape *t, tt_value v);
 /* Records y = x W^T + b. x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
 typedef struct tt_matmul_options {
-    bool untransposed; /* Set it to multiply by b itself instead of its transpose; default false */
-    float scale;       /* Set it to multiply a by this number first; default 1 */
-    float beyond;      /* Set it to the number in the columns beyond the rows of b; default -1e30 (-65504 in
-                          f16), so that softmax and cross-entropy ignore these columns */
+    bool untransposed; /* Set it if the rows of b, not its columns, run along the sum; default false: b is
+                          transposed */
+    float scale;       /* Set it to spare a tt_scale: a is multiplied by this number first; default 1 */
+    float beyond;      /* Set it if something other than softmax and cross-entropy reads the result, and the
+                          rows of b are an axis: the number in the columns beyond the rows of b; default -1e30
+                          (-65504 in f16), so that softmax and cross-entropy ignore these columns */
 } tt_matmul_options;
 tt_matmul_options tt_matmul_options_default(void);
 
@@ -622,20 +638,21 @@ typedef enum tt_rotary_scaling {
 
 typedef struct tt_rotary_options {
     int heads;                 /* Set it to the heads of x, which divide its width; there is no default */
-    int size;                  /* Set it to turn only the first `size` columns of each head, at most 512;
-                                  default 0: all. With an odd size one more column turns, as in transformers'
-                                  GPT-NeoX */
-    tt_rotary_pairs pairs;     /* Set it to pair columns as the model does; default TT_ROTARY_HALVES */
-    float base;                /* Set it to the model's rotary base; default 10000 */
-    tt_rotary_scaling scaling; /* Set it for longer sequences; default TT_ROTARY_PLAIN, which does not read
-                                  the fields below */
-    float factor;              /* Set it to stretch positions by this factor, at least 1; default 1 */
+    int size;                  /* Set it if the model turns only the first `size` columns of each head, at
+                                  most 512; default 0: all. With an odd size one more column turns, as in
+                                  transformers' GPT-NeoX */
+    tt_rotary_pairs pairs;     /* Set it if the model pairs neighbouring columns; default TT_ROTARY_HALVES */
+    float base;                /* Set it if the model has another rotary base; default 10000 */
+    tt_rotary_scaling scaling; /* Set it if sequences are longer than in the pretraining; default
+                                  TT_ROTARY_PLAIN, which does not read the fields below */
+    float factor;              /* Set it with a scaling other than PLAIN: positions are stretched by this
+                                  factor, at least 1; default 1 */
     int original;              /* Set it with LLAMA3 and YARN to the positions of the pretraining; default
                                   8192 */
     float low, high;           /* Set them with LLAMA3 to low_freq_factor and high_freq_factor (default 1 and
                                   4 if both are 0), with YARN to beta_slow and beta_fast (default 1 and 32) */
-    float magnitude;           /* Set it with YARN to multiply the result by another number; default 0: 0.1
-                                  log(factor) + 1 */
+    float magnitude;           /* Set it with YARN if the model multiplies the result by another number;
+                                  default 0: 0.1 log(factor) + 1 */
 } tt_rotary_options;
 tt_rotary_options tt_rotary_options_default(int heads);
 
@@ -649,38 +666,41 @@ typedef struct tt_attention_options {
                       have as many columns as heads of q */
     bool causal;   /* Set it for decoders: a row attends to itself and to earlier rows of its sequence;
                       default false */
-    float scale;   /* Set it to scale q k^T by another factor; default 0: 1 / sqrt(head size) */
-    float dropout; /* Set it to drop attention weights in training: at most 255/256, rounded to a multiple of
-                      1/256; a rate above 0 is rounded to 1/256 at least; default 0 */
-    int window;    /* Set it to limit attention to near rows; default 0: no window. Row i attends to row j if
-                      i - window < j <= i, as with sliding_window in transformers' Mistral and Qwen2; unless
-                      causal, also if i < j < i + window. Time is proportional to rows * window (Beltagy et
-                      al., "Longformer", 2020) */
-    float alibi;   /* Set it for ALiBi; default 0: no ALiBi. Scores fall by alibi * slope of the head *
-                      distance of the rows (Press et al., "Train short, test long", 2022; the slopes of
-                      transformers' build_alibi_tensor, unrounded). 1: BLOOM; 1 / sqrt(head size): Falcon */
-    bool alibi_rounded; /* Set it with causal rows for the rounding of transformers' Falcon; default false.
+    float scale;   /* Set it if the model scales q k^T by another factor; default 0: 1 / sqrt(head size) */
+    float dropout; /* Set it if the model overfits: the share of attention weights that is dropped in
+                      training, at most 255/256, rounded to a multiple of 1/256; a rate above 0 is rounded to
+                      1/256 at least; default 0 */
+    int window;    /* Set it if the model limits attention to near rows, which saves time in long sequences;
+                      default 0: no window. Row i attends to row j if i - window < j <= i, as with
+                      sliding_window in transformers' Mistral and Qwen2; unless causal, also if i < j < i +
+                      window. Time is proportional to rows * window (Beltagy et al., "Longformer", 2020) */
+    float alibi;   /* Set it if the model has ALiBi instead of positions; default 0: no ALiBi. Scores fall by
+                      alibi * slope of the head * distance of the rows (Press et al., "Train short, test
+                      long", 2022; the slopes of transformers' build_alibi_tensor, unrounded). 1: BLOOM; 1 /
+                      sqrt(head size): Falcon */
+    bool alibi_rounded; /* Set it, with causal rows, to compute as transformers' Falcon does; default false.
                            Slopes, row numbers within the sequence, and their products are then rounded to
                            bf16 first; results differ from 9 heads or 257 rows on. "cuda" then uses no tensor
                            cores */
-    /* Set it to the rows of a block for block-sparse attention; default 0: off (Zaheer et al., "Big bird",
-       2020). Block-sparse attention excludes causal, window and alibi. A sequence is divided into blocks of
-       `block` rows; the last may have fewer. The first and the last block attend to all blocks, and all
-       attend to them; block i also attends to blocks i - 1, i and i + 1 and to the blocks in its list. Time
-       is proportional to the pairs of blocks that attend */
+    /* Set it for block-sparse attention, in long sequences: the rows of a block; default 0: off (Zaheer et
+       al., "Big bird", 2020). Block-sparse attention excludes causal, window and alibi. A sequence is divided
+       into blocks of `block` rows; the last may have fewer. The first and the last block attend to all
+       blocks, and all attend to them; block i also attends to blocks i - 1, i and i + 1 and to the blocks in
+       its list. Time is proportional to the pairs of blocks that attend */
     int block;
-    int dense;            /* Set it to attend densely in sequences of up to this number of rows; default 0 */
-    int listed, list_rows; /* Set them to give blocks of queries lists. listed: number of blocks in a list;
-                              list_rows: number of blocks, from a sequence's first on, that have a list;
-                              default 0 */
-    /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
-       block beyond the sequence's end is skipped. A block that is listed several times, or that is attended
-       anyway, counts each time. */
+    int dense;            /* Set it, with block, if short sequences should attend densely: the rows of the
+                             longest such sequence; default 0 */
+    int listed, list_rows; /* Set them, with block, if blocks also attend to far blocks. listed: number of
+                              blocks in a list; list_rows: number of blocks, from a sequence's first on, that
+                              have a list; default 0 */
+    /* Set it with `listed` above 0: the lists (heads, list_rows, listed), in 0..65535, copied; default NULL,
+       for `listed` 0. A block beyond the sequence's end is skipped. A block that is listed several times, or
+       that is attended anyway, counts each time. */
     const int32_t *lists;
-    bool lists_for_training; /* Set it to replace each listed block by block 0 in a program that does not
-                                train, as transformers' BigBird does; default false */
-    int max_length; /* Set it to the rows of the longest possible sequence: a GPU chooses its kernels by this
-                       number, and a longer sequence is refused; default 0: any number */
+    bool lists_for_training; /* Set it if only training reads the lists: in a program that does not train each
+                                listed block becomes block 0, as in transformers' BigBird; default false */
+    int max_length; /* Set it if you know the rows of the longest sequence: a GPU then chooses its kernels by
+                       this number, and a longer sequence is refused; default 0: any number */
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
@@ -714,8 +734,8 @@ typedef struct tt_patch_options {
     int height, width, channels; /* Set them to the size of the images; channels 1..4; there is no default */
     int patch;                   /* Set it to the side of a patch, which divides height and width; there is no
                                     default */
-    float mean[4], std[4];       /* Set them to normalise each channel: patches hold (pixel / 255 - mean) /
-                                    std; default 0.5 */
+    float mean[4], std[4];       /* Set them if the model was trained with other means and deviations of the
+                                    channels: patches hold (pixel / 255 - mean) / std; default 0.5 */
 } tt_patch_options;
 tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch);
 
@@ -731,12 +751,15 @@ tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* retur
 /* Records a view of x as (rows, width), with as many elements. An axis of rows keeps the width of x. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
-    int ignore_index;      /* Set it to the target value that does not count; default -100 */
-    float label_smoothing; /* Set it to smooth targets, in [0, 1): (1 - s) one-hot + s / classes; default 0 */
-    tt_value weights;      /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1) */
-    /* Set it to weight classes: f32 (1, classes) input, >= 0; default none. A row has the weight of its
-       target's class; with smoothing, each class's share of the target has the weight of that class, as in
-       PyTorch's CrossEntropyLoss. Excludes `weights`. */
+    int ignore_index;      /* Set it if another target value than -100 marks rows that do not count; default
+                              -100 */
+    float label_smoothing; /* Set it, for example to 0.1, if the model is too sure of wrong answers, in [0,
+                              1): targets become (1 - s) one-hot + s / classes; default 0 */
+    tt_value weights;      /* Set it if rows do not count equally: their weights, an f32 (rows, 1)
+                              input, >= 0; default none (all 1) */
+    /* Set it if classes do not count equally: their weights, an f32 (1, classes) input, >= 0; default none. A
+       row has the weight of its target's class; with smoothing, each class's share of the target has the
+       weight of that class, as in PyTorch's CrossEntropyLoss. Excludes `weights`. */
     tt_value class_weights;
 } tt_cross_entropy_options;
 tt_cross_entropy_options tt_cross_entropy_options_default(void);
@@ -757,10 +780,11 @@ tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
 
 typedef struct tt_sigmoid_cross_entropy_options {
-    tt_value weights;          /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1). A
-                                  row with weight 0 does not count */
-    tt_value positive_weights; /* Set it to multiply the loss of each label's positive part: f32 (1, labels)
-                                  input, >= 0; default none (all 1). pos_weight of BCEWithLogitsLoss */
+    tt_value weights;          /* Set it if rows do not count equally: their weights, an f32 (rows, 1) input,
+                                  >= 0; default none (all 1). A row with weight 0 does not count */
+    tt_value positive_weights; /* Set it if few rows have a label: the factor of each label's positive part of
+                                  the loss, an f32 (1, labels) input, >= 0; default none (all 1). pos_weight
+                                  of BCEWithLogitsLoss */
 } tt_sigmoid_cross_entropy_options;
 tt_sigmoid_cross_entropy_options tt_sigmoid_cross_entropy_options_default(void);
 
@@ -825,37 +849,46 @@ typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
 typedef struct tt_lr_rule { const char *pattern; float scale; } tt_lr_rule;
 
 typedef struct tt_optimizer_options {
-    tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
-                                       2019) */
-    /* Set it with TT_OPTIMIZER_CUSTOM to the function that updates; default NULL. The states are planned,
-       saved, divided and offloaded as those of other optimizers. Only for device "cpu" and fp32 weights. */
+    tt_optimizer_kind kind;         /* Set it if your recipe trains with another optimizer; default TT_ADAMW
+                                       (Loshchilov, Hutter 2019) */
+    /* Set it, with kind TT_OPTIMIZER_CUSTOM, to train with an optimizer of your own; default NULL. The states
+       are planned, saved, divided and offloaded as those of other optimizers. Only for device "cpu" and fp32
+       weights. */
     const tt_custom_optimizer *custom;
-    float momentum;                 /* Set it for SGD with momentum; default 0 */
-    bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
-    float beta1, beta2, eps;        /* Set them to tune Adam and AdamW; default 0.9, 0.999, 1e-8 */
-    float weight_decay;             /* Set it to change the weight decay; default 0.01. SGD and ADAM add the
-                                       decay to the gradient; in ADAMW the decay is decoupled */
-    const char *const *no_decay;    /* Set it to name patterns of parameters without decay, ended by NULL;
-                                       default: 1-D parameters (biases, norms). With an empty list all
-                                       parameters decay */
-    /* Set it to rules for the learning rates of parameters, ended by a NULL pattern; default NULL. The first
-       rule that matches a parameter's name gives its factor, >= 0; without a match it is 1. The factor also
-       applies to the decoupled decay, as in PyTorch's parameter groups. */
+    float momentum;                 /* Set it if SGD learns too slowly, usually to 0.9; default 0: no
+                                       momentum */
+    bool nesterov;                  /* Set it, with a momentum, if your recipe has Nesterov's momentum in SGD;
+                                       default false */
+    float beta1, beta2, eps;        /* Set them if your recipe has other values for Adam or AdamW; default
+                                       0.9, 0.999, 1e-8 */
+    float weight_decay;             /* Set it higher if the model overfits, and to 0 for no decay; default
+                                       0.01. SGD and ADAM add the decay to the gradient; in ADAMW the decay is
+                                       decoupled */
+    const char *const *no_decay;    /* Set it if other parameters than the 1-D ones (biases, norms) should
+                                       have no decay: patterns of their names, ended by NULL; default NULL:
+                                       1-D parameters. With an empty list all parameters decay */
+    /* Set it to train some parameters faster or slower than others, such as a new head: rules, ended by a
+       NULL pattern; default NULL. The first rule that matches a parameter's name gives its factor, >= 0;
+       without a match it is 1. The factor also applies to the decoupled decay, as in PyTorch's parameter
+       groups. */
     const tt_lr_rule *lr_rules;
-    /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1;
-       default 1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first
-       number in a parameter's name that follows '.', '_' or nothing, and that '.' or nothing follows: 3 in
-       "encoder.layer.3.bias". With L layers, layer k has the factor layer_decay^(L - k). Parameters made
-       before the first layer's, such as embeddings, have layer_decay^(L + 1); all other parameters have 1.
-       Factors of lr_rules multiply these factors. */
+    /* Set it in fine-tuning, usually to 0.65 to 0.95, if the first layers should change less than the last:
+       learning rates fall from the output to the input, 0 < layer_decay <= 1; default 1 (Clark et al.,
+       "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first number in a parameter's
+       name that follows '.', '_' or nothing, and that '.' or nothing follows: 3 in "encoder.layer.3.bias".
+       With L layers, layer k has the factor layer_decay^(L - k). Parameters made before the first layer's,
+       such as embeddings, have layer_decay^(L + 1); all other parameters have 1. Factors of lr_rules multiply
+       these factors. */
     float layer_decay;
-    /* Set it to keep exponential moving averages of the trained parameters as a further state of the
-       optimizer; default 0: none. In [0, 1), usually 0.99 to 0.9999. The first update copies the parameters;
-       each later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
+    /* Set it to evaluate and save averages of the weights, which fluctuate less than the weights of the last
+       step, usually to 0.99 to 0.9999; default 0: none. In [0, 1). The exponential moving averages of the
+       trained parameters are a further state of the optimizer. The first update copies the parameters; each
+       later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
        get_ema_avg_fn. The averages are f32, so the parameters must be: precision "32-true" or one that ends
        with "-mixed". A saved state has them with "ema." before the names. See tt_trainer_use_ema. */
     float ema_decay;
-    float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
+    float clip_norm;                /* Set it, usually to 1, if single large gradients disturb the training:
+                                       the largest norm of all gradients together; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
@@ -871,14 +904,19 @@ typedef enum tt_schedule_kind { TT__SCHEDULES(TT__KIND) } tt_schedule_kind;
 #undef TT__KIND
 
 typedef struct tt_schedule {
-    tt_schedule_kind kind; /* how the learning rate changes after the warm-up */
-    float lr, min_lr;      /* learning rate after the warm-up: TT_CONSTANT keeps lr, TT_LINEAR and TT_COSINE
-                              lower it to min_lr */
-    int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
-    int64_t total_steps;   /* steps of warm-up and decay together */
-    int64_t decay_steps;   /* WSD: number of last steps, with falling lr; 1 to total_steps - warmup_steps */
-    /* Set it to a function that returns the learning rate of a step; default NULL. All fields but `user`, its
-       argument, are then ignored. A resumed run must be given the same function. */
+    tt_schedule_kind kind; /* Set it to TT_COSINE or TT_WSD if your recipe decays so, and to TT_CONSTANT for
+                              no decay: how the learning rate changes after the warm-up */
+    float lr, min_lr;      /* Set lr lower if the loss jumps or grows, and higher if it falls slowly; set
+                              min_lr if the rate should not fall to 0. lr is the learning rate after the
+                              warm-up: TT_CONSTANT keeps it, other kinds lower it to min_lr */
+    int64_t warmup_steps;  /* Set it, often to 5% or 10% of total_steps, if the loss jumps in the first steps:
+                              step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
+    int64_t total_steps;   /* Set it, except with TT_CONSTANT, to the steps of the whole run: warm-up and
+                              decay together */
+    int64_t decay_steps;   /* Set it with TT_WSD and TT_WSD_SQRT: the last steps, in which the rate falls, 1
+                              to total_steps - warmup_steps */
+    /* Set it if no kind fits: a function that returns the learning rate of a step; default NULL. All fields
+       but `user`, its argument, are then ignored. A resumed run must be given the same function. */
     float (*lr_at)(void *user, int64_t step);
     void *user;
 } tt_schedule;
@@ -887,12 +925,14 @@ float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0 
 /* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018), with PyTorch's names and
    defaults (GradScaler). init, growth and backoff are powers of two, so that scaling is exact. */
 typedef struct tt_loss_scale {
-    float init;    /* Set it to start the first step from another scale; default 65536. 1..2^40 */
-    float growth;  /* Set it to change the factor of the scale after `interval` steps without overflow;
-                      default 2. >= 1; a scale grows to 2^40 at most */
-    float backoff; /* Set it to change the factor of the scale after an overflow, below 1; default 0.5. A
-                      scale that falls below 1 is an error */
-    int interval;  /* Set it to change how many steps pass before a growth; default 2000. >= 1 */
+    float init;    /* Set it lower if a run begins with many skipped steps: the scale of the first step,
+                      1..2^40; default 65536 */
+    float growth;  /* Set it to 1 if the scale should never grow: the factor of the scale after `interval`
+                      steps without overflow, >= 1; default 2. A scale grows to 2^40 at most */
+    float backoff; /* Set it lower if several steps in a row are skipped: the factor of the scale after an
+                      overflow, below 1; default 0.5. A scale that falls below 1 is an error */
+    int interval;  /* Set it lower in a short run, or if the scale should recover sooner: steps before a
+                      growth, >= 1; default 2000 */
 } tt_loss_scale;
 tt_loss_scale tt_loss_scale_default(void);
 
@@ -902,47 +942,53 @@ tt_loss_scale tt_loss_scale_default(void);
    its part of the data and its shards of the tensors. Tensor ranks are numbered first: rank = (stage * data +
    data rank) * tensor + tensor rank. */
 typedef struct tt_parallel {
-    /* Set them to the number of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor
-       / pipeline. With several data ranks, gradients are divided by the loss's targets on all data ranks;
-       several losses need tt_loss_total. Tensor ranks divide large embeddings, and groups of 1,000,000
-       weights or more: consecutive linear layers with the ops between them, and attention, by heads, if the
-       number of heads is a multiple of the number of tensor ranks. Each tensor rank computes everything else
-       whole. tt_plan.split_params says how much is divided. If a program keeps a layer whole because the
-       layer's hidden values are an output, later programs with the layer's parameters keep it whole. */
+    /* Set `tensor` if a layer is too large or too slow for one device; `data` then follows. The fields are
+       the numbers of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor / pipeline.
+       With several data ranks, gradients are divided by the loss's targets on all data ranks; several losses
+       need tt_loss_total. Tensor ranks divide large embeddings, and groups of 1,000,000 weights or more:
+       consecutive linear layers with the ops between them, and attention, by heads, if the number of heads is
+       a multiple of the number of tensor ranks. Each tensor rank computes everything else whole.
+       tt_plan.split_params says how much is divided. If a program keeps a layer whole because the layer's
+       hidden values are an output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
-    /* Set it to choose the tensors that are sharded over the data ranks; default 1 (Rajbhandari et al.,
-       "ZeRO", 2020). 0: none; 1: the optimizer's state; 2: also gradients, summed after each micro-batch; 3:
-       also parameters. Tensors of fewer than 65,536 elements stay whole. TT_ZERO_BUDGET chooses from 1 to 3
-       the value that fits memory_budget in the fewest seconds (tt_compile_options.offload). If steps have
-       several micro-batches, 2 and 3 give other bits than 1 without reduce_micros. */
+    /* Set it higher if several data ranks need too much memory each, and to 0 to shard nothing: the tensors
+       that are sharded over the data ranks; default 1 (Rajbhandari et al., "ZeRO", 2020). 0: none; 1: the
+       optimizer's state; 2: also gradients, summed after each micro-batch; 3: also parameters. Tensors of
+       fewer than 65,536 elements stay whole. TT_ZERO_BUDGET chooses from 1 to 3 the value that fits
+       memory_budget in the fewest seconds (tt_compile_options.offload). If steps have several micro-batches,
+       2 and 3 give other bits than 1 without reduce_micros. */
     int zero;
-    bool server;        /* Set it to let data rank 0 alone hold the optimizer state and update; default false;
-                           needs zero 0 or 1 */
-    /* Set it with tensor > 1 to divide the rows of activations between sharded layers; default false
-       (Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022). */
+    bool server;        /* Set it if data rank 0 has memory to spare and the other ranks lack it: data rank 0
+                           alone then holds the optimizer state and updates; needs zero 0 or 1; default
+                           false */
+    /* Set it, with tensor > 1, to save memory: the rows of activations between sharded layers are then
+       divided; default false (Korthikanti et al., "Reducing activation recomputation in large transformer
+       models", 2022). */
     bool sequence;
-    /* Set it to the largest number of data ranks that should give the same bits; default 0: data. `groups` is
-       the number of leaves of the tree that sums gradients: micro-batch m of a step belongs to leaf m %
-       groups, and the bits of a training depend on the tree, not on the number of data ranks. groups is a
-       multiple of data; if `groups` is greater than data, data must be a power of two. */
+    /* Set it if runs on different numbers of data ranks should give the same bits: the largest of these
+       numbers; default 0: data. `groups` is the number of leaves of the tree that sums gradients: micro-batch
+       m of a step belongs to leaf m % groups, and the bits of a training depend on the tree, not on the
+       number of data ranks. groups is a multiple of data; if `groups` is greater than data, data must be a
+       power of two. */
     int groups;
-    /* Set it to sum the gradients of the ranks after each micro-batch, as zero 2 and 3 always do, for the
-       same bits as with zero 2 and 3; default false: ranks sum once a step. */
+    /* Set it if a run with zero 0 or 1 should give the bits of zero 2 and 3: the gradients of the ranks are
+       then summed after each micro-batch, as zero 2 and 3 always do; default false: ranks sum once a step. */
     bool reduce_micros;
-    /* Set it to cut the program into several stages of about equal FLOPs, each run by other ranks; default 1;
-       0 means 1. Cuts are at tt_block_end marks that only one value crosses. The micro-batches of a step
-       follow each other through the stages in the order of `schedule`. "1f1b" (default, and NULL): a stage
-       begins the backward of a micro-batch as soon as it can, so that stage s holds at most pipeline - s
-       micro-batches (Narayanan et al., "PipeDream", 2019, flushed at each step's end). "gpipe": backwards
-       begin after all forwards, so that every stage holds all micro-batches of a step (Huang et al., "GPipe",
-       2019). The bits are those of one stage, except that gradients of a parameter that two stages use differ
-       by rounding. pipeline excludes zero 2, 3 and TT_ZERO_BUDGET, server, reduce_micros and update
-       "backward". */
+    /* Set it if the model is too large for one device and links between devices are slow: the number of
+       stages of about equal FLOPs, each run by other ranks; default 1; 0 means 1. Cuts are at tt_block_end
+       marks that only one value crosses. The micro-batches of a step follow each other through the stages in
+       the order of `schedule`. "1f1b" (default, and NULL): a stage begins the backward of a micro-batch as
+       soon as it can, so that stage s holds at most pipeline - s micro-batches (Narayanan et al.,
+       "PipeDream", 2019, flushed at each step's end). "gpipe": backwards begin after all forwards, so that
+       every stage holds all micro-batches of a step (Huang et al., "GPipe", 2019). The bits are those of one
+       stage, except that gradients of a parameter that two stages use differ by rounding. pipeline excludes
+       zero 2, 3 and TT_ZERO_BUDGET, server, reduce_micros and update "backward". */
     int pipeline;
     const char *schedule;
-    /* Set it to the largest number of micro-batches that a step has on a data rank; default 0: any number.
-       "gpipe" needs `micros`, and a pipeline refuses more micro-batches. Options that say "budget" minimise
-       the seconds of a step with `micros` micro-batches, by default with 1. */
+    /* Set it, with "gpipe" or with options that say "budget", to the largest number of micro-batches that a
+       step has on a data rank; default 0: any number. "gpipe" needs `micros`, and a pipeline refuses more
+       micro-batches. Options that say "budget" minimise the seconds of a step with `micros` micro-batches, by
+       default with 1. */
     int micros;
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
@@ -975,20 +1021,22 @@ tt_costs tt_costs_default(void);
 tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs);
 
 typedef struct tt_compile_options {
-    bool train; /* Clear it to run the forward only, without dropout; default true: backward and update */
-    /* Set it to train in 16 bits; default "32-true". "bf16-mixed": bf16 activations and matrix products; fp32
-       weights, their gradients and optimizer state. "bf16-true": bf16 weights, gradients and optimizer state,
-       with stochastic rounding. "16-mixed", "16-true": f16 instead of bf16, with loss scaling; but the
-       optimizer state of "16-true" is bf16, with stochastic rounding, because Adam's v is often too small for
-       f16. */
+    bool train; /* Clear it to evaluate, predict or generate: forward only, without dropout; default true:
+                   backward and update */
+    /* Set it to train in 16 bits, which takes less memory, and less time if the device multiplies 16-bit
+       matrices faster; default "32-true". "bf16-mixed": bf16 activations and matrix products; fp32 weights,
+       their gradients and optimizer state. "bf16-true": bf16 weights, gradients and optimizer state, with
+       stochastic rounding. "16-mixed", "16-true": f16 instead of bf16, with loss scaling; but the optimizer
+       state of "16-true" is bf16, with stochastic rounding, because Adam's v is often too small for f16. */
     const char *precision;
-    /* Set it to choose the dtype of the residual stream in mixed precisions, "f32" (as PyTorch's autocast) or
-       "16-bit"; default NULL: "f32" with "16-mixed", because residual sums could exceed the range of f16,
-       else "16-bit". The residual stream has residual sums, the input of the first sum, and their gradients.
-       Results of norms, activations and attention are always 16-bit. */
+    /* Set it if a training in a mixed precision should round as PyTorch's autocast does, or save more memory:
+       the dtype of the residual stream, "f32" (as PyTorch's autocast) or "16-bit"; default NULL: "f32" with
+       "16-mixed", because residual sums could exceed the range of f16, else "16-bit". The residual stream has
+       residual sums, the input of the first sum, and their gradients. Results of norms, activations and
+       attention are always 16-bit. */
     const char *residual;
-    /* Set it to let device "cuda" round operands of matrix products; default "fp32": no rounding. Sums are
-       fp32 except for fp8.
+    /* Set it if a GPU should multiply matrices faster, with rounded operands; default "fp32": no rounding.
+       Sums are fp32 except for fp8.
        "tf32": fp32 operands are rounded to 10 bits of mantissa (as PyTorch's
        set_float32_matmul_precision("high")), except in attention; other devices treat it as "fp32".
        "fp8": 16-bit operands of linear layers become E4M3, gradients E5M2 (Micikevicius et al.: "FP8 formats
@@ -1003,11 +1051,11 @@ typedef struct tt_compile_options {
        section 3.3.2). For gradients cuBLASLt moves these sums to fp32 every few products; for results, for
        speed, only at the end, as Transformer Engine does. */
     const char *matmul;
-    tt_loss_scale loss_scale; /* Set it to change loss scaling; default tt_loss_scale_default(). Read with
-                                 "16-mixed" and "16-true" only */
-    /* Set it to save memory: the backward then recomputes values instead of saving them; default "cheap". The
-       bits are the same (except on "cuda": a tanh-GELU after a linear layer differs by rounding, because
-       cuBLASLt computes it in the product).
+    tt_loss_scale loss_scale; /* Set it if "16-mixed" or "16-true", which alone read it, skip too many steps;
+                                 default tt_loss_scale_default() */
+    /* Set it if the plan needs too much memory: the backward then recomputes values instead of saving them,
+       which takes time; default "cheap". The bits are the same (except on "cuda": a tanh-GELU after a linear
+       layer differs by rounding, because cuBLASLt computes it in the product).
        "none": nothing is recomputed. "cheap": results of layer norm, GELU and SiLU, 16-bit copies of weights,
        and rows that ranks gather for parallel.sequence; no matrix products. "attention": also results of
        attention. "blocks": everything that the backward reads of the blocks that tt_block_end marks, except
@@ -1016,9 +1064,9 @@ typedef struct tt_compile_options {
        be set; ends of blocks are saved. The cost is FLOPs if nothing is offloaded and parameters are not
        sharded (parallel.zero 3), else seconds by `costs`. */
     const char *recompute;
-    /* Set it to save memory of the device: the tensors that the option lists are stored in the host's memory
-       and copied to the device only while it uses them; default NULL or "none": nothing. The bits are the
-       same.
+    /* Set it if the plan needs more memory than the device has: the tensors that the option lists are stored
+       in the host's memory and copied to the device only while it uses them; default NULL or "none": nothing.
+       The bits are the same.
        The list, separated by commas, may have "optimizer" (its state), "gradients" (from the end of the
        backward, or of a micro-batch, to the update), "parameters" and "activations" (what the backward reads
        of the blocks that tt_block_end marks, except the last). Tensors of a parameter of fewer than 65,536
@@ -1064,8 +1112,8 @@ typedef struct tt_compile_options {
        keep_gradients. */
     tt_status (*before_update)(void *user, tt_program *p, int64_t step);
     void *user; /* argument of before_update */
-    /* Set it to save memory by updating parameters earlier or elsewhere; default "end": all at the end of the
-       step.
+    /* Set it if gradients or the optimizer's state need too much memory: parameters are then updated earlier
+       or elsewhere; default "end": all at the end of the step.
        "backward": each parameter is updated as soon as its gradient is final, and the gradient's memory is
        then free, for the same bits (as Lv et al., "Full parameter fine-tuning for large language models with
        limited resources", 2023). "end" keeps all gradients, partly in the memory of activations that the
@@ -1078,32 +1126,34 @@ typedef struct tt_compile_options {
        Parameters of fewer than 65,536 elements are updated on the device. Results have the bits of updates on
        device "cpu"; on "cuda", "end" gives other bits. No other option chooses "host". */
     const char *update;
-    /* Set it to choose the optimizer; default: tt_optimizer_options_default(). */
+    /* Set its fields if your recipe has another optimizer or other values; default:
+       tt_optimizer_options_default(). */
     tt_optimizer_options optimizer;
-    /* Set it to limit the bytes of the arena; default 0: no limit. On "cpu" the limit includes the tensors
-       that `offload` keeps beside the arena. If a program needs more, its tt_compile fails with
-       TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena later. tt_error then says
-       what each option would save, the smallest possible size and its options, and what "bf16-true" would
-       need; for a pipeline, tt_error speaks of the stage that needs most. Only options that say "budget"
-       (recompute, offload, parallel.zero) change to fit; tt_plan has their new values. Whatever the options,
-       copies run less far ahead, and updates move less data together (at most 32 MiB, at least one
-       parameter), if only then the plan fits. */
+    /* Set it if the program must fit a given memory: the limit of the arena in bytes; default 0: no limit. On
+       "cpu" the limit includes the tensors that `offload` keeps beside the arena. If a program needs more,
+       its tt_compile fails with TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena
+       later. tt_error then says what each option would save, the smallest possible size and its options, and
+       what "bf16-true" would need; for a pipeline, tt_error speaks of the stage that needs most. Only options
+       that say "budget" (recompute, offload, parallel.zero) change to fit; tt_plan has their new values.
+       Whatever the options, copies run less far ahead, and updates move less data together (at most 32 MiB,
+       at least one parameter), if only then the plan fits. */
     size_t memory_budget;
-    /* Set it to the costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default().
-       The seconds of tt_plan, the overlap of copies with computation, and choices by "budget" follow from the
-       costs. */
+    /* Set it if an option says "budget", or if you want to know the seconds of a step before it runs: the
+       costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default(). The seconds of
+       tt_plan, the overlap of copies with computation, and choices by "budget" follow from the costs. */
     const tt_costs *costs;
-    /* Set it to choose where the program runs: "cpu", "cuda", or a numbered device, "cuda:1"; default NULL:
-       TINYTRAIN_DEVICE in the environment, else "cpu". Several ranks: "cpu*4" (the context's threads are
-       divided among them), "cuda*8", "cuda:0,2", and "cuda:0,0", two ranks on one GPU. A program for a kind
-       of device that this build cannot run can still be planned: its plan counts its parameters in full, its
-       parameters reserve no memory, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED (or
+    /* Set it to run on a GPU or on several ranks: "cpu", "cuda", or a numbered device, "cuda:1"; default
+       NULL: TINYTRAIN_DEVICE in the environment, else "cpu". Several ranks: "cpu*4" (the context's threads
+       are divided among them), "cuda*8", "cuda:0,2", and "cuda:0,0", two ranks on one GPU. A program for a
+       kind of device that this build cannot run can still be planned: its plan counts its parameters in full,
+       its parameters reserve no memory, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED (or
        TT_ERR_DEVICE, if the device is absent or has failed). */
     const char *device;
-    tt_parallel parallel; /* Set it to choose how the ranks share the work; default: tt_parallel_default() */
-    /* Set it to a program of the same device to use its arena; default NULL: none. Each program's runs
-       overwrite the other's inputs. An arena that is allocated does not grow: compile the program that needs
-       most first. */
+    tt_parallel parallel; /* Set its fields if the device has several ranks; default: tt_parallel_default() */
+    /* Set it if two programs never run at once, such as training and evaluation, so that they need only the
+       memory of the larger: a program of the same device, whose arena this one uses; default NULL: an arena
+       of its own. Each program's runs overwrite the other's inputs. An arena that is allocated does not grow:
+       compile the program that needs most first. */
     const tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
@@ -1558,13 +1608,14 @@ typedef struct tt_table_options {
     const char *negative_column;            /* Set it if the column of negatives, which TT_TASK_EMBED reads,
                                                has another name; default "negative". A file may lack this
                                                column */
-    char delimiter;                         /* Set it to separate fields by another character; default 0: a
+    char delimiter;                         /* Set it if another character separates the fields; default 0: a
                                                comma in a .csv file, else a tab */
-    bool unquoted;                          /* Set it to read double quotes as ordinary characters; default
-                                               false */
-    tt_task task;                           /* Set it to say how labels are read; default TT_TASK_CLASS */
-    char label_delimiter;                   /* Set it to separate the labels or scores in one field of a CSV
-                                               or TSV file by another character; default ',' */
+    bool unquoted;                          /* Set it if double quotes in the file are ordinary characters;
+                                               default false */
+    tt_task task;                           /* Set it if the labels are not one class for each text; default
+                                               TT_TASK_CLASS */
+    char label_delimiter;                   /* Set it if another character separates the labels or scores in
+                                               one field of a CSV or TSV file; default ',' */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
@@ -1692,24 +1743,34 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
 typedef struct tt_loader_options {
-    int batch;        /* Set it to change how many sequences or images a step has; default 16 */
-    int accumulate;   /* Set it above 1, up to batch / groups, to split a step into more micro-batches, each
-                         of at most ceil(batch / (accumulate * groups)) sequences; default 1 */
-    int max_length;   /* Set it to cut sequences to fewer tokens, [CLS] and [SEP] included; default 512 */
-    int max_tokens;   /* Set it to limit the tokens of a micro-batch, >= max_length; default 0: no limit */
-    bool shuffle;     /* Clear it for evaluation and prediction: dataset order, unsorted; default true */
-    int window;       /* Set it to change how many batches are sorted by length together; default 50; 0 or 1:
-                         no sorting */
-    bool drop_last;   /* Set it to leave out a last incomplete step; default false */
-    int threads;      /* Set it to change how many threads prepare images ahead of the trainer, 0..64; 0:
-                         tt_loader_next prepares images; default 1 */
+    int batch;        /* Set it larger for smoother gradients and faster epochs, with a higher learning rate:
+                         the sequences or images of a step; default 16 */
+    int accumulate;   /* Set it above 1, up to batch / groups, if a step needs too much memory: the
+                         micro-batches of a step, each of at most ceil(batch / (accumulate * groups))
+                         sequences; default 1 */
+    int max_length;   /* Set it to the tokens that the model takes, or lower to save time and memory: longer
+                         sequences are cut to this number, [CLS] and [SEP] included; default 512 */
+    int max_tokens;   /* Set it if long sequences are rare, so that micro-batches of long sequences need no
+                         more memory than others: the largest number of tokens of a micro-batch, >=
+                         max_length; default 0: no limit */
+    bool shuffle;     /* Clear it for evaluation and prediction, which need the order of the dataset,
+                         unsorted; default true */
+    int window;       /* Set it to 0 if the texts of a step should be drawn regardless of their lengths: the
+                         number of batches that are sorted by length together; default 50; 0 or 1: no
+                         sorting */
+    bool drop_last;   /* Set it if every step must have `batch` sequences: a last incomplete step is then left
+                         out; default false */
+    int threads;      /* Set it higher if training waits for images (tt_loader_waited): the threads that
+                         prepare images ahead of the trainer, 0..64; 0: tt_loader_next prepares images;
+                         default 1 */
     float mask_rate;  /* Set it to mask more or fewer tokens with TT_TASK_MASKED_LM, above 0 and below 1;
                          default 0.15 */
     bool whole_words; /* Set it to choose all tokens of a word or none, with TT_TASK_MASKED_LM; default false.
                          A word ends before white space and, with WordPiece, before punctuation. Words are
                          chosen in random order, as long as all their tokens fit into mask_rate of the text */
-    tt_parallel parallel; /* Set it to the trainer's `parallel` after tt_check_options; default: one group on
-                             one rank. The loader reads `groups` and `data` */
+    tt_parallel parallel; /* Set it if the trainer has several ranks, to the trainer's `parallel` after
+                             tt_check_options; default: one group on one rank. The loader reads `groups` and
+                             `data` */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
@@ -1721,21 +1782,25 @@ typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_
 typedef struct tt_image_options {
     int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
                                         default */
-    int channels;                    /* Set it to the channels of the result, 1..4; default 3. An image must
-                                        have this number of channels; for 3, an image may also have 1 (grey,
-                                        copied into all three) or 4 (alpha is dropped) */
-    int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535; default
-                                        0, 0: not resized */
-    int resize_shortest;             /* Set it, instead of resize_height and resize_width, to give the shorter
-                                        side this length, 1..65535; the other side keeps the proportion,
-                                        rounded down; default 0 */
-    tt_resample resample;            /* Set it to resize with another filter; default TT_BILINEAR */
-    int pad;                         /* Set it to add rows and columns of zeros on all four sides, 0..65535;
-                                        default 0 */
-    bool random_crop;                /* Set it to crop at a random place, all equally likely; default false:
-                                        the crop is central (half of the rest, rounded down, is cut at top and
-                                        left) */
-    bool flip;                       /* Set it to mirror left and right with probability 1/2; default false */
+    int channels;                    /* Set it if the model reads another number of channels than 3, 1..4;
+                                        default 3. An image must have this number of channels; for 3, an image
+                                        may also have 1 (grey, copied into all three) or 4 (alpha is
+                                        dropped) */
+    int resize_height, resize_width; /* Set them if all images should get one size before they are cropped,
+                                        whatever their proportions (tt_image_resize), 1..65535; default 0, 0:
+                                        not resized */
+    int resize_shortest;             /* Set it, instead of resize_height and resize_width, if images should
+                                        keep their proportions: the length of the shorter side, 1..65535; that
+                                        of the other is rounded down; default 0 */
+    tt_resample resample;            /* Set it if the model was trained on images resized with another filter;
+                                        default TT_BILINEAR */
+    int pad;                         /* Set it, with random_crop, to shift training images at random: the rows
+                                        and columns of zeros added on all four sides, 0..65535; default 0 */
+    bool random_crop;                /* Set it for training, so that the model sees each image at several
+                                        places: all places are equally likely; default false: the crop is
+                                        central (half of the rest, rounded down, is cut at top and left) */
+    bool flip;                       /* Set it for training if a mirrored image belongs to the same class:
+                                        left and right are exchanged with probability 1/2; default false */
 } tt_image_options;
 tt_image_options tt_image_options_default(int height, int width);
 /* Prepares one image as a loader does, without random_crop and flip, into `to` (height, width, channels). */
@@ -1851,16 +1916,18 @@ const tt_source *tt_loader_source(tt_loader *l);
    gets a warning. The stream is in memory, or in a file that is read where needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
-    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; the tokenizer must outlive the stream; default
-                                      NULL: tokens are bytes, and 256 ends a document */
-    int end;                       /* Set it to end documents with another token; default -1: the tokenizer's
-                                      TT_TOKEN_EOS */
+    const tt_tokenizer *tokenizer; /* Set it if the model reads tokens of a vocabulary; the tokenizer must
+                                      outlive the stream; default NULL: tokens are bytes, and 256 ends a
+                                      document */
+    int end;                       /* Set it if another token than the tokenizer's TT_TOKEN_EOS ends a
+                                      document; default -1: TT_TOKEN_EOS */
     int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id out
                                       of range; default 0: the tokenizer's size */
-    bool bare;                     /* Set it to put no token before a document; default false */
-    const char *separator;         /* Set it to the line that separates documents in a text, such as
-                                      "<|endoftext|>"; "": one or more empty lines; default NULL: a text is
-                                      one document */
+    bool bare;                     /* Set it if the model was trained without a token before a document;
+                                      default false: the tokenizer's, if any */
+    const char *separator;         /* Set it if a text has several documents, to the line that separates them,
+                                      such as "<|endoftext|>"; "": one or more empty lines; default NULL: a
+                                      text is one document */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
@@ -1892,15 +1959,18 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
-    int batch;         /* Set it to change how many windows a step has; default 16 */
-    int accumulate;    /* Set it to split a step into micro-batches, as in tt_loader_options; default 1 */
-    int length;        /* Set it to change the tokens of a window; default 256 */
-    bool shuffle;      /* Clear it to read windows in order, not shuffled by (seed, epoch); default true */
-    bool across;       /* Set it to let a token see the documents before it in its window, and the end of one
-                          document predict the next; default false: attention and positions start anew with
-                          each document */
-    tt_parallel parallel; /* Set it to the trainer's `parallel`, as in tt_loader_options; default: one group
-                             on one rank */
+    int batch;         /* Set it larger for smoother gradients: the windows of a step; default 16 */
+    int accumulate;    /* Set it above 1 if a step needs too much memory: the micro-batches of a step, as in
+                          tt_loader_options; default 1 */
+    int length;        /* Set it to as many tokens as the model should see at once: the tokens of a window;
+                          default 256 */
+    bool shuffle;      /* Clear it for evaluation, which reads windows in order, not shuffled by (seed,
+                          epoch); default true */
+    bool across;       /* Set it to train as nanoGPT and llm.c do: a token sees the documents before it in its
+                          window, and the end of one document predicts the next; default false: attention and
+                          positions start anew with each document */
+    tt_parallel parallel; /* Set it if the trainer has several ranks, as in tt_loader_options; default: one
+                             group on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, one after another without padding; the last window may be shorter. In
@@ -2175,9 +2245,10 @@ typedef struct tt_vit_config {
     float attention_dropout;  /* default 0 */
     float mean[4], std[4];    /* mean and deviation of each channel; the model reads (pixel / 255 - mean) /
                                  std. Default 0.5 */
-    /* Set `resize` to resize images to another height and width in pixels; default 0: image_size; -1: not
-       resized. With resize_shortest only the shorter side gets that size, and the other keeps the proportion.
-       The middle image_size pixels are then cropped; a smaller image is padded with zeros. */
+    /* Set `resize` if images should be resized to another height and width in pixels before they are cropped;
+       default 0: image_size; -1: not resized. With resize_shortest only the shorter side gets that size, and
+       the other keeps the proportion. The middle image_size pixels are then cropped; a smaller image is
+       padded with zeros. */
     int resize;
     bool resize_shortest;
     tt_resample resample;     /* default TT_BILINEAR */
@@ -2260,8 +2331,9 @@ typedef struct tt_lm_config {
     float norm_eps, initializer_range;
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
     tt_rotary_options rotary; /* rotary positions of all kinds but "gpt2". `heads` is not read */
-    int end_token;            /* Set it in a new model to the id that ends a document, eos_token_id of
-                                 config.json; default -1: none. (For a loaded model see tt_lm.stop) */
+    int end_token;            /* Set it in a new model that learns where documents end: the id that ends a
+                                 document, eos_token_id of config.json; default -1: none. (For a loaded model
+                                 see tt_lm.stop) */
 } tt_lm_config;
 /* Returns transformers' default configuration of a kind: "gpt2" is GPT-2 of 124 million parameters; key_heads
    is 0 except for "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
@@ -2282,13 +2354,16 @@ typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden);
 
 /* Low-rank adapters (Hu et al., "LoRA: low-rank adaptation of large language models", 2021), like peft's. */
 typedef struct tt_lora_options {
-    const char *targets; /* Set it to the modules that get an adapter: patterns (as in tt_param_freeze) of
-                            their names, or of the ends of the names after a dot, separated by commas:
-                            "q_proj,v_proj"; default NULL: peft's choice (c_attn for "gpt2", query_key_value
-                            for "gpt_neox" and "falcon", else q_proj and v_proj) */
-    int rank;            /* Set it for larger or smaller adapters; default 8 */
-    float alpha;         /* Set it to scale the adapter's output by alpha / rank; default 8 */
-    float dropout;       /* Set it to drop some of the adapter's input in training; default 0 */
+    const char *targets; /* Set it to adapt other modules than peft does by default: patterns (as in
+                            tt_param_freeze) of their names, or of the ends of the names after a dot,
+                            separated by commas: "q_proj,v_proj"; default NULL: those of peft (c_attn for
+                            "gpt2", query_key_value for "gpt_neox" and "falcon", else q_proj and v_proj) */
+    int rank;            /* Set it higher if the adapters learn too little, and lower for smaller files;
+                            default 8 */
+    float alpha;         /* Set it, often to twice the rank, if another rank or recipe needs it: alpha / rank
+                            is the factor of the adapter's output; default 8 */
+    float dropout;       /* Set it, for example to 0.05, if the adapters overfit: the share of the adapter's
+                            input that is dropped in training; default 0 */
 } tt_lora_options;
 tt_lora_options tt_lora_options_default(void);
 typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* an adapter adds b (out, rank) times a (rank,
@@ -2370,20 +2445,20 @@ tt_model tt_lm_model(const tt_lm *m);
    keys and values of earlier tokens in the planned arena. */
 typedef struct tt_generator tt_generator;
 typedef struct tt_generator_options {
-    int max_seqs;        /* Set it to answer more sequences at a time; default 1 */
-    int context;         /* Set it to limit the tokens of a prompt and its answer together; default 0: the
-                            model's max_positions, at most 2048 */
-    int max_tokens;      /* Set it to run more or fewer tokens of prompts at once, at least max_seqs; default
-                            256 */
-    /* Set it to change how the generator's program is compiled; default: tt_compile_options_default() with
-       `train` false, which is required.
-       `share`: set it to a program that trains the model (tt_trainer_program), and the generator uses its
-       parameters where they are stored, with that program's `parallel`, `memory`, offloaded parameters and
-       device. Make the generator before the first step. If the program has several ranks, data rank 0
-       generates; the other data ranks only send their shards of parameters to data rank 0 (zero 3). All
-       tensor ranks and stages take part. If there are several processes, each calls tt_generate with the same
-       arguments, and gets the same tokens. Without `share` a generator runs on one device and refuses a name
-       of several (TT_ERR_UNSUPPORTED). */
+    int max_seqs;        /* Set it higher to answer several prompts at a time; default 1 */
+    int context;         /* Set it lower to save memory, and higher for long texts: the tokens of a prompt and
+                            its answer together; default 0: the model's max_positions, at most 2048 */
+    int max_tokens;      /* Set it higher to read long prompts faster, and lower to save memory: the tokens of
+                            prompts that run at once, at least max_seqs; default 256 */
+    /* Set its fields to choose precision and device; default: tt_compile_options_default() with `train`
+       false, which is required.
+       `share`: set it to generate during a training, to the program that trains the model
+       (tt_trainer_program); the generator then uses its parameters where they are stored, with that program's
+       `parallel`, `memory`, offloaded parameters and device. Make the generator before the first step. If the
+       program has several ranks, data rank 0 generates; the other data ranks only send their shards of
+       parameters to data rank 0 (zero 3). All tensor ranks and stages take part. If there are several
+       processes, each calls tt_generate with the same arguments, and gets the same tokens. Without `share` a
+       generator runs on one device and refuses a name of several (TT_ERR_UNSUPPORTED). */
     tt_compile_options compile;
 } tt_generator_options;
 tt_generator_options tt_generator_options_default(void);
@@ -2394,24 +2469,27 @@ const tt_program *tt_generator_program(const tt_generator *g); /* returns the pr
                                                                   example for tt_program_plan */
 
 typedef struct tt_sampling {
-    int max_new;              /* Set it to limit how many tokens are added to a sequence; default 128 */
-    float temperature;        /* Set it to divide logits by another number; 0: always takes the likeliest
-                                 token; default 1 */
-    int top_k;                /* Set it to choose among the likeliest k tokens only; default 0: all */
-    float top_p;              /* Set it below 1 to choose among the fewest likely tokens whose probabilities
-                                 sum up to top_p; default 1: all. In (0, 1] (Holtzman et al., "The curious
-                                 case of neural text degeneration", 2020). top_p applies to the tokens that
-                                 top_k leaves */
-    float repetition_penalty; /* Set it above 1 to make tokens that already occurred less likely; default 1.
-                                 The penalty divides a positive logit and multiplies a negative logit (Keskar
-                                 et al., "CTRL", 2019). Above 0 */
-    uint64_t seed;            /* Set it for other random numbers: the same seed gives the same tokens; default
-                                 0 */
-    const int32_t *stop;      /* Set it to n_stop tokens, each of which ends a sequence and is then its last
-                                 token; default none */
+    int max_new;              /* Set it if answers should be longer or shorter: the largest number of tokens
+                                 that are added to a sequence; default 128 */
+    float temperature;        /* Set it below 1 for more likely and above 1 for more varied answers: logits
+                                 are divided by it; 0: always the likeliest token; default 1 */
+    int top_k;                /* Set it, for example to 50, if unlikely tokens spoil answers: only the
+                                 likeliest top_k tokens are chosen among; default 0: all */
+    float top_p;              /* Set it, for example to 0.9, for the same purpose: only the fewest likeliest
+                                 tokens whose probabilities sum up to top_p are chosen among; default 1: all.
+                                 In (0, 1] (Holtzman et al., "The curious case of neural text degeneration",
+                                 2020). top_p applies to the tokens that top_k leaves */
+    float repetition_penalty; /* Set it above 1, for example to 1.1, if answers repeat themselves: tokens that
+                                 already occurred become less likely; default 1. The penalty divides a
+                                 positive logit and multiplies a negative logit (Keskar et al., "CTRL", 2019).
+                                 Above 0 */
+    uint64_t seed;            /* Set it to get another answer to the same prompt: the same seed gives the same
+                                 tokens; default 0 */
+    const int32_t *stop;      /* Set it if answers should end at certain tokens: n_stop tokens, each of which
+                                 ends a sequence and is then its last token; default none */
     int n_stop;
-    /* Set it to receive each token as soon as the token is known; returning false ends the token's sequence;
-       default NULL. */
+    /* Set it to show answers while they grow: a function that receives each token as soon as the token is
+       known; returning false ends the token's sequence; default NULL. */
     bool (*token)(void *user, int seq, int32_t id);
     void *user;
 } tt_sampling;
@@ -2443,31 +2521,41 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
 typedef struct tt_teacher tt_teacher;
 
 struct tt_train_options {
-    /* Set it to change how the trainer's programs are compiled; default: tt_compile_options_default() with
-       optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for tt_evaluate,
-       tt_forward and tt_predict only. Set `accumulate` if a step may have more micro-batches than there are
-       data ranks (tt_loader_accumulates). `share` must be NULL. */
+    /* Set its fields to choose precision, device, optimizer and memory; default: tt_compile_options_default()
+       with optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for
+       tt_evaluate, tt_forward and tt_predict only. Set `accumulate` if a step may have more micro-batches
+       than there are data ranks (tt_loader_accumulates). `share` must be NULL. */
     tt_compile_options compile;
-    tt_schedule schedule;            /* Set its total_steps (default 0), which is required; default: linear,
-                                        lr 5e-5, no warm-up */
-    /* Set them to change the cross-entropy that trains classifiers and language models
-       (tt_cross_entropy_options); default 0 and NULL. Evaluations use neither. class_weights (one for each
-       class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means. With
-       TT_TASK_LABELS class_weights are the positive weights of the labels, and smoothing is refused. A model
-       of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
-       ones. */
+    tt_schedule schedule;            /* Set its total_steps, which every kind but TT_CONSTANT needs, and its
+                                        other fields if your recipe has another learning rate; default:
+                                        linear, lr 5e-5, no warm-up, total_steps 0 */
+    /* Set label_smoothing, for example to 0.1, if a model is too sure of wrong answers, and class_weights if
+       some classes are rare but matter as much as others: both change the cross-entropy that trains
+       classifiers and language models (tt_cross_entropy_options); default 0 and NULL. Evaluations use
+       neither. class_weights (one for each class; copied) are for classifiers; the loss and the accuracy of a
+       step are then weighted means. With TT_TASK_LABELS class_weights are the positive weights of the labels,
+       and smoothing is refused. A model of your own reads them in an f32 input "class_weights" of (1,
+       classes); in an evaluation they are ones. */
     float label_smoothing;
     const float *class_weights;
-    /* Set it to change the temperature of the contrastive loss (tt_contrastive_loss), above 0; default 0.05,
-       as in sentence-transformers. A lower one separates near texts more. */
+    /* Set it lower if embeddings of similar texts should be farther apart, and higher if training is
+       unstable: the temperature of the contrastive loss (tt_contrastive_loss), above 0; default 0.05, as in
+       sentence-transformers. */
     float temperature;
-    /* Set it to the number of sequences of the largest step (tt_loader_options.batch times the 2 or 3 texts
-       of an example) so that the contrastive loss has the negatives of the whole step, and not of a
-       micro-batch alone; default 0. The gradients are those of one large micro-batch (Gao et al., "Scaling
-       deep contrastive learning batch size under memory limited setup", 2021), for one more forward of each
+    /* Set it if the contrastive loss should have the negatives of the whole step, and not of a micro-batch
+       alone: the number of sequences of the largest step (tt_loader_options.batch times the 2 or 3 texts of
+       an example); default 0. The gradients are those of one large micro-batch (Gao et al., "Scaling deep
+       contrastive learning batch size under memory limited setup", 2021), for one more forward of each
        micro-batch and memory for the embeddings. The trainer sets compile.accumulate. Not with loss scaling,
        pipelines and several processes. Validations have the negatives of a micro-batch. */
     int step_seqs;
+    /* Set it to compute the part of the model that depends on frozen parameters alone (tt_param_freeze) once
+       for each example, without dropout; default false. tt_fit computes its results, the features, before the
+       first step, keeps them in the host's memory (tt_trainer_feature_bytes), and then trains and validates
+       the rest of the model from them. Each epoch must have the examples of epoch 0, unchanged, and batches
+       must have an index (tt_batch.index). Predictions, tt_evaluate and files are as without the option.
+       tt_train_batch is refused, and so are several processes. */
+    bool features_once;
     /* Set `teacher` to train a classifier, or a model of labels or scores, by another model's logits as well
        (Hinton et al., "Distilling the knowledge in a neural network", 2015); default NULL. The loss that
        trains is (1 - teacher_weight) * loss + teacher_weight * T^2 * soft, where T is teacher_temperature and
@@ -2525,6 +2613,9 @@ int64_t tt_trainer_saved_steps(const tt_trainer *t);
 /* Returns the bytes of the tensors in a state of this trainer, and in *parameters (may be NULL) the bytes of
    the trained parameters among them. Returns 0 if the trainer does not train, or when out of memory. */
 size_t tt_trainer_state_bytes(const tt_trainer *t, size_t *parameters);
+/* Returns the bytes of the host's memory that tt_fit needs for the features of a source's examples
+   (features_once). Reads epoch 0 of the source. Returns 0 without the option, or after an error. */
+size_t tt_trainer_feature_bytes(tt_trainer *t, const tt_source *source);
 /* Returns the learning rate of the next step: the schedule at tt_trainer_steps, which a skipped step does not
    advance. */
 float tt_trainer_lr(const tt_trainer *t);
@@ -2625,30 +2716,42 @@ typedef struct tt_fit_event {
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
-    int64_t epochs;                /* Set it to train for more epochs; default 1 */
-    const char *folder;            /* Set it to write state.safetensors, metrics.csv and loss.svg (see tt_fit)
-                                      into this folder, created if necessary; default NULL: no files */
-    bool resume;                   /* Set it to resume from the state in folder; default false: a folder that
-                                      holds a state is refused */
-    double save_seconds;           /* Set it to change how many seconds pass between saves within an epoch;
+    int64_t epochs;                /* Set it if one pass over the data is not enough: the number of epochs;
+                                      default 1 */
+    const char *folder;            /* Set it to be able to resume a run and to see its course: the folder,
+                                      created if necessary, for state.safetensors, metrics.csv and loss.svg
+                                      (see tt_fit); default NULL: no files */
+    bool resume;                   /* Set it to continue a run that was stopped or killed, from the state in
+                                      folder; default false: a folder that holds a state is refused */
+    double save_seconds;           /* Set it lower if a run that is killed must not lose five minutes of work,
+                                      and higher if saving takes long: seconds between saves within an epoch;
                                       the state is also saved after each epoch; default 300 */
-    int64_t validate_steps;        /* Set it to a number of steps after which the run validates and saves, in
-                                      addition to the end of each epoch; steps of all epochs count; without
-                                      validation the run only saves; default 0 */
-    int64_t patience;              /* Set it to end the run after a number of validations in a row that are no
-                                      better than the best one; needs validation; default 0: never */
-    const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
-                                      current step or batch of validation; a signal handler may set the
-                                      variable (sig_atomic_t); default NULL */
-    const char *best_by;           /* Set it to choose how validations are compared: by "loss", or by the name
-                                      of a metric of the model, and then by the loss; default NULL: the first
-                                      metric, or else the loss */
-    /* Set it to a function that saves the model; default NULL. tt_fit calls it after a
+    int64_t validate_steps;        /* Set it if epochs are long: the number of steps after which the run
+                                      validates and saves, in addition to the end of each epoch; steps of all
+                                      epochs count; without validation the run only saves; default 0: at the
+                                      end of an epoch only */
+    int64_t keep_states;           /* Set it if you may want to go back to an earlier state: the states of the
+                                      last validations, this many, stay as state-STEP.safetensors with the
+                                      number of the step; a run resumes from such a state that is copied to
+                                      state.safetensors. Default 0: none */
+    int64_t patience;              /* Set it to end a run that no longer improves: the number of validations
+                                      in a row that are no better than the best one; needs validation; default
+                                      0: never */
+    const volatile int *stop;      /* Set it if a signal or another thread should be able to stop the run: a
+                                      variable that stops the run when it is not 0, after the current step or
+                                      batch of validation; a signal handler may set the variable
+                                      (sig_atomic_t); default NULL */
+    const char *best_by;           /* Set it if the best model is not the one with the best first metric:
+                                      validations are compared by "loss", or by the name of a metric of the
+                                      model, and then by the loss; default NULL: the first metric, or else the
+                                      loss */
+    /* Set it to save the best model: a function that saves the model; default NULL. tt_fit calls it after a
        validation that is the best so far, or, without validation, after every epoch. The folder then holds a
        state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
        fails, and a resumed run calls `keep` a second time after this validation. */
     tt_status (*keep)(void *user);
-    /* Set it to receive an event after each step and each validation; default NULL. */
+    /* Set it to show the progress of a run: a function that receives an event after each step and each
+       validation; default NULL. */
     void (*report)(void *user, const tt_fit_event *event);
     void *user; /* argument of `keep` and `report` */
 } tt_fit_options;
@@ -5524,7 +5627,8 @@ typedef struct tt__gradient {
     /* Emits the backward of f, a copy of the instruction; g: the gradient of f's out[0]. NULL if `reads` is
        set. */
     void (*emit)(tt__builder *b, const tt__instr *f, int32_t g);
-    /* Operands and results of a backward that is one instruction of `op` (see tt__emit_gradient), or NULL. */
+    /* The operands and results of a backward that is one instruction of `op` (see tt__emit_gradient). NULL
+       if `emit` is set, or if the op has no backward. */
     const char *reads, *into;
     int op;
 } tt__gradient;
@@ -5536,24 +5640,24 @@ typedef struct tt__loads { int64_t done; double min; } tt__loads;
 /* The facts about an op that are not in its row of TT__OPS. */
 typedef struct tt__rules {
     /* Checks the operands and writes the shapes of the outputs to `out`; returns false after tt__tape_fail.
-       The verifier calls shape, too, so shapes depend on the operands only. The outputs of ops that models do
-       not record exist before the call. */
+       The verifier calls `shape` again, so the shapes must depend on the operands only. If models do not
+       record the op, its outputs exist already when `shape` is called. */
     bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
     /* Writes the layouts of the results to `out`, given the layouts `in` of the operands; returns false if
        the op cannot be computed from such operands. A result is partial only if its sum over the ranks equals
        the result of whole operands. NULL: all operands and results are whole. */
     bool (*layout)(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out);
     tt__gradient backward; /* all fields NULL: the op has no backward */
-    /* Return the bytes of scratch for the max numbers of rows: on a CPU with `threads` threads (NULL:
-       tt__widen_bytes), and on CUDA (NULL: 0). */
+    /* Return the bytes of scratch for the max numbers of rows. cpu_scratch: on a CPU with `threads` threads;
+       NULL: tt__widen_bytes gives the number. cuda_scratch: on CUDA; NULL: 0 bytes. */
     size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
     size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
     /* Checks the integers of operands in the host's memory before a run, because kernels do not check them.
        NULL: there is nothing to check. */
     tt_status (*check)(const tt__launch *l);
-    /* Merge instruction k, where possible, with another one, mostly with the instruction whose result k
-       reads. fuse runs before differentiation, fuse_later after. root: the value for which the program is
-       compiled. NULL: no merging. */
+    /* Merge instruction k, where possible, with another instruction, mostly with the instruction whose
+       result k reads. fuse runs before differentiation, fuse_later after. root: the value for which the
+       program is compiled. NULL: no merging. */
     void (*fuse)(tt_tape *t, int k, int32_t root);
     void (*fuse_later)(tt_tape *t, int k, int32_t root);
     /* Returns the number of floating-point operations in the op's matrix products. in: the operands of a run,
@@ -5571,7 +5675,8 @@ static const tt__rules *tt__rules_of(const tt__instr *i); /* the table is in ops
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Returns how many of i's first outputs (0, 1 or 3) can have their column sums as i's last outputs. */
+/* Returns for how many of its outputs, beginning with out[0], i can also compute column sums: 0, 1 or 3. The
+   last outputs of i are these column sums. */
 static int tt__summed(const tt__instr *i)
 {
     return !tt__is(i, TT__COLUMN_SUMS) ? 0 : i->op == TT__OP_ATTENTION_BACKWARD ? 3 : 1;
@@ -5595,9 +5700,10 @@ static bool tt__shape_of(tt_tape *t, const tt__instr *i, tt__shape out[TT__MAX_O
     return true;
 }
 
-/* Records i: checks it by its shape rule, creates its outputs and appends it. The arguments after `kinds` are
-   the operands; each letter of `kinds` is the type of one: v or V a tt_value, p or P a tt_param *. Operands
-   with V or P may be absent (id 0, NULL). Returns out[0]. */
+/* Records i: checks it by its shape rule, creates its outputs and appends it. The arguments after `kinds`
+   are the operands. Each letter of `kinds` is the type of one operand: `v` or `V` for a tt_value, `p` or `P`
+   for a tt_param pointer. An operand with a capital letter may be absent (a value with id 0, or NULL).
+   Returns out[0]. */
 static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
 {
     tt__shape shape[TT__MAX_OUT];
@@ -5783,8 +5889,8 @@ static bool tt__layout_of_whole_rows(const tt_tape *t, const tt__instr *i, const
     return in[0] <= TT__ROWS && tt__layout_alike(t, i, in, out);
 }
 
-/* The layout rule of ops whose rows depend on other rows. Rows must not be split; otherwise the rule is
-   tt__layout_alike. */
+/* The layout rule of ops whose rows depend on other rows. Rows must not be split; apart from this, the rule
+   is that of elementwise ops. */
 static bool tt__layout_by_columns(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     return in[0] != TT__ROWS && tt__layout_alike(t, i, in, out);
@@ -5976,8 +6082,8 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 }
 
 /* Emits an instruction of `op` with f's attributes and random numbers. Each letter of `reads` stands for one
-   operand: g is the gradient g, 0 to 9 are f's operands, A to C are f's results, - is an absent operand. Each
-   digit of `into` stands for one result: digit k is the gradient of f's operand k. */
+   operand: `g` is the value g, `0` to `9` are f's operands, `A` to `C` are f's results, and `-` is an absent
+   operand. Each digit of `into` stands for one result: digit k is the gradient of f's operand k. */
 static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int op, const char *reads,
                               const char *into)
 {
@@ -6016,8 +6122,9 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 #define TT__GEMM_PACK_LINES 96 /* rows of A or columns of B per packing task; a multiple of panels' widths  */
 #define TT__GEMM_PACK_K 32    /* units of k per packing task if a line is not contiguous; an even number */
 #define TT__GEMM_ALONE 131072 /* number of multiplications that take no longer than waking a thread         */
-/* Few rows of A use each element of B too few times for packing B to pay. The product is then made by dot
-   products where the columns of B are contiguous, and by sums of rows of B where its rows are. */
+/* Few rows of A use each element of B too few times for packing B to pay. If the columns of B are contiguous,
+   the product is then made by dot products. If the rows of B are contiguous, the product is made by sums of
+   rows of B. */
 #define TT__GEMM_STRIP 64     /* columns of C per task if B is not packed                                   */
 #define TT__GEMM_FEW_ROWS 24  /* max rows of A for which a B with contiguous columns is not packed          */
 #define TT__GEMM_FEW_SUMS 4   /* max rows of A for which a B with contiguous rows is not packed             */
@@ -6062,8 +6169,9 @@ static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(he
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
 
-/* Returns the number of rows of qt and doutt, the transposes of q and dout: the columns of a head or, if that
-   is more, its pairs of columns padded to whole tiles. */
+/* Returns the number of rows of qt and doutt, the transposes of q and dout. Each transpose has a row for
+   each column of a head or, in bf16, for each pair of columns, padded to whole tiles; the result is enough
+   for both. */
 static int64_t tt__attention_qt_rows(int64_t head_size)
 {
     return tt__max(head_size, tt__ceil_div(head_size, 32) * 16);
@@ -6219,8 +6327,8 @@ typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
    its capacity; w_rows and w_cols: the shape of in[1] at capacity. */
 static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
 {
-    tt__mnk p = {rows, w_rows, cols};              /* LINEAR multiplies x (rows, cols) by w^T, w (w_rows,
-                                                      w_cols) */
+    tt__mnk p = {rows, w_rows, cols};              /* LINEAR multiplies x (rows, cols) by the transpose
+                                                      of w (w_rows, w_cols) */
     if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* LINEAR_DX multiplies dy by w */
     if (i->op == TT__OP_MATMUL && i->attr.untransposed) {
         p.n = w_cols;
@@ -6283,7 +6391,7 @@ static bool tt__sums_rows_of(const tt__instr *i, int o)
     return i->op == TT__OP_LINEAR_DW || (i->op == TT__OP_LINEAR_DX && o == 1);
 }
 
-/* Returns k if result k of a product is the column sums of operand 0; 0 if no result is. */
+/* Returns k if result k of a product is the column sums of operand 0; 0 if the product has no such result. */
 static int tt__operand_sums(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW && i->out[1] ? 1 : 0; }
 
 /* Returns the dtype of a product's result: the dtype of operand 0, or f32 if operand 0 is fp8. */
@@ -6444,9 +6552,10 @@ static void tt__sum_columns_apart(tt_tape *t, int k, int o)
     else tt__drop(t, k);
 }
 
-/* Returns a bit for each output of i that is a part of v: one output that is v, or several side by side that
-   make up v. Returns 0 if there are none, or if i cannot sum their columns or already does. The backward of
-   attention sums only columns that its kernels write in 16 bits. */
+/* Returns a bit for each output of i that is a part of v: one output that is all of v, or several outputs
+   that lie side by side and make up v. Returns 0 if no outputs make up v, if i cannot compute the outputs'
+   column sums, or if i computes column sums of these outputs already. The backward of attention sums only
+   columns that its kernels write in 16 bits. */
 static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__tape_value *v)
 {
     const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
@@ -6575,8 +6684,8 @@ static size_t tt__cuda_MATMUL(const tt_tape *t, const tt__instr *i)
 static const tt__rules tt__rules_MATMUL = {tt__shape_MATMUL, NULL, {tt__backward_MATMUL}, tt__product_bytes,
     tt__cuda_MATMUL};
 
-/* The shape rule of MATMUL_DB. The result is the gradient of the forward's operand b and has its rows;
-   operand 0 has as many columns. */
+/* The shape rule of MATMUL_DB. The result is the gradient of the forward's operand b: it has as many rows as
+   b, which is the number of columns of operand 0. */
 static bool tt__shape_MATMUL_DB(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1), *to = &t->values[i->out[0]].shape;
@@ -6588,10 +6697,11 @@ static bool tt__shape_MATMUL_DB(tt_tape *t, const tt__instr *i, tt__shape *out)
 static const tt__rules tt__rules_MATMUL_DB = {tt__shape_MATMUL_DB, NULL, {NULL}, tt__product_bytes,
     tt__cuda_LINEAR_DW};
 
-/* Several products of one x, such as those that make queries, keys and values or their weights' gradients,
-   become one product. Their other operands must be side by side in memory: weights and their gradients row
-   below row; biases and their gradients, results and their gradients column beside column. Each operand and
-   result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and out[1]. */
+/* Several products of one x become one product, such as the products that make queries, keys and values, or
+   the gradients of their weights. The other operands and results of the products must be side by side in
+   memory. Weights and their gradients must be joined row below row; biases, results, and the gradients of
+   both, column beside column. Each operand and result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are
+   out[0] and out[1]. */
 
 enum { TT__ROLES = 5, TT__RESULT_ROLE = 3 };
 
@@ -6928,7 +7038,8 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
-/* Returns the instruction with out[0] v, if v has only one reader, so that the two can be merged; else -1. */
+/* Returns the number of the instruction that computes v as its out[0] and can be merged with the reader of
+   v. Returns -1 if v has several readers, or if v is not the out[0] of an instruction. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
@@ -7286,8 +7397,9 @@ static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 
 static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
 
-/* Returns whether a device has one kernel for both i and `next`, which reads the first result of i: for
-   dropout and a norm of its result, or for the backward of a norm and dropout of the resulting gradient. */
+/* Returns whether a device has one kernel for the two instructions i and `next`, where `next` reads the
+   first result of i. One such kernel computes dropout and a norm of the result. The other computes the
+   backward of a norm, and dropout of the gradient from this backward. */
 static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
 {
     if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;
@@ -7415,7 +7527,8 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
     i.attr.alibi = o->alibi;
     if (o->alibi != 0) i.attr.alibi_heads = o->heads;
     i.attr.alibi_rounded = o->alibi != 0 && o->alibi_rounded;
-    /* The number of k's heads must divide the number of q's; otherwise the shape rule reports an error. */
+    /* The number of k's heads must divide the number of q's heads; otherwise the shape rule reports an
+       error. */
     const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
     const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
     const bool divides = key_heads && key_heads <= o->heads && o->heads % key_heads == 0;
@@ -7510,7 +7623,8 @@ static double tt__attention_pairs(const tt__attr *attr, double length)
 }
 
 /* Returns the floating-point operations of attention: two products in the forward and four in the backward,
-   for each pair of a query and a key that it sees. Without data, all sequences count as equally long. */
+   for each pair of a query and a key that the query sees. If the operands have no data, all sequences count
+   as equally long. */
 static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
@@ -7962,17 +8076,19 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 
 /* The linear layer and its backward that a fused loss replaces. */
 typedef struct tt__loss_head {
-    /* Numbers of instructions. linear makes the logits; back makes the logits' gradient, -1: none; last is
-       the last one that is replaced. */
+    /* Numbers of instructions. linear: the instruction that makes the logits; back: the instruction that
+       makes the gradient of the logits, -1: no such instruction; last: the last instruction that is
+       replaced. */
     int linear, back, last;
-    /* Number of a FILL between these instructions that is not replaced: it fills a gradient to which a
-       product then adds a rank's rows. 0: no such instruction. */
+    /* Number of a FILL that is not replaced, although it is among the replaced instructions. The FILL fills
+       a gradient to which a product then adds a rank's rows. 0: no such instruction. */
     int fill;
     tt__instr fused;
 } tt__loss_head;
 
-/* Finds the backward of the loss that instruction k computes, and after it the backward of the linear layer,
-   and sets their fields in *h. Returns false if they cannot be fused. */
+/* Finds the instructions after instruction k, a loss, that compute the backward of the loss and of the
+   linear layer, and sets the fields of *h for the backward. Returns false if these instructions cannot be
+   fused. */
 static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__loss_head *h)
 {
     int32_t loss = t->code[k].out[0];
@@ -8006,7 +8122,8 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
     return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
 }
 
-/* Least bytes of logits for fusion. Smaller logits are stored whole. */
+/* The min bytes of logits for which linear + cross_entropy are fused. Logits of fewer bytes are stored
+   whole. */
 #ifndef TT__LOSS_WHOLE
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
@@ -8060,8 +8177,8 @@ static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-/* The layout rule of a loss's backward. Where rows are sharded, the kernel does not read the counts, operand
-   5, so they may be partial. */
+/* The layout rule of a loss's backward. The counts are operand 5. If rows are sharded, the kernel does not
+   read the counts, so the counts may be partial. */
 static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                               tt__split *out)
 {
@@ -8130,11 +8247,12 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
     return (size_t)tt__max(of_y, tt__max(of_x, of_w));
 }
 
-/* Returns the bytes of scratch on CUDA. The scratch holds, in this order: the loss and hit of each row; if
-   the number of classes is not a multiple of 8, copies of the weight's rows and the bias's elements for the
-   classes after the last multiple of 64, and f32 sums of their gradients, all padded to a multiple of 8
-   classes; if weight and bias have 16-bit gradients and there are several chunks, f32 sums of these
-   gradients; a chunk's logits, in rows of a multiple of 8; and at the end the scratch of the products. */
+/* Returns the bytes of scratch on CUDA. The scratch begins with the loss and hit of each row. If the number
+   of classes is not a multiple of 8, there follow, for the classes after the last multiple of 64, copies of
+   the weight's rows and of the bias's elements, and f32 sums of their gradients, all padded to a multiple of
+   8 classes. If weight and bias have 16-bit gradients and there are several chunks, there follow f32 sums of
+   these gradients. Then come a chunk's logits, in rows of a multiple of 8, and at the end the scratch of the
+   products. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);
@@ -12158,6 +12276,137 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
     return tt__settle(t, t->n_code);
 }
 
+/* ==== src/passes/features.h */
+/* ------------------------------------------------------------------------------------------------- features
+   The frozen part of a recorded tape consists of the instructions that depend on inputs and frozen parameters
+   alone. Its results that the rest of the tape reads are the features. A program can read features as inputs,
+   in place of computing the frozen part. */
+
+/* Facts about a tape that tt__find_features needs. Flags of storages are at the number of the base. */
+typedef struct tt__frozen_part {
+    bool *trained;   /* of a storage: depends on a trained parameter */
+    bool *fed;       /* of a storage: depends on an input */
+    bool *needed;    /* of a storage: an instruction reads it, directly or not, before a frozen parameter */
+    bool *made;      /* of a storage: an instruction of the frozen part writes it */
+    bool *feature;   /* of a storage: it is a feature */
+    bool *within;    /* of an instruction: it belongs to the frozen part */
+} tt__frozen_part;
+
+static bool tt__any_of(const tt_tape *t, const tt__instr *i, const bool *flags)
+{
+    for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j] && flags[t->values[i->in[j]].base]) return true;
+    return false;
+}
+
+static void tt__flag_outputs(const tt_tape *t, const tt__instr *i, bool *flags)
+{
+    for (int j = 0; j < TT__MAX_OUT; j++) if (i->out[j]) flags[t->values[i->out[j]].base] = true;
+}
+
+/* Returns whether each operand of instruction i is an input, a parameter, or made by the frozen part, and at
+   least one operand is made by the frozen part. */
+static bool tt__only_of_part(const tt_tape *t, const tt__instr *i, const bool *made)
+{
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        const int32_t base = t->values[i->in[j]].base;
+        if (base && t->values[base].storage == TT__TRANSIENT && !made[base]) return false;
+    }
+    return tt__any_of(t, i, made);
+}
+
+/* Notes the frozen part of the tape. An instruction belongs to the frozen part if it does not depend on a
+   trained parameter, and if it reads a frozen parameter or comes before an instruction that reads one. So do
+   the instructions after the last frozen parameter, such as the choice of the first row of each sequence, up
+   to the first dropout, which stays with the trained part. */
+static void tt__note_frozen_part(const tt_tape *t, tt__frozen_part *p)
+{
+    for (int32_t v = 1; v < t->n_values; v++) {
+        const tt__tape_value *x = &t->values[v];
+        if (x->base != v) continue;
+        p->trained[v] = x->storage == TT__PARAMETER && !t->ctx->params[x->param]->frozen;
+        p->fed[v] = x->storage == TT__INPUT;
+    }
+    for (int k = 0; k < t->n_code; k++) {
+        if (tt__any_of(t, &t->code[k], p->trained)) tt__flag_outputs(t, &t->code[k], p->trained);
+        if (tt__any_of(t, &t->code[k], p->fed)) tt__flag_outputs(t, &t->code[k], p->fed);
+    }
+    for (int k = t->n_code - 1; k >= 0; k--) {
+        const tt__instr *i = &t->code[k];
+        bool within = false;
+        for (int j = 0; j < TT__MAX_IN; j++)
+            within = within || (i->in[j] && t->values[t->values[i->in[j]].base].storage == TT__PARAMETER);
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            within = within || (i->out[j] && p->needed[t->values[i->out[j]].base]);
+        if (!within || tt__any_of(t, i, p->trained)) continue;
+        p->within[k] = true;
+        for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j]) p->needed[t->values[i->in[j]].base] = true;
+    }
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool random = tt__is(i, TT__RANDOM) && i->attr.dropout > 0;
+        const bool trained = random || tt__is(i, TT__LOSS) || tt__any_of(t, i, p->trained);
+        if (!p->within[k] && !trained) p->within[k] = tt__only_of_part(t, i, p->made);
+        if (p->within[k]) tt__flag_outputs(t, i, p->made);
+    }
+}
+
+/* Lists the features of a tape in *features, which the caller frees. output: a value that is a feature if the
+   frozen part makes it. Fails if the frozen part has no features, or a feature without a row for each row of
+   an input. Values that depend on no input are no features. */
+static tt_status tt__find_features(tt_tape *t, tt_value output, int32_t **features, int *count)
+{
+    tt__frozen_part p;
+    const size_t values = (size_t)t->n_values, all = 5 * values + (size_t)t->n_code;
+    char what[256];
+    bool *flags = (bool *)tt__calloc(t->ctx, all);
+    int32_t *list = (int32_t *)tt__alloc(t->ctx, sizeof *list * values);
+    *count = 0;
+    *features = list;
+    if (!flags || !list) {
+        tt__free(t->ctx, flags);
+        return TT_ERR_MEMORY;
+    }
+    p.trained = flags;
+    p.fed = flags + values;
+    p.needed = flags + 2 * values;
+    p.made = flags + 3 * values;
+    p.feature = flags + 4 * values;
+    p.within = flags + 5 * values;
+    tt__note_frozen_part(t, &p);
+    p.feature[t->values[output.id].base] = true;
+    for (int k = 0; k < t->n_code; k++)
+        for (int j = 0; j < TT__MAX_IN && !p.within[k]; j++)
+            p.feature[t->values[t->code[k].in[j]].base] = true;
+    tt_status status = TT_OK;
+    for (int32_t v = 1; v < t->n_values && status == TT_OK; v++) {
+        const tt__tape_value *x = &t->values[v];
+        if (x->base != v || !p.feature[v] || !p.made[v] || !p.fed[v]) continue;
+        list[(*count)++] = v;
+        if (!x->shape.axis || x->shape.extra || x->shape.dtype != TT_F32)
+            status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{features_once}: %s depends on frozen parameters "
+                              "alone, but has no row for each example or token: unfreeze the parameters "
+                              "before it", tt__describe(t, v, what, sizeof what));
+    }
+    if (status == TT_OK && !*count)
+        status = tt__fail(t->ctx, TT_ERR_ARGUMENT, "{features_once} is set, but the model computes nothing "
+                          "from inputs and frozen parameters alone: freeze the first layers, for example "
+                          "the encoder (tt_param_freeze)");
+    tt__free(t->ctx, flags);
+    return status;
+}
+
+/* Makes features inputs of the tape. The pass "prune" then removes the frozen part. */
+static tt_status tt__read_features(tt_tape *t, const int32_t *features, int count)
+{
+    for (int n = 0; n < count; n++)
+        for (int k = 0; k < t->n_code; k++)
+            if (t->code[k].op >= 0 && tt__writes(t, &t->code[k], features[n])) t->code[k] = tt__new_instr(-1);
+    for (int32_t v = 1; v < t->n_values; v++)
+        for (int n = 0; n < count; n++)
+            if (t->values[v].base == features[n]) t->values[v].storage = TT__INPUT;
+    return tt__settle(t, t->n_code);
+}
+
 /* ==== src/passes/overlap.h */
 /* ------------------------------------------------------------------------------------------------ overlap
    Runs transfers beside computation, on their own streams: copies between memories, and the gathers and sums
@@ -13371,10 +13620,10 @@ struct tt__isa_table {
 /* ==== src/ops/linear/cpu_shared.h */
 /* ---- matrix product: shared by all instruction sets ---- */
 
-/* Arguments of a product C = act(A B + bias) + residual or, with `saved`, C = act'(saved) * (A B);
-   `accumulate` adds the old C. A(i, k) = a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col],
-   where one stride of A and one stride of B is 1. Sums are fp32, in an order that does not depend on the
-   number of threads. Matrices without data are absent. */
+/* Arguments of a product C = act(A B + bias) + residual or, with `saved`, C = act'(saved) * (A B). If
+   `accumulate`, the old C is added. A(i, k) is `a[i * a_row + k * a_col]`, and B(k, j) is
+   `b[k * b_row + j * b_col]`. One stride of A is 1, and one stride of B is 1. Sums are fp32, in an order
+   that does not depend on the number of threads. Matrices without data are absent. */
 typedef struct tt__gemm_args {
     int64_t m, n, k;
     tt__mat a, b, c;
@@ -13391,9 +13640,9 @@ typedef struct tt__gemm_args {
 } tt__gemm_args;
 
 /* The work of a microkernel: computes a block C = scale * (A B) + base, with the sums in registers. k counts
-   floats or, in bf16 products, pairs of bf16 in the place of a float. A(i, k) = a[i * a_row + k * a_col] or,
-   for AMX, a[i * a_row + k / 16 * a_col + k % 16]. The rows of B are b_row floats apart, the rows of C c_row
-   floats. `base` is NULL, C itself, or another block. */
+   floats or, in bf16 products, pairs of bf16 in the place of a float. A(i, k) is `a[i * a_row + k * a_col]`
+   or, for AMX, `a[i * a_row + k / 16 * a_col + k % 16]`. Rows of B begin b_row floats apart, and rows of C
+   begin c_row floats apart. `base` is NULL, C itself, or another block. */
 typedef struct tt__product {
     int64_t k;
     const float *a; int64_t a_row, a_col;
@@ -13448,12 +13697,12 @@ static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count
 /* ==== src/ops/attention/cpu_shared.h */
 /* ---------------------------------------------------------------------- attention, shared by all variants */
 
-/* Arguments of attention, which is computed within each sequence and head. Shapes: k, v (rows,
-   heads / group * head_size); q, out (queries, heads * head_size); lse f32 (queries, heads). The queries are
-   all rows or the rows that query_row lists, in any order. Dropout draws 8 random bits for the weight of
-   query row i (of the batch), key j (of its sequence) and head h (of all ranks): number j % 16 of Philox
-   counter {i, j / 16, h, 0}, see tt__attention_either. The weight is kept if the number
-   is >= TT__ATTENTION_DROP(p). */
+/* Arguments of attention. Each head of each sequence is computed on its own. Shapes: k, v
+   (rows, heads / group * head_size); q, out (queries, heads * head_size); lse f32 (queries, heads). The
+   queries are all rows or, in any order, the rows that query_row lists. For each weight, dropout draws a
+   random number of 8 bits: number `j % 16` of the 16 numbers of Philox counter `{i, j / 16, h, 0}`, where i
+   is the query's row of the batch, j the key of the sequence, and h the head among the heads of all ranks;
+   see tt__attention_either. The weight is kept if the number is at least `TT__ATTENTION_DROP(dropout)`. */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
@@ -13471,19 +13720,20 @@ typedef struct tt__attention_args {
     float *lse;
     tt__mat dout, dq, dk, dv;    /* gradients; only in the backward */
     bool add_dq, add_dk, add_dv; /* only in the backward: whether to add to the gradient or write it      */
-    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to bf16 */
+    tt__bf16 bf16;               /* how products of bf16 are computed; fp32 operands are rounded to bf16 */
     void *workspace;             /* tt__attention_workspace bytes                                         */
 } tt__attention_args;
 
-/* Sorts n queries by sequence: sets query_start, query_row and query_at of `a`. index[j] is the row of the
-   batch of query j. `memory` has tt__attention_queries_bytes bytes. */
+/* Sorts n queries by sequence: sets query_start, query_row and query_at of `a`. `index[j]` is query j's row
+   of the batch. `memory` has tt__attention_queries_bytes bytes. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
 {
     int32_t *start = (int32_t *)memory, *row = start + a->seqs + 1, *at = row + n;
     memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
     for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
     for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
-    /* Goes from the last query to the first. start[s + 1] moves from the end of sequence s to its start. */
+    /* Places the queries from the last to the first: start[s + 1] moves down from the end of sequence s to
+       its start. */
     for (int64_t j = n - 1; j >= 0; j--) {
         int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
         row[number] = index[j];
@@ -13526,8 +13776,9 @@ static int tt__attention_times(const tt__attention_args *a, const tt__attention_
     return times;
 }
 
-/* Returns how many of n queries of sequence x, beginning with query `query`, are in the first query's block,
-   at most as many as a tile holds. Sets *block to the number of the block. */
+/* Counts the queries of sequence x that directly follow query `query` in the same block, including query
+   `query`. The result is at most n, and at most the number of queries of a tile. Sets *block to the number
+   of the block. */
 static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__attention_sequence *x,
                                       int64_t query, int64_t n, int64_t *block)
 {
@@ -13540,9 +13791,10 @@ static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__att
     return count;
 }
 
-/* Takes the next keys of [*at, end), at most a tile of them, and moves *at past them. Returns the first key
-   of the tile and sets *keys to the tile's number of keys. The first key is *at rounded down to a multiple
-   of 16, as random numbers and tiles need; x->from is set to the old *at: the keys before it are not seen. */
+/* Takes the next tile of keys from `[*at, end)`. Sets *keys to the tile's number of keys and returns the
+   tile's first key. The first key is *at, rounded down to a multiple of 16, because random numbers and tiles
+   are in groups of 16 keys. Sets x->from to the old *at, as the keys before it are not seen, and *at to the
+   tile's end. */
 static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, int64_t end, int64_t *keys)
 {
     const int64_t first = *at & ~(int64_t)15;
@@ -13552,8 +13804,9 @@ static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, i
     return first;
 }
 
-/* Finds the keys that any of n queries of sequence x, beginning with query `query`, sees: returns the end of
-   these keys and sets *from to the first. Without a window, listed queries count as seeing all keys. */
+/* Finds the keys that are seen by any of n queries of sequence x, beginning with query `query`. Returns the
+   end of these keys and sets *from to the first of these keys. Without a window, listed queries count as
+   seeing all keys. */
 static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attention_sequence *x, int64_t query,
                                   int64_t n, int64_t *from)
 {
@@ -13741,7 +13994,7 @@ static void tt__all_gather_rows(const tt__launch *l, int64_t from, int64_t to, f
     }
 }
 
-/* Copies elements [from, to) of this member's shard of out[0] from in[0] of member 0. */
+/* Copies elements `[from, to)` of this member's shard: from in[0] of member 0 to this member's out[0]. */
 static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t first;
@@ -14448,8 +14701,9 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 
 /* ---- packing ---- */
 
-/* Within each four lanes, LOW and HIGH interleave the first (HIGH: the last) two lanes of a with those of b;
-   FIRST and LAST concatenate the first (LAST: the last) two lanes of a and those of b. */
+/* These macros work within each four lanes. LOW interleaves the first two lanes of a with the first two
+   lanes of b, and HIGH interleaves the last two lanes of a and b. FIRST concatenates the first two lanes of
+   a and b, and LAST concatenates the last two. */
 #if TT__LANES == 16 /* these instructions have masks of ones because g++ 12 warns about the plain forms */
 #define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
@@ -14514,9 +14768,9 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 #undef TT__QUARTERS
 #undef TT__HALVES
 
-/* An operand seen as lines of k elements. The lines are the rows of A or the columns of B; element (line, k)
-   is at line * line_step + k * k_step. Panels hold units: floats or, for dot products and tiles, pairs of
-   bf16. The functions below count k in units. */
+/* An operand seen as lines of k elements. The lines are the rows of A or the columns of B; element k of a
+   line is at `line * line_step + k * k_step`. Panels hold units: floats or, for dot products and tiles,
+   pairs of bf16. The functions below count k in units. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
     tt_dtype dtype, narrow; /* narrow: dtype to which f32 elements are rounded; TT_F32: not rounded */
@@ -14557,9 +14811,10 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     }
 }
 
-/* Packs `lines` lines, beginning with `line`, and of each line k units, beginning with k0, of an operand with
-   k_step 1. Writes panels [k][width] that begin `panel` floats apart; lines missing from the last panel
-   become 0. Where a vector is several panels wide, one transposition packs several times as many units. */
+/* Packs `lines` lines of an operand with k_step 1, beginning with number `line`. Of each line, packs k
+   units, beginning with unit k0. Writes panels [k][width] that begin `panel` floats apart; lines missing
+   from the last panel become 0. If a vector is several panels wide, one transposition packs several times
+   TT__LANES units. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width,
                                             const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
@@ -14774,9 +15029,10 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_end)(rows, nv, sum, 1.0f, p);
 }
 
-/* Computes a block of C from a panel of A and a panel of B. Multiplies as many thirds of the panel of A (or
-   halves of a panel of 4 or 8 rows) as hold `rows` rows. Multiplies all columns of the panel of B, or only
-   the first 16 of 48 if `cols` is at most 16. */
+/* Computes a block of C from a panel of A and a panel of B. Multiplies only the part of the panel of A that
+   has the block's `rows` rows: one, two or three thirds of the panel or, in a panel of 4 or 8 rows, one or
+   two halves. Multiplies all columns of the panel of B, or only the first 16 of 48 if `cols` is at most
+   16. */
 TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };
@@ -14882,7 +15138,7 @@ TT__DOT_FN void TT__K(attention_dot_micro)(int64_t rows, int64_t cols, const tt_
 }
 #endif
 
-/* Does the work of peak_loop with dot products of bf16 instead of fp32 multiply-adds. */
+/* Runs n rounds of dot products of bf16, as peak_loop runs rounds of fp32 multiply-adds. */
 TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink)
 {
     tt__vf sum[12], x = TT__K(splat)(*sink), y = TT__K(splat)(1e-20f);
@@ -14961,7 +15217,7 @@ TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__produ
     TT__TILES_FENCE;
 }
 
-/* Does the work of peak_loop with tiles of bf16 instead of fp32 multiply-adds. */
+/* Runs n rounds of products of tiles of bf16, as peak_loop runs rounds of fp32 multiply-adds. */
 TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink)
 {
     TT__K(tiles_begin)(32);
@@ -14980,8 +15236,8 @@ TT__INLINE void TT__K(tiles_begin)(int64_t rows) { (void)rows; }
 TT__INLINE void TT__K(tiles_end)(void) {}
 #endif
 
-/* gemm_take reads elements [col, col + n) of a row of m, gemm_add adds these elements to `sums`, and
-   gemm_keep writes them. `sums` has room for whole vectors. */
+/* gemm_take reads elements [col, col + n) of a row of m into `to`. gemm_add adds these elements to `sums`.
+   gemm_keep writes `sums` to these elements. `to` and `sums` have room for whole vectors. */
 TT__INLINE void TT__K(gemm_take)(float *to, const tt__mat *m, int64_t row, int64_t col, int64_t n)
 {
     TT__K(gemm_read)(to, m->data, m->dtype, TT_F32, row * m->ld + col, n);
@@ -15009,10 +15265,11 @@ TT__INLINE void TT__K(gemm_keep)(const tt__mat *m, int64_t row, int64_t col, con
     else TT__K(row_narrow)((uint16_t *)m->data + at, sums, m->dtype, n);
 }
 
-/* Computes the rows x cols numbers of C = act(sums + more + bias) + residual + old C that begin at (row,
-   col). With `saved`, multiplies by act'(saved) instead of applying act. Overwrites `sums`. Rows of `sums`
-   and `more` begin sums_row floats apart and are padded to whole vectors. Short contiguous rows, as in a
-   microkernel's tile, are rounded and go through act several at a time. */
+/* Finishes a block of `rows` rows and `cols` columns of C, which begins at row `row` and column `col`:
+   `C = act(sums + more + bias) + residual + old C`. With `saved`, multiplies by act'(saved) instead of
+   applying act. Overwrites `sums`. Rows of `sums` and `more` begin sums_row floats apart and are padded to
+   whole vectors. Short contiguous rows, as in a microkernel's tile, are rounded and go through act several at
+   a time. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols,
                                float *sums, float *more, int64_t sums_row)
 {
@@ -15326,8 +15583,8 @@ typedef struct TT__K(gemm_few) {
     int64_t a_row;
 } TT__K(gemm_few);
 
-/* Adds to sums[i * STRIP + j] the dot product of row i of A and column j of b, over k elements. Does this for
-   up to 4 rows and 2 columns at once, so that there are fewer loads than multiplications. */
+/* Adds the dot product of row i of A and column j of b, over k elements, to `sums[i * TT__GEMM_STRIP + j]`.
+   Works on up to 4 rows and 2 columns at once, so that there are fewer loads than multiplications. */
 TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row,
                                  const float *b, int64_t b_col, int64_t k, float *sums)
 {
@@ -15593,8 +15850,9 @@ TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c
     out[3] = (tt__vu)((e3 & 0xffffffffu) | (o3 << 32));
 }
 
-/* Returns the order of counters in lanes that philox_numbers expects. With this order, transposing quads of
-   lanes puts the four words of a counter side by side, before the words of the next counter. */
+/* Returns, for each lane, the number of the counter that philox_numbers expects in that lane. With this
+   order, transposing quads of lanes puts the four words of a counter side by side, before the words of the
+   next counter. */
 TT__INLINE tt__vu TT__K(philox_groups)(void)
 {
     tt__vu groups;
@@ -15625,8 +15883,9 @@ typedef struct TT__K(attention_block) {
     const tt__attention_buffers *b;
 } TT__K(attention_block);
 
-/* Transposes n rows of m columns of `from` into `to`, which has m rows to_row floats apart, and multiplies by
-   scale if `scaled`. Writes whole vectors, with zeros for rows of `from` after the n rows. */
+/* Transposes the first n rows and m columns of `from` into `to`, and multiplies by `scale` if `scaled`. `to`
+   has m rows, which are `to_row` floats apart. Writes whole vectors, with zeros for rows of `from` after the
+   n rows. */
 TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const float *from, int64_t from_row,
                                            int64_t n, int64_t m, const bool scaled, float scale)
 {
@@ -15683,9 +15942,11 @@ TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const 
     }
 }
 
-/* Stores y (keys, d), the matrix whose rows attention_to_queries adds up, as pairs of rows. The tile kernels
-   need a left operand whose rows run along the summed dimension, the keys; the rows of `tile` do not. For the
-   tile kernels y is therefore transposed, as the left operand of out^T. */
+/* Stores y (keys, d), whose rows attention_to_queries adds up, as pairs of rows. attention_to_queries
+   multiplies the transpose of `tile` (keys, queries) by y. The tile kernels need a left operand that is
+   contiguous along the summed dimension, the keys; `tile` is contiguous along the queries. For the tile
+   kernels y is therefore transposed and becomes the left operand: the kernels multiply y^T by `tile`, which
+   gives out^T. */
 TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys,
                                          int64_t d, const float *y, int64_t stride)
 {
@@ -15707,8 +15968,8 @@ TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
     }
 }
 
-/* Computes attention_to_queries with the tile kernels. `twice`: also adds the product of the errors of
-   rounding `tile` to bf16. */
+/* Computes attention_to_queries with the tile kernels. If `twice`, then replaces `tile` by the errors of
+   rounding `tile` to bf16, and adds the product of these errors and y. */
 TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x, bool twice, float *tile,
                                                  float *out, int64_t out_stride, bool add)
 {
@@ -15746,17 +16007,17 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
 
 /* ---- products ---- */
 
-/* A microkernel, and the number of rows and columns of its blocks. The microkernel multiplies `whole`
-   elements along k at a time, a power of 2. The place of a float holds one fp32 element or, if `pairs` is 1,
-   two bf16 elements. */
+/* A microkernel, and the number of rows and columns of its blocks. Along k, the microkernel multiplies
+   `whole` elements at a time; `whole` is a power of 2. In an operand, the place of a float holds one fp32
+   element or, if `pairs` is 1, two bf16 elements. */
 typedef struct TT__K(attention_kernel) {
     TT__K(micro_fn) run;
     int64_t rows, cols, whole;
     int pairs;
 } TT__K(attention_kernel);
 
-/* Returns the microkernel for attention's products: by dot products or by tiles of bf16, or, if `by` is
-   TT__BF16_CONVERT, of fp32 numbers. */
+/* Returns the microkernel for attention's products. `by` chooses the kernel: one for dot products of bf16,
+   one for tiles of bf16 or, for TT__BF16_CONVERT, one for fp32 numbers. */
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
     TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,
@@ -15787,7 +16048,7 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     tt__product block = *p;
     block.k = ((to + kernel->whole - 1) & -kernel->whole) >> kernel->pairs;
     block.k -= first;
-    /* The A of tile kernels is contiguous along k; that of other microkernels has the stride a_col. */
+    /* Tile kernels need an A that is contiguous along k; the A of other microkernels has the stride a_col. */
     block.a += i * p->a_row + (kernel->whole > 2 ? first : first * p->a_col);
     block.b += first * p->b_row + j;
     block.c += i * p->c_row + j;
@@ -15795,8 +16056,9 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     kernel->run(tt__min(kernel->rows, rows - i), tt__min(kernel->cols, cols - j), &block);
 }
 
-/* attention_scores, attention_to_keys and attention_to_queries skip parts of a tile that no query of a vector
-   of queries sees. With listed queries they skip nothing: the softmax sets weights of unseen keys to 0. */
+/* attention_scores, attention_to_keys and attention_to_queries skip the parts of a tile that none of a
+   vector's queries sees. If query_row lists the queries, nothing is skipped: the softmax sets the weights of
+   unseen keys to 0. */
 
 /* Multiplies x (keys, d) by yt (d, queries) into tile (keys, queries). In bf16, x has pairs of columns, yt
    has pairs of rows, and the product is multiplied by scale; fp32 operands are already scaled. */
@@ -15820,7 +16082,8 @@ TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale
         for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
 }
 
-/* Adds the product of tile (keys, queries) and y (queries, d; in bf16, pairs of rows) to dx (keys, d). */
+/* Adds the product of tile (keys, queries) and y (queries, d) to dx (keys, d). In bf16, y has pairs of
+   rows. */
 TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const float *tile, const float *y,
                                      float *dx)
 {
@@ -15844,11 +16107,12 @@ TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const floa
             TT__K(attention_multiply)(&kernel, &p, i, rows, j, cols, tt__max(0, i - s->diagonal), s->queries);
 }
 
-/* Multiplies tile^T (queries, keys) by y (keys, d), and writes the product to out (queries, d) or, if `add`,
-   adds it. In bf16, y comes from attention_summed_bf16. All rows of a microkernel's block multiply the same
-   keys (in bf16, pairs of keys), with weights of 0 for keys that a query does not see. Therefore a NaN or
-   infinity in y also reaches the few queries before it in the block, with tiles the 32 queries before it, and
-   with listed queries all queries of the sequence. */
+/* Multiplies tile^T (queries, keys) by y (keys, d). Writes the product to out (queries, d) or, if `add`,
+   adds the product to `out`. In bf16, y comes from attention_summed_bf16. All rows of a microkernel's block
+   multiply the same keys (in bf16, pairs of keys), with weights of 0 for keys that a query does not see.
+   Therefore a NaN or infinity in a key's row of y also reaches queries that do not see the key: the few
+   earlier queries of the block, the 32 earlier queries with the tile kernels, and all queries of the
+   sequence if query_row lists the queries. */
 TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool twice, float *tile,
                                         const float *y, float *out, int64_t out_row, bool add)
 {
@@ -15912,9 +16176,9 @@ TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const f
     TT__K(store_as)(to, dtype, j, x + (add ? TT__K(load_as)(to, dtype, j, d - j) : TT__K(zero)()), d - j);
 }
 
-/* Copies n rows, multiplied by scale, of the head that starts at `column` of m to `to`, whose rows are stride
-   floats apart. The rows are row ... row + n - 1 or, if `at` is not NULL, at[row] ... at[row + n - 1]. Pads
-   each row with zeros to a whole vector. */
+/* Copies n rows of one head of m to `to`, multiplied by `scale`. The head begins at column `column` of m;
+   the rows of `to` are `stride` floats apart. The rows of m are `row` to `row + n - 1` or, if `at` is not
+   NULL, `at[row]` to `at[row + n - 1]`. Pads each row with zeros to a whole vector. */
 TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column,
                                   int64_t d, float scale, float *to, int64_t stride)
 {
@@ -15927,9 +16191,10 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
     }
 }
 
-/* Writes n rows of `from`, multiplied by scale, to rows of the head that starts at `column` of m or, if
-   `add`, adds them. The rows of m are row ... row + n - 1 or, if `at` is not NULL, at[row] ... at[row + n -
-   1]. Does nothing if m is absent, a gradient that nothing needs. */
+/* Multiplies n rows of `from` by `scale`, and writes the results to one head of m or, if `add`, adds them to
+   the head. The head begins at column `column` of m. The rows of m are `row` to `row + n - 1` or, if `at` is
+   not NULL, `at[row]` to `at[row + n - 1]`. m is absent if nothing needs the gradient; the function then
+   does nothing. */
 TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n,
                                     int64_t column, int64_t d, float scale, const float *from, int64_t stride,
                                     bool add)
@@ -16060,7 +16325,8 @@ TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t
 
 TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
 
-/* Returns a mask of the lanes where dropout keeps the weight for key i (0 to 7) of attention_draw. */
+/* Returns a mask of the lanes where dropout keeps the weight for one key. kept: the result of attention_draw
+   for 8 keys; i: the key's number among the 8 keys, from 0. */
 TT__INLINE tt__vi TT__K(attention_keep)(tt__vu kept, int i) { return (tt__vi)(kept << (7 - i)) >> 31; }
 
 /* Returns a mask of the lanes that see key r. */
@@ -16156,7 +16422,8 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
 }
 
 /* Turns scores (`weights`) into weights after dropout, and the gradients of these weights (`dscores`) into
-   gradients of the scores: weight before dropout * ((kept ? gradient : 0) - delta). */
+   gradients of the scores. A score's gradient is `p * (g - delta)`, where p is the weight before dropout,
+   and g is the weight's gradient if dropout keeps the weight, otherwise 0. */
 TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l,
                                                   int64_t keys, float *weights, float *dscores,
                                                   const float *lse, const float *delta)
@@ -16250,9 +16517,9 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 #define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* a diagonal beyond all keys: every query sees every
                                                         key */
 
-/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond the
-   block. If no query sees any key, the result has keys <= skip. key, query: the first key and the first
-   query, counted in the sequence. */
+/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond
+   the block. If no query sees any key, the result has `keys <= skip`. key, query: the first key and the
+   first query, counted in the sequence. */
 TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attention_task) *t, int64_t key,
                                                             int64_t keys, int64_t query, int64_t n)
 {
@@ -16306,9 +16573,9 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
         for (int64_t j = 0; j < d && correction[i] != 1.0f; j += TT__LANES)
             TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
     }
-    /* The weights are not rounded here. With rounded weights, dout * out would differ from the backward's sum
-       of weights times their gradients, and the gradients of keys, in which terms cancel out, would have
-       errors half as large again. */
+    /* The weights are not rounded here. With rounded weights, dout * out would differ from the backward's
+       sum of weights times their gradients. The gradients of keys, in which terms cancel out, would then
+       have errors 1.5 times as large. */
     if (s.by == TT__BF16_DOT) s.by = TT__BF16_CONVERT;
     TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, !first);
 }
@@ -16445,8 +16712,9 @@ TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64
     }
 }
 
-/* Adds to dq, dk and dv in the buffers the contributions of a block of queries and a block of keys. span: the
-   first query whose lse, delta and dq are in the buffers. first: dq has no sums yet and is written. */
+/* Computes the contributions of a block of queries and a block of keys to dq, dk and dv, and adds them to
+   the sums in the buffers. span: the first query whose lse, delta and dq are in the buffers. first: dq has
+   no sums yet and is written. */
 TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                            int64_t keys, int64_t span, int64_t query, int64_t n)
 {
@@ -16514,7 +16782,8 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
                             add || to->add_dv);
 }
 
-/* Does the work of attention_backward_span for a sequence with block-sparse attention. */
+/* Computes, for block-sparse attention, the gradients that come from n queries of a sequence, beginning with
+   query `span`; attention_backward_span does the same for dense sequences. */
 TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                              int64_t span, int64_t n)
 {
@@ -16737,7 +17006,9 @@ TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
 TT__ROW_FN(row_ADD_ROW) { TT__K(axpby)(y, 1, x[0], 1, (const float *)more, n); }
 TT__RUN_ROWS(ADD_ROW, const float *row = TT__K(row_in)(&l->in[1], 0, scratch, 3);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(row_ADD_ROW), row))
-/* more: the row by which every row of a is multiplied, or NULL: the operand b has one column. */
+/* If `more` is not NULL, `more` is a row, and every row of a is multiplied by this row. If `more` is NULL,
+   the operand b has one column, and row r of a is multiplied by b's number for the row, or by b's only
+   number. */
 TT__ROW_FN(row_MUL_BROADCAST)
 {
     const float *row = (const float *)more;
@@ -16876,9 +17147,9 @@ TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
     return l->add[0] ? TT_OK : tt__for_rows(l, &l->out[0], 0, TT__K(fill_rows));
 }
 
-/* Computes row r of dropout: y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual
-   if it is present. Element c is decided by 16 random bits, number c % 8 of Philox counter {r, c / 8, 0, 0}.
-   more: the keys of Philox. */
+/* Computes row r of dropout: y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the
+   residual if it is present. Element c is decided by 16 random bits: number `c % 8` of Philox counter
+   `{r, c / 8, 0, 0}`. more: the keys of Philox. */
 TT__ROW_FN(dropout_row)
 {
     const tt__vu groups = TT__K(philox_groups)();
@@ -16917,8 +17188,8 @@ TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t col
     return tt__workspace_at(l, (size_t)k * tt__row_bytes(cols));
 }
 
-/* Sums `count` partial sums, beginning with number `first`, and writes the sum to `to` or (add) adds it to
-   `to`. `scratch` has two rows of to->cols floats. */
+/* Sums `count` partial sums, beginning with number `first`, and writes the sum to `to` or, if `add`, adds
+   the sum to `to`. `scratch` has two rows of to->cols floats. */
 TT__FN void TT__K(finish_column_sums)(const tt__launch *l, const tt__mat *to, bool add, int64_t first,
                                       int64_t count, float *scratch)
 {
@@ -17047,10 +17318,10 @@ TT__FN tt_status TT__K(run_MATMUL_DB)(const tt__launch *l)
 /* ==== src/ops/attention/cpu.h */
 /* ------------------------------------------------------------------------------------ attention: launches */
 
-/* Returns the arguments of attention for a launch. q, starts and numbers are operand numbers: operands q,
-   q + 1 and q + 2 are the queries, keys and values; operand `starts` has the first row of each sequence.
-   Operand `numbers`, if present, lists the rows that are queries; the workspace then gets these rows in the
-   order of the sequences. */
+/* Returns the arguments of attention for a launch. The operands with the numbers `q`, `q + 1` and `q + 2`
+   are the queries, keys and values; operand number `starts` has the first row of each sequence. Operand
+   number `numbers`, if present, lists the rows of the batch that are queries. The workspace then gets the
+   listed rows in the order of the sequences. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
 {
     tt__attention_args a;
@@ -17264,8 +17535,9 @@ TT__RUN_MAP(NORMALIZE_BACKWARD, 0, 2)
 /* ==== src/ops/embedding/cpu.h */
 /* ---------------------------------------------------------------------------------------------- embedding */
 
-/* Computes rows [from, to) of out[0]. Row r is row r of m or, if index is not NULL, row index[r] - first of
-   m; without such a row in m, row r is zeros. */
+/* Computes rows [from, to) of out[0]. If `index` is NULL, row r of the result is row r of m. Otherwise row r
+   of the result is the row of m with the number `index[r] - first`. If m has no row of that number, row r of
+   the result is zeros. */
 TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                  const tt__mat *m, const int32_t *index, int64_t first)
 {
@@ -17294,9 +17566,10 @@ TT__ROWS_FN(zero_rows)
     for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, bytes);
 }
 
-/* Sums the rows of dy that have equal ids. `order` has the numbers of the rows of dy, sorted by id and for
-   equal ids by row, without ids for which out[0] has no row. [from, to) counts entries of `order`. The task
-   in which an id begins adds all rows of this id, so that they are added in row order. */
+/* Sums the rows of dy that have equal ids. `order` lists the rows of dy by their numbers, sorted by id; rows
+   of equal ids keep their order. Rows whose id has no row in out[0] are left out. [from, to) counts entries
+   of `order`. The task in which an id begins adds all rows of the id, so that the rows are added in their
+   order. */
 TT__ROWS_FN(embedding_backward_rows)
 {
     const int32_t *ids = (const int32_t *)l->in[0].data, *order = (const int32_t *)l->workspace;
@@ -17474,9 +17747,10 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/custom/cpu.h */
 /* ------------------------------------------------------------------------------------- ops of the caller */
 
-/* Returns a matrix as an array for the caller's functions: the matrix itself or a copy in the workspace,
-   which begins at byte *used; *used then includes the copy. reads: the numbers are copied. adds: the
-   functions' result is added to the matrix. */
+/* Returns a matrix as an array for the caller's functions: the matrix itself, or a copy of the matrix in the
+   workspace. A copy begins at byte *used of the workspace, and its size is added to *used. If `reads`, the
+   numbers of the matrix are copied; otherwise the copy only has room for the functions' result. adds: the
+   result is added to the matrix. */
 TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__mat *m, bool reads, bool adds,
                                                 size_t *used)
 {
@@ -17644,8 +17918,9 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, without the
-   step's settings, by the total of tt_loss_total or the sum of the targets' weights. */
+/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm of the step's
+   settings. Without the settings, the divisor is the total of tt_loss_total or, if the loss has no total, the
+   sum of the targets' weights. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
     const int divisor = l->instr->attr.by_total ? 3 : 1;
@@ -17819,8 +18094,9 @@ TT__ROW_FN(row_MEAN_SQUARED_ERROR_BACKWARD)
 
 TT__RUN_MAP(MEAN_SQUARED_ERROR_BACKWARD, 1, 2)
 
-/* Computes the mean over columns of p * target * log(1 + e^-x) + (1 - target) * log(1 + e^x), and whether the
-   row is predicted right. p: the positive weights; they are f32, as are all inputs. */
+/* Computes the loss of each row, and whether all predictions of the row are right. The loss is the mean over
+   the columns of `p * target * log(1 + e^-x) + (1 - target) * log(1 + e^x)`. p: the positive weights, which
+   are f32, as are all inputs. */
 TT__ROWS_FN(sigmoid_cross_entropy_rows)
 {
     float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
@@ -17900,11 +18176,12 @@ TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dty
     }
 }
 
-/* Rounds elements [from, from + n) of m back to 16 bits stochastically. Steps smaller than half a unit in the
-   last place then survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015).
-   Element e is rounded up with a probability equal to the dropped fraction, by number e % 8 of Philox counter
-   {e / 8}. e counts from the first element of the whole tensor, so that the elements of a shard are rounded
-   as in the whole tensor. which: the number of the result. */
+/* Rounds elements `[from, from + n)` of m back to 16 bits stochastically. Steps smaller than half a unit in
+   the last place then survive on average (Gupta et al., "Deep learning with limited numerical precision",
+   2015). The random number of element e is number `e % 8` of Philox counter `{e / 8}`; the element is
+   rounded up with a probability equal to the dropped fraction. e counts from the first element of the whole
+   tensor, so that the elements of a shard are rounded as in the whole tensor. which: the number of the
+   result. */
 TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n,
                                   const float *x, uint32_t which)
 {
@@ -17996,9 +18273,9 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Lowers the loss scale if gradients have overflowed, and raises it after `interval` steps without overflow.
-   Does not lower the scale below 1, nor if the scale did not cause the overflow: if the loss is not finite,
-   or if there were no targets. */
+/* Lowers the loss scale if gradients have overflowed, and raises the scale after `interval` steps without
+   overflow. Leaves the scale as it is where a lower scale would be below 1. Leaves it, too, where the scale
+   is not the cause of the overflow: if the loss is not finite, or if there were no targets. */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
@@ -18219,8 +18496,8 @@ TT__INLINE tt__vf TT__K(two_leaves)(const tt__leaves *t, int k, int64_t c, int64
     return TT__K(reduce_two)(how, dtype, a, b);
 }
 
-/* Computes a vector of the sum over the tree of members: n elements, beginning with element c. count:
-   t->present if this is 2 or 4, otherwise 0. */
+/* Computes a vector of n sums over all members by the tree of sums (src/ranks/threads.h), beginning with
+   element c. count: t->present if t->present is 2 or 4, otherwise 0. */
 TT__INLINE tt__vf TT__K(tree)(const tt__leaves *t, int64_t c, int64_t n, const tt__reduce how,
                               const tt_dtype dtype, const int count)
 {
@@ -18529,8 +18806,8 @@ static bool tt__wait_for(tt__rank_group *w, int me, int rank, const uint64_t *co
             if (!op || !on) continue;
             snprintf(where[k], sizeof where[k], "%s%s '%.96s'", k ? "; that rank is at " : " at ", op, on);
         }
-        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not arrived%s%s", me,
-                 w->timeout, rank, where[0], where[1]);
+        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not arrived%s%s: if "
+                 "that rank is only slow, set a longer timeout", me, w->timeout, rank, where[0], where[1]);
         tt__rank_group_wake(w);
     }
     return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
@@ -18758,8 +19035,9 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
     if (closed)
         return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has closed its context%s%s", where, name,
                         end.why[0] ? ", after: " : "", end.why);
-    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not arrived within %g s%s%s", where, name,
-                    ctx->options.timeout, last_message[0] ? "; its last message came in " : "", last_message);
+    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not arrived within %g s%s%s: if that process is only "
+                    "slow, set a longer timeout", where, name, ctx->options.timeout,
+                    last_message[0] ? "; its last message came in " : "", last_message);
 }
 
 /* Tells all other processes that this process ends its part of the common work (tt__end). Waits for at most
@@ -22182,6 +22460,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->options = *o;
     tt__note_error(ctx, &all, &status, tt__parse_precision(ctx, o->precision, o->residual, &s->precision));
     s->scales = o->train && s->precision.half == TT_F16;
+    s->dropout = o->train;
     if (s->scales) tt__note_error(ctx, &all, &status, tt__check_loss_scale(ctx, &o->loss_scale));
     tt__parse_words(ctx, o, s, &all, &status);
     tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload, &s->offload_fits));
@@ -24277,7 +24556,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     const tt__job job = {p, t, root, o->share ? o->share->arena : NULL, attempt, NULL};
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) tt__set_stage(&p->settings, stage);
-    p->settings.dropout = o->train || attempt->dropout;
+    p->settings.dropout |= attempt->dropout;
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
@@ -25287,9 +25566,29 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
+/* Fails if each of some processes needs more memory than this machine has available for all of them;
+   otherwise the system might kill a process later. Does not check memory of a caller's allocator. what: what
+   needs the memory; advice: what the message advises. */
+static tt_status tt__machine_has(tt_context *ctx, double bytes, int processes, const char *what,
+                                 const char *advice)
+{
+#if defined(__linux__)
+    if (ctx->options.allocator.allocate != tt__default_allocate || bytes < 1 << 20) return TT_OK;
+    const char *check = getenv("TINYTRAIN_MEMORY_CHECK");
+    const tt__room room = tt__memory_room("");
+    if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
+    return tt__fail(ctx, TT_ERR_MEMORY, "%s needs %.1f MB of this machine's memory%s, but only %.1f MB are "
+                    "available (%s %.1f MB): %s (TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the "
+                    "same)", what, 1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
+                    1e-6 * room.bytes, room.of, 1e-6 * room.limit, advice);
+#else
+    (void)ctx, (void)bytes, (void)processes, (void)what, (void)advice;
+    return TT_OK;
+#endif
+}
+
 /* Fails if the program needs more memory than this machine has available, together with the other processes
-   on the machine; otherwise the system might kill a process later. Does not check memory of a caller's
-   allocator. */
+   on the machine. */
 static tt_status tt__memory_suffices(const tt_program *p)
 {
 #if defined(__linux__)
@@ -25304,17 +25603,10 @@ static tt_status tt__memory_suffices(const tt_program *p)
                      (double)tt__staging_bytes(q);
         }
     }
-    if (ctx->options.allocator.allocate != tt__default_allocate || bytes < 1 << 20) return TT_OK;
     for (int k = 0; k < tt_processes(ctx); k++)
         processes += k != tt_process(ctx) && strcmp(ctx->net->host[k], ctx->net->host[tt_process(ctx)]) == 0;
-    const char *check = getenv("TINYTRAIN_MEMORY_CHECK");
-    const tt__room room = tt__memory_room("");
-    if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, but only %.1f "
-                    "MB are available (%s %.1f MB): use smaller micro-batches, {recompute}, or {precision "
-                    "bf16-true} (TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the same)",
-                    1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
-                    1e-6 * room.bytes, room.of, 1e-6 * room.limit);
+    return tt__machine_has(ctx, bytes, processes, "the plan", "use smaller micro-batches, {recompute}, or "
+                           "{precision bf16-true}");
 #else
     (void)p;
     return TT_OK;
@@ -28028,7 +28320,8 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt_context *own = tt_open(&o);
     if (!own)
         return tt__fail(ctx, TT_ERR_MEMORY,
-                        "tt_measure_costs: cannot open a context, for lack of memory or threads");
+                        "tt_measure_costs: cannot open a second context, for lack of memory or threads: set "
+                        "`threads` lower, or free memory");
     tt__sample s; /* runs like users' programs, with streams and graphs of launches */
     tt__profile update;
     double min, ignored;
@@ -32803,7 +33096,8 @@ static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int no
     if (valid && bytes >= 4) memcpy(&trie, all, 4);
     if (!valid || trie < 4 || trie % 4 || trie > bytes - 4)
         return tt__json_wrong(j, key, member, valid ? "not a trie with its size before it" : "not in base 64",
-                              "the normalization rules as SentencePiece compiles them");
+                              "the normalization rules as SentencePiece compiles them: if the file is "
+                              "damaged, copy it from the model's origin again");
     all[bytes] = 0;
     s->from = (const char *)all + 4;
     s->from_bytes = trie;
@@ -33524,10 +33818,9 @@ static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const ch
         id = tt__token_find(&k->vocab.by_text, m->joined, left_bytes + right_bytes);
     }
     if (id < 0)
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu joins '%.100s' and '%.100s'%s",
-                        m->path, m->offset, m->count, left, right,
-                        l >= 0 && r >= 0 ? ", but the result is not in the vocabulary" : ", but these are "
-                        "not both in the vocabulary");
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu joins '%.100s' and '%.100s', but "
+                        "the vocabulary lacks %s: take vocabulary and merges from one tokenizer", m->path,
+                        m->offset, m->count, left, right, l >= 0 && r >= 0 ? "the result" : "one of them");
     tt__bpe_rule *to = &k->model.merges[tt__bpe_merge(k, l, r) - k->model.merges];
     to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
     to->rank = (uint32_t)m->count++;
@@ -38893,6 +39186,7 @@ static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[6
     if (d->n_classes != classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, but the model has %d: load the "
                         "model for the dataset's number of classes", d->n_classes, classes);
+    if (!classes) return TT_OK; /* TT_TASK_EMBED */
     for (int c = 0; c < classes; c++)
         if (strlen(d->classes[c]) >= sizeof *names)
             return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.40s...' has more than 63 bytes: rename it",
@@ -38965,7 +39259,8 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__ch
     const int map = status == TT_OK ? tt__json_get(&j, 0, "weight_map") : -1;
     if (status == TT_OK && (map < 0 || j.nodes[map].kind != TT__JSON_OBJECT || !j.nodes[map].count))
         status = tt__fail(ctx, TT_ERR_FORMAT,
-                          "'%s' has no \"weight_map\", which names the file of each tensor", path);
+                          "'%s' has no \"weight_map\", which names the file of each tensor: copy the file "
+                          "from the model's origin again", path);
     const int n = status == TT_OK ? j.nodes[map].count : 0;
     const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)(n + 1));
     if (status == TT_OK) s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file * (size_t)n);
@@ -41042,7 +41337,8 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
     else if (c->heads % c->key_heads)
         tt__print(all, "; heads is %d, but must be a multiple of key_heads, %d", c->heads, c->key_heads);
     if (k->flags & TT__LM_EQUAL_HEADS && c->key_heads != c->heads)
-        tt__print(all, "; key_heads must equal heads in a model of kind %s", c->kind);
+        tt__print(all, "; key_heads is %d, but must equal heads, %d, in a model of kind %s", c->key_heads,
+                  c->heads, c->kind);
     if (c->head_size < 1)
         tt__print(all, "; hidden_size is %d, but must be a multiple of heads, %d", c->hidden_size, c->heads);
     else if (!(k->flags & TT__LM_LLAMA) && (int64_t)c->head_size * c->heads != c->hidden_size)
@@ -41243,8 +41539,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     for (int64_t k = 0; k < count; k++) {
         const tt__json_node *id = at + k + list;
         if (id->kind != TT__JSON_NUMBER_KIND || !id->exact)
-            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': \"eos_token_id\" is not an id or a list of ids",
-                            j->path);
+            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': \"eos_token_id\" must be an id, a list of ids or "
+                            "null", j->path);
         if (id->integer >= 0 && id->integer < vocab) (*ids)[(*n)++] = (int32_t)id->integer;
     }
     return TT_OK;
@@ -42569,6 +42865,212 @@ static tt_status tt__grad_cache_differentiate(tt__grad_cache *g, tt_stats *stats
     return status;
 }
 
+/* ==== src/train/features.h */
+/* ===========================================================================================================
+   TRAIN                                                                                            src/train/
+   Learning-rate schedules, training steps, evaluation, prediction, the state of a run in one file, and
+   tt_fit. This code uses all sections above.
+   ======================================================================================================== */
+
+/* ------------------------------------------------------------------------------------------------- features
+   The features (src/passes/features.h) of each example of a source, computed once and kept in the host's
+   memory. */
+
+/* The features of a source's examples. The features of an example are stored one after another: of each
+   feature one row or, if by_token, a row for each token of the example. */
+typedef struct tt__feature_set {
+    int64_t examples;   /* 1 + the largest index of an example */
+    int64_t room;       /* number of examples that `place` and `tokens` have room for */
+    size_t *place;      /* for each example, the place in `data` of its features; SIZE_MAX: there is none */
+    int32_t *tokens;    /* for each example, its number of tokens */
+    float *data;        /* `size` floats */
+    size_t size;
+} tt__feature_set;
+
+typedef struct tt__features {
+    tt_context *ctx;
+    int count;
+    tt_value *value;    /* (count) the features, which are outputs of one program and inputs of others */
+    int64_t *width;     /* (count) columns of each feature */
+    bool *by_token;     /* (count) the feature has a row for each token, not for each example */
+    float *rows;        /* a feature of a micro-batch */
+    size_t capacity;    /* floats that `rows` has room for */
+    tt__feature_set set[2]; /* of the sources to train on and to validate on */
+    const tt__feature_set *now; /* the set that micro-batches are taken from; NULL: none */
+} tt__features;
+
+static void tt__feature_set_free(tt_context *ctx, tt__feature_set *s)
+{
+    tt__free(ctx, s->place);
+    tt__free(ctx, s->tokens);
+    tt__free(ctx, s->data);
+    memset(s, 0, sizeof *s);
+}
+
+static void tt__features_free(tt__features *f)
+{
+    if (!f) return;
+    for (int k = 0; k < 2; k++) tt__feature_set_free(f->ctx, &f->set[k]);
+    tt__free(f->ctx, f->value);
+    tt__free(f->ctx, f->width);
+    tt__free(f->ctx, f->by_token);
+    tt__free(f->ctx, f->rows);
+    tt__free(f->ctx, f);
+}
+
+/* Returns the axis of the input `name` of a tape; 0: no such input. */
+static int32_t tt__axis_of_input(const tt_tape *t, const char *name)
+{
+    for (int32_t v = 1; v < t->n_values; v++)
+        if (t->values[v].storage == TT__INPUT && strcmp(t->values[v].name, name) == 0)
+            return t->values[v].shape.axis;
+    return 0;
+}
+
+/* Finds the features of a recorded tape. Sets *head to a copy of the tape that reads the features as inputs;
+   the caller frees the copy. Returns NULL on error. */
+static tt__features *tt__features_new(tt_tape *t, tt_value output, tt_tape **head)
+{
+    tt_context *ctx = t->ctx;
+    int32_t *list = NULL;
+    int count = 0;
+    tt__features *f = (tt__features *)tt__calloc(ctx, sizeof *f);
+    tt_status status = f ? tt__find_features(t, output, &list, &count) : TT_ERR_MEMORY;
+    const int32_t axis = tt__axis_of_input(t, "positions");
+    *head = status == TT_OK ? tt__copy_tape(t) : NULL;
+    if (status == TT_OK) status = *head ? tt__read_features(*head, list, count) : TT_ERR_MEMORY;
+    if (f) {
+        f->ctx = ctx;
+        f->count = count;
+        f->value = (tt_value *)tt__calloc(ctx, sizeof *f->value * ((size_t)count + 1));
+        f->width = (int64_t *)tt__calloc(ctx, sizeof *f->width * ((size_t)count + 1));
+        f->by_token = (bool *)tt__calloc(ctx, sizeof *f->by_token * ((size_t)count + 1));
+    }
+    if (status == TT_OK && !(f->value && f->width && f->by_token)) status = TT_ERR_MEMORY;
+    for (int k = 0; k < count && status == TT_OK; k++) {
+        const tt__shape *x = &t->values[list[k]].shape;
+        const size_t most = (size_t)x->rows * (size_t)x->cols;
+        f->value[k] = tt__handle(t, list[k]);
+        f->width[k] = x->cols;
+        f->by_token[k] = axis && x->axis == axis;
+        if (most > f->capacity) f->capacity = most;
+    }
+    if (status == TT_OK && !(f->rows = (float *)tt__alloc(ctx, sizeof *f->rows * f->capacity)))
+        status = TT_ERR_MEMORY;
+    tt__free(ctx, list);
+    if (status == TT_OK) return f;
+    tt_tape_free(*head);
+    *head = NULL;
+    tt__features_free(f);
+    return NULL;
+}
+
+/* Returns the number of tokens of sequence s of a batch. same: the number that each sequence has; 0: the
+   number is that of seq_start. */
+static int32_t tt__tokens_in(const tt_batch *b, int s, int same)
+{
+    return same ? same : b->seq_start ? b->seq_start[s + 1] - b->seq_start[s] : 1;
+}
+
+/* Returns the number of rows that feature k of an example has. */
+static int64_t tt__feature_rows(const tt__features *f, int k, int64_t tokens)
+{
+    return f->by_token[k] ? tokens : 1;
+}
+
+/* Fails unless a batch has the index of each example. */
+static tt_status tt__has_index(tt_context *ctx, const tt_batch *b)
+{
+    if (!b->index)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "{features_once} needs the index of each example in the "
+                        "dataset, but a batch has none: set tt_batch.index, or clear {features_once}");
+    for (int s = 0; s < b->seqs; s++)
+        if (b->index[s] < 0 || b->index[s] >= INT32_MAX)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "{features_once}: example %d of a batch has index %lld, "
+                            "but indices must be 0 to 2^31 - 2", s, (long long)b->index[s]);
+    return TT_OK;
+}
+
+/* Gives the examples of a batch their places in a set. same: see tt__tokens_in. */
+static tt_status tt__feature_places(const tt__features *f, tt__feature_set *to, const tt_batch *b, int same)
+{
+    tt_status status = tt__has_index(f->ctx, b);
+    for (int s = 0; s < b->seqs && status == TT_OK; s++) {
+        const int64_t at = b->index[s], tokens = tt__tokens_in(b, s, same);
+        if (at >= to->room) {
+            const int64_t room = 2 * at + 1024;
+            void *place = tt__realloc(f->ctx, to->place, sizeof *to->place * (size_t)room);
+            if (place) to->place = (size_t *)place;
+            void *n = place ? tt__realloc(f->ctx, to->tokens, sizeof *to->tokens * (size_t)room) : NULL;
+            if (!n) return TT_ERR_MEMORY;
+            to->tokens = (int32_t *)n;
+            to->room = room;
+        }
+        while (to->examples <= at) to->place[to->examples++] = SIZE_MAX;
+        if (to->place[at] != SIZE_MAX) continue;
+        to->place[at] = to->size;
+        to->tokens[at] = (int32_t)tokens;
+        for (int k = 0; k < f->count; k++)
+            to->size += (size_t)(tt__feature_rows(f, k, tokens) * f->width[k]);
+    }
+    return status;
+}
+
+/* Returns where set->data has feature k of the example with index `at`. NULL: the set lacks the example, or
+   the example has another number of tokens. */
+static float *tt__feature_at(const tt__features *f, const tt__feature_set *set, int k, int64_t at,
+                             int64_t tokens)
+{
+    if (at >= set->examples || set->place[at] == SIZE_MAX || set->tokens[at] != tokens) return NULL;
+    size_t place = set->place[at];
+    for (int j = 0; j < k; j++) place += (size_t)(tt__feature_rows(f, j, tokens) * f->width[j]);
+    return set->data + place;
+}
+
+/* Copies features of a micro-batch that a data rank of program p has computed into a set. */
+static tt_status tt__features_get(const tt__features *f, tt_program *p, int rank, const tt__feature_set *to,
+                                  const int64_t *index, const int32_t *tokens, int seqs)
+{
+    tt_status status = TT_OK;
+    for (int k = 0; k < f->count && status == TT_OK; k++) {
+        const float *from = f->rows;
+        status = tt_get_rank(p, rank, f->value[k], f->rows, f->capacity);
+        for (int s = 0; s < seqs && status == TT_OK; s++) {
+            const size_t n = (size_t)(tt__feature_rows(f, k, tokens[s]) * f->width[k]);
+            memcpy(tt__feature_at(f, to, k, index[s], tokens[s]), from, sizeof *from * n);
+            from += n;
+        }
+    }
+    return status;
+}
+
+/* Sets the features of a batch on a data rank of a program that reads the features. same: see
+   tt__tokens_in. */
+static tt_status tt__features_set(const tt__features *f, tt_program *p, int rank, const tt_batch *b, int same)
+{
+    tt_status status = tt__has_index(f->ctx, b);
+    for (int k = 0; k < f->count && status == TT_OK; k++) {
+        float *to = f->rows;
+        int64_t rows = 0;
+        for (int s = 0; s < b->seqs && status == TT_OK; s++) {
+            const int64_t tokens = tt__tokens_in(b, s, same), n = tt__feature_rows(f, k, tokens);
+            const float *from = tt__feature_at(f, f->now, k, b->index[s], tokens);
+            if (!from)
+                return tt__fail(f->ctx, TT_ERR_ARGUMENT, "{features_once}: the example with index %lld was "
+                                "not in epoch 0 of its source, or has changed: each epoch must have the "
+                                "examples of epoch 0 (without drop_last)", (long long)b->index[s]);
+            rows += n;
+            if ((size_t)(rows * f->width[k]) > f->capacity)
+                return tt__fail(f->ctx, TT_ERR_SHAPE, "the batch has %d sequences, which are more than the "
+                                "trainer has room for: raise max_seqs or max_tokens", b->seqs);
+            memcpy(to, from, sizeof *to * (size_t)(n * f->width[k]));
+            to += n * f->width[k];
+        }
+        status = tt_set_rank(p, rank, f->value[k], f->rows, rows);
+    }
+    return status;
+}
+
 /* ==== src/train/teacher.h */
 /* ------------------------------------------------------------------------------------------------- teachers
    Training by another model's logits (Hinton et al., "Distilling the knowledge in a neural network", 2015).
@@ -42667,17 +43169,19 @@ static tt_status tt__teacher_rows(tt_context *ctx, const tt_train_options *o, co
 }
 
 /* ==== src/train/trainer.h */
-/* ===========================================================================================================
-   TRAIN                                                                                            src/train/
-   Learning-rate schedules, training steps, evaluation, prediction, the state of a run in one file, and
-   tt_fit. This code uses all sections above.
-   ======================================================================================================== */
+/* -------------------------------------------------------------------------------------------------- trainer
+   Learning-rate schedules, and the training steps of a trainer. */
 
 struct tt_trainer {
     tt_context *ctx;
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
+    /* With features_once, else NULL: `train` and `head` read features, and `head` evaluates; `eval` computes
+       the features and all that follows. */
+    tt__features *features;
+    tt_program *head;
+    bool by_features; /* evaluations use `head` */
     int data;         /* number of data ranks, over which micro-batches are distributed */
     int staged;       /* number of data ranks, from 0 on, that have a micro-batch for the next round */
     tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller passes stats */
@@ -42822,13 +43326,13 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing is %g, but must be in [0, 1)", o->label_smoothing);
     if (!(o->temperature > 0 && isfinite(o->temperature)))
-        tt__print(&all, "; temperature is %g, but must be a finite number above 0", o->temperature);
+        tt__print(&all, "; {temperature = %g}, but must be a finite number above 0", o->temperature);
     if (o->step_seqs < 0 || (o->step_seqs && (model->task != TT_TASK_EMBED || !o->compile.train)))
-        tt__print(&all, "; step_seqs is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
+        tt__print(&all, "; {step_seqs} is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
                   o->step_seqs);
-    if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net))
-        tt__print(&all, "; step_seqs is set, but %s: leave step_seqs 0",
-                  ctx->net ? "there are several processes" : "the program is a pipeline");
+    if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net || o->features_once))
+        tt__print(&all, "; {step_seqs} excludes %s", ctx->net ? "several processes" :
+                  o->features_once ? "{features_once}" : "pipelines");
     tt__check_teacher(model, o, &all);
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
@@ -42842,18 +43346,21 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all,
                   model->classes ? "; the weights of all classes are 0: give at least one class a weight" :
                   "; class_weights are set, but the model has no classes");
+    if (o->features_once && ctx->net)
+        tt__print(&all, "; {features_once} is for one process, but this run has %d: clear it, or train with "
+                  "several ranks of one process", tt_processes(ctx));
     if (o->compile.share)
         tt__print(&all, "; compile.share is set, but a trainer needs an arena of its own: leave it NULL");
     if (tt__parse_settings(ctx, &o->compile, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
     else if (o->step_seqs && settings.scales)
-        tt__print(&all, "; step_seqs is set, but the precision needs loss scaling: use bf16-mixed");
+        tt__print(&all, "; {step_seqs} excludes loss scaling: use {precision 'bf16-mixed'}");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
 /* Sets r->inputs, and r->needed from tape t, from which the programs were compiled. */
 static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
-    const tt_program *p = r->train ? r->train : r->eval;
+    const tt_program *p = r->train && !r->features ? r->train : r->eval;
     const size_t n = (size_t)(r->n_inputs = tt_program_inputs(p, NULL, 0)) + 1;
     size_t max = 0;
     r->inputs = (tt_input_info *)tt__alloc(r->ctx, sizeof *r->inputs * n);
@@ -42870,26 +43377,47 @@ static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
     return r->zeros ? TT_OK : TT_ERR_MEMORY;
 }
 
-static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *attempt)
+/* Compiles a program that evaluates: without label smoothing, and with the model's output. */
+static tt_program *tt__compile_eval(tt_trainer *r, tt_tape *t, tt_value loss, tt__attempt *attempt)
 {
     tt_compile_options o = r->options.compile;
-    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
-    r->output_width = tt_value_width(t, r->output);
-    const tt_value root = r->options.step_seqs         ? tt__surrogate_loss(t, r->output)
-                          : o.train && r->options.teacher ? tt__taught_loss(t, r->output, loss, &r->options)
-                                                          : loss;
-    if (o.train && !(r->train = tt__try_compile(t, root, &o, attempt))) return r->ctx->status;
-    if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
+    if (r->output.id) tt_output(t, r->output); /* training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
-    if (!(r->eval = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
+    return tt__try_compile(t, loss, &o, attempt);
+}
+
+/* Compiles the trainer's programs from a recorded tape. root: the loss to train with; head: a copy of the tape
+   that reads features; NULL: without features_once. */
+static tt_status tt__trainer_programs(tt_trainer *r, tt_tape *t, tt_tape *head, tt_value root, tt_value loss,
+                                      tt__attempt *attempt)
+{
+    const tt_compile_options *o = &r->options.compile;
+    if (o->train && !(r->train = tt__try_compile(head ? head : t, root, o, attempt))) return r->ctx->status;
+    for (int k = 0; head && k < r->features->count; k++) tt_output(t, r->features->value[k]);
+    if (!(r->eval = tt__compile_eval(r, t, loss, attempt))) return r->ctx->status;
+    if (head && !(r->head = tt__compile_eval(r, head, loss, attempt))) return r->ctx->status;
+    return TT_OK;
+}
+
+static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *attempt)
+{
+    const bool once = r->options.compile.train && r->options.features_once;
+    tt_tape *head = NULL;
+    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output), root = loss;
+    r->output_width = tt_value_width(t, r->output);
+    if (r->options.step_seqs) root = tt__surrogate_loss(t, r->output);
+    if (r->options.compile.train && r->options.teacher)
+        root = tt__taught_loss(t, r->output, loss, &r->options);
+    if (once && t->status == TT_OK && !(r->features = tt__features_new(t, r->output, &head)))
+        return r->ctx->status;
+    tt_status status = tt__trainer_programs(r, t, head, root, loss, attempt);
+    tt_tape_free(head);
+    if (status == TT_OK && r->options.step_seqs)
+        status = tt__grad_cache_new(r->ctx, t, r->output, &r->options, r->train, attempt, &r->cache);
+    if (status != TT_OK) return status;
     r->data = r->eval->arena->data;
-    if (r->options.step_seqs) {
-        const tt_status status = tt__grad_cache_new(r->ctx, t, r->output, &r->options, r->train, attempt,
-                                                    &r->cache);
-        if (status != TT_OK) return status;
-    }
     if (r->model.classes && r->output_width != r->model.classes)
         return tt__fail(r->ctx, TT_ERR_SHAPE,
                         "the model has %d classes, but its output has a width of %lld: make them equal",
@@ -43088,8 +43616,10 @@ void tt_trainer_free(tt_trainer *r)
 {
     if (!r) return;
     tt__grad_cache_free(r->cache);
+    tt_program_free(r->head);
     tt_program_free(r->eval);
     tt_program_free(r->train);
+    tt__features_free(r->features);
     tt__free(r->ctx, r->class_weights);
     tt__free(r->ctx, r->positions);
     tt__free(r->ctx, r->seq_start);
@@ -43248,7 +43778,10 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     tt_status status = tt__check_batch(r, b);
+    const bool reads = r->features && p != r->eval; /* the program reads features */
+    const int same = r->model.same_length ? r->model.max_length : 0;
     if (status == TT_OK) status = tt__set_arrays(r, p, rank, b, predicting);
+    if (status == TT_OK && reads) status = tt__features_set(r->features, p, rank, b, same);
     if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other numbers of rows */
     return status;
 }
@@ -43373,6 +43906,9 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     tt_status status = tt__must_train(r);
     if (updated) *updated = false;
     if (status != TT_OK) return status;
+    if (r->features && !r->features->now)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "{features_once} is for tt_fit, which computes the features "
+                        "of all examples before the first step: call tt_fit, or clear {features_once}");
     const bool last = b->last_of_step, whole_round = r->staged + 1 == r->data;
     if (!r->options.compile.accumulate && !last && whole_round) {
         r->step_failed = r->staged > 0;
@@ -43687,17 +44223,22 @@ tt_metric tt_recall_at_10(void) { return tt__prediction_metric("recall_at_10", t
 
 /* ==== src/train/evaluate.h */
 /* ------------------------------------------------------------------------------------------------ evaluation
-   Evaluates a model, counts a confusion matrix, and predicts. All data ranks take part. */
+   Evaluates a model, counts a confusion matrix, predicts, and computes the features of a source's examples.
+   All data ranks take part. */
+
+/* Returns the program that evaluates. */
+static tt_program *tt__evaluator(const tt_trainer *r) { return r->by_features ? r->head : r->eval; }
 
 /* Runs the batches of the first `batches` data ranks. Adds their results to *stats in the order of the
    batches, so that the sums do not depend on the number of ranks. */
 static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
 {
     tt_stats s;
-    tt_status status = tt_run(r->eval, NULL);
+    tt_program *p = tt__evaluator(r);
+    tt_status status = tt_run(p, NULL);
     if (status != TT_OK) return status;
     for (int rank = 0; rank < batches; rank++) {
-        tt__rank_stats(r->eval, rank, &s);
+        tt__rank_stats(p, rank, &s);
         const double targets = stats->targets + s.targets;
         if (targets > 0) stats->loss = (stats->loss * stats->targets + s.loss * s.targets) / targets;
         stats->targets = targets;
@@ -43781,12 +44322,14 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
                     (long long)s->steps);
 }
 
-/* Tells a source which data ranks belong to this process and need batches. */
+/* Tells a source which data ranks belong to this process and need batches. With features no data rank needs
+   data. by_step: the source is for training. */
 static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 {
     const tt_program *p = r->eval;
-    int first = 0, end = r->data;
-    if (!s->deal || !r->ctx->net) return;
+    const bool none = r->features && (by_step || r->by_features);
+    int first = 0, end = none ? 0 : r->data;
+    if (!s->deal || !(r->ctx->net || r->features)) return;
     while (first < end && !tt__has_data_rank(p, first)) first++;
     while (end > first && !tt__has_data_rank(p, end - 1)) end--;
     s->deal(s->self, r->data, first, end, by_step);
@@ -43877,7 +44420,7 @@ static tt_status tt__collect_outputs(tt_trainer *r, tt__collected *c, int batche
     for (int rank = 0; rank < batches && status == TT_OK; rank++) {
         const int rows = c->rows[rank];
         float *to = c->predicted ? c->logits : c->outputs + (size_t)c->done * classes;
-        status = tt_get_rank(r->eval, rank, r->output, to, (size_t)rows * classes);
+        status = tt_get_rank(tt__evaluator(r), rank, r->output, to, (size_t)rows * classes);
         for (int s = 0; s < rows && c->predicted && status == TT_OK; s++) {
             const float *x = c->logits + (size_t)s * classes;
             int32_t best = 0;
@@ -43950,7 +44493,7 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
         if (status == TT_OK && more) {
             if (c) status = tt__collect_labels(r, c, set, &b);
-            if (status == TT_OK) status = tt__set_batch(r, r->eval, set++, &b, false);
+            if (status == TT_OK) status = tt__set_batch(r, tt__evaluator(r), set++, &b, false);
             *items += tt__items(&b);
             step += b.last_of_step;
         }
@@ -43959,8 +44502,9 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
         if (c && status == TT_OK) status = tt__collect_outputs(r, c, set);
         set = 0;
     }
-    if (set) tt__forget_inputs(r->eval); /* the round was stopped or failed */
-    if (status != TT_OK || (stop && *stop) || stats->targets > 0) return status;
+    if (set) tt__forget_inputs(tt__evaluator(r)); /* the round was stopped or failed */
+    const bool no_loss = r->model.task == TT_TASK_EMBED && !r->train; /* the program only embeds */
+    if (status != TT_OK || (stop && *stop) || stats->targets > 0 || no_loss) return status;
     return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts (all are "
                     "ignored or have weight 0): check the labels");
 }
@@ -43993,6 +44537,96 @@ tt_predictions *tt_predictions_new(tt_trainer *r, const tt_source *source, tt_st
     }
     if (c) tt_predictions_free(&c->p);
     return NULL;
+}
+
+/* Gives the examples in epoch 0 of a source their places in a set of features. */
+static tt_status tt__place_features(tt_trainer *r, tt__feature_set *set, const tt_source *source)
+{
+    const int same = r->model.same_length ? r->model.max_length : 0;
+    tt_batch b;
+    bool more = true;
+    int64_t step = 0;
+    tt_status status = tt__source_fits(r, source, "whose features are computed once");
+    if (status == TT_OK && source->deal) source->deal(source->self, r->data, 0, 0, false);
+    if (status == TT_OK) status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
+    while (status == TT_OK && more) {
+        status = tt__from_source(r->ctx, source, 0, step, &b, &more);
+        if (status != TT_OK || !more) break;
+        status = tt__feature_places(r->features, set, &b, same);
+        step += b.last_of_step;
+    }
+    if (source && source->deal) source->deal(source->self, r->data, 0, r->data, false);
+    return status;
+}
+
+size_t tt_trainer_feature_bytes(tt_trainer *r, const tt_source *source)
+{
+    tt__feature_set set;
+    memset(&set, 0, sizeof set);
+    if (!r->features || tt__place_features(r, &set, source) != TT_OK) set.size = 0;
+    const size_t bytes = sizeof *set.data * set.size;
+    tt__feature_set_free(r->ctx, &set);
+    return bytes;
+}
+
+/* Computes the features of the examples that have places in a set. index, tokens: (data ranks, max_seqs), for
+   the examples of the micro-batches that run. */
+static tt_status tt__fill_features(tt_trainer *r, const tt__feature_set *set, const tt_source *source,
+                                   const volatile int *stop, int64_t *index, int32_t *tokens)
+{
+    const int max = r->options.max_seqs, same = r->model.same_length ? r->model.max_length : 0;
+    tt_batch b;
+    bool more = true;
+    int64_t step = 0;
+    int ranks = 0, seqs[TT__RANKS]; /* data ranks that have a micro-batch, and their examples */
+    tt_status status = tt__none_staged(r);
+    if (status == TT_OK) status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
+    while (status == TT_OK && more && !(stop && *stop)) {
+        status = tt__from_source(r->ctx, source, 0, step, &b, &more);
+        if (status == TT_OK && more) {
+            status = tt__has_index(r->ctx, &b);
+            if (status == TT_OK) status = tt__set_batch(r, r->eval, ranks, &b, true);
+            for (int s = 0; s < b.seqs && s < max && status == TT_OK; s++) {
+                index[ranks * max + s] = b.index[s];
+                tokens[ranks * max + s] = tt__tokens_in(&b, s, same);
+            }
+            seqs[ranks++] = (int)tt__min(b.seqs, max);
+            step += b.last_of_step;
+        }
+        if (status != TT_OK || !ranks || (more && ranks < r->data)) continue;
+        status = tt_run(r->eval, NULL);
+        for (int k = 0; k < ranks && status == TT_OK; k++)
+            status = tt__features_get(r->features, r->eval, k, set, index + k * max, tokens + k * max,
+                                      seqs[k]);
+        ranks = 0;
+    }
+    if (ranks) tt__forget_inputs(r->eval); /* the round was stopped or failed */
+    return status;
+}
+
+/* Computes the features of all examples of a source; ends early if *stop is not 0. */
+static tt_status tt__compute_features(tt_trainer *r, tt__feature_set *set, const tt_source *source,
+                                      const volatile int *stop)
+{
+    tt_context *ctx = r->ctx;
+    const double began = tt__seconds();
+    const size_t most = (size_t)r->data * (size_t)r->options.max_seqs;
+    tt_status status = tt__place_features(r, set, source);
+    if (status != TT_OK) return status;
+    const double bytes = (double)sizeof *set->data * (double)set->size;
+    status = tt__machine_has(ctx, bytes, 1, "{features_once}", "clear it, or train on fewer examples");
+    if (status != TT_OK) return status;
+    set->data = (float *)tt__alloc(ctx, sizeof *set->data * (set->size + 1));
+    int64_t *index = (int64_t *)tt__alloc(ctx, sizeof *index * most);
+    int32_t *tokens = (int32_t *)tt__alloc(ctx, sizeof *tokens * most);
+    status = set->data && index && tokens ? TT_OK : TT_ERR_MEMORY;
+    if (status == TT_OK) status = tt__fill_features(r, set, source, stop, index, tokens);
+    tt__free(ctx, index);
+    tt__free(ctx, tokens);
+    if (status == TT_OK && !(stop && *stop))
+        tt__log(ctx, TT_LOG_INFO, "features", "computed the features of %lld examples in %.1f s; they take "
+                "%.1f MB", (long long)set->examples, tt__seconds() - began, 1e-6 * bytes);
+    return status;
 }
 
 double tt_metric_value(const tt_metric *m, const tt_stats *s, const tt_predictions *p)
@@ -44504,7 +45138,8 @@ static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *ste
     tt_status status = file ? TT_OK : ctx->status;
     if (k >= 0 && tt_safetensors_info(file, k)->bytes == sizeof h)
         status = tt_safetensors_read(file, k, 0, sizeof h, &h);
-    else if (file) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not the state of a run", path);
+    else if (file) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not the state of a run: name a "
+                                       "state.safetensors that a run has saved", path);
     if (status == TT_OK) *steps = h.step;
     tt_safetensors_close(file);
     return status;
@@ -44516,8 +45151,8 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
     int k = tt_safetensors_find(s->file, expected->name);
     if (k < 0)
         return tt__fail(s->p->ctx, TT_ERR_STATE,
-                        "'%s' has no tensor '%s': it is the state of another model or optimizer", s->path,
-                        expected->name);
+                        "'%s' has no tensor '%s': it is the state of another model or optimizer, so resume "
+                        "with those that made it", s->path, expected->name);
     const tt_tensor_info *found = tt_safetensors_info(s->file, k);
     bool same = found->ndim == expected->ndim && strcmp(found->dtype, expected->dtype) == 0;
     for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
@@ -44816,6 +45451,7 @@ typedef struct tt__fit_run {
                                     picture show */
     tt_metric metric;            /* metric number `by`; without a name: none */
     double values[TT_METRICS];   /* the metrics of the last validation */
+    const tt__feature_set *judged; /* features of the validation source */
     const char *unit;            /* name of the items that the model counts */
     bool best_by_metric;         /* whether the metric, not the loss, tells the best validation */
     tt_fit_options o;
@@ -45341,7 +45977,8 @@ static tt_status tt__fit_save(tt__fit_run *f)
                     (long long)tt_trainer_steps(f->r),
                     beside ? "its state is saved in '" : "a lower learning rate may help",
                     beside ? f->diverged : "",
-                    beside ? "', beside the earlier state; to resume from that one, remove this file" : "");
+                    beside ? "', from which a resumed run continues; remove this file to continue from the "
+                             "earlier state.safetensors" : "");
         f->reported_diverged = !sound;
         if (status == TT_OK && !beside) {
             if (f->has_diverged) files->remove(files->user, f->diverged);
@@ -45353,6 +45990,58 @@ static tt_status tt__fit_save(tt__fit_run *f)
         }
     }
     f->saved = tt__seconds();
+    return status;
+}
+
+/* Returns the step that is in the name of a kept state, state-STEP.safetensors; -1: it is another file. */
+static int64_t tt__kept_step(const char *name)
+{
+    static const char before[] = "state-", after[] = ".safetensors";
+    const size_t length = strlen(name), around = sizeof before - 1 + sizeof after - 1;
+    const size_t digits = length > around ? length - around : 0;
+    if (!digits || digits > 18 || memcmp(name, before, sizeof before - 1) != 0) return -1;
+    if (strspn(name + sizeof before - 1, "0123456789") != digits) return -1;
+    if (strcmp(name + sizeof before - 1 + digits, after) != 0) return -1;
+    return strtoll(name + sizeof before - 1, NULL, 10);
+}
+
+/* The states of a folder up to a step: their number, and the oldest. */
+typedef struct tt__kept_states { int64_t step, count, oldest; } tt__kept_states;
+
+static bool tt__count_kept(void *arg, const char *name)
+{
+    tt__kept_states *k = (tt__kept_states *)arg;
+    const int64_t step = tt__kept_step(name);
+    if (step < 0 || step > k->step) return true; /* later states are those of an abandoned run */
+    if (!k->count++ || step < k->oldest) k->oldest = step;
+    return true;
+}
+
+static tt_status tt__kept_path(const tt__fit_run *f, int64_t step, char path[TT__PATH])
+{
+    char name[48];
+    snprintf(name, sizeof name, "state-%lld.safetensors", (long long)step);
+    return tt__path_join(f->r->ctx, path, f->o.folder, name);
+}
+
+/* Keeps the state after a validation under the number of its step, and removes the oldest kept states, so
+   that o.keep_states remain. Keeps no state whose loss has diverged. */
+static tt_status tt__fit_keep_state(tt__fit_run *f)
+{
+    tt_context *ctx = f->r->ctx;
+    const tt_files *files = &ctx->options.files;
+    tt__kept_states k = {tt_trainer_steps(f->r), 0, 0};
+    char path[TT__PATH];
+    if (!f->o.keep_states || !f->o.folder || f->has_diverged || !f->state_is_sound) return TT_OK;
+    tt_status status = tt__kept_path(f, k.step, path);
+    if (status == TT_OK) status = tt_trainer_save(f->r, path, &f->p);
+    while (status == TT_OK && tt_process(ctx) == 0) {
+        k.count = 0;
+        files->list(files->user, f->o.folder, tt__count_kept, &k);
+        if (k.count <= f->o.keep_states) break;
+        status = tt__kept_path(f, k.oldest, path);
+        if (status != TT_OK || !files->remove(files->user, path)) break;
+    }
     return status;
 }
 
@@ -45514,6 +46203,42 @@ static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
     return lower ? value < f->p.best : value > f->p.best;
 }
 
+/* Computes the features of both sources, with features_once. */
+static tt_status tt__fit_features(tt__fit_run *f)
+{
+    tt__features *x = f->r->features;
+    tt_status status = TT_OK;
+    if (!x) return TT_OK;
+    f->judged = f->validation && f->validation->self != f->train->self ? &x->set[1] : &x->set[0];
+    status = tt__compute_features(f->r, &x->set[0], f->train, f->o.stop);
+    if (status == TT_OK && f->validation && f->judged == &x->set[1])
+        status = tt__compute_features(f->r, &x->set[1], f->validation, f->o.stop);
+    if (status == TT_OK) x->now = &x->set[0];
+    return status;
+}
+
+/* Frees the features. Sources then give data again. */
+static void tt__fit_forget_features(tt__fit_run *f)
+{
+    tt__features *x = f->r->features;
+    if (!x) return;
+    x->now = NULL;
+    for (int k = 0; k < 2; k++) {
+        const tt_source *s = k ? f->validation : f->train;
+        if (s && s->deal) s->deal(s->self, f->r->data, 0, f->r->data, !k);
+        tt__feature_set_free(x->ctx, &x->set[k]);
+    }
+}
+
+/* Makes evaluations read the features of the validation source, if there are features, or ends that. */
+static void tt__fit_judge(tt__fit_run *f, bool begin)
+{
+    tt__features *x = f->r->features;
+    if (!x) return;
+    f->r->by_features = begin;
+    x->now = begin ? f->judged : &x->set[0];
+}
+
 /* Evaluates the validation source, with the moving averages if there are any, and computes the metrics. */
 static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_stats *s, double *items)
 {
@@ -45524,7 +46249,9 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     if (any && !(c = tt__collect(f->r, f->validation))) return tt_error_code(f->r->ctx);
     tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
     const bool averages = tt__has_ema(f->r) && status == TT_OK;
+    tt__fit_judge(f, true);
     if (status == TT_OK) status = tt__evaluate_source(f->r, f->validation, stop, s, items, c);
+    tt__fit_judge(f, false);
     if (c) tt__collected_show(c);
     for (int k = 0; k < f->n_metrics && status == TT_OK && !(stop && *stop); k++) {
         f->r->ctx->error[0] = 0;
@@ -45596,6 +46323,7 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
         f->p.loss_sum = f->p.targets = f->p.correct = 0;
     }
     status = tt__fit_save(f);
+    if (status == TT_OK) status = tt__fit_keep_state(f);
     f->started += tt__seconds() - began;
     return status;
 }
@@ -45813,12 +46541,13 @@ static tt_status tt__fit_disk(const tt__fit_run *f)
     size_t parameters;
     const double state = (double)tt_trainer_state_bytes(f->r, &parameters), model = (double)parameters;
     if (state <= 0) return ctx->status;
-    const double needs = (f->has_state ? 1 : 2) * state, all = needs + (f->o.keep ? model : 0);
+    const double kept = (double)f->o.keep_states; /* states beside the newest */
+    const double needs = (f->has_state ? 1 : 2) * state + kept * state, all = needs + (f->o.keep ? model : 0);
     if (space >= 0 && space < needs)
         return tt__fail(ctx, TT_ERR_FILE, "'%s': the run needs %.1f MB there for its states (two of %.1f MB "
-                        "while one replaces the other), but the disk has room for %.1f MB: free some, or "
+                        "while one replaces the other%s), but the disk has room for %.1f MB: free some, or "
                         "name a folder on another disk", f->o.folder, 1e-6 * needs, 1e-6 * state,
-                        1e-6 * space);
+                        kept > 0 ? ", and those of keep_states" : "", 1e-6 * space);
     if (space >= 0 && space < all)
         tt__log(ctx, TT_LOG_WARNING, "fit", "'%s': two states of %.1f MB and a model of %.1f MB or more may "
                 "not fit on the disk, which has room for %.1f MB", f->o.folder, 1e-6 * state, 1e-6 * model,
@@ -45878,10 +46607,10 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (f->o.epochs < 1 || f->o.epochs > TT__MAX_STEPS / f->steps)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld, but must be 1 to %lld",
                         (long long)f->o.epochs, (long long)(TT__MAX_STEPS / f->steps));
-    if (f->o.validate_steps < 0 || f->o.patience < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "tt_fit: validate_steps is %lld and patience is %lld, but both must be at "
-                        "least 0", (long long)f->o.validate_steps, (long long)f->o.patience);
+    if (f->o.validate_steps < 0 || f->o.patience < 0 || f->o.keep_states < 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: validate_steps is %lld, patience is %lld and "
+                        "keep_states is %lld, but all must be at least 0", (long long)f->o.validate_steps,
+                        (long long)f->o.patience, (long long)f->o.keep_states);
     if (f->o.patience && !f->validation)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience is %lld, but `validation` is NULL: patience "
                         "counts validations", (long long)f->o.patience);
@@ -45938,6 +46667,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     bool save = false;
     tt_status status = tt__must_train(r);
     if (status == TT_OK) status = tt__fit_begin(f);
+    if (status == TT_OK && !tt__fit_is_over(f)) status = tt__fit_features(f);
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     char lines[TT__NOTE] = {0};
     tt__text_buffer text = {lines, sizeof lines, 0};
@@ -45971,6 +46701,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* keeps the first error */
     }
     if (finished) *finished = done;
+    tt__fit_forget_features(f);
     tt__fit_unlock(f);
     tt__free(ctx, f->csv);
     tt__free(ctx, f->point);

@@ -937,8 +937,8 @@ template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) { return __f
 template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __float2half_rn(x); }
 
 // This file knows three dtypes of floats and takes every dtype that is neither f32 nor bf16 for f16.
-static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pack_as, round_16, lt_type, "
-              "and whatever else has TT_BF16");
+static_assert(TT__FLOATS == 3, "a new float dtype needs a case in TT__WITH_HALF, pack_as, round_16, "
+              "lt_type and all other code that has TT_BF16");
 
 // Runs code in which T is the C++ type of a dtype of 16-bit floats, or (TT__WITH_TYPE) of any floats.
 #define TT__WITH_HALF(dtype, T, ...)                                         \
@@ -1861,8 +1861,8 @@ cudaError_t run_mul_broadcast(const tt__launch *l)
 }
 TT__RUN_BY(MUL_BROADCAST, run_mul_broadcast)
 
-// Computes the sum of a * b over each row, and writes it to y or (add) adds it. A warp works on a row. Reads
-// a and b once.
+// Computes the sum of a * b over each row, and writes the sum to y or, if `add`, adds the sum to y. A warp
+// works on a row. Reads a and b once.
 __global__ void __launch_bounds__(256) row_dots(tt__mat a, tt__mat b, tt__mat y, bool add, bool wide)
 {
     tt__begin_kernel();
@@ -1888,7 +1888,7 @@ cudaError_t run_row_dots(const tt__launch *l)
 }
 TT__RUN_BY(ROW_DOTS, run_row_dots)
 
-// Arguments of rotary positions. A thread rotates up to 8 pairs of columns of a head, and the same pairs of
+// Rotary positions. A thread works on 8 pairs of columns, or fewer at the end, and rotates these pairs in
 // TURN_HEADS heads. Reads x and writes y once.
 enum { TURN_HEADS = 8 };
 struct rotary_args {
@@ -1897,11 +1897,11 @@ struct rotary_args {
     bool add, vector;
     int heads, head_size, pairs, neighbours;
     float sign, magnitude;
-    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; number of tasks
+    int64_t groups, spans, all; // groups of pairs in a head, groups of heads in a row, tasks of all rows
     float frequency[TT__MAX_PAIRS];
 };
 
-// Writes v to n columns of row r of y, beginning with column c, or (a.add) adds v to them.
+// Writes v to n columns of row r of y, beginning with column c, or adds v to them if a.add.
 __device__ void put_group(const rotary_args &a, int64_t r, int64_t c, int n, float (&v)[8])
 {
     float old[8];
@@ -2140,10 +2140,10 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
 }
 TT__RUN_BY(SWIGLU_BACKWARD, run_swiglu_backward)
 
-// Computes y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual if it is present.
-// A group of 8 columns gets its 16-bit random numbers from Philox counter {r, c / 8, 0, 0}, where r and c
-// count the rows and columns of all ranks; if `number` is not NULL, number[r] replaces r. Reads x and
-// residual and writes y once; the random numbers take some 12 integer operations an element.
+// Computes y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual if it is
+// present. A group of 8 columns gets its 16-bit random numbers from Philox counter `{r, c / 8, 0, 0}`. Here
+// c counts the columns of all ranks; r is number[row] or, if `number` is NULL, counts the rows of all ranks.
+// Reads x and residual and writes y once; the random numbers take some 12 integer operations an element.
 struct op_dropout {
     static constexpr int KIND = HOT;
     const tt__step_settings *run;
@@ -2210,7 +2210,8 @@ namespace {
 
 // ------------------------------------------------------------------- rows: gather, scatter, pooling, patches
 
-// Computes y[r] = x[index[r] - first], or zeros where x has no such row. Reads the rows of x and writes y.
+// Computes y[r], row `index[r] - first` of x, or zeros where x has no such row. Reads the rows of x and
+// writes y.
 struct op_gather {
     static constexpr int KIND = HOT_CASTS;
     const int32_t *index;
@@ -2270,9 +2271,10 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
 }
 TT__RUN_BY(MEAN_POOL_BACKWARD, run_mean_pool_backward)
 
-// Arguments of patches, which sets y[r] to patch number position[r] - 1 of the image of row r, one channel
-// after another, or to zeros if position[r] is 0. A thread works on up to 8 pixels of a line of a patch, with
-// all C channels. words: groups of 8 pixels begin at multiples of 4 bytes. Reads pixels and writes y once.
+// Arguments of patches, which writes one patch to each row y[r], one channel after another. The patch has
+// number `position[r] - 1` in the image of row r; if position[r] is 0, y[r] becomes zeros. A thread works on
+// up to 8 pixels of a line of a patch, with all C channels. words: groups of 8 pixels begin at multiples of
+// 4 bytes. Reads pixels and writes y once.
 struct patches_args {
     const uint8_t *pixels;
     int64_t ld, seqs;
@@ -2376,8 +2378,8 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
     }
 }
 
-// Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence, and each of its
-// warps every eighth row. Reads x once.
+// Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence; each warp of the
+// block sums every eighth row. Reads x once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
                                                              bool add, bool vector)
 {
@@ -2550,8 +2552,8 @@ enum { TT__SORT_STEP = 1024 }; // number of ids that a block sorts at a time
 // The kernels below run only once or twice in a step, so the device reads their code from its memory each
 // time. Short code therefore saves more time than unrolled loops.
 
-// Loads from[k], from[k + 32], from[k + 64] and from[k + 96], or 0 from `end` on, with all loads in flight
-// together.
+// Loads from[k], from[k + 32], from[k + 64] and from[k + 96], with all loads in flight together. Elements
+// from number `end` on are 0.
 __device__ __forceinline__ void load_ids(int32_t (&to)[4], const int32_t *from, int64_t k, int64_t end)
 {
     TT__UNROLL for (int u = 0; u < 4; u++) to[u] = k + u * 32 < end ? from[k + u * 32] : 0;
@@ -2600,7 +2602,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
             all += count[u];
         }
     }
-    unsigned sum = all; // becomes the number of ids with this digit or a lower digit of the same warp
+    unsigned sum = all; // becomes the number of ids with the digits of the warp's threads up to this thread
     for (int m = 1; m < 32; m *= 2) {
         const unsigned other = __shfl_up_sync(0xffffffffu, sum, m);
         if (lane >= m) sum += other;
@@ -2647,8 +2649,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
 }
 
 // Sorts up to TT__RANKED ids and their rows in one step: the place of an id is the number of ids that come
-// before it. A block counts these for 32 ids, and each of its 8 warps compares the 32 ids with an eighth of
-// all ids. The other blocks write zeros to `zero`.
+// before the id. A block finds the places of 32 ids; each of its 8 warps compares the 32 ids with an eighth
+// of all ids. The other blocks write zeros to `zero`.
 #ifndef TT__RANKED // tests make TT__RANKED smaller
 #define TT__RANKED 8192
 #endif
@@ -2683,7 +2685,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
     const int32_t id = all[from + lane];
     unsigned count = 0;
     for (int at = warp * each; at < (warp + 1) * each; at += 32) {
-        // Ids below `largest` are counted: those below `id`, and at earlier places also those equal to `id`.
+        // Counts ids below `id` and, if they come before the block's 32 ids, also ids equal to `id`.
         const int32_t largest = id + (at < from);
         TT__UNROLL for (int k = 0; k < 32; k += 4) {
             const int4 of = *(const int4 *)(all + at + k);
@@ -2714,12 +2716,12 @@ __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t 
     if (vectors == 2) tt__cp_async_16(to + 1, p + 1);
 }
 
-// Sums the rows of dy that have equal ids. A block sums a chunk of `chunk` rows in sorted order. The sum of
-// an id whose rows are all in the chunk goes to row id - first of `to`, if this row exists. Otherwise the sum
-// is partial: it goes to partial[block][0] if the chunk before also has rows of the id, and to
-// partial[block][1] if the id begins in this chunk and continues in the next. wide: dy and `to` have whole
-// groups of 8 columns at multiples of 16 bytes, and shared memory has room for the rows in flight. Reads dy
-// and writes the rows of `to` once.
+// Sums the rows of dy that have equal ids. A block sums a chunk of `chunk` rows in sorted order. If all rows
+// of an id are in the chunk, the sum goes to the row of `to` with the number `id - first`, if this row
+// exists. Otherwise the sum is partial. A partial sum goes to partial[block][0] if the chunk before also has
+// rows of the id, and to partial[block][1] if the id begins in this chunk and continues in the next. wide:
+// dy and `to` have whole groups of 8 columns at multiples of 16 bytes, and shared memory has room for the
+// rows in flight. Reads dy and writes the rows of `to` once.
 __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
                                                tt__mat to, int64_t first, bool add, bool wide, int64_t chunk,
                                                float *partial)
@@ -3114,8 +3116,9 @@ __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, i
     }
 }
 
-// Turns 8 logits, beginning with column c, into their gradients if classes have weights; sum: the sum of the
-// weights. The share of each class in a smoothed target is multiplied by the weight of this class.
+// Turns 8 logits, beginning with column c, into their gradients for a loss in which classes have weights.
+// The share of each class in a smoothed target is multiplied by the weight of this class. weights: the
+// weights of the classes; sum: the sum of these weights.
 __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8], int64_t c, int64_t n,
                                                                   int32_t target, float lse, float smoothing,
                                                                   const float *weights, float sum,
@@ -3129,8 +3132,8 @@ __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8],
     }
 }
 
-// Computes the gradients of logits x (rows, n), and writes them to dx or (add) adds them. Reads x and writes
-// dx once. A thread works on eight elements of a row at a time.
+// Computes the gradients of logits x (rows, n), and writes them to dx or, if `add`, adds them to dx. Reads x
+// and writes dx once. A thread works on eight elements of a row at a time.
 __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
                                                               const int32_t *targets, tt__mat weights,
                                                               const float *class_weights, tt__mat lse,
@@ -3229,7 +3232,8 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
 }
 TT__RUN_BY(SOFT_CROSS_ENTROPY, run_soft_cross_entropy)
 
-// Writes w * (softmax(x) * (sum of p) - p) to dx or (add) adds it. Reads x and p and writes dx once.
+// Computes w * (softmax(x) * (sum of p) - p), and writes it to dx or, if `add`, adds it to dx. Reads x and p
+// and writes dx once.
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
                                                                    tt__mat weights, tt__mat stats,
                                                                    const float *divisor, tt__mat dx, bool add,
@@ -3261,8 +3265,8 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
 }
 TT__RUN_BY(SOFT_CROSS_ENTROPY_BACKWARD, run_soft_cross_entropy_backward)
 
-// Computes the partial counts of the squared error of x and y (rows, n); the loss of a row with weight w is w
-// * the sum of (x - y)^2 / n. Reads x and y once.
+// Computes the partial counts of the squared error of x and y (rows, n). The loss of a row with weight w is
+// w times the mean of (x - y)^2 over the row. Reads x and y once.
 __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
                                                      loss_sums *partial)
 {
@@ -3296,7 +3300,8 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
 }
 TT__RUN_BY(MEAN_SQUARED_ERROR, run_mean_squared_error)
 
-// Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Reads x and y and writes dx once.
+// Computes 2 * w * (x - y) / n, and writes it to dx or, if `add`, adds it to dx. Reads x and y and writes dx
+// once.
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
                                                               tt__mat weights, const float *divisor,
                                                               tt__mat dx, bool add, bool wide,
@@ -3329,8 +3334,9 @@ cudaError_t run_mean_squared_error_backward(const tt__launch *l)
 TT__RUN_BY(MEAN_SQUARED_ERROR_BACKWARD, run_mean_squared_error_backward)
 
 // Computes the partial counts of the cross-entropy of sigmoids, for logits x, targets y and positive weights
-// p (NULL: all 1). A warp works on a row: an element's loss is p * y * log(1 + e^-x) + (1 - y) * log(1 +
-// e^x), the row's loss the mean. Reads x and y once.
+// p (NULL: all 1). A warp works on a row. The loss of an element is
+// `p * y * log(1 + e^-x) + (1 - y) * log(1 + e^x)`; the loss of a row is the mean over the row's elements.
+// Reads x and y once.
 __global__ void __launch_bounds__(256) sigmoid_cross_entropy(tt__mat x, tt__mat y, tt__mat weights,
                                                              const float *p, bool wide, loss_sums *partial)
 {
@@ -3376,8 +3382,8 @@ cudaError_t run_sigmoid_cross_entropy(const tt__launch *l)
 }
 TT__RUN_BY(SIGMOID_CROSS_ENTROPY, run_sigmoid_cross_entropy)
 
-// Computes w / n * ((1 - y) * sigmoid(x) - p * y * sigmoid(-x)), and writes it to dx or (add) adds it. Reads
-// x and y and writes dx once.
+// Computes w / n * ((1 - y) * sigmoid(x) - p * y * sigmoid(-x)), and writes it to dx or, if `add`, adds it
+// to dx. Reads x and y and writes dx once.
 __global__ void __launch_bounds__(256)
     sigmoid_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat y, tt__mat weights, const float *p,
                                    const float *divisor, tt__mat dx, bool add, bool wide,
@@ -3464,11 +3470,11 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
     }
 }
 
-// Does the work of linear_cross_entropy, with gradients, for rows that fit into shared memory. As many blocks
-// run as the device holds, and each works on one row after another. A thread copies its own columns, four of
-// every 4,096, to shared memory. Once the thread has written the gradients of a row, it fetches its columns
-// of the block's next row. It sums the first of a row's ROW_PARTS parts while the other parts are in flight.
-// Reads and writes n * (4 + bytes of an element of dz) bytes a row.
+// Computes what linear_cross_entropy computes with gradients, for rows that fit into shared memory. As many
+// blocks run as the device holds, and each works on one row after another. A thread copies its own columns,
+// four of every 4,096, to shared memory. Once the thread has written the gradients of a row, it fetches its
+// columns of the block's next row. A row has ROW_PARTS parts; a thread sums the first part while the other
+// parts are in flight. Reads and writes `n * (4 + bytes of an element of dz)` bytes a row.
 enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
@@ -3530,7 +3536,7 @@ __global__ void __launch_bounds__(1024, 1)
                     ((uint2 *)to)[place] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
                                                       pack_as(dz.dtype, v[2], v[3]));
                 }
-                // comes after the store above, for which the old logits were read
+                // must come after the store above, for which the logits in this place were read
                 if (x) tt__cp_async_16(logits + c, x + c);
             }
             tt__cp_async_commit();
@@ -3559,9 +3565,9 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
-// Returns the matrix to which the chunks of rows add their contributions to gradient m. The matrix is m
-// itself, unless m has 16 bits and there are several chunks (many). Then it is an f32 matrix at *at in the
-// workspace, rounded to m at the end.
+// Returns the matrix to which the chunks of rows add their contributions to gradient m: m itself or, if m
+// has 16 bits and there are several chunks (`many`), an f32 matrix at *at in the workspace. At the end the
+// f32 matrix is rounded to m.
 tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 {
     tt__mat sums = *m;
@@ -3580,7 +3586,9 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 // wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
 struct class_tail {
     int64_t first, count; // the first class, and the number of classes; 0: there is no tail
-    tt__mat w, b, dw, db; // w, dw: (rows, in); b, db: (1, rows); rows is count padded; dw and db are f32
+    // Shapes: w and dw (rows, in), b and db (1, rows), where rows is `count`, padded to a multiple of 8. dw
+    // and db are f32.
+    tt__mat w, b, dw, db;
 };
 
 // Copies x to the upper left of `to`, and fills the rest of `to` with zeros. A thread copies eight columns.
@@ -3766,8 +3774,9 @@ namespace {
 
 // ---- layernorm
 
-// A thread of a row. Whole warps share a row, and each thread has 8 of its columns: 8 neighbours if `vector`;
-// otherwise the thread's columns are `of` apart, the number of the row's threads.
+// A thread of a row. Whole warps share a row, and each thread has 8 of the row's columns. The columns are
+// neighbours if `vector`; otherwise they are `of` columns apart, where `of` is the number of threads that
+// share the row.
 struct row_thread {
     int at, of; // number of the thread among the `of` threads that share a row
     bool vector;
@@ -3870,9 +3879,9 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
     return {centred, centred ? at[0] : 0.0f, at[centred]};
 }
 
-// Dropout in a norm's kernel. In the forward, the kernel first computes dropout(from) + residual, stores it
-// in x and normalises it; there is no residual if its data is NULL. In the backward, the kernel stores
-// dropout(dx) in `to`, and its third sums are column sums of `to`.
+// Dropout in a norm's kernel. In the forward, the kernel first computes dropout(from) + residual, stores the
+// sum in x and normalises it; there is no residual if residual.data is NULL. In the backward, the kernel
+// stores dropout(dx) in `to`, and also computes the column sums of `to`, beside those for dw and db.
 struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
 
 // Sizes of a thread block. For NARROW rows, of up to 1,024 columns, a block has EACH teams of threads. In a
@@ -3888,7 +3897,8 @@ template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>;
 
 // Computes y = (x - mean) / std * w + b, and stores mean and 1 / std to stats. If not `centred`, the mean
 // counts as 0. A row stays in the registers of its threads and is read once. X: dtype of x and y, or ANY; W:
-// dtype of w and b. Unless X is ANY, the next rows are in flight meanwhile. DROP: with dropout, X not ANY.
+// dtype of w and b. Unless X is ANY, a thread loads its next rows while it computes. DROP: the kernel also
+// computes dropout; X must not be ANY then.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(forward_block<NARROW, X>::MAX, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
@@ -4117,8 +4127,9 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
     }
 }
 
-// Begins the gradient of a row, given dy in g and x in n. Sets n to (x - mean) / std and g to dy * w, and sum
-// to the thread's sums of g and of g * n. Adds dy * n to dw, and dy to db, which are sums over rows.
+// Computes, for one row, what the gradient needs of dy (in g) and x (in n). Sets n to (x - mean) / std, g to
+// dy * w, sum[0] to the thread's sum of g, and sum[1] to the thread's sum of g * n. dw and db are sums over
+// rows: adds dy * n to dw, and dy to db.
 __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], float *sum, float (&dw)[8],
                                                float (&db)[8], const float (&scale)[8], const row_stats &of)
 {
@@ -4134,12 +4145,13 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
     }
 }
 
-// Computes dx = (g - avg(g) - n * avg(g * n)) / std, where n = (x - mean) / std and g = dy * w. Sums dw = dy
-// * n and db = dy over the block's rows. Writes to partial, for each block, the sums of dw and db and, if
-// `sums`, the column sums of dx (if `add`, after the addition). dx.data may be NULL. X: dtype of dy, x and
-// dx; W: dtype of w. A row and the sums over rows stay in registers; with bf16, the rows of the next turn are
-// in flight meanwhile. Reads dy and x (if `add`, also dx) and writes dx once. DROP: with dropout, which needs
-// dx and an X that is not ANY; the rows of drop.to are dx.ld elements apart.
+// Computes `dx = (g - avg(g) - n * avg(g * n)) / std`, where `n = (x - mean) / std` and `g = dy * w`. Sums
+// `dw = dy * n` and `db = dy` over the block's rows. Writes to `partial`, for each block, the sums of dw and
+// db and, if `sums`, the column sums of dx (if `add`, after the addition). dx.data may be NULL. X: dtype of
+// dy, x and dx; W: dtype of w. A row and the sums over rows stay in registers; with bf16, the rows of the
+// next turn are in flight meanwhile. Reads dy and x (if `add`, also dx) and writes dx once. DROP: the kernel
+// also computes dropout; dx must not be NULL then, and X not ANY. The rows of drop.to are dx.ld elements
+// apart.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
@@ -4148,7 +4160,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     tt__begin_kernel();
     typedef backward_block<NARROW, X> B;
     constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
-    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // for alternate turns: `left` & TURN, a power of 2
+    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // used by turns: bit TURN (a power of 2) of `left`
     TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
@@ -4630,7 +4642,7 @@ cudaError_t run_mean_loss(const tt__launch *l)
 }
 TT__RUN_BY(MEAN_LOSS, run_mean_loss)
 
-// Writes the counts of a loss to totals, a tt__totals, or (add) adds them.
+// Writes the counts of a loss to totals, a tt__totals, or adds them if `add`.
 __global__ void add_counts(const float *counts, double *totals, bool add)
 {
     tt__begin_kernel();
@@ -4744,10 +4756,11 @@ __device__ __forceinline__ uint32_t round_up(float x, uint32_t random)
     return (uint32_t)min((int)__float_as_uint(x), 0x7fff0000) + random;
 }
 
-// Rounds elements [i, i + 8) of a vector to its dtype and writes them. Rounds element e of a 16-bit vector
-// stochastically, by number e % 8 of Philox counter {e / 8}. Steps smaller than half a unit in the last place
-// then survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015). e counts
-// from the first element of the whole tensor; the vector begins at element 8 * first of the tensor.
+// Rounds elements `[i, i + 8)` of a vector to its dtype and writes them. Element e of a 16-bit vector is
+// rounded stochastically, by number `e % 8` of Philox counter `{e / 8}`. Steps smaller than half a unit in
+// the last place then survive on average (Gupta et al., "Deep learning with limited numerical precision",
+// 2015). e counts from the first element of the whole tensor; the vector begins at element `8 * first` of
+// the tensor.
 __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
                                         const float (&x)[8], const philox_keys &keys, int64_t first)
 {
@@ -4808,7 +4821,7 @@ struct member_sum { // the sum of the members' elements in a collective (ops/col
     void *y;
     int64_t n;
     unsigned first;
-    int peers, present; // index of the sum's first operand in member_sums.peers; number of operands
+    int peers, present; // peers: index of the first operand in member_sums.peers; present: number of operands
     uint8_t type, how;
     bool add, wide;
 };
@@ -4893,10 +4906,10 @@ TT__RUN_BY(FOLD_SQUARES, run_squares)
 
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // number of elements that a block updates
 
-// Updates parameters. Reads and writes, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12
-// for SGD without; in 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all
-// parameters and their states; or ANY. With ANY, only three blocks fit a multiprocessor: a thread needs more
-// registers than the 64 that four blocks allow.
+// Updates parameters. For each f32 element, reads and writes 28 bytes for Adam, 20 bytes for SGD with
+// momentum, and 12 bytes for SGD without momentum; for a 16-bit element, half as many. G: dtype of all
+// gradients of the launch, or ANY; P: dtype of all parameters and their states, or ANY. If P is ANY, only
+// three blocks fit a multiprocessor: a thread needs more registers than the 64 that four blocks allow.
 template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__step_settings *run)
@@ -5408,7 +5421,9 @@ __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, un
 // A trial with two devices: kernels of d load bytes from the memory of `from`.
 struct peer_probe {
     tt__device *d, *from;
-    void *source, *target, *pinned; // TT__PROBE_BYTES each, of memory of `from`, of d, of the host (or NULL)
+    // Buffers of TT__PROBE_BYTES. source: in the memory of `from`; target: in d's memory; pinned: in the
+    // host's memory, or NULL.
+    void *source, *target, *pinned;
     unsigned *wrong;                // number of 16-byte vectors with wrong bytes; in d's memory
     enum { WORDS = TT__PROBE_BYTES / 16, BLOCKS = WORDS < 65536 ? 2 : 256 };
 };
@@ -5579,14 +5594,16 @@ struct attention_args {
     // Options of block-sparse attention (tt_attention_options); block is 0 without it.
     int block, dense, listed, list_rows;
     const uint16_t *lists;                  // copy of tt__launch.lists in the device's memory
-    // Factors of scores, of scores for exp2, and of weights that dropout keeps.
+    // scale: factor of the scores; factor: the same for exp2, scale * log2 e; keep_scale: factor of the
+    // weights that dropout keeps.
     float scale, factor, keep_scale;
-    // Partial column sums of dq (parts_q rows), dk and dv (parts_k rows), one row for each thread block that
-    // owns the column; NULL: the sums are not wanted.
+    // Partial column sums of dq (parts_q rows), dk and dv (parts_k rows). Each row has the sums over one
+    // tile of rows, written by the thread blocks that own the tile. NULL: the sums are not wanted.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
-    // Parts of dq: rows (heads, head_size) of the slots, one slot after another, see attention_backward_wide;
-    // NULL: a block has all keys of a sequence.
+    // Parts of dq, for attention_sum_parts. Each slot is a matrix of parts with rows of the shape
+    // (heads, head_size), and the slots follow one another, see attention_backward_wide. NULL: each block
+    // has all keys of a sequence, so there are no parts.
     float *parts;
     int64_t slot_begin[TT__CUDA_ATTENTION_SLOTS]; // row of `parts` at which each slot begins
     int slots;
@@ -5599,8 +5616,8 @@ struct attention_args {
     unsigned char *bits;
     bool sums_deltas;                       // whether the kernel of dq computes `delta`
     int warps;                              // warps of attention_backward; 0: two kernels make the gradients
-    // Numbers of tiles of a head, of heads of a group, and of items that a thread block takes: see
-    // attention_item_of.
+    // item_tiles: number of tiles of a head; item_group: number of heads that are computed at a time;
+    // item_rounds: number of items that a thread block takes. See attention_item_of.
     int item_tiles, item_group, item_rounds;
 };
 
@@ -5613,8 +5630,8 @@ __device__ __forceinline__ uint64_t attention_key(const attention_args &p)
                                (uint64_t)run->micro << 32 | p.random) : 0;
 }
 
-// Returns 16 bits that tell which weights of a query dropout keeps, for keys 16 * group ... 16 * group + 15
-// of its sequence. row: the query's row of the batch. See tt__attention_either.
+// Returns 16 bits that tell which weights of a query dropout keeps, for the keys from `16 * group` to
+// `16 * group + 15` of the query's sequence. row: the query's row of the batch. See tt__attention_either.
 __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint64_t key, int row, int group,
                                                    int head)
 {
@@ -5642,7 +5659,7 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
                                                          int number)
 {
     const int lane = threadIdx.x % 32;
-    int s = 0, n = p.seqs; // the sequence is in s ... s + n - 1; each round tests 32
+    int s = 0, n = p.seqs; // the sequence is one of n, from s on; each pass tests 32 of the n
     while (n > 1) {
         int step = (n + 31) / 32, probe = s + lane * step;
         bool before = lane * step < n && start[probe] / SIZE + probe <= number;
@@ -5661,11 +5678,12 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
     return t;
 }
 
-// Returns the bits that tell which weights of 64 queries and 64 keys dropout keeps. queries, keys: the
-// numbers of the two tiles in a sequence. The kernel of dq writes these bits for the kernel of dk and dv.
-// They are (4, 64, 16) bits: the bit of query i and key j, see attention_keep, has number (j / 16 * 64 + i) *
-// 16 + j % 16. Pairs of tiles are stored as a matrix or, in causal attention, where no pair above the
-// diagonal exists, as a triangle. See tt__cuda_attention_bits. begin: the sequence's attention_bits_begin.
+// Returns the place of the bits that tell which weights of a tile of 64 queries and a tile of 64 keys
+// dropout keeps. queries, keys: the numbers of the two tiles in a sequence; begin: the sequence's
+// attention_bits_begin. The kernel of dq writes the bits for the kernel of dk and dv. The bits have the
+// shape (4, 64, 16): the bit of query i and key j, see attention_keep, has number
+// `(j / 16 * 64 + i) * 16 + j % 16`. The pairs of tiles are stored as a matrix. In causal attention no pair
+// above the diagonal exists, so the pairs are stored as a triangle. See tt__cuda_attention_bits.
 __device__ __forceinline__ unsigned char *attention_bits(const attention_args &p, int64_t begin, int queries,
                                                          int keys, int head)
 {
@@ -5862,9 +5880,10 @@ __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
 namespace {
 
 // ---- attention in f32 arithmetic, for any dtypes, strides and head sizes. A block of 256 threads works on
-// tiles of 64 queries and 64 keys. Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x +
-// 16 b, for a and b in 0 to 3, and the outputs of rows y + 16 a and columns 4 x ... 4 x + 3. A block makes 64
-// columns of a head; several blocks make a larger head, and each of them computes the scores.
+// tiles of 64 queries and 64 keys. Thread (x, y) of 16 x 16 has the scores of rows `y + 16 * a` and columns
+// `x + 16 * b`, for a and b in 0 to 3, and the outputs of rows `y + 16 * a` and columns `4 * x` to
+// `4 * x + 3`. A block makes 64 columns of a head; several blocks make a larger head, and each of them
+// computes the scores.
 
 struct attention_rows { // `count` rows of the matrix m
     const tt__mat *m;
@@ -5872,8 +5891,9 @@ struct attention_rows { // `count` rows of the matrix m
     int first, count;
 };
 
-// Copies COLUMNS columns of the rows x, beginning with `column`, into `to` (64, PITCH). x has only `columns`
-// columns from `column` on. Columns that x lacks, and rows after the last row of x, become zeros.
+// Copies COLUMNS columns of the rows x, beginning with column `column`, into `to` (64, PITCH). columns:
+// number of columns that x has from column `column` on. Columns that x lacks, and rows after the last row of
+// x, become zeros.
 template <int COLUMNS, int PITCH>
 __device__ __forceinline__ void attention_stage(float *to, const attention_rows &x, int64_t column,
                                                 int columns)
@@ -5980,9 +6000,9 @@ __device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_a
                                                    p.first_head + head);
 }
 
-// Sets times, (64 queries, 64 blocks), to how many times each of a tile's `count` queries sees each block
-// that has any of the 64 keys from `key` on; block 0 is the block of `key`. Returns false if no query sees
-// any of these blocks. All threads of the block must call the function.
+// Counts how often each of a tile's `count` queries sees each block of keys that has any of the 64 keys from
+// `key` on. Writes the counts to times (64 queries, 64 blocks), where block 0 is the block of `key`. Returns
+// false if no query sees any of these blocks. All threads of the thread block must call the function.
 __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const attention_args &p,
                                                     const attention_tile &t, int first, int count, int key,
                                                     int blocks, int head)
@@ -6157,8 +6177,9 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     }
 }
 
-// Transposes squares of 8 x 8 bits over 8 lanes: in each byte of x, bit i of lane k becomes bit k of lane i,
-// where i and k are values of `group`, bits 2 to 4 of a lane's number. Bits 0 and 1 of the 8 lanes are equal.
+// Transposes squares of 8 x 8 bits over 8 lanes whose numbers differ only in bits 2 to 4. `group`, from 0 to
+// 7, is the value of these bits. In each byte of x, bit i of the lane with group k becomes bit k of the lane
+// with group i.
 __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
 {
     TT__UNROLL for (int k = 1; k < 8; k *= 2) {
@@ -6171,9 +6192,10 @@ __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
     return x;
 }
 
-// Returns, as bits, which of a thread's weights dropout keeps, where rows are the warp's keys and columns are
-// QUERIES queries. The thread's element (m, n, h, e) has bit 8 * (2 * e + h) + m * QUERIES / 8 + n. rows: the
-// queries' rows of the batch; first: the warp's first key / 16.
+// Returns, as bits, which of a thread's weights dropout keeps. Rows of the weights are the warp's keys,
+// columns are QUERIES queries. The thread's element (m, n, h, e) has bit
+// `8 * (2 * e + h) + m * QUERIES / 8 + n`. rows: the queries' rows of the batch; first: the warp's first
+// key, divided by 16.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args &p, uint64_t random,
                                                            const int *rows, int first, int head,
@@ -6287,9 +6309,9 @@ template <class T> __device__ __forceinline__ uint32_t attention_pack(float low,
     return pack<T>(low, high);
 }
 
-// Copies, asynchronously, rows first ... first + count - 1 of a head or, if `at` is not NULL, rows at[first]
-// ... at[first + count - 1]. `to` is (ROWS, D + 8) or, if WIDE, (ROWS, D) in the layout of tt__wgmma_matrix.
-// Its other rows and columns become zeros.
+// Copies `count` rows of a head, asynchronously: the rows from `first` on or, if `at` is not NULL, the rows
+// that `at` lists from at[first] on. `to` is (ROWS, D + 8) or, if WIDE, (ROWS, D) in the layout of
+// tt__wgmma_matrix. The other rows and columns of `to` become zeros.
 template <class T, int D, int ROWS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
                                                 int count, int head, int head_size,
@@ -6349,7 +6371,7 @@ __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const 
             to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
-// Clears the sums of a warp, 16 M rows and 8 N columns.
+// Clears the sums of a warp: `16 * M` rows and `8 * N` columns.
 template <int M, int N> __device__ __forceinline__ void attention_clear(float (&x)[M][N][4])
 {
     TT__UNROLL for (int m = 0; m < M; m++)
@@ -6412,8 +6434,8 @@ __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], con
 }
 
 // Column sums of the numbers that attention_store writes, as rounded to T. `sum` has the sums over the
-// thread's elements. write() sums these over the warp's rows, and writes the result to part[column] or (add)
-// adds it; lane: the thread's lane.
+// thread's elements. The function `write` adds up `sum` over the warp's rows, and writes the result to
+// part[column] or, if `add`, adds the result to part[column]. lane: the thread's lane.
 template <class T, int D> struct attention_columns {
     enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, rounded up to a multiple of 8
     float sum[N];
@@ -6448,9 +6470,10 @@ template <class T, int D> struct attention_columns {
     }
 };
 
-// Stores the thread's elements 2 h and 2 h + 1 of each tile of 8 columns, multiplied by scale, in row `row`
-// of head `head` of an output or, if `add`, adds them. The first tile begins at `column` of the head. If
-// `sums`, adds the stored numbers to `columns`, too; this works only for 16-bit results without `add`.
+// Stores the thread's elements `2 * h` and `2 * h + 1` of each tile of 8 columns, multiplied by `scale`, or
+// adds them if `add`. The destination is row `row` of head `head` of the output m; the first tile begins at
+// column `column` of the head. If `sums`, adds the stored numbers to `columns`, too; this works only for
+// 16-bit results without `add`.
 template <class T, int D>
 __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size,
                                                 const float (&from)[D / 8][4], int h, float scale, bool add,
@@ -6502,8 +6525,8 @@ __device__ __forceinline__ int64_t attention_sums_begin(const attention_args &p,
 }
 
 // Sets row[m][h] to a query's row of the batch, in the kernels of the forward and dq. The query is number
-// mine + 16 m + 8 h + lane / 4 of the tile; `mine` is the warp's first query. Queries from `count` on get the
-// last query's row.
+// `mine + 16 * m + 8 * h + lane / 4` of the tile; `mine` is the warp's first query. Queries from `count` on
+// get the last query's row.
 template <int MT>
 __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first,
                                                   int count, int mine)
@@ -6515,10 +6538,10 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
         }
 }
 
-// Draws which of the warp's weights for keys key ... key + KEYS - 1 dropout keeps; attention_kept reads the
-// result. The draw comes before the scores, which need the registers. The four threads of a row draw 16 bits
-// each: together for 64 keys of the row, or for 32 keys of the row and of row + 8. to: attention_bits
-// of the warp's first query and the first of these keys; NULL: the bits are not written.
+// Draws which of the warp's weights for keys `key` to `key + KEYS - 1` dropout keeps; attention_kept reads
+// the result. The draw comes before the scores, which need the registers. The four threads of a row draw 16
+// bits each: together for 64 keys of the row or, if KEYS is 32, for 32 keys of the row and of the row 8 rows
+// on. to: attention_bits of the warp's first query and of key `key`; NULL: the bits are not written.
 template <int MT, int KEYS>
 __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
                                                     uint64_t random, const int (&row)[MT][2], int key,
@@ -6541,8 +6564,8 @@ __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS /
     }
 }
 
-// Returns whether dropout keeps the weight of row 16 * m + 8 * h + lane / 4 and key
-// 8 * n + lane % 4 * 2 + e of the warp's part of the tile.
+// Returns whether dropout keeps the weight of row `16 * m + 8 * h + lane / 4` and key
+// `8 * n + lane % 4 * 2 + e` of the warp's part of the tile.
 template <int MT, int KEYS>
 __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS / 64], int m, int h, int n,
                                                int e)
@@ -6573,8 +6596,8 @@ template <int MT> struct attention_queries {
     int row[MT][2];       // the batch's row of each of the thread's queries (attention_rows_of)
 };
 
-// The blocks that a thread block works on in block-sparse attention: blocks from ... to, of queries or of
-// keys, of a sequence of n blocks. n is 0 if the sequence is dense.
+// The blocks that a thread block works on in block-sparse attention: blocks `from` to `to`, inclusive, of a
+// sequence's queries or keys. n: number of blocks of the sequence; 0: the sequence is dense.
 struct attention_sparse { int n, from, to; };
 
 __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_args &p, int length, int at,
@@ -6584,9 +6607,9 @@ __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_
     return b;
 }
 
-// Returns the first key, from `at` on, in a block that any of b's blocks of queries sees; `end` or more
-// without such a key. If KEYS, b has blocks of keys: returns the first query in a block that sees any of b's
-// blocks. Tests 32 blocks at a time.
+// Returns the first key, from `at` on, whose block is seen by any of b's blocks of queries. If no key is
+// seen, returns `end` or a larger number. If KEYS, b has blocks of keys, and the result is the first query
+// whose block sees any of b's blocks. Tests 32 blocks at a time.
 template <bool KEYS>
 __device__ __forceinline__ int attention_seen_from(const attention_args &p, const attention_sparse &b,
                                                    int head, int at, int end)
@@ -6873,8 +6896,8 @@ __device__ __forceinline__ int attention_item_end(const attention_args &p, int l
         : p.window ? min(length, after + p.window - 1) : length;
 }
 
-// Does the work of attention_fetch for `to` (ROWS, D), stored as parts of 64 columns, with 128 threads that
-// have few registers.
+// Copies rows of a head as attention_fetch does, with 128 threads that have few registers. `to` (ROWS, D) is
+// stored as parts of 64 columns.
 template <class T, int D, int ROWS>
 __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const int32_t *at, int first,
                                                int count, int head, int head_size)
@@ -6893,8 +6916,9 @@ __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const in
     }
 }
 
-// Barriers of phases for the places in shared memory: two for queries, STAGES for keys and STAGES for values.
-// Passing the barrier ..._there means that the place is filled; passing ..._used means that it is free.
+// Barriers of phases for the places in shared memory: two places for queries, STAGES for keys and STAGES for
+// values. Threads pass a barrier with the name `..._there` when the place is filled, and a barrier with the
+// name `..._used` when the place is free.
 struct attention_wide_barriers {
     uint64_t *q_there; // queries and `items` are filled
     uint64_t *q_used, *k_there;
@@ -6924,7 +6948,8 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     const attention_wide_barriers &barriers;
     attention_item *items, (*found)[32]; // found[warp]: the next 32 items, which the warp's lanes have found
     uint32_t k0, k1;                     // halves of attention_key
-    // The tile whose draw is still to be done: its item in found[warp] (-1: none) and its first key.
+    // The tile of keys for which dropout is still to be drawn. last: the tile's item in found[warp]; -1:
+    // there is no tile to draw for. last_key: the tile's first key.
     int last, last_key;
     int fetched, taken; // fetched: tiles of keys copied so far; taken: items begun so far
 
@@ -7007,9 +7032,9 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     }
 };
 
-// The task of another warpgroup, number `group`: to compute products. team: the warpgroup's first query;
-// mine: the warp's first query; both are counted in the item. The lane is computed wherever it is used, to
-// save a register.
+// The task of each other warpgroup: to compute products. group: the number of the warpgroup; team: the
+// warpgroup's first query; mine: the warp's first query. Both queries are counted in the item. The lane is
+// computed wherever it is used, to save a register.
 template <class T, int D, bool DROPS> struct attention_wide_products {
     typedef attention_wide_sizes<D> S;
     enum { KEYS = S::KEYS, STAGES = S::STAGES };
@@ -7116,8 +7141,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         tt__phases_wait(&barriers.v_there[stage], used / STAGES & 1);
         TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                // A thread has two of each 8 keys. The highest bit of each byte is the bit of the first
-                // key (low) or of the second key (high).
+                // A thread has two of each 8 keys. In `low`, the highest bit of each byte is the bit of the
+                // first of the two keys; in `high`, the highest bit is that of the second.
                 const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
                 const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
                 TT__UNROLL for (int n = 0; n < 4; n++)
@@ -7282,8 +7307,8 @@ __device__ __forceinline__ float attention_delta_of(const attention_args &p, int
     return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
 }
 
-// Reads, for a thread's queries, the log-sum-exps of the scores (converted to base 2) and the sums of
-// dout * out. If p.sums_deltas, computes these sums and stores them instead.
+// Gets, for a thread's queries, the log-sum-exps of the scores (converted to base 2) and the sums of dout *
+// out. If p.sums_deltas, the sums of dout * out are computed and stored; otherwise they are read.
 template <class T, int MT>
 __device__ __forceinline__ void attention_row_sums(float (&lse)[MT][2], float (&delta)[MT][2],
                                                    const attention_args &p, const attention_queries<MT> &b)
@@ -7408,10 +7433,10 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
                             (int)threadIdx.x);
 }
 
-// Copies QUERIES queries, beginning with number `first`, into one of two stages; n is the number of queries
-// from `first` to the sequence's end. qs holds q, (2, QUERIES, PITCH) with one matrix for each stage, then
-// dout in the same form. lses holds log-sum-exps, (2, QUERIES), then deltas (2, QUERIES). rows, (2, QUERIES),
-// gets the queries' rows of the batch. Log-sum-exps and deltas after the last query become 0.
+// Copies QUERIES queries, beginning with query number `first`, into buffer `stage` (0 or 1). n: number of
+// queries from `first` to the sequence's end. qs holds first q and then dout, each as (2, QUERIES, PITCH):
+// one matrix for each stage. lses holds first log-sum-exps and then deltas, each as (2, QUERIES); after the
+// last query both become 0. rows, (2, QUERIES), gets the queries' rows of the batch.
 template <class T, int D, int QUERIES, int THREADS, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int *rows,
                                                         const attention_args &p, int first, int n, int head,
@@ -7434,10 +7459,10 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
     tt__cp_async_commit();
 }
 
-// Copies, asynchronously, attention_bits of the queries from `from` on and the keys from t.at on to `to`,
-// (KEYS / 16, QUERIES, 16) bits. Bits after the sequence's end become zeros. The bits of tiles of QUERIES x
-// QUERIES where no query sees a key become zeros, too, because the kernel of dq does not write them. begin:
-// the sequence's attention_bits_begin.
+// Copies bits of dropout (attention_bits), asynchronously, to `to`: the bits of the queries from `from` on
+// and the keys from t.at on, as (KEYS / 16, QUERIES, 16). Bits after the sequence's end become zeros. Where
+// no query of a tile of QUERIES x QUERIES sees a key, the kernel of dq writes no bits, and the copied bits
+// become zeros, too. begin: the sequence's attention_bits_begin.
 template <int KEYS, int QUERIES>
 __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const attention_args &p,
                                                      const attention_tile &t, int64_t begin, int from,
@@ -7452,8 +7477,8 @@ __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const at
     tt__cp_async_16(to + i * 16, bits, there ? 16 : 0);
 }
 
-// Stores the thread's elements of row `row` of dk (k is 0) or dv (k is 1): elements 2 h and 2 h + 1 of each
-// tile of 8 columns.
+// Stores the thread's elements of row `row` of dk (k is 0) or dv (k is 1): elements `2 * h` and `2 * h + 1`
+// of each tile of 8 columns.
 template <class T, int D>
 __device__ __forceinline__ void attention_store_key(const attention_args &p, int k, int row, int head,
                                                     const float (&from)[D / 8][4], int h, int lane,
@@ -7475,8 +7500,8 @@ __device__ __forceinline__ void attention_write_key_sums(const attention_args &p
     attention_write_sums<D>(p.sums_v, at, part + WARPS, parts, p.head_size, thread);
 }
 
-// Writes the thread block's column sums of dk and dv, if sums are wanted. A barrier comes first, so that all
-// warps have stored their sums and `at`, which may be in shared memory, is set.
+// Writes the thread block's column sums of dk and dv, if sums are wanted. A barrier comes first. After the
+// barrier, all warps have stored their sums, and `at`, which may be in shared memory, is set.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_finish_key_sums(const attention_args &p, const int64_t &at,
                                                           const float (*part)[D], int parts, int thread)
@@ -7557,10 +7582,10 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
     enum { WARPS = 4, KEYS = 64 * MT, PITCH = D + 8, BITS = KEYS * QUERIES / 8 };
-    TT__SHARED(int64_t, sums_begin, ); // in shared memory to save registers, as the next two variables
+    TT__SHARED(int64_t, sums_begin, ); // these three variables are in shared memory to save registers
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_sparse, sparse, ); // `sparse` and `tile` serve kernels without registers for them
+    TT__SHARED(attention_sparse, sparse, ); // `sparse` and `tile` are used by kernels that lack registers
     TT__SHARED(attention_tile, tile, );
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
@@ -7681,9 +7706,10 @@ namespace {
 
 // ----------------------------------------------------- the backward in one kernel, and by warpgroups (wgmma)
 
-// The work of a thread block of attention_backward: a sequence, with its rows of the batch (begin, count) and
-// its queries (first, queries), one head of keys, and the end of the heads of q that share this head.
-// `thread` is 0. The compiler does not know the 0, so it computes values again and saves registers.
+// The work of a thread block of attention_backward: a sequence, with its rows of the batch (begin, count)
+// and its queries (first, queries), one head of keys, and the end of the heads of q that share this head.
+// `thread` is 0, but the compiler does not know the 0. Expressions that contain `thread` are therefore
+// computed where they are used and take no registers before.
 struct attention_whole {
     int begin, count, first, queries, key_head, heads_end, thread;
     __device__ __forceinline__ void find(const attention_args &p)
@@ -7747,8 +7773,8 @@ template <int D, int DOWN> __device__ __forceinline__ void attention_clear_sums(
         for (int k = 0; k < DOWN; k++) part[k][c] = 0;
 }
 
-// Makes dq of the tile of queries that begins at `from`: multiplies the gradients of scores (`slopes`) by the
-// keys that these queries see. part_q: column sums of dq, which grow by the tile's.
+// Makes dq of the tile of queries that begins at `from`: multiplies the gradients of scores (`slopes`) by
+// the keys that these queries see. part_q: column sums of dq, to which the tile's column sums are added.
 template <class T, int D, int WARPS>
 __device__ __forceinline__ void attention_whole_dq(const attention_args &p, const attention_whole &of,
                                                    const T *slopes, const T *ks, float (*part_q)[D], int from,
@@ -7798,8 +7824,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     const int mine = 16 * MT * (int)(threadIdx.x / 32);
     const bool diagonal = p.causal && !p.query_row;
     if (threadIdx.x == 0) { random = attention_key(p); of.find(p); }
-    const auto write_sums = [&](int of_head) { // writes column sums of dq; each thread clears sums that it
-                                               // read
+    const auto write_sums = [&](int of_head) { // writes the column sums of dq, and clears them
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
                                 p.head_size, (int)threadIdx.x);
@@ -7872,17 +7897,17 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
 }
 
 // The backward by warpgroups, in one kernel with five products. A block of two warpgroups owns 256 keys of a
-// sequence in tiles of 64 keys: one group has the even tiles, the other the odd tiles, with dk and dv in
+// sequence in tiles of 64 keys. One group has the even tiles, the other the odd tiles, with dk and dv in
 // registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
-// to shared memory. The groups take turns: one multiplies these gradients by the keys, while the other begins
-// the next tile. The product is the block's part of dq. It is the whole of dq where no sequence has more than
-// 256 keys (p.parts is NULL); otherwise the block writes it in f32 to a slot of p.parts. The first launch
-// runs the first p.slots blocks of each sequence, one for each slot. Each later launch runs the next p.slots
-// blocks, which add to the slots. Finally attention_sum_parts sums the slots.
+// to shared memory. The groups take turns: one multiplies these gradients by the keys, while the other
+// begins the next tile. The product is the block's part of dq. Where no sequence has more than 256 keys
+// (p.parts is NULL), this part is the whole of dq. Otherwise the block writes the part in f32 to a slot of
+// p.parts. The first launch runs the first p.slots blocks of each sequence, one for each slot. Each later
+// launch runs the next p.slots blocks, which add to the slots. Finally attention_sum_parts sums the slots.
 enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = TT__CUDA_ATTENTION_SLOTS };
 
-// Returns the row of p.parts that has, in a slot, the first query of a sequence that begins at query `first`.
-// In causal attention the rows before number 256 * slot of the sequence are not there.
+// Returns the row of p.parts where, in slot `slot`, a sequence begins. first: the number of the sequence's
+// first query. In causal attention, a slot lacks the first `256 * slot` rows of each sequence.
 __device__ __forceinline__ int64_t attention_slot_row(const attention_args &p, int first, int slot)
 {
     const int before = TT__SPAN * slot;
@@ -7903,10 +7928,10 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
         }
 }
 
-// Returns the span of keys that block `n` of a head has; its `at` is negative if the block has none. The
-// first spans of causal sequences are seen by most queries. They come first, so that the blocks that begin
-// last have least work. The numbers of spans fill a matrix of span_cols columns by rows; blocks take them
-// column by column.
+// Returns the span of keys that block `n` of a head has; its `at` is negative if the block has none. Most
+// queries of a causal sequence see the sequence's first span. First spans are therefore given out first, so
+// that the blocks that begin last have least work: the numbers of the spans fill the rows of a matrix with
+// span_cols columns, and blocks take the numbers column by column.
 __device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int n)
 {
     const bool within = n < p.span_rows * p.span_cols;
@@ -7955,7 +7980,8 @@ __device__ __forceinline__ void attention_span_put(const attention_args &p, cons
 }
 
 // Makes the block's part of dq for the tile of queries that begins at `from`. slopes: the gradients of
-// scores, (KEYS, QUERIES) in the layout of tt__wgmma_matrix. part_q: column sums of dq; the tile's are added.
+// scores, (KEYS, QUERIES) in the layout of tt__wgmma_matrix. part_q: column sums of dq, to which the tile's
+// column sums are added.
 template <class T>
 __device__ __forceinline__ void attention_span_dq(const attention_args &p, const attention_tile &t,
                                                   const T *slopes, const T *ks, float (*part_q)[64], int from,
@@ -8049,7 +8075,7 @@ __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv
     tt__wgmma_fence();
     attention_wide_add<T>(*(float (*)[1][8][4])dk, dw, b.q);
     tt__wgmma_commit();
-    // Part n, of 16 bytes, of a row of `slopes` is stored in place n ^ row % 8, as the layout of
+    // A row of `slopes` has 8 parts of 16 bytes. Part n is stored in place `n ^ row % 8`, as the layout of
     // tt__wgmma_matrix demands.
     char *to = (char *)slopes + (row + group) * 128 + pair * 2;
     TT__UNROLL for (int n = 0; n < 8; n++)
@@ -8302,12 +8328,13 @@ bool attention_fast(const attention_args *p)
         attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
 }
 
-// Returns the number of thread blocks for tiles of `size` rows: one for each number that a tile may have (see
-// cuda_shared.cuh). Blocks whose number has no tile do nothing.
+// Returns the number of thread blocks for tiles of `size` rows. Every tile's number is below this count,
+// whatever the lengths of the sequences (see the beginning of cuda_shared.cuh). Blocks whose number has no
+// tile do nothing.
 int attention_tiles(const attention_args *p, int64_t rows, int size) { return (int)(rows / size + p->seqs); }
 
-// Launches a kernel with a thread block for each tile of `size` rows, each of `heads` heads, and each of
-// `parts` parts of a head.
+// Launches a kernel with one thread block for each combination of a tile of `size` rows, one of `heads`
+// heads, and one of `parts` parts of a head.
 template <class K>
 cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size,
                              int heads, int parts, unsigned threads, size_t shared)
@@ -8340,8 +8367,8 @@ cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
     return TT__LAUNCH(kernel, (unsigned)blocks, 128 * (S::GROUPS + 1), shared, d->stream, args);
 }
 
-// Launches the forward by mma.sync. A warp has 16 MT queries, and tiles have KEYS keys; MT and KEYS are the
-// largest for which the sums fit into 255 registers a thread without spills.
+// Launches the forward by mma.sync. A warp has `16 * MT` queries, and a tile has KEYS keys; MT and KEYS are
+// the largest for which the sums fit into 255 registers a thread without spills.
 template <class T, int D, attention_kind KIND>
 cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
@@ -8358,8 +8385,9 @@ size_t attention_backward_bytes(int head_size, int warps)
         + 6 * queries * sizeof(float);
 }
 
-// Returns whether attention_backward_wide makes all gradients. dq may have the memory of dk or dv only if one
-// block has all keys of a sequence and makes all three; several blocks complete dq only after dk is stored.
+// Returns whether attention_backward_wide makes dq, dk and dv. dq may have the memory of dk or dv only if
+// one block has all keys of a sequence and makes dq, dk and dv; several blocks complete dq only after dk is
+// stored.
 bool attention_spans(const tt__device *d, const attention_args *p)
 {
     const bool plain = !p->window && !p->alibi_heads && !p->block && !p->query_row;
@@ -8396,7 +8424,8 @@ template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__devic
         ? TT__LAUNCH((attention_backward<T, D, WARPS>), blocks, 32 * WARPS, shared, d->stream, *p) : e;
 }
 
-// Returns the bytes of shared memory of attention_dkdv for the bits of dropout, in two stages.
+// Returns the bytes of shared memory in which attention_dkdv has the bits of dropout for two tiles of
+// queries: one in use and one in flight.
 size_t attention_kept_bytes(const attention_args *p, int keys, int queries)
 {
     return p->bits ? 2 * (size_t)keys * (size_t)queries / 8 : 0;
@@ -8411,7 +8440,9 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
-    // If all sequences have the max length, every (spans + 1)-th span number begins a sequence.
+    // attention_find_span gives blocks the span numbers in the order of the columns of a matrix. If all
+    // sequences have the max length, every (spans + 1)-th number begins a sequence; column 0 then has the
+    // first span of each sequence.
     p->span_cols = p->causal && !whole && spans < p->parts_k ? spans + 1 : 1;
     p->span_rows = p->parts_k / p->span_cols;
     p->slots = tt__cuda_attention_slots(p->causal, p->longest);
@@ -8490,9 +8521,9 @@ template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
     return cudaErrorInvalidValue;
 }
 
-// Runs attention on tensor cores. Random numbers need a head's number among the heads of all ranks. The
-// operands' addresses are moved back by the heads of lower ranks. Kernels then index operands with the same
-// number and need no register for a second number.
+// Runs attention on tensor cores. Random numbers need a head's number among the heads of all ranks. Kernels
+// index the operands with this number, too, and so need no register for a second number. The operands'
+// addresses are therefore moved back by the heads of lower ranks.
 cudaError_t attention_on_cores(tt__device *d, attention_args *p)
 {
     tt__mat *mats[] = {&p->q, &p->out, &p->dout, &p->dq, &p->k, &p->v, &p->dk, &p->dv};
@@ -8534,8 +8565,8 @@ template <class T, int PARTS> cudaError_t attention_deltas_by(tt__device *d, con
 }
 
 // Launches a kernel for the sums of dout * out of each row and head. attention_delta_any serves operands of
-// any kind, and is slow. 16-bit heads of more than 64 columns use it, but seldom: if dq is wanted, the kernel
-// of dq makes their sums.
+// any kind, and is slow. Heads of more than 64 columns in 16 bits seldom need attention_delta_any: if dq is
+// wanted, the kernel of dq makes the sums.
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)
 {
     const tt_dtype dtype = p->out.dtype;
@@ -8769,10 +8800,10 @@ uint16_t alignment_of(const void *p)
     return (uintptr_t)p % 4 ? 2 : k;
 }
 
-// Returns the number of rows for which an algorithm is chosen: `rows` if `exact`, otherwise the next multiple
-// of 128 if there are more than 128 rows. The multiple has as many tiles, and batches of texts, whose lengths
-// always vary, then seldom need a new choice. The number must not depend on earlier products, because the
-// bits of a product may depend on its algorithm.
+// Returns the number of rows for which an algorithm is chosen: `rows` if `exact`, otherwise the next
+// multiple of 128 if there are more than 128 rows. Both numbers of rows make equally many tiles. The lengths
+// of texts always vary; with multiples of 128, their batches seldom need a new choice. The number must not
+// depend on earlier products, because the bits of a product may depend on its algorithm.
 int64_t rows_to_choose_for(int64_t rows, bool exact)
 {
     return exact || rows <= 128 ? rows : (rows + 127) / 128 * 128;
@@ -8838,8 +8869,9 @@ struct lt_description {
         if (g.unscale_a) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.unscale_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.unscale_a);
-            // Hopper sums fp8 products in 14 bits. Without fast accumulation, cuBLASLt adds these sums to f32
-            // sums at intervals. Gradients need this more than values (Transformer Engine does the same).
+            // Hopper sums fp8 products in 14 bits. Without fast accumulation, cuBLASLt adds these sums to
+            // f32 sums at intervals. Products of gradients, which are E5M2, need the f32 sums more than
+            // products of values; Transformer Engine makes the same choice.
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(g.a_type != TT__E5M2));
             // cuBLASLt accepts no other dtype of bias for fp8 operands.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
@@ -8921,8 +8953,8 @@ bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cu
 enum lt_outcome { LT_DONE, LT_REFUSED, LT_NOT_OFFERED };
 
 // The result of timing a kind of product, measured or read from a text. possible: the algorithm `algo` of
-// cuBLASLt is the fastest way; otherwise a way that is tried later is faster. met: a product in the device's
-// programs has this key when it has its max number of rows.
+// cuBLASLt is the fastest way; otherwise a way that is tried later is faster. met: the device's programs
+// have a product whose key, at the product's max number of rows, is this key.
 struct tuned_product { product_key key; cublasLtMatmulAlgo_t algo; bool possible, met; };
 
 tuned_product *tuned_of(tt__device *d, const product_key &key)
@@ -8959,8 +8991,8 @@ enum product_way {
     LT_WAYS
 };
 
-// A way of a product that is timed, and the algorithms that cuBLASLt offers for it or, if a tuned entry is
-// known, the algorithm of that entry.
+// The trial of one way to make a product. `algo` has the algorithms to be timed: all that cuBLASLt offers or,
+// if a tuned entry is known, only the algorithm of the entry.
 struct way_trial {
     bool asked;     // whether the way suits the product, so that lt_try has run in it
     product_key key;
@@ -9017,10 +9049,11 @@ cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outc
 }
 
 // Returns whether a product that was not timed uses this epilogue. Times on an H200 with GPT-2's sizes,
-// 16,384 rows of 3,072 and 768 columns: of the product with the epilogue, of the product without, and (from
-// its memory traffic) of a kernel of our own for the epilogue's work. Slope of GELU and column sums: 439, 108
-// and 75 us. Sums of A's rows: 154, 112 and 25 us. GELU: 155, 114 and 50 us. Only the epilogue of GELU is
-// therefore faster.
+// 16,384 rows of 3,072 and 768 columns: the slope of GELU and column sums take 439 us with the epilogue;
+// without, the product takes 108 us and a kernel of our own 75 us. Sums of A's rows take 154 us with the
+// epilogue; without, 112 us and 25 us. GELU takes 155 us with the epilogue; without, 114 us and 50 us. The
+// times of kernels of our own are computed from their memory traffic. Only the epilogue of GELU is therefore
+// faster.
 bool is_usual(cublasLtEpilogue_t kind)
 {
     return kind != CUBLASLT_EPILOGUE_DGELU && kind != CUBLASLT_EPILOGUE_DGELU_BGRAD &&
@@ -9100,8 +9133,9 @@ bool lt_gelu(const product *g, const tt__mat *aux)
     return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
 }
 
-// Makes a product with an epilogue that also computes sums, and writes or (add) adds these to `sums`.
-// cuBLASLt writes sums in the dtype of the result and cannot add, so sums to be added go through a buffer.
+// Makes a product with an epilogue that also computes sums, and writes the sums to `sums` or, if `add`, adds
+// them to `sums`. cuBLASLt writes sums in the dtype of the result and cannot add, so sums to be added go
+// through a buffer.
 cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, const tt__mat *addend,
                     lt_epilogue more, const tt__mat *sums, bool add, bool *done)
 {
@@ -9151,9 +9185,10 @@ __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
     if (r < g.m) finish_element(g, r, c, ((const float *)sum.data)[r * sum.ld + c]);
 }
 
-// Makes a product for which is_even is false, from padded copies of its operands at the end of the workspace
-// (tt__cuda_padded_bytes), at most TT__CUDA_LOSS_CHUNK rows of activations at a time. Sets *done to false
-// where the workspace has no room or cuBLASLt has no algorithm.
+// Makes a product whose operands cuBLASLt cannot read fast (is_even returns false), from padded copies of
+// the operands. The copies are at the end of the workspace (tt__cuda_padded_bytes) and have at most
+// TT__CUDA_LOSS_CHUNK rows of activations at a time. Sets *done to false where the workspace has no room or
+// cuBLASLt has no algorithm.
 cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
 {
     tt__device *d = l->device;
@@ -9728,7 +9763,7 @@ tt_status cuda_learn(tt__device *d, const char *text, int *line)
             if (!wrong && !add_tuned(d, x)) status = fail(d, TT_ERR_MEMORY, "out of memory");
         }
     }
-    if (wrong) status = fail(d, TT_ERR_FORMAT, "%s", wrong);
+    if (wrong) status = fail(d, TT_ERR_FORMAT, "%s: the file is damaged; remove it, or use another", wrong);
     free(status == TT_OK ? before : d->tuned);
     if (status == TT_OK) {
         forget_choices(d);
@@ -9903,8 +9938,8 @@ struct fp8_tensor {
     bool wide, e5m2;
 };
 
-// Returns the largest of the magnitudes `peak`, given as bits, of a block's 256 threads. As bits, a NaN is
-// larger than infinity.
+// Returns the largest `peak` of a block's 256 threads. Each `peak` is the bits of a magnitude; as bits, a
+// NaN is larger than infinity.
 __device__ __forceinline__ unsigned fp8_largest_of_block(unsigned peak)
 {
     TT__SHARED(unsigned, part, [8]);
@@ -9922,8 +9957,8 @@ __device__ __forceinline__ unsigned fp8_larger(unsigned peak, const float (&v)[8
     return peak;
 }
 
-// Returns the bits of the largest magnitude in a part of t.x. Each 256 groups of eight elements form a block;
-// the part consists of blocks number block, block + step, block + 2 * step, ...
+// Returns the bits of the largest magnitude in a part of t.x. In units of 256 groups of eight elements, the
+// part consists of the units `block`, `block + step`, `block + 2 * step` and so on.
 __device__ __forceinline__ unsigned fp8_largest_of(const fp8_tensor &t, int64_t block, int64_t step)
 {
     const int64_t groups = (t.x.cols + 7) / 8;

@@ -18,8 +18,8 @@ typedef struct classifier {
 
 /* ------------------------------------------------------------------------------------------------ options */
 
-#define TASKS "class labels scores tags" /* in the order of tt_task */
-static const char *const task_names[] = {"class", "labels", "scores", "tags"};
+#define TASKS "class labels scores tags embed" /* in the order of tt_task */
+static const char *const task_names[] = {"class", "labels", "scores", "tags", "embed"};
 
 /* Default values and flags of programs that train classifiers, including the flags of all programs that
    train. what: "texts" or "images". epochs_, lr_: the default values, for --help. best_by_: the words of
@@ -36,9 +36,13 @@ static const char *const task_names[] = {"class", "labels", "scores", "tags"};
     {"--best-by", "WHAT", CLI_CHOICE, &(run).best_by, \
      .help = "the validation figure by which the best model is chosen and saved (the model's first metric)", \
      .choices = best_by_}, \
-    {"--class-weights", "W", CLI_CHOICE, &(run).class_weights, \
-     .help = "balanced: all classes have equal weight in training, however few examples a class has", \
-     .choices = "none balanced"}, \
+    {"--class-weights", "W", CLI_TEXT, &(run).class_weights, \
+     .help = "weights in training of classes or tags, or of the labels that an example has. balanced: rare " \
+     "classes weigh more; NAME=WEIGHT,NAME=WEIGHT: these weights, and 1 for other classes", .min = 1, \
+     .max = 1e6}, \
+    {"--features-once", "", CLI_SWITCH, &(run).features_once, \
+     .help = "with --freeze: compute what depends on frozen parameters alone once for each example, before " \
+     "the first step, and train the rest for the cost of the rest"}, \
     CLI_TRAINING_FLAGS(run)
 
 /* Sets run->batch for --batch max: the micro-batches become as large as memory and the number of examples
@@ -101,7 +105,7 @@ static inline tt_dataset *hold_out(tt_context *ctx, const cli_training *run, tt_
     const bool apart = held && tt_dataset_count(held);
     const tt_task task = tt_dataset_task(*d);
     /* min number of classes, labels or scores */
-    const int classes = task == TT_TASK_LABELS || task == TT_TASK_SCORES ? 1 : 2;
+    const int classes = task == TT_TASK_EMBED ? 0 : task == TT_TASK_LABELS || task == TT_TASK_SCORES ? 1 : 2;
     if (tt_dataset_count(*d) < 2 || tt_dataset_classes(*d) < classes)
         die("'%s' has %lld %s of %d classes to train on, but at least 2 of at least %d are needed", run->data,
             (long long)tt_dataset_count(*d), what, tt_dataset_classes(*d), classes);
@@ -146,6 +150,7 @@ static inline const char **names_of(const tt_dataset *d, char (*names)[64], int 
 static inline void show_classes(const tt_dataset *d, const char *what)
 {
     const int classes = tt_dataset_classes(d), shown = classes > 12 ? 10 : classes;
+    if (!classes) return; /* --task embed */
     const long long n = (long long)tt_dataset_count(d);
     int64_t *counts = (int64_t *)made(NULL, calloc((size_t)classes, sizeof *counts));
     const char **names = names_of(d, NULL, classes), *rarest = NULL;
@@ -190,9 +195,33 @@ static inline void show_classes(const tt_dataset *d, const char *what)
 static inline void weigh_classes(cli_training *run, const tt_dataset *d)
 {
     const int classes = tt_dataset_classes(d);
-    if (strcmp(run->class_weights, "balanced") != 0) return;
+    if (strcmp(run->class_weights, "none") == 0) return;
+    if (tt_dataset_task(d) == TT_TASK_SCORES || tt_dataset_task(d) == TT_TASK_EMBED)
+        die("--class-weights is for classes, but --task %s has none", task_names[tt_dataset_task(d)]);
     run->weights = (float *)made(NULL, calloc((size_t)classes, sizeof *run->weights));
-    if (tt_dataset_weights(d, run->weights) != TT_OK) die("out of memory for the weights of classes");
+    if (strcmp(run->class_weights, "balanced") == 0) {
+        if (tt_dataset_weights(d, run->weights) != TT_OK) die("out of memory for the weights of classes");
+        return;
+    }
+    for (int c = 0; c < classes; c++) run->weights[c] = 1;
+    for (const char *item = run->class_weights, *next; *item; item = next) {
+        const int length = (int)strcspn(item, ",");
+        next = item + length + (item[length] == ',');
+        int name = length; /* the name ends before the last '=' */
+        while (name > 0 && item[--name] != '=') {}
+        char *end = NULL;
+        const double weight = name ? strtod(item + name + 1, &end) : -1;
+        if (!end || end == item + name + 1 || end != item + length || !(weight >= 0 && weight <= 1e9))
+            die("--class-weights must be none, balanced or a list such as NAME=2,NAME=0.5, not '%.*s'",
+                length, item);
+        int c = 0;
+        while (c < classes && (strncmp(tt_dataset_class_name(d, c), item, (size_t)name) != 0 ||
+                               tt_dataset_class_name(d, c)[name])) c++;
+        if (c == classes)
+            die("--class-weights: the data have no class '%.*s'; the first is '%s'", name, item,
+                tt_dataset_class_name(d, 0));
+        run->weights[c] = (float)weight;
+    }
 }
 
 typedef struct cli_f1 { double f1; const char *name; } cli_f1;
@@ -233,9 +262,13 @@ static inline void test_classifier(tt_context *ctx, const classifier *x, const t
     tt_stats s;
     tt_predictions *p = (tt_predictions *)made(ctx, tt_predictions_new(t, tt_loader_source(l), &s));
     printf("best epoch: ");
-    for (int k = 0; k < TT_METRICS && x->model.metrics[k].name; k++)
-        printf("%s %.4f, ", x->model.metrics[k].name, tt_metric_value(&x->model.metrics[k], &s, p));
-    printf("loss %.4f on %lld test %s\n", s.loss, (long long)tt_dataset_count(d), x->what);
+    for (int k = 0; k < TT_METRICS && x->model.metrics[k].name; k++) {
+        const bool of_loss = x->model.metrics[k].of && !s.targets; /* embeddings have no loss here */
+        if (!of_loss)
+            printf("%s %.4f, ", x->model.metrics[k].name, tt_metric_value(&x->model.metrics[k], &s, p));
+    }
+    if (s.targets) printf("loss %.4f ", s.loss);
+    printf("on %lld test %s\n", (long long)tt_dataset_count(d), x->what);
     if (x->model.task == TT_TASK_CLASS) {
         int64_t *counts = (int64_t *)made(NULL, calloc((size_t)n, sizeof *counts));
         int largest = 0;
@@ -246,7 +279,7 @@ static inline void test_classifier(tt_context *ctx, const classifier *x, const t
                (double)counts[largest] / (double)tt_dataset_count(d));
         free(counts);
     }
-    if (x->model.task != TT_TASK_SCORES) show_f1(x, p);
+    if (x->model.classes && x->model.task != TT_TASK_SCORES) show_f1(x, p);
     tt_predictions_free(p), tt_trainer_free(t), tt_loader_free(l);
 }
 
@@ -266,6 +299,13 @@ static inline int train_classifier(tt_context *ctx, const classifier *x, const t
     tt_loader *l[2];
     int longest = 0;
     weigh_classes(run, d);
+    if (tt_dataset_task(d) == TT_TASK_EMBED && run->largest)
+        die("--batch max is not for --task embed, whose batch decides how many negatives a text has: set a "
+            "number");
+    const bool of_step = run->negatives && strcmp(run->negatives, "step") == 0;
+    if (of_step && tt_dataset_task(d) != TT_TASK_EMBED) die("--negatives step is for --task embed only");
+    if (of_step)
+        run->step_seqs = run->batch * (tt_dataset_negative(d, 0, NULL) ? 3 : 2);
     /* the smallest batch, until the loaders know the longest text */
     if (run->largest) run->batch = run->accumulate * run->parallel.groups;
     for (bool again = run->largest;; again = false) {
@@ -314,10 +354,9 @@ static inline tt_trainer *predictor(tt_context *ctx, const classifier *x, bool n
 
 /* Prints a line for the example called `name`. The line ends with a tab and the name, and begins with the
    likeliest class, a tab and its probability; with the labels whose probabilities are above 0.5, or "none";
-   or with the scores. */
-static inline void show_prediction(const classifier *x, const float *prediction, const char *name)
+   or with the scores, or the numbers of the embedding. n: number of predictions. */
+static inline void show_prediction(const classifier *x, const float *prediction, int n, const char *name)
 {
-    const int n = x->model.classes;
     int best = 0, shown = 0;
     for (int c = 1; c < n; c++) if (prediction[c] > prediction[best]) best = c;
     if (x->model.task == TT_TASK_CLASS) printf("%s\t%.4f", x->names[best], prediction[best]);
@@ -326,6 +365,8 @@ static inline void show_prediction(const classifier *x, const float *prediction,
     if (x->model.task == TT_TASK_LABELS && !shown) printf("none");
     for (int c = 0; c < n && x->model.task == TT_TASK_SCORES; c++)
         printf("%s%.4f", c ? ", " : "", prediction[c]);
+    for (int c = 0; c < n && x->model.task == TT_TASK_EMBED; c++)
+        printf("%s%.6f", c ? " " : "", prediction[c]);
     printf("\t%s\n", name);
     if (fflush(stdout) != 0) die("cannot write the output: %s", strerror(errno));
 }

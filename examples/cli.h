@@ -63,13 +63,14 @@ static inline void write_megabytes(void *user, size_t bytes, char *to, size_t ca
 /* The flags that set fields of the library's options. The library's errors name these flags. */
 static const tt_option_name flag_names[] = {
     {"accumulate", "--accumulate"}, {"batch", "--batch"}, {"clip_norm", "--clip"}, {"device", "--device"},
-    {"ema_decay", "--ema"}, {"layer_decay", "--layer-decay"}, {"matmul", "--matmul"}, {"memory", "--memory"},
-    {"memory_budget", "--budget"}, {"offload", "--offload"},
+    {"ema_decay", "--ema"}, {"features_once", "--features-once"}, {"layer_decay", "--layer-decay"},
+    {"matmul", "--matmul"}, {"memory", "--memory"}, {"memory_budget", "--budget"}, {"offload", "--offload"},
     {"parallel.data", "--data-ranks"}, {"parallel.groups", "--groups"}, {"parallel.micros", "--micros"},
     {"parallel.pipeline", "--pipeline"}, {"parallel.reduce_micros", "--reduce-micros"},
     {"parallel.schedule", "--stages"}, {"parallel.sequence", "--sequence"}, {"parallel.server", "--server"},
     {"parallel.tensor", "--tensor"}, {"parallel.zero", "--zero"}, {"precision", "--precision"},
-    {"recompute", "--recompute"}, {"tune", "--tune"}, {"update", "--update"}, {"weight_decay", "--decay"},
+    {"recompute", "--recompute"}, {"step_seqs", "--negatives step"},
+    {"temperature", "--temperature"}, {"tune", "--tune"}, {"update", "--update"}, {"weight_decay", "--decay"},
     {"rows", "rows (a smaller --batch or a larger --accumulate)"}, {NULL, NULL}};
 static const tt_wording as_flags = {flag_names, write_megabytes, NULL};
 
@@ -575,11 +576,14 @@ typedef struct cli_training {
     const char *zero, *memory, *tune, *out;
     const char *data, *model; /* each program has its own flags for data, model, batch, epochs and lr */
     const char *best_by, *class_weights, *predict; /* of programs that train classifiers; or NULL */
-    int validate_every, patience;
+    int validate_every, patience, keep_states;
     int seed, threads, batch, accumulate, epochs, train, test; /* train, test: of classifiers only */
     double timeout, lr, warmup, decay, layer_decay, ema, cooldown, clip, dropout, label_smoothing;
+    double temperature;        /* of the contrastive loss */
+    const char *negatives;     /* "micro" or "step"; NULL: the program trains no embeddings */
+    int step_seqs;             /* tt_train_options.step_seqs */
     size_t budget;
-    bool plan, resume, measure, gpu; /* gpu: `device` begins with "cuda" */
+    bool plan, resume, measure, features_once, gpu; /* gpu: `device` begins with "cuda" */
     bool largest, finished; /* largest: --batch max; finished: all epochs are done */
     tt_parallel parallel; /* how the ranks of `device` share the work */
     tt_costs costs;       /* with `measure`, the measured costs of `device` */
@@ -620,7 +624,8 @@ typedef struct cli_training {
      .help = "share of each target, below 1, that is spread over all classes or tokens in training", \
      .max = 1}, \
     {"--freeze", "LIST", CLI_TEXT, &(run).freeze, \
-     .help = "parameters to freeze: patterns of names with *, ? and [0-3], separated by commas"}, \
+     .help = "parameters to freeze: patterns of names with *, ? and [0-3], separated by commas; encoder: " \
+     "all of a classifier but its last layers (classifier, pre_classifier, pooler)"}, \
     {"--precision", "P", CLI_CHOICE, &(run).precision, .help = "precision of weights and activations", \
      .words_of = "precision"}, \
     {"--matmul", "M", CLI_CHOICE, &(run).matmul, \
@@ -684,6 +689,9 @@ typedef struct cli_training {
      .help = "validate and save after each N steps as well (0: at the end of an epoch)", .max = 1e9}, \
     {"--patience", "N", CLI_INTEGER, &(run).patience, \
      .help = "end after N validations in a row that are no better (0: never)", .max = 1e9}, \
+    {"--keep-states", "N", CLI_INTEGER, &(run).keep_states, \
+     .help = "keep the states of the last N validations in --out, as state-STEP.safetensors; a run resumes " \
+     "from one that is copied to state.safetensors (0: only the newest state)", .max = 1e9}, \
     {"--out", "DIR", CLI_TEXT, &(run).out, \
      .help = "new folder for the trained model, state, metrics.csv and loss.svg", .min = 1, .max = 1000}, \
     {"--plan", "", CLI_SWITCH, &(run).plan, \
@@ -780,6 +788,9 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     }
     o.label_smoothing = (float)run->label_smoothing;
     if (o.compile.train) o.class_weights = run->weights;
+    o.features_once = run->features_once;
+    if (run->negatives) o.temperature = (float)run->temperature;
+    if (o.compile.train) o.step_seqs = run->step_seqs;
     if (run->measure) o.compile.costs = &run->costs;
     return o;
 }
@@ -819,10 +830,16 @@ static inline int fit(tt_context *ctx, tt_trainer *t, const tt_source *train, co
     o.best_by = run->best_by;
     o.validate_steps = run->validate_every;
     o.patience = run->patience;
+    o.keep_states = run->keep_states;
     o.keep = keep;
     o.report = show_progress;
     o.user = user;
     show_plan(tt_trainer_program(t), run->plan ? run->out : NULL);
+    if (run->features_once)
+        printf("  --features-once computes %.1f MB of features before the first epoch, and keeps them in the "
+               "host's memory, beside the plan\n",
+               1e-6 * (double)(tt_trainer_feature_bytes(t, train) +
+                               (validation ? tt_trainer_feature_bytes(t, validation) : 0)));
     if (run->plan) return 0;
     size_t model;
     const size_t state = tt_trainer_state_bytes(t, &model);
@@ -850,10 +867,19 @@ static inline int fit(tt_context *ctx, tt_trainer *t, const tt_source *train, co
     return result;
 }
 
-/* Freezes the parameters that a comma-separated list of patterns matches. */
+/* Freezes the parameters that a comma-separated list of patterns matches, or, for "encoder", all of a
+   classifier but its head. */
 static inline void freeze(tt_context *ctx, const char *list)
 {
     char pattern[256];
+    if (list && strcmp(list, "encoder") == 0) {
+        int n = tt_param_freeze(ctx, "*", true);
+        const int head = tt_param_freeze(ctx, "*classifier*", false);
+        if (!head) die("--freeze encoder is for models with a classifier, but this model has none");
+        n -= head + tt_param_freeze(ctx, "*pooler*", false);
+        printf("frozen: the encoder (%d parameters)\n", n);
+        return;
+    }
     while (list && *list) {
         int length = (int)strcspn(list, ",");
         snprintf(pattern, sizeof pattern, "%.*s", length, list);

@@ -1,5 +1,6 @@
 /* Trains DistilBERT, BERT or MiniLM to classify texts: film reviews as good or bad, or the texts of a table
-   of your own; or to predict several labels or scores of a text (or of a pair of texts), or tags of words.
+   of your own; or to predict several labels or scores of a text (or of a pair of texts), tags of words, or
+   embeddings of texts.
 
    A small DistilBERT from scratch, on examples/data/reviews.tsv:
        make demo
@@ -21,7 +22,8 @@ static struct {
     cli_training run; /* the options of all programs that train */
     cli_table table;  /* options of tables */
     int max_length, max_tokens;
-} opt = {.run = {CLI_CLASSIFIER_DEFAULT, .schedule = "linear", .batch = 16}, .table = TABLE_DEFAULT};
+} opt = {.run = {CLI_CLASSIFIER_DEFAULT, .schedule = "linear", .batch = 16, .temperature = 0.05,
+                 .negatives = "micro"}, .table = TABLE_DEFAULT};
 
 typedef struct text_model { tt_bert m; tt_tokenizer *k; } text_model;
 
@@ -70,7 +72,7 @@ static tt_loader *loader_of(tt_context *ctx, const void *self, const tt_dataset 
     if (opt.max_tokens && o.max_tokens < o.max_length)
         die("--max-tokens is %d, but a text may have --max-length %d", o.max_tokens, o.max_length);
     if (o.max_tokens < o.max_length) o.max_tokens = o.max_length;
-    if (opt.run.largest) o.max_tokens = 0;
+    if (opt.run.largest || (!opt.max_tokens && tt_dataset_task(d) == TT_TASK_EMBED)) o.max_tokens = 0;
     return (tt_loader *)made(ctx, tt_loader_new(ctx, d, x->k, &o));
 }
 
@@ -149,12 +151,13 @@ static int predict(void)
     tt_context *ctx = load(&x);
     const classifier c = classifier_of(&x);
     tt_trainer *t = predictor(ctx, &c, x.m.new_head);
-    float *prediction = (float *)made(NULL, calloc((size_t)c.model.classes, sizeof *prediction));
+    const int n = c.model.classes ? c.model.classes : x.m.config.hidden_size;
+    float *prediction = (float *)made(NULL, calloc((size_t)n, sizeof *prediction));
     char name[CLI_NAME];
     size_t begin;
     for (const char *text; (text = next_text(opt.run.predict, name)) != NULL;) {
         must(ctx, tt_text_begin(ctx, name, text, strlen(text), &begin));
-        show_text(ctx, &c, t, x.k, text + begin, opt.table.pair_column != NULL, prediction);
+        show_text(ctx, &c, t, x.k, text + begin, opt.table.pair_column != NULL, prediction, n);
     }
     free(prediction), tt_trainer_free(t), unload(ctx, &x);
     return 0;
@@ -166,7 +169,7 @@ static const cli_flag flags[] = {
      .help = "aclImdb folder, or a table (.csv, .tsv, .jsonl; with --task tags also CoNLL) with a column of "
      "texts, a column of labels and, optionally, a column split with train, validation or test (a sample of "
      "examples/data)"},
-    TABLE_FLAGS(opt.table),
+    TABLE_FLAGS(opt.table, opt.run),
     {"--model", "DIR", CLI_TEXT, &opt.run.model, .help = "Hugging Face folder to start from: config.json, "
      "model.safetensors, vocab.txt or tokenizer.json (none: from scratch)"},
     {"--batch", "N", CLI_INTEGER, &opt.run.batch,
@@ -177,23 +180,20 @@ static const cli_flag flags[] = {
     {"--max-tokens", "N", CLI_INTEGER, &opt.max_tokens,
      .help = "most tokens in a micro-batch (0: 8192 with --model, else 2048)", .max = 1e9},
     CLI_CLASSIFIER_FLAGS(opt.run, "texts", "2 with --model, else 6", "5e-5 with --model, else 5e-4",
-                         "accuracy f1_macro f1_micro f1_entities pearson spearman loss"),
+                         BEST_BY),
     {"--predict", "TEXT", CLI_TEXT, &opt.run.predict,
-     .help = "predict the class, labels, scores or tags of TEXT, or with - of each line of standard input, "
-     "with the model in --out"},
+     .help = "predict TEXT, or with - each line of standard input, with the model in --out"},
 };
 
 int main(int argc, char **argv)
 {
     cli_parse(argc, argv, flags, CLI_COUNT(flags), "distilbert_imdb",
-              "Trains DistilBERT, BERT and their kin to predict classes, labels, scores or tags of texts.");
+              "Trains DistilBERT and its kin for classes, labels, scores, tags or embeddings of texts.");
     check_training(&opt.run);
     if (opt.run.largest && opt.max_tokens)
         die("--max-tokens cannot be combined with --batch max, which chooses it: leave one out");
     if (opt.max_length == 1) die("--max-length is 1, but must be at least 2: each text has [CLS] and [SEP]");
-    static const char *const samples[] = {"reviews.tsv", "requests.tsv", "stays.tsv", "visits.conll"};
-    const int task = cli_index(opt.table.task, TASKS);
-    if (!opt.run.data && !opt.run.predict) opt.run.data = sample_data(samples[task]);
+    if (!opt.run.data && !opt.run.predict) opt.run.data = sample_of(&opt.table);
     check_table(&opt.table, opt.run.data);
     if (opt.run.lr == 0) opt.run.lr = opt.run.model ? 5e-5 : 5e-4;
     return opt.run.predict ? predict() : train();

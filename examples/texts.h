@@ -11,13 +11,19 @@ typedef struct cli_table {
 } cli_table;
 
 #define TABLE_DEFAULT {"class", NULL, NULL, NULL, NULL, ",", "double", false}
-#define TABLE_FLAGS(table) \
+#define TABLE_FLAGS(table, run) \
     {"--task", "TASK", CLI_CHOICE, &(table).task, .help = "what a text has: a class, any number of labels, " \
-     "scores, or tags of its words; --predict takes the task from --out", .choices = TASKS}, \
+     "scores, tags of its words, or a second text of similar meaning; --predict takes the task from --out", \
+     .choices = TASKS}, \
+    {"--temperature", "X", CLI_NUMBER, &(run).temperature, \
+     .help = "--task embed: the cosines of embeddings are divided by X (0.05)", .max = 1e9}, \
+    {"--negatives", "OF", CLI_CHOICE, &(run).negatives, \
+     .help = "--task embed: a text has the other pairs of its micro-batch as negatives, or those of the " \
+     "whole step", .choices = "micro step"}, \
     {"--text-column", "NAME", CLI_TEXT, &(table).text_column, \
      .help = "a table's column of texts (text; tokens with --task tags)", .min = 1, .max = 1000}, \
     {"--pair-column", "NAME", CLI_TEXT, &(table).pair_column, \
-     .help = "a table's column of second texts (text_pair, if the table has it); " \
+     .help = "a table's column of second texts (text_pair, which --task embed requires); " \
      "with --predict, a tab divides the two texts", .min = 1, .max = 1000}, \
     {"--label-column", "NAME", CLI_TEXT, &(table).label_column, \
      .help = "a table's column of labels (label; tags with --task tags)", .min = 1, .max = 1000}, \
@@ -29,6 +35,17 @@ typedef struct cli_table {
     {"--quote", "Q", CLI_CHOICE, &(table).quote, \
      .help = "double: double quotes enclose a table's fields; none: they are ordinary characters", \
      .choices = "double none"}
+
+/* Words of --best-by. */
+#define BEST_BY "accuracy f1_macro f1_micro f1_entities pearson spearman recall_at_1 recall_at_10 loss"
+
+/* Returns the path of the sample data of --task. */
+static inline char *sample_of(const cli_table *table)
+{
+    static const char *const samples[] = {"reviews.tsv", "requests.tsv", "stays.tsv", "visits.conll",
+                                          "questions.tsv"};
+    return sample_data(samples[cli_index(table->task, TASKS)]);
+}
 
 /* Checks the options, and sets is_table according to the data's name and type. */
 static inline void check_table(cli_table *table, const char *data)
@@ -62,7 +79,8 @@ static inline tt_dataset *read_split(tt_context *ctx, const cli_training *run, c
     o.delimiter = table->delimiter ? table->delimiter[0] : 0;
     o.unquoted = strcmp(table->quote, "none") == 0;
     if (table->is_table)
-        return (tt_dataset *)made(ctx, tt_dataset_table(ctx, run->data, split, names, classes, &o));
+        return (tt_dataset *)made(ctx, tt_dataset_table(ctx, run->data, split, classes ? names : NULL,
+                                                        classes, &o));
     tt_dataset *d = imdb_open(ctx, run->data, split, max + max % 2, why);
     if (!d) die("%s", why);
     return d;
@@ -138,9 +156,9 @@ static inline void show_tags(tt_context *ctx, const classifier *x, tt_trainer *t
 }
 
 /* Predicts a text, and prints the prediction. pairs: a tab divides the text from its second text.
-   predictions: (classes). */
+   predictions: (n) the classes, labels or scores, or the columns of an embedding. */
 static inline void show_text(tt_context *ctx, const classifier *x, tt_trainer *t, const tt_tokenizer *k,
-                             const char *text, bool pairs, float *predictions)
+                             const char *text, bool pairs, float *predictions, int n)
 {
     const char *tab = pairs ? strchr(text, '\t') : NULL;
     if (x->model.task == TT_TASK_TAGS) {
@@ -150,7 +168,7 @@ static inline void show_text(tt_context *ctx, const classifier *x, tt_trainer *t
     char *first = (char *)made(NULL, calloc(strlen(text) + 1, 1));
     memcpy(first, text, tab ? (size_t)(tab - text) : strlen(text));
     must(ctx, tt_predict_text(t, k, first, tab ? tab + 1 : NULL, predictions));
-    show_prediction(x, predictions, text);
+    show_prediction(x, predictions, n, text);
     free(first);
 }
 

@@ -153,7 +153,7 @@ static int predict(void)
     b.pixels = pixels;
     must(ctx, tt_image_prepare(ctx, &image, &prepared, pixels));
     must(ctx, tt_predict(t, &b, probability));
-    show_prediction(&c, probability, opt.run.predict);
+    show_prediction(&c, probability, c.model.classes, opt.run.predict);
     free(probability), free(pixels), free_pixels(NULL, &image);
     tt_trainer_free(t), tt_vit_free(&m), tt_close(ctx);
     return 0;
@@ -192,6 +192,7 @@ int main(int argc, char **argv)
     if (opt.run.lr == 0) opt.run.lr = opt.run.model ? 5e-5 : 1e-3;
     if (!opt.run.batch) opt.run.batch = opt.run.model ? 16 : 20;
     check_training(&opt.run);
+    if (opt.augment && opt.run.features_once) die("--augment changes images, so leave out --features-once");
     if (opt.run.model && opt.vit)
         die("--vit is for training from scratch, but --model has its own size: leave one out");
     return opt.run.predict ? predict() : train();

@@ -28,29 +28,32 @@
          tt_step(p, 1e-3f, &stats);
 
    COMPILE-TIME OPTIONS, macros to define in the file with the implementation
-     TINYTRAIN_FILENAME         The header's name if you renamed it, because the header includes itself.
-                                Default "tinytrain.h".
-     TINYTRAIN_ALLOW_FAST_MATH  Accepts -ffast-math, which breaks NaN checks and rounding and is otherwise
-                                refused.
+     TINYTRAIN_FILENAME         Define it as the header's name if you renamed the header, because the header
+                                includes itself. Default "tinytrain.h".
+     TINYTRAIN_ALLOW_FAST_MATH  Define it if your build must use -ffast-math, which breaks NaN checks and
+                                rounding and is otherwise refused.
      TINYTRAIN_NO_AVX512, TINYTRAIN_NO_AVX2
-                                Leave out an instruction set for faster debug builds; NO_AVX2 leaves out both.
-     TINYTRAIN_CBLAS            Multiplies fp32 matrices with a CBLAS, except matrices of few rows. The file
-                                includes <cblas.h>; link a CBLAS, for example with -lopenblas. The CBLAS
-                                chooses its number of threads (OPENBLAS_NUM_THREADS).
-     TINYTRAIN_CUDA             Runs programs on device "cuda". Compile tinytrain_cuda.cu with nvcc and link
-                                it, cublasLt and cudart.
-     TINYTRAIN_MPI              Trains with the processes that mpirun starts. Compile with mpicc, or with its
-                                flags, and an MPI 3 library. Without this macro tt_open refuses to run under
-                                mpirun, unless TINYTRAIN_ALONE=1 in the environment says that each process
-                                trains alone.
-     NDEBUG                     Turns off the verifier by default. The verifier checks the program after each
-                                pass.
+                                Define one for faster debug builds: it leaves out an instruction set. NO_AVX2
+                                leaves out both.
+     TINYTRAIN_CBLAS            Define it if a CBLAS of your CPU multiplies fp32 matrices faster; matrices of
+                                few rows stay with tinytrain. The file includes <cblas.h>; link a CBLAS, for
+                                example with -lopenblas. The CBLAS chooses its number of threads
+                                (OPENBLAS_NUM_THREADS).
+     TINYTRAIN_CUDA             Define it to run programs on device "cuda". Compile tinytrain_cuda.cu with
+                                nvcc and link it, cublasLt and cudart.
+     TINYTRAIN_MPI              Define it to train with the processes that mpirun starts. Compile with mpicc,
+                                or with its flags, and an MPI 3 library. Without this macro tt_open refuses to
+                                run under mpirun, unless TINYTRAIN_ALONE=1 in the environment says that each
+                                process trains alone.
+     NDEBUG                     Define it to turn off the verifier by default. The verifier checks the program
+                                after each pass.
      A file that is a backend, such as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (src/backend/).
      The header needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with
      optimisation (-O2). No -march flag is needed: the header chooses the instruction set, and how it
      multiplies bf16 matrices, at run time. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force a choice
      (tt_context_options).
-     With TINYTRAIN_CUDA_SYNC=1 in the environment, "cuda" waits after each op, and errors name the op.
+     Set TINYTRAIN_CUDA_SYNC=1 in the environment to find the op that fails on "cuda": the device then waits
+     after each op, and errors name the op.
      On a device of compute capability 9.0 (compile tinytrain_cuda.cu for sm_90a), attention in 16 bits uses
      special kernels (wgmma) for heads of 33 to 64 columns, and in the forward for heads of 97 to 128 columns.
      TINYTRAIN_WGMMA=0 in the environment turns these kernels off.

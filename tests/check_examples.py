@@ -485,6 +485,21 @@ def losses_of_classifiers(folder):
               trained("smooth", "--label-smoothing=0.1"),
               trained("both", "--class-weights=balanced", "--label-smoothing=0.1")]
     expect(len(set(models)) == 4, "the options change nothing")
+    for same in "up=1,down=1", "up=1":
+        expect(trained("same" + same, "--class-weights=" + same) == models[0], "weights of 1 change something")
+    expect(trained("own", "--class-weights=down=3,up=0.5") not in models, "weights of one's own change nothing")
+    for weights, why in (("down", "not 'down'"), ("down=-1", "not 'down=-1'"), ("up=1,=2", "not '=2'"),
+                         ("dawn=2", "the data have no class 'dawn'; the first is 'down'")):
+        refused(TEXT, "--data", table, "--class-weights=" + weights, "--out", path("no"), saying=why)
+    refused(TEXT, "--task=scores", "--class-weights=balanced", "--out", path("no"),
+            saying="--class-weights is for classes, but --task scores has none")
+    for task, weights in ("labels", "damage=3"), ("tags", "B-PERSON=3"), ("tags", "balanced"):
+        for w in "none", weights:
+            status, out, err = call(TEXT, "--task=" + task, "--epochs=1", "--class-weights=" + w, "--out",
+                                    path(task + weights + w))
+            expect(status == 0, out, err)
+        expect(contents(path(task + weights + "none"), "model.safetensors") !=
+               contents(path(task + weights + weights), "model.safetensors"), "weights change nothing of", task)
     ranks = trained("ranks", "--class-weights=balanced", "--label-smoothing=0.1", "--device=cpu*2")
     expect(ranks == models[3], "two ranks train something else")
     trained("images", "--class-weights=balanced", "--label-smoothing=0.1", "--best-by=loss", program=IMAGES,
@@ -569,10 +584,56 @@ def tags_of_words(folder):
 
 
 @check
+def features_of_a_frozen_encoder(folder):
+    """Checks that --features-once gives the head of a frozen encoder, which is resumed and predicts."""
+    run, options = os.path.join(folder, "run"), ["--freeze=encoder", "--dropout=0", "--epochs=3", "--lr=1e-2"]
+    results = []
+    for k, features in enumerate(([], ["--features-once"])):
+        status, out, err = call(TEXT, *options, *features, "--out", run + str(k))
+        expect(status == 0 and "\nfrozen: the encoder (36 parameters)\n" in "\n" + out, out, err)
+        expect((k == 1) == ("--features-once computes 0.5 MB of features" in out), out)
+        results.append(metrics_of_test(out))
+    for name, value in results[0].items():
+        expect(abs(value - results[1][name]) <= (0.001 if name == "loss" else 0.01), results)
+    status, out, err = call(TEXT, *options, "--features-once", "--epochs=4", "--out", run + "1", "--resume")
+    expect(status == 0 and "epoch 4/4" in out and "epoch 3/4" not in out, out, err)
+    status, out, err = call(TEXT, "--out", run + "1", "--predict", "a good film")
+    expect(status == 0 and re.fullmatch("(pos|neg)\t[01][.][0-9]{4}\ta good film\n", out), out, err)
+    refused(TEXT, "--features-once", "--out", run + "2", saying="--features-once is set, but the model computes "
+            "nothing from inputs and frozen parameters alone: freeze the first layers")
+    refused(IMAGES, "--features-once", "--augment", "--out", run + "2",
+            saying="--augment changes images, so leave out --features-once")
+    refused(GPT, "--freeze=encoder", "--out", run + "2",
+            saying="--freeze encoder is for models with a classifier, but this model has none")
+
+
+@check
+def similar_texts(folder):
+    """Checks that --task embed finds answers to questions, with the negatives of a micro-batch or of the step."""
+    run, widths = os.path.join(folder, "run"), []
+    for k, more in enumerate(([], ["--accumulate=4", "--negatives=step"])):
+        status, out, err = call(TEXT, "--task=embed", "--batch=32", "--epochs=8", *more, "--out", run + str(k))
+        metrics = metrics_of_test(out)
+        expect(status == 0 and list(metrics) == ["recall_at_1", "recall_at_10"], out, err)
+        expect(metrics["recall_at_1"] > 0.8 and metrics["recall_at_10"] == 1, out)
+        status, out, err = call(TEXT, "--out", run + str(k), "--predict", "Where can I swim in Oslo?")
+        expect(status == 0 and out.endswith("\tWhere can I swim in Oslo?\n"), out, err)
+        widths.append(len(out.split("\t")[0].split()))
+    expect(widths == [128, 128], widths)
+    expect(os.path.isfile(os.path.join(run + "1", "modules.json")), os.listdir(run + "1"))
+    refused(TEXT, "--task=embed", "--batch=max", "--out", run + "2", saying="--batch max is not for --task embed")
+    refused(TEXT, "--task=embed", "--class-weights=balanced", "--out", run + "2",
+            saying="--class-weights is for classes, but --task embed has none")
+    refused(TEXT, "--negatives=step", "--out", run + "2", saying="--negatives step is for --task embed only")
+    refused(TEXT, "--task=embed", "--temperature=0", "--out", run + "2",
+            saying="--temperature 0, but must be a finite number above 0")
+
+
+@check
 def samples_are_those_of_the_script(folder):
     status, out, err = call(sys.executable, "examples/data/make_tasks.py", "--out", folder)
     expect(status == 0, out, err)
-    for name in "requests.tsv", "stays.tsv", "visits.conll":
+    for name in "requests.tsv", "stays.tsv", "visits.conll", "questions.tsv":
         expect(contents(folder, name) == contents("examples/data", name), name)
 
 

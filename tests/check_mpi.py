@@ -117,7 +117,7 @@ FAULTS = {
              # the error if the fault comes before the first message
              r": \w+ '.*': rank \d, process \d \(.*\), has not arrived within 4 s|"
              r": (tt_allocate|a micro-batch|collecting the counts of losses): "
-             r"rank \d, process \d \(.*\), has not arrived within 4 s$"),
+             r"rank \d, process \d \(.*\), has not arrived within 4 s: if that"),
     "full": (lambda k: (0, 20000 + 45000 * k), # largest file in bytes, smaller than a state
              r"process 0 \(.*\): cannot write '.*state.tmp': File too large"),
     "missing": (lambda k: (k % 3, 0), r"process \d+ \(.*\): cannot open '.*none'"),

@@ -7,11 +7,17 @@ library only; run from the repository's root.
 B: folder of the built examples (build), CC: compiler (cc), both from the environment.
 
 
-  - every ```c block compiles unchanged, with -Werror; a block marked ```c run must also run, end with 0 and
-    print the words of the block ```output, if that comes next; a block marked ```c resume must also, when it
-    is killed (after the step that its argument names) and started again, print and save the same; a block
-    marked ```c tune trains a tiny model on a table, and one marked
-    ```c predict classifies a text with such a model
+  - every ```c block compiles unchanged, with -Werror, and has a mark that says how it runs:
+    run             ends with 0 and prints the words of the block ```output, if that comes next
+    resume          prints and saves the same when it is killed (after the step that its argument names) and
+                    started again
+    tune, predict   train a tiny model on a table; classify a text with such a model
+    labels          prints the labels of examples/data/requests.tsv
+    similar         compares the embeddings of two texts
+    pairs           trains embeddings on a table of pairs
+    continue        continues a text with a decoder of tokens and with one of bytes
+    implementation  is the implementation for a file that only includes the header
+    part            is a function, which a main of PARTS calls
   - the Makefile has every `make TARGET` and VARIABLE=... of a ```sh block or in `backticks`
   - every --flag of a command in a ```sh block or in `backticks` is in that program's --help (for a .py file,
     and for a bench, which the tests do not build: in its source)
@@ -21,6 +27,7 @@ B: folder of the built examples (build), CC: compiler (cc), both from the enviro
   - every relative link leads to a file, and one with an #anchor to a heading of that file
   - README.md has a link to each page of docs/; lines of text in docs/ have at most 110 columns
 """
+import functools
 import glob
 import json
 import os
@@ -32,9 +39,12 @@ import sys
 import tempfile
 
 B, CC = os.environ.get("B", "build"), os.environ.get("CC", "cc").split()
+# Compiles only portable kernels and does not optimise, because compiling takes longer than running.
+CFLAGS = ("-O0", "-DTT__OPTIMIZED=true", "-DTINYTRAIN_NO_AVX2", "-std=c99", "-Wall", "-Wextra", "-Wpedantic",
+          "-Werror", "-I.")
+SHARED = tempfile.TemporaryDirectory() # holds what several programs are linked with
 FLAG = r"--[a-z][a-z0-9-]*"
 PAGES = sorted(glob.glob("docs/*.md"))
-KINDS = {"run", "resume", "tune", "predict"} # marks of ```c blocks whose programs run
 OF_OTHERS = {"--oversubscribe"}    # flags of mpirun
 counts = {"ok": 0, "FAILED": 0, "skip": 0}
 
@@ -81,34 +91,45 @@ def commands(text):
                 yield part.split("\0")
 
 
+@functools.lru_cache(maxsize=None)
+def implementation(lines):
+    """Compiles the lines that hold the implementation, once. Returns the path of the object file."""
+    source = os.path.join(SHARED.name, f"{implementation.cache_info().misses}.c")
+    with open(source, "w") as f:
+        f.write(lines)
+    status, said = call(*CC, *CFLAGS, "-c", source, "-o", source + ".o")
+    check("implementation", [f"status {status}: {said[-500:]}"] if status else [])
+    return source + ".o"
+
+
 def check_snippets(text, name, folder):
-    """Runs the marked programs. Returns the marks of the programs that ran."""
+    """Builds and runs the programs. Returns the marks of the programs that ran."""
     ran, shown = set(), list(blocks(text))
     for k, (line, info, body) in enumerate(shown):
         if info[:1] != ["c"]:
             continue
         source, program = os.path.join(folder, f"snippet_{line}.c"), os.path.join(folder, f"snippet_{line}")
+        mark = " ".join(info[1:])
+        if mark not in MARKS:
+            check(f"{name}_mark_line_{line}", [f"the mark is '{mark}', expected one of {', '.join(MARKS)}"])
+            continue
+        ran.add(mark)
+        objects = []
+        if mark == "part":
+            body += next((main for function, main in PARTS.items() if function in body), "")
+            objects = [implementation(LINES)]
+        if mark == "implementation":
+            objects, body = [implementation(body)], USER
         with open(source, "w") as f:
             f.write(body)
-        run = KINDS & set(info)
-        ran |= run
-        if set(info) - KINDS - {"c"}:
-            check(f"{name}_mark_line_{line}", [f"there is no mark {' '.join(info[1:])}"])
-        # Compiles only portable kernels and does not optimise, because compiling takes longer than running.
-        status, said = call(*CC, "-O0", "-DTT__OPTIMIZED=true", "-DTINYTRAIN_NO_AVX2", "-std=c99", "-Wall",
-                            "-Wextra", "-Wpedantic", "-Werror", "-I.", source, "-o",
-                            *([program, "-lm", "-lpthread"] if run else [program + ".o", "-c"]))
-        if status == 0 and "run" in info:
+        status, said = call(*CC, *CFLAGS, source, *objects, "-o", program, "-lm", "-lpthread")
+        if status == 0 and MARKS[mark]:
+            MARKS[mark](program, name, folder, line)
+        elif status == 0:
             status, said = call(program)
             if shown[k + 1:] and shown[k + 1][1] == ["output"]:
                 check(f"{name}_output_line_{line}",
                       [f"it prints {said}"] if said.split() != shown[k + 1][2].split() else [])
-        if status == 0 and "resume" in info:
-            check_resume(program, name, folder, line)
-        if status == 0 and "predict" in info:
-            check_predict(program, name, folder, line)
-        if status == 0 and "tune" in info:
-            check_tune(program, name, folder, line)
         check(f"{name}_snippet_line_{line}", [f"status {status}: {said[-500:]}"] if status else [])
     return ran
 
@@ -141,9 +162,9 @@ def check_resume(program, name, folder, line):
     check(f"{name}_resume_line_{line}", wrong)
 
 
-def small_model(to):
-    """Writes the folder of a tiny MiniLM with a vocabulary. Returns its path."""
-    shutil.copytree("tests/golden/minilm", to)
+def small_model(to, golden="minilm"):
+    """Writes the folder of a tiny encoder of tests/golden with a vocabulary. Returns its path."""
+    shutil.copytree(os.path.join("tests/golden", golden), to)
     with open(os.path.join(to, "config.json")) as f:
         tokens = json.load(f)["vocab_size"]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film"]
@@ -204,6 +225,178 @@ def check_tune(program, name, folder, line):
     if status != 1 or "no-model" not in said:
         wrong.append(f"a model that is not there is not named: {said[-300:]}")
     check(f"{name}_tune_line_{line}", wrong)
+
+
+def refuses_no_model(program, *arguments):
+    """Returns a sentence if a program does not name a model that is not there."""
+    status, said = call(program, "no-model", *arguments)
+    return [] if status == 1 and "no-model" in said else [f"a missing model is not named: {said[-300:]}"]
+
+
+def check_labels(program, name, folder, line):
+    """Checks that a program prints the labels of a table, as its rows have them."""
+    table = "examples/data/requests.tsv"
+    with open(table) as f:
+        rows = [row.split("\t") for row in f.read().splitlines()[1:]]
+    labels = sorted({label for row in rows for label in row[1].split(",")} - {""})
+    status, said = call(program, small_model(os.path.join(folder, f"labels_{line}_model")), table)
+    wrong = refuses_no_model(program, table)
+    if status or not labels or said.splitlines()[-len(labels):] != labels: # after a warning: a new head
+        wrong.append(f"status {status}, labels {labels}: {said[-300:]}")
+    check(f"{name}_labels_line_{line}", wrong)
+
+
+def check_similar(program, name, folder, line):
+    """Checks that the cosine of the embeddings of two texts is 1 only if the texts are equal, and is the same
+    in the other order."""
+    model = small_model(os.path.join(folder, f"similar_{line}_model"), "heads/embed_mean")
+    wrong, cosines = refuses_no_model(program, "a", "b"), []
+    for texts in (("a good film", "a good film"), ("a good film", "bad"), ("bad", "a good film")):
+        status, said = call(program, model, *texts)
+        if status or not re.fullmatch(r"-?\d\.\d{4}\n", said):
+            wrong.append(f"status {status} for {texts}: {said[-300:]}")
+        else:
+            cosines.append(float(said))
+    if not wrong and not (cosines[0] == 1 and -1 <= cosines[1] == cosines[2] < 1):
+        wrong.append(f"the cosines are {cosines}")
+    check(f"{name}_similar_line_{line}", wrong)
+
+
+def check_pairs(program, name, folder, line):
+    """Checks that a program trains embeddings, saves them for sentence-transformers, and prints the recall."""
+    model, table = small_model(os.path.join(folder, f"pairs_{line}_model"), "heads/embed_mean"), "pairs.tsv"
+    with open(os.path.join(folder, table), "w") as f:
+        f.write("text\ttext_pair\tsplit\n")
+        f.writelines(f"a word{k} film\tword{k} good\t{'validation' if k % 3 else 'train'}\n" for k in range(27))
+    to = os.path.join(folder, f"pairs_{line}_trained")
+    status, said = call(program, model, os.path.join(folder, table), to)
+    wrong = refuses_no_model(program, "examples/data/questions.tsv", to)
+    if status or not re.fullmatch(r"recall_at_10 (0\.\d\d|1\.00)\n", said):
+        wrong.append(f"status {status}: {said[-300:]}")
+    files = "modules.json", "1_Pooling/config.json", "model.safetensors", "vocab.txt"
+    wrong += [f"'{to}' has no {file}" for file in files if not os.path.isfile(os.path.join(to, file))]
+    check(f"{name}_pairs_line_{line}", wrong)
+
+
+def check_continue(program, name, folder, line):
+    """Checks that a program continues a text, twice in the same way, with a decoder whose tokens are letters,
+    and with one of bytes, which the example gpt makes."""
+    letters, octets = (os.path.join(folder, f"continue_{line}_{kind}") for kind in ("letters", "bytes"))
+    shutil.copytree("tests/golden/lm/llama", letters)
+    with open(os.path.join(letters, "tokenizer.json"), "w") as f:
+        vocab = {chr(97 + k) if k < 26 else chr(22 + k): k for k in range(41)} # a to z, 0 to >
+        json.dump({"model": {"type": "BPE", "merges": [], "vocab": vocab, "unk_token": "z"},
+                   "decoder": {"type": "Fuse"}}, f)
+    with open(octets + ".txt", "w") as f:
+        f.write("a good film\n" * 50)
+    made, why = call(os.path.join(B, "gpt"), "--data", octets + ".txt", "--out", octets, "--layers=1",
+                     "--hidden=16", "--heads=2", "--length=128", "--epochs=1")
+    wrong = refuses_no_model(program, "a") + ([f"gpt: {why[-300:]}"] if made else [])
+    for model, alphabet in (letters, r"[a-z0->]"), (octets, r"."):
+        first, second = (call(program, model, "good") for _ in range(2))
+        if first[0] or first != second or not re.fullmatch(alphabet + r"+\n", first[1], re.S):
+            wrong.append(f"'{model}' gives {first}, then {second}")
+    check(f"{name}_continue_line_{line}", wrong)
+
+
+MARKS = {"run": None, "resume": check_resume, "tune": check_tune, "predict": check_predict,
+         "labels": check_labels, "similar": check_similar, "pairs": check_pairs, "continue": check_continue,
+         "implementation": None, "part": None}
+# The file that holds the implementation, and a file that uses the implementation.
+LINES = '#define TINYTRAIN_IMPLEMENTATION\n#include "tinytrain.h"\n'
+USER = """#include "tinytrain.h"
+int main(void)
+{
+    tt_context *ctx = tt_open(NULL);
+    const bool opened = ctx;
+    tt_close(ctx);
+    return !opened;
+}
+"""
+# A main for each function that docs/ shows alone. It ends with 0 if the function does what the page says.
+PARTS = {
+    # The probabilities of two images sum to 1 each and differ.
+    "classify_image(": """
+int main(void)
+{
+    static uint8_t pixels[2][30 * 20 * 3];
+    float p[2][3] = {{0}};
+    tt_context *ctx = tt_open(NULL);
+    tt_vit m;
+    if (!ctx || tt_vit_load(ctx, &m, "tests/golden/vit", 0, 0) != TT_OK || m.config.classes != 3) return 2;
+    const tt_model model = tt_vit_classifier(&m);
+    tt_train_options o = tt_train_options_default();
+    o.compile.train = false, o.max_seqs = 1;
+    tt_trainer *t = tt_trainer_new(ctx, &model, &o);
+    for (int k = 0; k < 30 * 20 * 3; k++) pixels[0][k] = (uint8_t)(k * 7), pixels[1][k] = (uint8_t)(k * k);
+    bool ok = t;
+    for (int k = 0; k < 2 && ok; k++) {
+        const tt_image image = {pixels[k], 30, 20, 3};
+        ok = classify_image(t, &m, &image, p[k]) == TT_OK;
+        const float off = p[k][0] + p[k][1] + p[k][2] - 1;
+        if (!(off * off <= 1e-10f)) ok = false;
+    }
+    tt_trainer_free(t), tt_vit_free(&m), tt_close(ctx);
+    return !ok || p[0][0] == p[1][0];
+}
+""",
+    # With equal gradients the updates of SGD are in proportion to the learning rates.
+    "set_learning_rates(": """
+int main(void)
+{
+    static const char *const names[] = {"bert.embeddings.word", "bert.layer.0.weight", "classifier.weight"};
+    static const double rates[] = {0.1 * 0.9 * 0.9, 0.9, 10};
+    const float one = 1, x = 0.5f;
+    float w[3];
+    tt_param *p[3];
+    tt_context *ctx = tt_open(NULL);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value in = tt_input(t, "x", TT_F32, 1, 1), sum = {0};
+    for (int k = 0; k < 3; k++) {
+        p[k] = tt_param_new(ctx, names[k], 2, (int64_t[]){1, 1}, (tt_init){TT_INIT_ONES, 0});
+        sum = k ? tt_add(t, sum, tt_linear(t, in, p[k], NULL)) : tt_linear(t, in, p[k], NULL);
+    }
+    tt_train_options o = tt_train_options_default();
+    set_learning_rates(&o);
+    o.compile.optimizer.kind = TT_SGD;
+    o.compile.optimizer.weight_decay = o.compile.optimizer.clip_norm = 0;
+    tt_value loss = tt_mean_squared_error(t, sum, tt_input(t, "y", TT_F32, 1, 1), (tt_value){0});
+    tt_input_info inputs[2];
+    tt_program *program = tt_compile(t, loss, &o.compile);
+    bool ok = program && tt_program_inputs(program, inputs, 2) == 2;
+    for (int k = 0; k < 2 && ok; k++) ok = tt_set(program, inputs[k].value, k ? &one : &x, 1) == TT_OK;
+    ok = ok && tt_step(program, 0.01f, NULL) == TT_OK; /* gradient of each parameter: 2 (1.5 - 1) 0.5 */
+    for (int k = 0; k < 3 && ok; k++) {
+        ok = tt_param_get(p[k], &w[k]) == TT_OK;
+        const double off = (1 - (double)w[k]) / (0.01 * 0.5 * rates[k]) - 1;
+        if (!(off * off <= 1e-6)) ok = false;
+    }
+    tt_program_free(program), tt_tape_free(t), tt_close(ctx);
+    return !ok;
+}
+""",
+    # One step of SGD on (softsign(w) - 0)^2, from w = 1: the gradient is 2 * 0.5 * 0.25.
+    "record_softsign(": """
+int main(void)
+{
+    const float one = 1, zero = 0;
+    float w = 0, y = 0;
+    tt_context *ctx = tt_open(NULL);
+    tt_param *p = tt_param_new(ctx, "w", 2, (int64_t[]){1, 1}, (tt_init){TT_INIT_ONES, 0});
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value in = tt_input(t, "x", TT_F32, 1, 1), to = tt_input(t, "y", TT_F32, 1, 1);
+    tt_value out = record_softsign(t, tt_linear(t, in, p, NULL));
+    tt_output(t, out);
+    tt_compile_options o = tt_compile_options_default();
+    o.optimizer.kind = TT_SGD, o.optimizer.weight_decay = 0;
+    tt_program *program = tt_compile(t, tt_mean_squared_error(t, out, to, (tt_value){0}), &o);
+    bool ok = program && tt_set(program, in, &one, 1) == TT_OK && tt_set(program, to, &zero, 1) == TT_OK;
+    ok = ok && tt_step(program, 0.1f, NULL) == TT_OK && tt_get(program, out, &y, 1) == TT_OK;
+    ok = ok && y == 0.5f && tt_param_get(p, &w) == TT_OK && fabsf(w - (1 - 0.1f * 0.25f)) <= 1e-6f;
+    tt_program_free(program), tt_tape_free(t), tt_close(ctx);
+    return !ok;
+}
+"""}
 
 
 def check_manual(folder):
@@ -372,8 +565,7 @@ def main():
             check_lone_flags(text, name)
         if path == "README.md":
             check_pages(text)
-    check("programs_of_each_kind", [f"no program is marked ```c {kind}" for kind in
-                                    sorted(KINDS - ran)])
+    check("programs_of_each_mark", [f"no program is marked ```c {mark}" for mark in MARKS if mark not in ran])
     with tempfile.TemporaryDirectory() as folder:
         check_manual(folder)
     for file in sorted(os.listdir("examples")):

@@ -3,17 +3,27 @@
 repository's root.
 
     python3 tests/check_text.py          the checks
-    python3 tests/check_text.py --list   each place that counts, as FILE:LINE: PATTERN: the comment
+    python3 tests/check_text.py --list   each place that counts, as FILE:LINE: PATTERN: the text
 
 comments_of_AREA: none of PATTERNS matches a comment of the area (a folder, or the Markdown files).
 
-words_of_README: README.md has at most README_WORDS words outside of code and tables.
+messages_of_AREA: none of PATTERNS matches a string of two words or more in the area's C files: errors,
+warnings, usage texts, what programs print.
+
+words_of_README: README.md has at most README_WORDS words outside of code, its tables included.
 
 lines_of_CHANGELOG: CHANGELOG.md has at most CHANGELOG_LINES lines.
+
+options_say_when: the comment of each field of OPTIONS, in src/api/, says when a user sets the field: it
+begins with SAYS_WHEN.
+
+reads_itself: the readers of messages and of README.md give what CASES expect.
 """
 import glob
+import os
 import re
 import sys
+import tempfile
 
 # Patterns of sentences without a subject, and of phrases that comments must not use. Each pattern
 # is searched in the text of a comment, with its lines joined and its marks removed.
@@ -39,6 +49,11 @@ PATTERNS = {name: re.compile(pattern) for name, pattern in (
     ("stands in", r"\bstands? (?:in(?! for)|at|behind|before|there)\b"))}
 README_WORDS = 900
 CHANGELOG_LINES = 80
+# The structs whose fields users set, and what the comment of such a field says first.
+OPTIONS = re.compile(r"struct (tt_(?:\w+_options|sampling|parallel|schedule|loss_scale)) \{(.*?)^\}",
+                     re.M | re.S)
+SAYS_WHEN = re.compile(r"argument of|(?:Set|Clear)\b"
+                       r"(?! (?:it|them) to (?:change|choose|force|limit|provide|replace|turn)\b)")
 SOURCES = ("*.h", "*.c", "*.cuh", "*.cu", "*.cpp", "*.py", "*.sh", "*.mk")
 AREAS = {
     "src": [f"src/**/{kind}" for kind in SOURCES],
@@ -49,6 +64,8 @@ AREAS = {
     "Markdown": ["*.md", "docs/**/*.md", "bench/**/*.md"]}
 C = re.compile(r'/\*(.*?)\*/|((?:(?<=\n)[ \t]*)?//[^\n]*(?:\n[ \t]*//[^\n]*)*)|"(?:\\.|[^"\\\n])*"|'
                r"'(?:\\.|[^'\\\n])*'", re.S)
+LITERAL = re.compile(r'/\*.*?\*/|//[^\n]*|^[ \t]*#[ \t]*include[^\n]*|\'(?:\\.|[^\'\\\n])*\'|'
+                     r'"((?:\\.|[^"\\\n])*)"', re.S | re.M)
 HASH = re.compile(r'"""(.*?)"""|((?:(?<=\n)[ \t]*)?(?<![\\$&{\'"#\w])#(?!!)[^\n]*(?:\n[ \t]*#[^\n]*)*)|'
                   r'"(?:\\.|[^"\\\n])*"', re.S)
 
@@ -72,46 +89,121 @@ def comments(path):
         yield text.count("\n", 0, start) + 1, " ".join(words.split()).lstrip("-*=# ")
 
 
-def findings(patterns):
+def messages(path):
+    """Yields (line, text) of each message in a C file: string literals with nothing but PRI macros between
+    them, cut where a flag of a usage text begins. A conversion such as %s counts as the word X."""
+    with open(path, encoding="utf-8") as f:
+        text = f.read()
+    parts, last = [], -1
+    for m in LITERAL.finditer(text):
+        if not m.group(1):
+            continue
+        between = text[last:m.start()]
+        if parts and re.fullmatch(r"(?:\s|\\\n|PRI\w+)*", between):
+            parts[-1][1] += "d" * ("PRI" in between) + m.group(1)
+        else:
+            parts.append([text.count("\n", 0, m.start()) + 1, m.group(1)])
+        last = m.end()
+    for line, said in parts:
+        said = re.sub(r"%[-+ 0#]*(?:\d+|\*)?(?:\.(?:\d+|\*))?[hlzj]*[diuxcsfgeaGEp]", " X ", said)
+        for entry in re.split(r"\\n *(?=--)|\\n\\n", said):
+            plain = re.sub(r"\\[nrt]", " ", entry).replace('\\"', '"')
+            words = " ".join(re.sub(r"^ *--[a-z0-9-]+(?: [A-Z:*]+)? ", "", plain).split())
+            if " " in words:
+                yield line, words
+
+
+def findings(patterns, texts):
     for glob_of in patterns:
         for path in sorted(glob.glob(glob_of, recursive=True)):
             if path.startswith(("tests/golden/data", "bench/results/gpu_")):
                 continue
-            for line, text in comments(path):
+            for line, text in texts(path):
                 for name, pattern in PATTERNS.items():
                     if pattern.search(text):
                         yield path, line, name, text
 
 
-def words_of_readme():
-    with open("README.md", encoding="utf-8") as f:
-        text = re.sub(r"(?ms)^```.*?^```|^\|.*?$", "", f.read())
-    return len(re.sub(r"\]\([^)]*\)", "]", text).split())
+def words_of_readme(path="README.md"):
+    """Counts words outside of code blocks, without marks and the addresses of links."""
+    with open(path, encoding="utf-8") as f:
+        text = re.sub(r"(?ms)^```.*?^```", "", f.read())
+    text = text.replace("|", " ")
+    words = re.sub(r"\]\([^)]*\)", "]", text).split()
+    return sum(bool(re.search(r"\w", word)) for word in words)
+
+
+def options(path):
+    """Yields (line, struct, comment) of each comment in an options struct that does not say when to set a
+    field."""
+    with open(path, encoding="utf-8") as f:
+        text = f.read()
+    for struct in OPTIONS.finditer(text):
+        for m in re.finditer(r"/\*(.*?)\*/", struct[2], re.S):
+            said = " ".join(m[1].split())
+            if not SAYS_WHEN.match(said):
+                yield text.count("\n", 0, struct.start(2) + m.start()) + 1, struct[1], said
+
+
+# Files and what a reader must give for them: (name, text, function, result).
+CASES = [
+    ("joined.c", 'tt__fail(c, "one %s "\n    "of %" PRId64\n    " dots"); puts("word"); // "a comment"\n',
+     lambda path: list(messages(path)), [(1, "one X of X dots")]),
+    ("marks.c", "#include \"a b.h\"\nchar c = '\"'; puts(\"a \\\"b\\\" c\\n\"); /* \"d e\" */\n",
+     lambda path: list(messages(path)), [(2, 'a "b" c')]),
+    ("usage.c", 'puts("  --a N  a number\\n  --b    The same of b\\n");\n',
+     lambda path: [found[1:3] for found in findings([path], messages)], [(1, "begins with The same")]),
+    ("faults.c", 'f("rank %d has not %s"); g("%s stands before %s");\n/* The rank has not waited. */\n',
+     lambda path: [found[2] for found in findings([path], messages)], ["has not", "stands in"]),
+    ("options.h", "typedef struct tt_a_options {\n    int a; /* Set it if a. */\n"
+     "    /* Set it to change b. */\n    int b;\n} tt_a_options;\nstruct tt_c {\n    int c; /* c */\n};\n",
+     lambda path: list(options(path)), [(3, "tt_a_options", "Set it to change b.")]),
+    ("readme.md", "# Two words\n\n[three four](a/b c)\n\n| a | b |\n| --- | --- |\n| five six | yes |\n\n"
+     "```sh\nmake it\n```\n", words_of_readme, 9)]
+
+
+def misread():
+    """Returns a sentence for each of CASES that a reader reads wrong."""
+    wrong = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text, read, result in CASES:
+            path = os.path.join(folder, name)
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(text)
+            if read(path) != result:
+                wrong.append(f"{name} gives {read(path)}, expected {result}")
+    return wrong
 
 
 def main():
-    passed = failed = 0
-    for area, patterns in AREAS.items():
-        found = list(findings(patterns))
+    wrong = {} # the reason why a check fails, or ""
+    readings = [(f"comments_of_{area}", patterns, comments) for area, patterns in AREAS.items()]
+    for area in ("src", "examples"):
+        in_c = [pattern for pattern in AREAS[area] if not pattern.endswith((".py", ".sh", ".mk"))]
+        readings.append((f"messages_of_{area}", in_c, messages))
+    for name, patterns, texts in readings:
+        found = list(findings(patterns, texts))
         if "--list" in sys.argv[1:]:
-            for path, line, name, text in found:
-                print(f"{path}:{line}: {name}: {text[:120]}")
-            continue
-        shown = "; ".join(f"{path}:{line} ({name})" for path, line, name, _ in found[:10])
-        why = f"{len(found)} places: {shown}; --list shows all" if found else ""
-        print(f"FAILED comments_of_{area}: {why}" if why else f"ok comments_of_{area}")
-        passed, failed = passed + (not why), failed + bool(why)
-    if "--list" not in sys.argv[1:]:
-        words = words_of_readme()
-        wrong = f"{words} words, {README_WORDS} allowed: move text to docs/" if words > README_WORDS else ""
-        print(f"FAILED words_of_README: {wrong}" if wrong else "ok words_of_README")
-        passed, failed = passed + (not wrong), failed + bool(wrong)
-        with open("CHANGELOG.md", encoding="utf-8") as f:
-            lines = f.read().count("\n")
-        wrong = f"{lines} lines, {CHANGELOG_LINES} allowed" if lines > CHANGELOG_LINES else ""
-        print(f"FAILED lines_of_CHANGELOG: {wrong}" if wrong else "ok lines_of_CHANGELOG")
-        passed, failed = passed + (not wrong), failed + bool(wrong)
-        print(f"{passed} passed, {failed} failed")
+            for path, line, pattern, text in found:
+                print(f"{path}:{line}: {pattern}: {text[:120]}")
+        shown = "; ".join(f"{path}:{line} ({pattern})" for path, line, pattern, _ in found[:10])
+        wrong[name] = f"{len(found)} places: {shown}; --list shows all" if found else ""
+    if "--list" in sys.argv[1:]:
+        return
+    wrong["options_say_when"] = ", ".join(f"{path}:{line}" for path in sorted(glob.glob("src/api/*.h"))
+                                          for line, _, _ in options(path))
+    words = words_of_readme()
+    wrong["words_of_README"] = (f"{words} words, {README_WORDS} allowed: move text to docs/"
+                                if words > README_WORDS else "")
+    with open("CHANGELOG.md", encoding="utf-8") as f:
+        lines = f.read().count("\n")
+    wrong["lines_of_CHANGELOG"] = (f"{lines} lines, {CHANGELOG_LINES} allowed" if lines > CHANGELOG_LINES
+                                   else "")
+    wrong["reads_itself"] = "; ".join(misread())
+    for name, why in wrong.items():
+        print(f"FAILED {name}: {why}" if why else f"ok {name}")
+    failed = sum(bool(why) for why in wrong.values())
+    print(f"{len(wrong) - failed} passed, {failed} failed")
     sys.exit(failed > 0)
 
 

@@ -177,6 +177,7 @@ static pid_t begin(training *r, const char *folder, bool resume, long at, bool h
     o.folder = folder;
     o.resume = resume;
     o.save_seconds = r->save_seconds;
+    o.keep_states = r->validates ? 2 : 0;
     o.keep = keep;
     o.user = r;
     tt_status status = tt_fit(r->t, tt_loader_source(r->train),

@@ -479,8 +479,8 @@ TEST(tasks_of_a_config)
     }
 }
 
-/* class_weights weight the positive targets of a task of several labels, like PyTorch's pos_weight.
-   label_smoothing is refused for several labels, and class_weights for scores. */
+/* class_weights are the positive weights of labels, and the weights of tags. label_smoothing and
+   class_weights of scores are refused. */
 TEST(weights_and_smoothing_of_tasks)
 {
     static const float weights[4] = {0.5f, 2, 3, 1.25f};
@@ -509,8 +509,30 @@ TEST(weights_and_smoothing_of_tasks)
     CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "label_smoothing is 0.1, but the task has no classes to smooth");
     golden_close(&g);
 
-    if (!golden_open(&g, "albert_scores", NULL)) return;
     o.label_smoothing = 0;
+    if (!golden_open(&g, "bert_tags", NULL)) return;
+    static const float of_tags[8] = {0.5f, 2, 3, 1.25f, 0.75f, 1, 4, 0};
+    const int classes = g.m.config.classes;
+    o.class_weights = of_tags;
+    r = trainer_of(&g, &o);
+    b = golden_batch(&g, 0, &d);
+    const int64_t rows = read_golden(&g, "logits", logits, sizeof logits) / classes;
+    double all = 0;
+    sum = 0;
+    for (int64_t k = 0; k < rows; k++) {
+        const float *x = logits + k * classes;
+        double total = 0;
+        if (b.tags[k] < 0) continue;
+        for (int c = 0; c < classes; c++) total += exp((double)x[c]);
+        sum += of_tags[b.tags[k]] * (log(total) - x[b.tags[k]]);
+        all += of_tags[b.tags[k]];
+    }
+    CHECK(classes <= 8 && tt_train_batch(r, &b, &stats, NULL) == TT_OK);
+    CHECK_NEAR(stats.loss, sum / all, 1e-6);
+    tt_trainer_free(r);
+    golden_close(&g);
+
+    if (!golden_open(&g, "albert_scores", NULL)) return;
     o.class_weights = weights;
     model = tt_bert_model(&g.m);
     CHECK(tt_trainer_new(g.ctx, &model, &o) == NULL);

@@ -431,9 +431,9 @@ TEST(what_ends_an_answer)
         {"{\"top_k\": 7,\n \"eos_token_id\": 2}\n", 1, {2}, NULL},
         {"{\"eos_token_id\": [1, -1, 4, 99999, 2]}", 3, {1, 4, 2}, NULL},
         {"{\"eos_token_id\": []}", 0, {0}, NULL},
-        {"{\"eos_token_id\": \"2\"}", 0, {0}, "\"eos_token_id\" is not an id or a list of ids"},
-        {"{\"eos_token_id\": [[2]]}", 0, {0}, "\"eos_token_id\" is not an id or a list of ids"},
-        {"{\"eos_token_id\": 1.5}", 0, {0}, "\"eos_token_id\" is not an id or a list of ids"},
+        {"{\"eos_token_id\": \"2\"}", 0, {0}, "\"eos_token_id\" must be an id, a list of ids"},
+        {"{\"eos_token_id\": [[2]]}", 0, {0}, "\"eos_token_id\" must be an id, a list of ids"},
+        {"{\"eos_token_id\": 1.5}", 0, {0}, "\"eos_token_id\" must be an id, a list of ids"},
         {"[]", 0, {0}, "is an array; expected a JSON object"}, {"{", 0, {0}, "not valid JSON"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         test_allocator a;
@@ -456,7 +456,7 @@ TEST(what_ends_an_answer)
     }
     remove(generation);
     replace(config, "\"eos_token_id\": [3, 5]", "\"eos_token_id\": {}");
-    refused(folder, TT_ERR_FORMAT, "\"eos_token_id\" is not an id or a list of ids", "config.json'");
+    refused(folder, TT_ERR_FORMAT, "\"eos_token_id\" must be an id, a list of ids", "config.json'");
 }
 
 /* A trained model that is saved in its dtype and loaded again has the same logits, bit for bit. */

@@ -21,6 +21,7 @@
 #include "trainer/predictions.h"
 #include "trainer/by_hand.h"
 #include "trainer/ranks.h"
+#include "trainer/features.h"
 
 static const test_case tests[] = {
     TEST_CASE(teacher_as_in_loops_of_doubles), TEST_CASE(teacher_as_in_pytorch),
@@ -57,7 +58,8 @@ static const test_case tests[] = {
     TEST_CASE(fit_ties_of_accuracy_go_to_the_lower_loss), TEST_CASE(fit_keeps_again_where_keep_failed),
     TEST_CASE(fit_killed_in_its_first_keep_goes_on), TEST_CASE(fit_takes_no_unreadable_file_for_absent),
     TEST_CASE(a_folder_that_breaks_off_is_not_listed), TEST_CASE(fit_says_from_where_a_resumed_run_goes_on),
-    TEST_CASE(fit_validates_within_epochs), TEST_CASE(fit_validates_on_its_own_source),
+    TEST_CASE(fit_validates_within_epochs), TEST_CASE(fit_keeps_states),
+    TEST_CASE(fit_validates_on_its_own_source),
     TEST_CASE(contrastive_loss_by_loops), TEST_CASE(step_negatives_resume), TEST_CASE(step_negatives_refuse),
     TEST_CASE(step_negatives_out_of_memory),
     TEST_CASE(step_negatives_have_the_gradients_of_one_micro_batch),
@@ -75,6 +77,10 @@ static const test_case tests[] = {
     TEST_CASE(resume_on_another_number_of_ranks), TEST_CASE(micro_batches_wait_for_their_round),
     TEST_CASE(a_step_of_one_round), TEST_CASE(evaluation_on_any_number_of_ranks_is_the_same),
     TEST_CASE(fit_tells_of_ranks_without_work),
+    TEST_CASE(features_once_train_the_head_of_a_frozen_encoder),
+    TEST_CASE(features_once_of_the_first_layers_and_on_ranks), TEST_CASE(features_once_resumed),
+    TEST_CASE(features_once_of_images), TEST_CASE(features_once_refuses),
+    TEST_CASE(features_once_without_memory),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the samples of tasks: requests.tsv (several labels), stays.tsv (scores of pairs), visits.conll (tags of words).
+"""Writes the samples of tasks: requests.tsv (several labels), stays.tsv (scores of pairs), visits.conll (tags of words),
+questions.tsv (pairs of similar meaning).
 
     python3 examples/data/make_tasks.py [--out FOLDER]
 
@@ -32,6 +33,20 @@ PLACES = ["Paris", "New York", "Rome", "Lake Garda", "London", "Berlin", "Hill S
 VISITS = ["{P} lives in {L} .", "Yesterday {P} met {P} at the station of {L} .", "We took the train from {L} to {L} .",
           "Did {P} call you ?", "In {L} it rained all day , said {P} .", "The old house was sold last week .",
           "{P} and {P} sing in a choir .", "Nobody likes the new bridge in {L} ."]
+
+TOWNS = ["Paris", "Rome", "London", "Berlin", "Oslo", "Vienna", "Madrid", "Athens", "Dublin", "Prague", "Lisbon", "Warsaw"]
+QUESTIONS = [("When does the museum in {T} open?", "The museum of {T} opens at nine."),
+             ("How do I get to the station in {T}?", "A bus goes from the centre of {T} to the trains."),
+             ("Where can I swim in {T}?", "{T} has a pool beside the park."),
+             ("What does a room in {T} cost?", "The hotels of {T} ask ninety for a night."),
+             ("Is there a doctor in {T} at night?", "The hospital in {T} never closes."),
+             ("Which food is {T} known for?", "People in {T} eat soup and dark bread."),
+             ("Does it rain much in {T}?", "The weather of {T} is mostly dry."),
+             ("Can my dog come along to {T}?", "Animals are welcome in {T}, even in the tram."),
+             ("Who built the old bridge in {T}?", "A king of the past gave {T} its bridge."),
+             ("Are the shops in {T} open on Sunday?", "On Sunday you can buy nothing in {T}."),
+             ("Is there music in {T} in summer?", "In July {T} has concerts in the open air."),
+             ("Where do I buy a ticket for the tram in {T}?", "Machines in {T} sell tickets at each stop.")]
 
 
 def mixed(k, salt):
@@ -76,11 +91,21 @@ def visits():
     return rows
 
 
+def questions():
+    rows = ["text\ttext_pair\tsplit"]
+    for k in range(144):
+        question, answer = QUESTIONS[k // 12]
+        town = TOWNS[k % 12]
+        rows.append(f"{question.replace('{T}', town)}\t{answer.replace('{T}', town)}\t{split(mixed(k, 50))}")
+    return rows
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default=HERE, metavar="FOLDER", help="folder of the three files")
+    parser.add_argument("--out", default=HERE, metavar="FOLDER", help="folder of the four files")
     out = parser.parse_args().out
-    for name, rows in ("requests.tsv", requests()), ("stays.tsv", stays()), ("visits.conll", visits()):
+    for name, rows in ("requests.tsv", requests()), ("stays.tsv", stays()), ("visits.conll", visits()), \
+            ("questions.tsv", questions()):
         with open(os.path.join(out, name), "w", encoding="utf-8", newline="\n") as f:
             f.write("\n".join(rows) + "\n")
 

@@ -89,11 +89,12 @@ typedef struct tt_files {
 /* Table of the options that errors name: fields of tt_compile_options and of loaders' options, and "rows",
    the rows of a micro-batch. */
 #define TT__OPTIONS(X) \
-    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("layer_decay") X("matmul") \
-    X("memory") X("memory_budget") X("offload") X("parallel.data") X("parallel.groups") X("parallel.micros") \
+    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("features_once") \
+    X("layer_decay") X("matmul") X("memory") X("memory_budget") X("offload") X("parallel.data") \
+    X("parallel.groups") X("parallel.micros") \
     X("parallel.pipeline") X("parallel.reduce_micros") X("parallel.schedule") X("parallel.sequence") \
     X("parallel.server") X("parallel.tensor") X("parallel.zero") X("precision") X("recompute") X("residual") \
-    X("rows") X("tune") X("update") X("weight_decay")
+    X("rows") X("step_seqs") X("temperature") X("tune") X("update") X("weight_decay")
 
 /* The name by which errors call a field of TT__OPTIONS, such as {"clip_norm", "--clip"}. */
 typedef struct tt_option_name { const char *field, *name; } tt_option_name;
@@ -101,35 +102,45 @@ typedef struct tt_option_name { const char *field, *name; } tt_option_name;
 /* How errors name options and numbers of bytes. A program with command-line options can make errors name its
    own options. */
 typedef struct tt_wording {
-    const tt_option_name *names; /* array that ends with a NULL field. Errors print values without quotes
-                                    after these names. Default NULL: errors name the fields */
-    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes as text;
-                                                                           default: digits without a unit */
+    const tt_option_name *names; /* Set it if users set the fields by names of your program: an array that
+                                    ends with a NULL field. Errors print values without quotes after these
+                                    names. Default NULL: errors name the fields */
+    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* Set it to write numbers of bytes in
+                                                                           another unit, such as GB; default:
+                                                                           digits without a unit */
     void *user;
 } tt_wording;
 
 typedef struct tt_context_options {
-    int threads;            /* Set it to limit the threads that compute, the caller's thread included, 0..256;
-                               default 0: as many as the calling thread may use by its affinity mask and the
-                               CPU quotas of its control groups */
-    uint64_t seed;          /* Set it for other random numbers in initialisation, dropout, shuffling and
-                               stochastic rounding; default 1 */
-    bool verify;            /* Set it to turn on or off the verifier, which runs after each pass; default:
-                               true unless NDEBUG is defined */
-    const char *isa;        /* Set it to force an instruction set: "portable", "avx2", "avx512", "neon";
-                               default NULL: TINYTRAIN_ISA in the environment if it is set, else the best */
-    double timeout;         /* Set it to change how many seconds, above 0, a rank waits for another rank
-                               before all fail, and tt_open and tt_close for other processes; default 600 */
-    const char *bf16;       /* Set it to force how bf16 matrices are multiplied: "convert" (to fp32), "dot"
-                               (bf16 dot-product instructions) or "tiles" (Intel AMX); default NULL:
-                               TINYTRAIN_BF16 in the environment if it is set, else the fastest on this CPU
-                               model. With "dot" and "tiles", attention on x86 uses these instructions and its
-                               backward rounds attention weights and their gradients to bf16 */
-    tt_logger logger;       /* Set it to receive messages; default: warnings and errors go to stderr */
-    tt_allocator allocator; /* Set it to provide memory; default: posix_memalign, with huge pages advised for
-                               large blocks */
-    tt_files files;         /* Set it to replace file access; default: POSIX functions */
-    tt_wording wording;     /* Set it to change the words of messages; default: the fields' names */
+    int threads;            /* Set it if other programs on the machine need some of the processors: the number
+                               of threads that compute, the caller's thread included, 0..256; default 0: as
+                               many as the calling thread may use by its affinity mask and the CPU quotas of
+                               its control groups */
+    uint64_t seed;          /* Set it to repeat a training with other random numbers (initialisation, dropout,
+                               shuffling, stochastic rounding); default 1 */
+    bool verify;            /* Set it if you change the library itself: the verifier checks the program after
+                               each pass; default: true unless NDEBUG is defined */
+    const char *isa;        /* Set it to get the same bits on CPUs that have different instruction sets:
+                               "portable", "avx2", "avx512", "neon"; default NULL: TINYTRAIN_ISA in the
+                               environment if it is set, else the best */
+    double timeout;         /* Set it higher if a rank may keep the other ranks waiting for longer than ten
+                               minutes, and lower to notice a failure sooner: seconds, above 0, that a rank
+                               waits for another rank before all fail, and tt_open and tt_close for other
+                               processes; default 600 */
+    const char *bf16;       /* Set it to get the same bits of bf16 training on CPUs of different models:
+                               "convert" (to fp32), "dot" (bf16 dot-product instructions) or "tiles" (Intel
+                               AMX); default NULL: TINYTRAIN_BF16 in the environment if it is set, else the
+                               fastest on this CPU model. With "dot" and "tiles", attention on x86 uses these
+                               instructions and its backward rounds attention weights and their gradients to
+                               bf16 */
+    tt_logger logger;       /* Set it to show or store warnings and errors your own way; default: they go to
+                               stderr */
+    tt_allocator allocator; /* Set it if all memory must come from your own functions; default:
+                               posix_memalign, with huge pages advised for large blocks */
+    tt_files files;         /* Set it to read and write elsewhere than in the file system; default: POSIX
+                               functions */
+    tt_wording wording;     /* Set it if the users of your program know the options by other names than the
+                               fields'; default: the fields' names */
 } tt_context_options;
 
 tt_context_options tt_context_options_default(void);

@@ -64,13 +64,14 @@ typedef struct tt_table_options {
     const char *negative_column;            /* Set it if the column of negatives, which TT_TASK_EMBED reads,
                                                has another name; default "negative". A file may lack this
                                                column */
-    char delimiter;                         /* Set it to separate fields by another character; default 0: a
+    char delimiter;                         /* Set it if another character separates the fields; default 0: a
                                                comma in a .csv file, else a tab */
-    bool unquoted;                          /* Set it to read double quotes as ordinary characters; default
-                                               false */
-    tt_task task;                           /* Set it to say how labels are read; default TT_TASK_CLASS */
-    char label_delimiter;                   /* Set it to separate the labels or scores in one field of a CSV
-                                               or TSV file by another character; default ',' */
+    bool unquoted;                          /* Set it if double quotes in the file are ordinary characters;
+                                               default false */
+    tt_task task;                           /* Set it if the labels are not one class for each text; default
+                                               TT_TASK_CLASS */
+    char label_delimiter;                   /* Set it if another character separates the labels or scores in
+                                               one field of a CSV or TSV file; default ',' */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
@@ -198,24 +199,34 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
 typedef struct tt_loader_options {
-    int batch;        /* Set it to change how many sequences or images a step has; default 16 */
-    int accumulate;   /* Set it above 1, up to batch / groups, to split a step into more micro-batches, each
-                         of at most ceil(batch / (accumulate * groups)) sequences; default 1 */
-    int max_length;   /* Set it to cut sequences to fewer tokens, [CLS] and [SEP] included; default 512 */
-    int max_tokens;   /* Set it to limit the tokens of a micro-batch, >= max_length; default 0: no limit */
-    bool shuffle;     /* Clear it for evaluation and prediction: dataset order, unsorted; default true */
-    int window;       /* Set it to change how many batches are sorted by length together; default 50; 0 or 1:
-                         no sorting */
-    bool drop_last;   /* Set it to leave out a last incomplete step; default false */
-    int threads;      /* Set it to change how many threads prepare images ahead of the trainer, 0..64; 0:
-                         tt_loader_next prepares images; default 1 */
+    int batch;        /* Set it larger for smoother gradients and faster epochs, with a higher learning rate:
+                         the sequences or images of a step; default 16 */
+    int accumulate;   /* Set it above 1, up to batch / groups, if a step needs too much memory: the
+                         micro-batches of a step, each of at most ceil(batch / (accumulate * groups))
+                         sequences; default 1 */
+    int max_length;   /* Set it to the tokens that the model takes, or lower to save time and memory: longer
+                         sequences are cut to this number, [CLS] and [SEP] included; default 512 */
+    int max_tokens;   /* Set it if long sequences are rare, so that micro-batches of long sequences need no
+                         more memory than others: the largest number of tokens of a micro-batch, >=
+                         max_length; default 0: no limit */
+    bool shuffle;     /* Clear it for evaluation and prediction, which need the order of the dataset,
+                         unsorted; default true */
+    int window;       /* Set it to 0 if the texts of a step should be drawn regardless of their lengths: the
+                         number of batches that are sorted by length together; default 50; 0 or 1: no
+                         sorting */
+    bool drop_last;   /* Set it if every step must have `batch` sequences: a last incomplete step is then left
+                         out; default false */
+    int threads;      /* Set it higher if training waits for images (tt_loader_waited): the threads that
+                         prepare images ahead of the trainer, 0..64; 0: tt_loader_next prepares images;
+                         default 1 */
     float mask_rate;  /* Set it to mask more or fewer tokens with TT_TASK_MASKED_LM, above 0 and below 1;
                          default 0.15 */
     bool whole_words; /* Set it to choose all tokens of a word or none, with TT_TASK_MASKED_LM; default false.
                          A word ends before white space and, with WordPiece, before punctuation. Words are
                          chosen in random order, as long as all their tokens fit into mask_rate of the text */
-    tt_parallel parallel; /* Set it to the trainer's `parallel` after tt_check_options; default: one group on
-                             one rank. The loader reads `groups` and `data` */
+    tt_parallel parallel; /* Set it if the trainer has several ranks, to the trainer's `parallel` after
+                             tt_check_options; default: one group on one rank. The loader reads `groups` and
+                             `data` */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
@@ -227,21 +238,25 @@ typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_
 typedef struct tt_image_options {
     int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
                                         default */
-    int channels;                    /* Set it to the channels of the result, 1..4; default 3. An image must
-                                        have this number of channels; for 3, an image may also have 1 (grey,
-                                        copied into all three) or 4 (alpha is dropped) */
-    int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535; default
-                                        0, 0: not resized */
-    int resize_shortest;             /* Set it, instead of resize_height and resize_width, to give the shorter
-                                        side this length, 1..65535; the other side keeps the proportion,
-                                        rounded down; default 0 */
-    tt_resample resample;            /* Set it to resize with another filter; default TT_BILINEAR */
-    int pad;                         /* Set it to add rows and columns of zeros on all four sides, 0..65535;
-                                        default 0 */
-    bool random_crop;                /* Set it to crop at a random place, all equally likely; default false:
-                                        the crop is central (half of the rest, rounded down, is cut at top and
-                                        left) */
-    bool flip;                       /* Set it to mirror left and right with probability 1/2; default false */
+    int channels;                    /* Set it if the model reads another number of channels than 3, 1..4;
+                                        default 3. An image must have this number of channels; for 3, an image
+                                        may also have 1 (grey, copied into all three) or 4 (alpha is
+                                        dropped) */
+    int resize_height, resize_width; /* Set them if all images should get one size before they are cropped,
+                                        whatever their proportions (tt_image_resize), 1..65535; default 0, 0:
+                                        not resized */
+    int resize_shortest;             /* Set it, instead of resize_height and resize_width, if images should
+                                        keep their proportions: the length of the shorter side, 1..65535; that
+                                        of the other is rounded down; default 0 */
+    tt_resample resample;            /* Set it if the model was trained on images resized with another filter;
+                                        default TT_BILINEAR */
+    int pad;                         /* Set it, with random_crop, to shift training images at random: the rows
+                                        and columns of zeros added on all four sides, 0..65535; default 0 */
+    bool random_crop;                /* Set it for training, so that the model sees each image at several
+                                        places: all places are equally likely; default false: the crop is
+                                        central (half of the rest, rounded down, is cut at top and left) */
+    bool flip;                       /* Set it for training if a mirrored image belongs to the same class:
+                                        left and right are exchanged with probability 1/2; default false */
 } tt_image_options;
 tt_image_options tt_image_options_default(int height, int width);
 /* Prepares one image as a loader does, without random_crop and flip, into `to` (height, width, channels). */
@@ -357,16 +372,18 @@ const tt_source *tt_loader_source(tt_loader *l);
    gets a warning. The stream is in memory, or in a file that is read where needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
-    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; the tokenizer must outlive the stream; default
-                                      NULL: tokens are bytes, and 256 ends a document */
-    int end;                       /* Set it to end documents with another token; default -1: the tokenizer's
-                                      TT_TOKEN_EOS */
+    const tt_tokenizer *tokenizer; /* Set it if the model reads tokens of a vocabulary; the tokenizer must
+                                      outlive the stream; default NULL: tokens are bytes, and 256 ends a
+                                      document */
+    int end;                       /* Set it if another token than the tokenizer's TT_TOKEN_EOS ends a
+                                      document; default -1: TT_TOKEN_EOS */
     int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id out
                                       of range; default 0: the tokenizer's size */
-    bool bare;                     /* Set it to put no token before a document; default false */
-    const char *separator;         /* Set it to the line that separates documents in a text, such as
-                                      "<|endoftext|>"; "": one or more empty lines; default NULL: a text is
-                                      one document */
+    bool bare;                     /* Set it if the model was trained without a token before a document;
+                                      default false: the tokenizer's, if any */
+    const char *separator;         /* Set it if a text has several documents, to the line that separates them,
+                                      such as "<|endoftext|>"; "": one or more empty lines; default NULL: a
+                                      text is one document */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
@@ -398,15 +415,18 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
-    int batch;         /* Set it to change how many windows a step has; default 16 */
-    int accumulate;    /* Set it to split a step into micro-batches, as in tt_loader_options; default 1 */
-    int length;        /* Set it to change the tokens of a window; default 256 */
-    bool shuffle;      /* Clear it to read windows in order, not shuffled by (seed, epoch); default true */
-    bool across;       /* Set it to let a token see the documents before it in its window, and the end of one
-                          document predict the next; default false: attention and positions start anew with
-                          each document */
-    tt_parallel parallel; /* Set it to the trainer's `parallel`, as in tt_loader_options; default: one group
-                             on one rank */
+    int batch;         /* Set it larger for smoother gradients: the windows of a step; default 16 */
+    int accumulate;    /* Set it above 1 if a step needs too much memory: the micro-batches of a step, as in
+                          tt_loader_options; default 1 */
+    int length;        /* Set it to as many tokens as the model should see at once: the tokens of a window;
+                          default 256 */
+    bool shuffle;      /* Clear it for evaluation, which reads windows in order, not shuffled by (seed,
+                          epoch); default true */
+    bool across;       /* Set it to train as nanoGPT and llm.c do: a token sees the documents before it in its
+                          window, and the end of one document predicts the next; default false: attention and
+                          positions start anew with each document */
+    tt_parallel parallel; /* Set it if the trainer has several ranks, as in tt_loader_options; default: one
+                             group on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, one after another without padding; the last window may be shorter. In

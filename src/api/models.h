@@ -266,9 +266,10 @@ typedef struct tt_vit_config {
     float attention_dropout;  /* default 0 */
     float mean[4], std[4];    /* mean and deviation of each channel; the model reads (pixel / 255 - mean) /
                                  std. Default 0.5 */
-    /* Set `resize` to resize images to another height and width in pixels; default 0: image_size; -1: not
-       resized. With resize_shortest only the shorter side gets that size, and the other keeps the proportion.
-       The middle image_size pixels are then cropped; a smaller image is padded with zeros. */
+    /* Set `resize` if images should be resized to another height and width in pixels before they are cropped;
+       default 0: image_size; -1: not resized. With resize_shortest only the shorter side gets that size, and
+       the other keeps the proportion. The middle image_size pixels are then cropped; a smaller image is
+       padded with zeros. */
     int resize;
     bool resize_shortest;
     tt_resample resample;     /* default TT_BILINEAR */
@@ -351,8 +352,9 @@ typedef struct tt_lm_config {
     float norm_eps, initializer_range;
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
     tt_rotary_options rotary; /* rotary positions of all kinds but "gpt2". `heads` is not read */
-    int end_token;            /* Set it in a new model to the id that ends a document, eos_token_id of
-                                 config.json; default -1: none. (For a loaded model see tt_lm.stop) */
+    int end_token;            /* Set it in a new model that learns where documents end: the id that ends a
+                                 document, eos_token_id of config.json; default -1: none. (For a loaded model
+                                 see tt_lm.stop) */
 } tt_lm_config;
 /* Returns transformers' default configuration of a kind: "gpt2" is GPT-2 of 124 million parameters; key_heads
    is 0 except for "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
@@ -373,13 +375,16 @@ typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden);
 
 /* Low-rank adapters (Hu et al., "LoRA: low-rank adaptation of large language models", 2021), like peft's. */
 typedef struct tt_lora_options {
-    const char *targets; /* Set it to the modules that get an adapter: patterns (as in tt_param_freeze) of
-                            their names, or of the ends of the names after a dot, separated by commas:
-                            "q_proj,v_proj"; default NULL: peft's choice (c_attn for "gpt2", query_key_value
-                            for "gpt_neox" and "falcon", else q_proj and v_proj) */
-    int rank;            /* Set it for larger or smaller adapters; default 8 */
-    float alpha;         /* Set it to scale the adapter's output by alpha / rank; default 8 */
-    float dropout;       /* Set it to drop some of the adapter's input in training; default 0 */
+    const char *targets; /* Set it to adapt other modules than peft does by default: patterns (as in
+                            tt_param_freeze) of their names, or of the ends of the names after a dot,
+                            separated by commas: "q_proj,v_proj"; default NULL: those of peft (c_attn for
+                            "gpt2", query_key_value for "gpt_neox" and "falcon", else q_proj and v_proj) */
+    int rank;            /* Set it higher if the adapters learn too little, and lower for smaller files;
+                            default 8 */
+    float alpha;         /* Set it, often to twice the rank, if another rank or recipe needs it: alpha / rank
+                            is the factor of the adapter's output; default 8 */
+    float dropout;       /* Set it, for example to 0.05, if the adapters overfit: the share of the adapter's
+                            input that is dropped in training; default 0 */
 } tt_lora_options;
 tt_lora_options tt_lora_options_default(void);
 typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* an adapter adds b (out, rank) times a (rank,
@@ -461,20 +466,20 @@ tt_model tt_lm_model(const tt_lm *m);
    keys and values of earlier tokens in the planned arena. */
 typedef struct tt_generator tt_generator;
 typedef struct tt_generator_options {
-    int max_seqs;        /* Set it to answer more sequences at a time; default 1 */
-    int context;         /* Set it to limit the tokens of a prompt and its answer together; default 0: the
-                            model's max_positions, at most 2048 */
-    int max_tokens;      /* Set it to run more or fewer tokens of prompts at once, at least max_seqs; default
-                            256 */
-    /* Set it to change how the generator's program is compiled; default: tt_compile_options_default() with
-       `train` false, which is required.
-       `share`: set it to a program that trains the model (tt_trainer_program), and the generator uses its
-       parameters where they are stored, with that program's `parallel`, `memory`, offloaded parameters and
-       device. Make the generator before the first step. If the program has several ranks, data rank 0
-       generates; the other data ranks only send their shards of parameters to data rank 0 (zero 3). All
-       tensor ranks and stages take part. If there are several processes, each calls tt_generate with the same
-       arguments, and gets the same tokens. Without `share` a generator runs on one device and refuses a name
-       of several (TT_ERR_UNSUPPORTED). */
+    int max_seqs;        /* Set it higher to answer several prompts at a time; default 1 */
+    int context;         /* Set it lower to save memory, and higher for long texts: the tokens of a prompt and
+                            its answer together; default 0: the model's max_positions, at most 2048 */
+    int max_tokens;      /* Set it higher to read long prompts faster, and lower to save memory: the tokens of
+                            prompts that run at once, at least max_seqs; default 256 */
+    /* Set its fields to choose precision and device; default: tt_compile_options_default() with `train`
+       false, which is required.
+       `share`: set it to generate during a training, to the program that trains the model
+       (tt_trainer_program); the generator then uses its parameters where they are stored, with that program's
+       `parallel`, `memory`, offloaded parameters and device. Make the generator before the first step. If the
+       program has several ranks, data rank 0 generates; the other data ranks only send their shards of
+       parameters to data rank 0 (zero 3). All tensor ranks and stages take part. If there are several
+       processes, each calls tt_generate with the same arguments, and gets the same tokens. Without `share` a
+       generator runs on one device and refuses a name of several (TT_ERR_UNSUPPORTED). */
     tt_compile_options compile;
 } tt_generator_options;
 tt_generator_options tt_generator_options_default(void);
@@ -485,24 +490,27 @@ const tt_program *tt_generator_program(const tt_generator *g); /* returns the pr
                                                                   example for tt_program_plan */
 
 typedef struct tt_sampling {
-    int max_new;              /* Set it to limit how many tokens are added to a sequence; default 128 */
-    float temperature;        /* Set it to divide logits by another number; 0: always takes the likeliest
-                                 token; default 1 */
-    int top_k;                /* Set it to choose among the likeliest k tokens only; default 0: all */
-    float top_p;              /* Set it below 1 to choose among the fewest likely tokens whose probabilities
-                                 sum up to top_p; default 1: all. In (0, 1] (Holtzman et al., "The curious
-                                 case of neural text degeneration", 2020). top_p applies to the tokens that
-                                 top_k leaves */
-    float repetition_penalty; /* Set it above 1 to make tokens that already occurred less likely; default 1.
-                                 The penalty divides a positive logit and multiplies a negative logit (Keskar
-                                 et al., "CTRL", 2019). Above 0 */
-    uint64_t seed;            /* Set it for other random numbers: the same seed gives the same tokens; default
-                                 0 */
-    const int32_t *stop;      /* Set it to n_stop tokens, each of which ends a sequence and is then its last
-                                 token; default none */
+    int max_new;              /* Set it if answers should be longer or shorter: the largest number of tokens
+                                 that are added to a sequence; default 128 */
+    float temperature;        /* Set it below 1 for more likely and above 1 for more varied answers: logits
+                                 are divided by it; 0: always the likeliest token; default 1 */
+    int top_k;                /* Set it, for example to 50, if unlikely tokens spoil answers: only the
+                                 likeliest top_k tokens are chosen among; default 0: all */
+    float top_p;              /* Set it, for example to 0.9, for the same purpose: only the fewest likeliest
+                                 tokens whose probabilities sum up to top_p are chosen among; default 1: all.
+                                 In (0, 1] (Holtzman et al., "The curious case of neural text degeneration",
+                                 2020). top_p applies to the tokens that top_k leaves */
+    float repetition_penalty; /* Set it above 1, for example to 1.1, if answers repeat themselves: tokens that
+                                 already occurred become less likely; default 1. The penalty divides a
+                                 positive logit and multiplies a negative logit (Keskar et al., "CTRL", 2019).
+                                 Above 0 */
+    uint64_t seed;            /* Set it to get another answer to the same prompt: the same seed gives the same
+                                 tokens; default 0 */
+    const int32_t *stop;      /* Set it if answers should end at certain tokens: n_stop tokens, each of which
+                                 ends a sequence and is then its last token; default none */
     int n_stop;
-    /* Set it to receive each token as soon as the token is known; returning false ends the token's sequence;
-       default NULL. */
+    /* Set it to show answers while they grow: a function that receives each token as soon as the token is
+       known; returning false ends the token's sequence; default NULL. */
     bool (*token)(void *user, int seq, int32_t id);
     void *user;
 } tt_sampling;

@@ -23,37 +23,46 @@ typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
 typedef struct tt_lr_rule { const char *pattern; float scale; } tt_lr_rule;
 
 typedef struct tt_optimizer_options {
-    tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
-                                       2019) */
-    /* Set it with TT_OPTIMIZER_CUSTOM to the function that updates; default NULL. The states are planned,
-       saved, divided and offloaded as those of other optimizers. Only for device "cpu" and fp32 weights. */
+    tt_optimizer_kind kind;         /* Set it if your recipe trains with another optimizer; default TT_ADAMW
+                                       (Loshchilov, Hutter 2019) */
+    /* Set it, with kind TT_OPTIMIZER_CUSTOM, to train with an optimizer of your own; default NULL. The states
+       are planned, saved, divided and offloaded as those of other optimizers. Only for device "cpu" and fp32
+       weights. */
     const tt_custom_optimizer *custom;
-    float momentum;                 /* Set it for SGD with momentum; default 0 */
-    bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
-    float beta1, beta2, eps;        /* Set them to tune Adam and AdamW; default 0.9, 0.999, 1e-8 */
-    float weight_decay;             /* Set it to change the weight decay; default 0.01. SGD and ADAM add the
-                                       decay to the gradient; in ADAMW the decay is decoupled */
-    const char *const *no_decay;    /* Set it to name patterns of parameters without decay, ended by NULL;
-                                       default: 1-D parameters (biases, norms). With an empty list all
-                                       parameters decay */
-    /* Set it to rules for the learning rates of parameters, ended by a NULL pattern; default NULL. The first
-       rule that matches a parameter's name gives its factor, >= 0; without a match it is 1. The factor also
-       applies to the decoupled decay, as in PyTorch's parameter groups. */
+    float momentum;                 /* Set it if SGD learns too slowly, usually to 0.9; default 0: no
+                                       momentum */
+    bool nesterov;                  /* Set it, with a momentum, if your recipe has Nesterov's momentum in SGD;
+                                       default false */
+    float beta1, beta2, eps;        /* Set them if your recipe has other values for Adam or AdamW; default
+                                       0.9, 0.999, 1e-8 */
+    float weight_decay;             /* Set it higher if the model overfits, and to 0 for no decay; default
+                                       0.01. SGD and ADAM add the decay to the gradient; in ADAMW the decay is
+                                       decoupled */
+    const char *const *no_decay;    /* Set it if other parameters than the 1-D ones (biases, norms) should
+                                       have no decay: patterns of their names, ended by NULL; default NULL:
+                                       1-D parameters. With an empty list all parameters decay */
+    /* Set it to train some parameters faster or slower than others, such as a new head: rules, ended by a
+       NULL pattern; default NULL. The first rule that matches a parameter's name gives its factor, >= 0;
+       without a match it is 1. The factor also applies to the decoupled decay, as in PyTorch's parameter
+       groups. */
     const tt_lr_rule *lr_rules;
-    /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1;
-       default 1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first
-       number in a parameter's name that follows '.', '_' or nothing, and that '.' or nothing follows: 3 in
-       "encoder.layer.3.bias". With L layers, layer k has the factor layer_decay^(L - k). Parameters made
-       before the first layer's, such as embeddings, have layer_decay^(L + 1); all other parameters have 1.
-       Factors of lr_rules multiply these factors. */
+    /* Set it in fine-tuning, usually to 0.65 to 0.95, if the first layers should change less than the last:
+       learning rates fall from the output to the input, 0 < layer_decay <= 1; default 1 (Clark et al.,
+       "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first number in a parameter's
+       name that follows '.', '_' or nothing, and that '.' or nothing follows: 3 in "encoder.layer.3.bias".
+       With L layers, layer k has the factor layer_decay^(L - k). Parameters made before the first layer's,
+       such as embeddings, have layer_decay^(L + 1); all other parameters have 1. Factors of lr_rules multiply
+       these factors. */
     float layer_decay;
-    /* Set it to keep exponential moving averages of the trained parameters as a further state of the
-       optimizer; default 0: none. In [0, 1), usually 0.99 to 0.9999. The first update copies the parameters;
-       each later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
+    /* Set it to evaluate and save averages of the weights, which fluctuate less than the weights of the last
+       step, usually to 0.99 to 0.9999; default 0: none. In [0, 1). The exponential moving averages of the
+       trained parameters are a further state of the optimizer. The first update copies the parameters; each
+       later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
        get_ema_avg_fn. The averages are f32, so the parameters must be: precision "32-true" or one that ends
        with "-mixed". A saved state has them with "ema." before the names. See tt_trainer_use_ema. */
     float ema_decay;
-    float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
+    float clip_norm;                /* Set it, usually to 1, if single large gradients disturb the training:
+                                       the largest norm of all gradients together; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
@@ -69,14 +78,19 @@ typedef enum tt_schedule_kind { TT__SCHEDULES(TT__KIND) } tt_schedule_kind;
 #undef TT__KIND
 
 typedef struct tt_schedule {
-    tt_schedule_kind kind; /* how the learning rate changes after the warm-up */
-    float lr, min_lr;      /* learning rate after the warm-up: TT_CONSTANT keeps lr, TT_LINEAR and TT_COSINE
-                              lower it to min_lr */
-    int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
-    int64_t total_steps;   /* steps of warm-up and decay together */
-    int64_t decay_steps;   /* WSD: number of last steps, with falling lr; 1 to total_steps - warmup_steps */
-    /* Set it to a function that returns the learning rate of a step; default NULL. All fields but `user`, its
-       argument, are then ignored. A resumed run must be given the same function. */
+    tt_schedule_kind kind; /* Set it to TT_COSINE or TT_WSD if your recipe decays so, and to TT_CONSTANT for
+                              no decay: how the learning rate changes after the warm-up */
+    float lr, min_lr;      /* Set lr lower if the loss jumps or grows, and higher if it falls slowly; set
+                              min_lr if the rate should not fall to 0. lr is the learning rate after the
+                              warm-up: TT_CONSTANT keeps it, other kinds lower it to min_lr */
+    int64_t warmup_steps;  /* Set it, often to 5% or 10% of total_steps, if the loss jumps in the first steps:
+                              step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
+    int64_t total_steps;   /* Set it, except with TT_CONSTANT, to the steps of the whole run: warm-up and
+                              decay together */
+    int64_t decay_steps;   /* Set it with TT_WSD and TT_WSD_SQRT: the last steps, in which the rate falls, 1
+                              to total_steps - warmup_steps */
+    /* Set it if no kind fits: a function that returns the learning rate of a step; default NULL. All fields
+       but `user`, its argument, are then ignored. A resumed run must be given the same function. */
     float (*lr_at)(void *user, int64_t step);
     void *user;
 } tt_schedule;
@@ -85,12 +99,14 @@ float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0 
 /* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018), with PyTorch's names and
    defaults (GradScaler). init, growth and backoff are powers of two, so that scaling is exact. */
 typedef struct tt_loss_scale {
-    float init;    /* Set it to start the first step from another scale; default 65536. 1..2^40 */
-    float growth;  /* Set it to change the factor of the scale after `interval` steps without overflow;
-                      default 2. >= 1; a scale grows to 2^40 at most */
-    float backoff; /* Set it to change the factor of the scale after an overflow, below 1; default 0.5. A
-                      scale that falls below 1 is an error */
-    int interval;  /* Set it to change how many steps pass before a growth; default 2000. >= 1 */
+    float init;    /* Set it lower if a run begins with many skipped steps: the scale of the first step,
+                      1..2^40; default 65536 */
+    float growth;  /* Set it to 1 if the scale should never grow: the factor of the scale after `interval`
+                      steps without overflow, >= 1; default 2. A scale grows to 2^40 at most */
+    float backoff; /* Set it lower if several steps in a row are skipped: the factor of the scale after an
+                      overflow, below 1; default 0.5. A scale that falls below 1 is an error */
+    int interval;  /* Set it lower in a short run, or if the scale should recover sooner: steps before a
+                      growth, >= 1; default 2000 */
 } tt_loss_scale;
 tt_loss_scale tt_loss_scale_default(void);
 
@@ -100,47 +116,53 @@ tt_loss_scale tt_loss_scale_default(void);
    its part of the data and its shards of the tensors. Tensor ranks are numbered first: rank = (stage * data +
    data rank) * tensor + tensor rank. */
 typedef struct tt_parallel {
-    /* Set them to the number of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor
-       / pipeline. With several data ranks, gradients are divided by the loss's targets on all data ranks;
-       several losses need tt_loss_total. Tensor ranks divide large embeddings, and groups of 1,000,000
-       weights or more: consecutive linear layers with the ops between them, and attention, by heads, if the
-       number of heads is a multiple of the number of tensor ranks. Each tensor rank computes everything else
-       whole. tt_plan.split_params says how much is divided. If a program keeps a layer whole because the
-       layer's hidden values are an output, later programs with the layer's parameters keep it whole. */
+    /* Set `tensor` if a layer is too large or too slow for one device; `data` then follows. The fields are
+       the numbers of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor / pipeline.
+       With several data ranks, gradients are divided by the loss's targets on all data ranks; several losses
+       need tt_loss_total. Tensor ranks divide large embeddings, and groups of 1,000,000 weights or more:
+       consecutive linear layers with the ops between them, and attention, by heads, if the number of heads is
+       a multiple of the number of tensor ranks. Each tensor rank computes everything else whole.
+       tt_plan.split_params says how much is divided. If a program keeps a layer whole because the layer's
+       hidden values are an output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
-    /* Set it to choose the tensors that are sharded over the data ranks; default 1 (Rajbhandari et al.,
-       "ZeRO", 2020). 0: none; 1: the optimizer's state; 2: also gradients, summed after each micro-batch; 3:
-       also parameters. Tensors of fewer than 65,536 elements stay whole. TT_ZERO_BUDGET chooses from 1 to 3
-       the value that fits memory_budget in the fewest seconds (tt_compile_options.offload). If steps have
-       several micro-batches, 2 and 3 give other bits than 1 without reduce_micros. */
+    /* Set it higher if several data ranks need too much memory each, and to 0 to shard nothing: the tensors
+       that are sharded over the data ranks; default 1 (Rajbhandari et al., "ZeRO", 2020). 0: none; 1: the
+       optimizer's state; 2: also gradients, summed after each micro-batch; 3: also parameters. Tensors of
+       fewer than 65,536 elements stay whole. TT_ZERO_BUDGET chooses from 1 to 3 the value that fits
+       memory_budget in the fewest seconds (tt_compile_options.offload). If steps have several micro-batches,
+       2 and 3 give other bits than 1 without reduce_micros. */
     int zero;
-    bool server;        /* Set it to let data rank 0 alone hold the optimizer state and update; default false;
-                           needs zero 0 or 1 */
-    /* Set it with tensor > 1 to divide the rows of activations between sharded layers; default false
-       (Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022). */
+    bool server;        /* Set it if data rank 0 has memory to spare and the other ranks lack it: data rank 0
+                           alone then holds the optimizer state and updates; needs zero 0 or 1; default
+                           false */
+    /* Set it, with tensor > 1, to save memory: the rows of activations between sharded layers are then
+       divided; default false (Korthikanti et al., "Reducing activation recomputation in large transformer
+       models", 2022). */
     bool sequence;
-    /* Set it to the largest number of data ranks that should give the same bits; default 0: data. `groups` is
-       the number of leaves of the tree that sums gradients: micro-batch m of a step belongs to leaf m %
-       groups, and the bits of a training depend on the tree, not on the number of data ranks. groups is a
-       multiple of data; if `groups` is greater than data, data must be a power of two. */
+    /* Set it if runs on different numbers of data ranks should give the same bits: the largest of these
+       numbers; default 0: data. `groups` is the number of leaves of the tree that sums gradients: micro-batch
+       m of a step belongs to leaf m % groups, and the bits of a training depend on the tree, not on the
+       number of data ranks. groups is a multiple of data; if `groups` is greater than data, data must be a
+       power of two. */
     int groups;
-    /* Set it to sum the gradients of the ranks after each micro-batch, as zero 2 and 3 always do, for the
-       same bits as with zero 2 and 3; default false: ranks sum once a step. */
+    /* Set it if a run with zero 0 or 1 should give the bits of zero 2 and 3: the gradients of the ranks are
+       then summed after each micro-batch, as zero 2 and 3 always do; default false: ranks sum once a step. */
     bool reduce_micros;
-    /* Set it to cut the program into several stages of about equal FLOPs, each run by other ranks; default 1;
-       0 means 1. Cuts are at tt_block_end marks that only one value crosses. The micro-batches of a step
-       follow each other through the stages in the order of `schedule`. "1f1b" (default, and NULL): a stage
-       begins the backward of a micro-batch as soon as it can, so that stage s holds at most pipeline - s
-       micro-batches (Narayanan et al., "PipeDream", 2019, flushed at each step's end). "gpipe": backwards
-       begin after all forwards, so that every stage holds all micro-batches of a step (Huang et al., "GPipe",
-       2019). The bits are those of one stage, except that gradients of a parameter that two stages use differ
-       by rounding. pipeline excludes zero 2, 3 and TT_ZERO_BUDGET, server, reduce_micros and update
-       "backward". */
+    /* Set it if the model is too large for one device and links between devices are slow: the number of
+       stages of about equal FLOPs, each run by other ranks; default 1; 0 means 1. Cuts are at tt_block_end
+       marks that only one value crosses. The micro-batches of a step follow each other through the stages in
+       the order of `schedule`. "1f1b" (default, and NULL): a stage begins the backward of a micro-batch as
+       soon as it can, so that stage s holds at most pipeline - s micro-batches (Narayanan et al.,
+       "PipeDream", 2019, flushed at each step's end). "gpipe": backwards begin after all forwards, so that
+       every stage holds all micro-batches of a step (Huang et al., "GPipe", 2019). The bits are those of one
+       stage, except that gradients of a parameter that two stages use differ by rounding. pipeline excludes
+       zero 2, 3 and TT_ZERO_BUDGET, server, reduce_micros and update "backward". */
     int pipeline;
     const char *schedule;
-    /* Set it to the largest number of micro-batches that a step has on a data rank; default 0: any number.
-       "gpipe" needs `micros`, and a pipeline refuses more micro-batches. Options that say "budget" minimise
-       the seconds of a step with `micros` micro-batches, by default with 1. */
+    /* Set it, with "gpipe" or with options that say "budget", to the largest number of micro-batches that a
+       step has on a data rank; default 0: any number. "gpipe" needs `micros`, and a pipeline refuses more
+       micro-batches. Options that say "budget" minimise the seconds of a step with `micros` micro-batches, by
+       default with 1. */
     int micros;
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
@@ -173,20 +195,22 @@ tt_costs tt_costs_default(void);
 tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs);
 
 typedef struct tt_compile_options {
-    bool train; /* Clear it to run the forward only, without dropout; default true: backward and update */
-    /* Set it to train in 16 bits; default "32-true". "bf16-mixed": bf16 activations and matrix products; fp32
-       weights, their gradients and optimizer state. "bf16-true": bf16 weights, gradients and optimizer state,
-       with stochastic rounding. "16-mixed", "16-true": f16 instead of bf16, with loss scaling; but the
-       optimizer state of "16-true" is bf16, with stochastic rounding, because Adam's v is often too small for
-       f16. */
+    bool train; /* Clear it to evaluate, predict or generate: forward only, without dropout; default true:
+                   backward and update */
+    /* Set it to train in 16 bits, which takes less memory, and less time if the device multiplies 16-bit
+       matrices faster; default "32-true". "bf16-mixed": bf16 activations and matrix products; fp32 weights,
+       their gradients and optimizer state. "bf16-true": bf16 weights, gradients and optimizer state, with
+       stochastic rounding. "16-mixed", "16-true": f16 instead of bf16, with loss scaling; but the optimizer
+       state of "16-true" is bf16, with stochastic rounding, because Adam's v is often too small for f16. */
     const char *precision;
-    /* Set it to choose the dtype of the residual stream in mixed precisions, "f32" (as PyTorch's autocast) or
-       "16-bit"; default NULL: "f32" with "16-mixed", because residual sums could exceed the range of f16,
-       else "16-bit". The residual stream has residual sums, the input of the first sum, and their gradients.
-       Results of norms, activations and attention are always 16-bit. */
+    /* Set it if a training in a mixed precision should round as PyTorch's autocast does, or save more memory:
+       the dtype of the residual stream, "f32" (as PyTorch's autocast) or "16-bit"; default NULL: "f32" with
+       "16-mixed", because residual sums could exceed the range of f16, else "16-bit". The residual stream has
+       residual sums, the input of the first sum, and their gradients. Results of norms, activations and
+       attention are always 16-bit. */
     const char *residual;
-    /* Set it to let device "cuda" round operands of matrix products; default "fp32": no rounding. Sums are
-       fp32 except for fp8.
+    /* Set it if a GPU should multiply matrices faster, with rounded operands; default "fp32": no rounding.
+       Sums are fp32 except for fp8.
        "tf32": fp32 operands are rounded to 10 bits of mantissa (as PyTorch's
        set_float32_matmul_precision("high")), except in attention; other devices treat it as "fp32".
        "fp8": 16-bit operands of linear layers become E4M3, gradients E5M2 (Micikevicius et al.: "FP8 formats
@@ -201,11 +225,11 @@ typedef struct tt_compile_options {
        section 3.3.2). For gradients cuBLASLt moves these sums to fp32 every few products; for results, for
        speed, only at the end, as Transformer Engine does. */
     const char *matmul;
-    tt_loss_scale loss_scale; /* Set it to change loss scaling; default tt_loss_scale_default(). Read with
-                                 "16-mixed" and "16-true" only */
-    /* Set it to save memory: the backward then recomputes values instead of saving them; default "cheap". The
-       bits are the same (except on "cuda": a tanh-GELU after a linear layer differs by rounding, because
-       cuBLASLt computes it in the product).
+    tt_loss_scale loss_scale; /* Set it if "16-mixed" or "16-true", which alone read it, skip too many steps;
+                                 default tt_loss_scale_default() */
+    /* Set it if the plan needs too much memory: the backward then recomputes values instead of saving them,
+       which takes time; default "cheap". The bits are the same (except on "cuda": a tanh-GELU after a linear
+       layer differs by rounding, because cuBLASLt computes it in the product).
        "none": nothing is recomputed. "cheap": results of layer norm, GELU and SiLU, 16-bit copies of weights,
        and rows that ranks gather for parallel.sequence; no matrix products. "attention": also results of
        attention. "blocks": everything that the backward reads of the blocks that tt_block_end marks, except
@@ -214,9 +238,9 @@ typedef struct tt_compile_options {
        be set; ends of blocks are saved. The cost is FLOPs if nothing is offloaded and parameters are not
        sharded (parallel.zero 3), else seconds by `costs`. */
     const char *recompute;
-    /* Set it to save memory of the device: the tensors that the option lists are stored in the host's memory
-       and copied to the device only while it uses them; default NULL or "none": nothing. The bits are the
-       same.
+    /* Set it if the plan needs more memory than the device has: the tensors that the option lists are stored
+       in the host's memory and copied to the device only while it uses them; default NULL or "none": nothing.
+       The bits are the same.
        The list, separated by commas, may have "optimizer" (its state), "gradients" (from the end of the
        backward, or of a micro-batch, to the update), "parameters" and "activations" (what the backward reads
        of the blocks that tt_block_end marks, except the last). Tensors of a parameter of fewer than 65,536
@@ -262,8 +286,8 @@ typedef struct tt_compile_options {
        keep_gradients. */
     tt_status (*before_update)(void *user, tt_program *p, int64_t step);
     void *user; /* argument of before_update */
-    /* Set it to save memory by updating parameters earlier or elsewhere; default "end": all at the end of the
-       step.
+    /* Set it if gradients or the optimizer's state need too much memory: parameters are then updated earlier
+       or elsewhere; default "end": all at the end of the step.
        "backward": each parameter is updated as soon as its gradient is final, and the gradient's memory is
        then free, for the same bits (as Lv et al., "Full parameter fine-tuning for large language models with
        limited resources", 2023). "end" keeps all gradients, partly in the memory of activations that the
@@ -276,32 +300,34 @@ typedef struct tt_compile_options {
        Parameters of fewer than 65,536 elements are updated on the device. Results have the bits of updates on
        device "cpu"; on "cuda", "end" gives other bits. No other option chooses "host". */
     const char *update;
-    /* Set it to choose the optimizer; default: tt_optimizer_options_default(). */
+    /* Set its fields if your recipe has another optimizer or other values; default:
+       tt_optimizer_options_default(). */
     tt_optimizer_options optimizer;
-    /* Set it to limit the bytes of the arena; default 0: no limit. On "cpu" the limit includes the tensors
-       that `offload` keeps beside the arena. If a program needs more, its tt_compile fails with
-       TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena later. tt_error then says
-       what each option would save, the smallest possible size and its options, and what "bf16-true" would
-       need; for a pipeline, tt_error speaks of the stage that needs most. Only options that say "budget"
-       (recompute, offload, parallel.zero) change to fit; tt_plan has their new values. Whatever the options,
-       copies run less far ahead, and updates move less data together (at most 32 MiB, at least one
-       parameter), if only then the plan fits. */
+    /* Set it if the program must fit a given memory: the limit of the arena in bytes; default 0: no limit. On
+       "cpu" the limit includes the tensors that `offload` keeps beside the arena. If a program needs more,
+       its tt_compile fails with TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena
+       later. tt_error then says what each option would save, the smallest possible size and its options, and
+       what "bf16-true" would need; for a pipeline, tt_error speaks of the stage that needs most. Only options
+       that say "budget" (recompute, offload, parallel.zero) change to fit; tt_plan has their new values.
+       Whatever the options, copies run less far ahead, and updates move less data together (at most 32 MiB,
+       at least one parameter), if only then the plan fits. */
     size_t memory_budget;
-    /* Set it to the costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default().
-       The seconds of tt_plan, the overlap of copies with computation, and choices by "budget" follow from the
-       costs. */
+    /* Set it if an option says "budget", or if you want to know the seconds of a step before it runs: the
+       costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default(). The seconds of
+       tt_plan, the overlap of copies with computation, and choices by "budget" follow from the costs. */
     const tt_costs *costs;
-    /* Set it to choose where the program runs: "cpu", "cuda", or a numbered device, "cuda:1"; default NULL:
-       TINYTRAIN_DEVICE in the environment, else "cpu". Several ranks: "cpu*4" (the context's threads are
-       divided among them), "cuda*8", "cuda:0,2", and "cuda:0,0", two ranks on one GPU. A program for a kind
-       of device that this build cannot run can still be planned: its plan counts its parameters in full, its
-       parameters reserve no memory, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED (or
+    /* Set it to run on a GPU or on several ranks: "cpu", "cuda", or a numbered device, "cuda:1"; default
+       NULL: TINYTRAIN_DEVICE in the environment, else "cpu". Several ranks: "cpu*4" (the context's threads
+       are divided among them), "cuda*8", "cuda:0,2", and "cuda:0,0", two ranks on one GPU. A program for a
+       kind of device that this build cannot run can still be planned: its plan counts its parameters in full,
+       its parameters reserve no memory, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED (or
        TT_ERR_DEVICE, if the device is absent or has failed). */
     const char *device;
-    tt_parallel parallel; /* Set it to choose how the ranks share the work; default: tt_parallel_default() */
-    /* Set it to a program of the same device to use its arena; default NULL: none. Each program's runs
-       overwrite the other's inputs. An arena that is allocated does not grow: compile the program that needs
-       most first. */
+    tt_parallel parallel; /* Set its fields if the device has several ranks; default: tt_parallel_default() */
+    /* Set it if two programs never run at once, such as training and evaluation, so that they need only the
+       memory of the larger: a program of the same device, whose arena this one uses; default NULL: an arena
+       of its own. Each program's runs overwrite the other's inputs. An arena that is allocated does not grow:
+       compile the program that needs most first. */
     const tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);

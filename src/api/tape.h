@@ -53,10 +53,12 @@ void tt_recompute(tt_tape *t, tt_value v);
 /* Records y = x W^T + b. x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
 typedef struct tt_matmul_options {
-    bool untransposed; /* Set it to multiply by b itself instead of its transpose; default false */
-    float scale;       /* Set it to multiply a by this number first; default 1 */
-    float beyond;      /* Set it to the number in the columns beyond the rows of b; default -1e30 (-65504 in
-                          f16), so that softmax and cross-entropy ignore these columns */
+    bool untransposed; /* Set it if the rows of b, not its columns, run along the sum; default false: b is
+                          transposed */
+    float scale;       /* Set it to spare a tt_scale: a is multiplied by this number first; default 1 */
+    float beyond;      /* Set it if something other than softmax and cross-entropy reads the result, and the
+                          rows of b are an axis: the number in the columns beyond the rows of b; default -1e30
+                          (-65504 in f16), so that softmax and cross-entropy ignore these columns */
 } tt_matmul_options;
 tt_matmul_options tt_matmul_options_default(void);
 
@@ -126,20 +128,21 @@ typedef enum tt_rotary_scaling {
 
 typedef struct tt_rotary_options {
     int heads;                 /* Set it to the heads of x, which divide its width; there is no default */
-    int size;                  /* Set it to turn only the first `size` columns of each head, at most 512;
-                                  default 0: all. With an odd size one more column turns, as in transformers'
-                                  GPT-NeoX */
-    tt_rotary_pairs pairs;     /* Set it to pair columns as the model does; default TT_ROTARY_HALVES */
-    float base;                /* Set it to the model's rotary base; default 10000 */
-    tt_rotary_scaling scaling; /* Set it for longer sequences; default TT_ROTARY_PLAIN, which does not read
-                                  the fields below */
-    float factor;              /* Set it to stretch positions by this factor, at least 1; default 1 */
+    int size;                  /* Set it if the model turns only the first `size` columns of each head, at
+                                  most 512; default 0: all. With an odd size one more column turns, as in
+                                  transformers' GPT-NeoX */
+    tt_rotary_pairs pairs;     /* Set it if the model pairs neighbouring columns; default TT_ROTARY_HALVES */
+    float base;                /* Set it if the model has another rotary base; default 10000 */
+    tt_rotary_scaling scaling; /* Set it if sequences are longer than in the pretraining; default
+                                  TT_ROTARY_PLAIN, which does not read the fields below */
+    float factor;              /* Set it with a scaling other than PLAIN: positions are stretched by this
+                                  factor, at least 1; default 1 */
     int original;              /* Set it with LLAMA3 and YARN to the positions of the pretraining; default
                                   8192 */
     float low, high;           /* Set them with LLAMA3 to low_freq_factor and high_freq_factor (default 1 and
                                   4 if both are 0), with YARN to beta_slow and beta_fast (default 1 and 32) */
-    float magnitude;           /* Set it with YARN to multiply the result by another number; default 0: 0.1
-                                  log(factor) + 1 */
+    float magnitude;           /* Set it with YARN if the model multiplies the result by another number;
+                                  default 0: 0.1 log(factor) + 1 */
 } tt_rotary_options;
 tt_rotary_options tt_rotary_options_default(int heads);
 
@@ -153,38 +156,41 @@ typedef struct tt_attention_options {
                       have as many columns as heads of q */
     bool causal;   /* Set it for decoders: a row attends to itself and to earlier rows of its sequence;
                       default false */
-    float scale;   /* Set it to scale q k^T by another factor; default 0: 1 / sqrt(head size) */
-    float dropout; /* Set it to drop attention weights in training: at most 255/256, rounded to a multiple of
-                      1/256; a rate above 0 is rounded to 1/256 at least; default 0 */
-    int window;    /* Set it to limit attention to near rows; default 0: no window. Row i attends to row j if
-                      i - window < j <= i, as with sliding_window in transformers' Mistral and Qwen2; unless
-                      causal, also if i < j < i + window. Time is proportional to rows * window (Beltagy et
-                      al., "Longformer", 2020) */
-    float alibi;   /* Set it for ALiBi; default 0: no ALiBi. Scores fall by alibi * slope of the head *
-                      distance of the rows (Press et al., "Train short, test long", 2022; the slopes of
-                      transformers' build_alibi_tensor, unrounded). 1: BLOOM; 1 / sqrt(head size): Falcon */
-    bool alibi_rounded; /* Set it with causal rows for the rounding of transformers' Falcon; default false.
+    float scale;   /* Set it if the model scales q k^T by another factor; default 0: 1 / sqrt(head size) */
+    float dropout; /* Set it if the model overfits: the share of attention weights that is dropped in
+                      training, at most 255/256, rounded to a multiple of 1/256; a rate above 0 is rounded to
+                      1/256 at least; default 0 */
+    int window;    /* Set it if the model limits attention to near rows, which saves time in long sequences;
+                      default 0: no window. Row i attends to row j if i - window < j <= i, as with
+                      sliding_window in transformers' Mistral and Qwen2; unless causal, also if i < j < i +
+                      window. Time is proportional to rows * window (Beltagy et al., "Longformer", 2020) */
+    float alibi;   /* Set it if the model has ALiBi instead of positions; default 0: no ALiBi. Scores fall by
+                      alibi * slope of the head * distance of the rows (Press et al., "Train short, test
+                      long", 2022; the slopes of transformers' build_alibi_tensor, unrounded). 1: BLOOM; 1 /
+                      sqrt(head size): Falcon */
+    bool alibi_rounded; /* Set it, with causal rows, to compute as transformers' Falcon does; default false.
                            Slopes, row numbers within the sequence, and their products are then rounded to
                            bf16 first; results differ from 9 heads or 257 rows on. "cuda" then uses no tensor
                            cores */
-    /* Set it to the rows of a block for block-sparse attention; default 0: off (Zaheer et al., "Big bird",
-       2020). Block-sparse attention excludes causal, window and alibi. A sequence is divided into blocks of
-       `block` rows; the last may have fewer. The first and the last block attend to all blocks, and all
-       attend to them; block i also attends to blocks i - 1, i and i + 1 and to the blocks in its list. Time
-       is proportional to the pairs of blocks that attend */
+    /* Set it for block-sparse attention, in long sequences: the rows of a block; default 0: off (Zaheer et
+       al., "Big bird", 2020). Block-sparse attention excludes causal, window and alibi. A sequence is divided
+       into blocks of `block` rows; the last may have fewer. The first and the last block attend to all
+       blocks, and all attend to them; block i also attends to blocks i - 1, i and i + 1 and to the blocks in
+       its list. Time is proportional to the pairs of blocks that attend */
     int block;
-    int dense;            /* Set it to attend densely in sequences of up to this number of rows; default 0 */
-    int listed, list_rows; /* Set them to give blocks of queries lists. listed: number of blocks in a list;
-                              list_rows: number of blocks, from a sequence's first on, that have a list;
-                              default 0 */
-    /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
-       block beyond the sequence's end is skipped. A block that is listed several times, or that is attended
-       anyway, counts each time. */
+    int dense;            /* Set it, with block, if short sequences should attend densely: the rows of the
+                             longest such sequence; default 0 */
+    int listed, list_rows; /* Set them, with block, if blocks also attend to far blocks. listed: number of
+                              blocks in a list; list_rows: number of blocks, from a sequence's first on, that
+                              have a list; default 0 */
+    /* Set it with `listed` above 0: the lists (heads, list_rows, listed), in 0..65535, copied; default NULL,
+       for `listed` 0. A block beyond the sequence's end is skipped. A block that is listed several times, or
+       that is attended anyway, counts each time. */
     const int32_t *lists;
-    bool lists_for_training; /* Set it to replace each listed block by block 0 in a program that does not
-                                train, as transformers' BigBird does; default false */
-    int max_length; /* Set it to the rows of the longest possible sequence: a GPU chooses its kernels by this
-                       number, and a longer sequence is refused; default 0: any number */
+    bool lists_for_training; /* Set it if only training reads the lists: in a program that does not train each
+                                listed block becomes block 0, as in transformers' BigBird; default false */
+    int max_length; /* Set it if you know the rows of the longest sequence: a GPU then chooses its kernels by
+                       this number, and a longer sequence is refused; default 0: any number */
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
@@ -218,8 +224,8 @@ typedef struct tt_patch_options {
     int height, width, channels; /* Set them to the size of the images; channels 1..4; there is no default */
     int patch;                   /* Set it to the side of a patch, which divides height and width; there is no
                                     default */
-    float mean[4], std[4];       /* Set them to normalise each channel: patches hold (pixel / 255 - mean) /
-                                    std; default 0.5 */
+    float mean[4], std[4];       /* Set them if the model was trained with other means and deviations of the
+                                    channels: patches hold (pixel / 255 - mean) / std; default 0.5 */
 } tt_patch_options;
 tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch);
 
@@ -235,12 +241,15 @@ tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* retur
 /* Records a view of x as (rows, width), with as many elements. An axis of rows keeps the width of x. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
-    int ignore_index;      /* Set it to the target value that does not count; default -100 */
-    float label_smoothing; /* Set it to smooth targets, in [0, 1): (1 - s) one-hot + s / classes; default 0 */
-    tt_value weights;      /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1) */
-    /* Set it to weight classes: f32 (1, classes) input, >= 0; default none. A row has the weight of its
-       target's class; with smoothing, each class's share of the target has the weight of that class, as in
-       PyTorch's CrossEntropyLoss. Excludes `weights`. */
+    int ignore_index;      /* Set it if another target value than -100 marks rows that do not count; default
+                              -100 */
+    float label_smoothing; /* Set it, for example to 0.1, if the model is too sure of wrong answers, in [0,
+                              1): targets become (1 - s) one-hot + s / classes; default 0 */
+    tt_value weights;      /* Set it if rows do not count equally: their weights, an f32 (rows, 1)
+                              input, >= 0; default none (all 1) */
+    /* Set it if classes do not count equally: their weights, an f32 (1, classes) input, >= 0; default none. A
+       row has the weight of its target's class; with smoothing, each class's share of the target has the
+       weight of that class, as in PyTorch's CrossEntropyLoss. Excludes `weights`. */
     tt_value class_weights;
 } tt_cross_entropy_options;
 tt_cross_entropy_options tt_cross_entropy_options_default(void);
@@ -261,10 +270,11 @@ tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
 
 typedef struct tt_sigmoid_cross_entropy_options {
-    tt_value weights;          /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1). A
-                                  row with weight 0 does not count */
-    tt_value positive_weights; /* Set it to multiply the loss of each label's positive part: f32 (1, labels)
-                                  input, >= 0; default none (all 1). pos_weight of BCEWithLogitsLoss */
+    tt_value weights;          /* Set it if rows do not count equally: their weights, an f32 (rows, 1) input,
+                                  >= 0; default none (all 1). A row with weight 0 does not count */
+    tt_value positive_weights; /* Set it if few rows have a label: the factor of each label's positive part of
+                                  the loss, an f32 (1, labels) input, >= 0; default none (all 1). pos_weight
+                                  of BCEWithLogitsLoss */
 } tt_sigmoid_cross_entropy_options;
 tt_sigmoid_cross_entropy_options tt_sigmoid_cross_entropy_options_default(void);
 

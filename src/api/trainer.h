@@ -12,31 +12,41 @@
 typedef struct tt_teacher tt_teacher;
 
 struct tt_train_options {
-    /* Set it to change how the trainer's programs are compiled; default: tt_compile_options_default() with
-       optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for tt_evaluate,
-       tt_forward and tt_predict only. Set `accumulate` if a step may have more micro-batches than there are
-       data ranks (tt_loader_accumulates). `share` must be NULL. */
+    /* Set its fields to choose precision, device, optimizer and memory; default: tt_compile_options_default()
+       with optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for
+       tt_evaluate, tt_forward and tt_predict only. Set `accumulate` if a step may have more micro-batches
+       than there are data ranks (tt_loader_accumulates). `share` must be NULL. */
     tt_compile_options compile;
-    tt_schedule schedule;            /* Set its total_steps (default 0), which is required; default: linear,
-                                        lr 5e-5, no warm-up */
-    /* Set them to change the cross-entropy that trains classifiers and language models
-       (tt_cross_entropy_options); default 0 and NULL. Evaluations use neither. class_weights (one for each
-       class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means. With
-       TT_TASK_LABELS class_weights are the positive weights of the labels, and smoothing is refused. A model
-       of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
-       ones. */
+    tt_schedule schedule;            /* Set its total_steps, which every kind but TT_CONSTANT needs, and its
+                                        other fields if your recipe has another learning rate; default:
+                                        linear, lr 5e-5, no warm-up, total_steps 0 */
+    /* Set label_smoothing, for example to 0.1, if a model is too sure of wrong answers, and class_weights if
+       some classes are rare but matter as much as others: both change the cross-entropy that trains
+       classifiers and language models (tt_cross_entropy_options); default 0 and NULL. Evaluations use
+       neither. class_weights (one for each class; copied) are for classifiers; the loss and the accuracy of a
+       step are then weighted means. With TT_TASK_LABELS class_weights are the positive weights of the labels,
+       and smoothing is refused. A model of your own reads them in an f32 input "class_weights" of (1,
+       classes); in an evaluation they are ones. */
     float label_smoothing;
     const float *class_weights;
-    /* Set it to change the temperature of the contrastive loss (tt_contrastive_loss), above 0; default 0.05,
-       as in sentence-transformers. A lower one separates near texts more. */
+    /* Set it lower if embeddings of similar texts should be farther apart, and higher if training is
+       unstable: the temperature of the contrastive loss (tt_contrastive_loss), above 0; default 0.05, as in
+       sentence-transformers. */
     float temperature;
-    /* Set it to the number of sequences of the largest step (tt_loader_options.batch times the 2 or 3 texts
-       of an example) so that the contrastive loss has the negatives of the whole step, and not of a
-       micro-batch alone; default 0. The gradients are those of one large micro-batch (Gao et al., "Scaling
-       deep contrastive learning batch size under memory limited setup", 2021), for one more forward of each
+    /* Set it if the contrastive loss should have the negatives of the whole step, and not of a micro-batch
+       alone: the number of sequences of the largest step (tt_loader_options.batch times the 2 or 3 texts of
+       an example); default 0. The gradients are those of one large micro-batch (Gao et al., "Scaling deep
+       contrastive learning batch size under memory limited setup", 2021), for one more forward of each
        micro-batch and memory for the embeddings. The trainer sets compile.accumulate. Not with loss scaling,
        pipelines and several processes. Validations have the negatives of a micro-batch. */
     int step_seqs;
+    /* Set it to compute the part of the model that depends on frozen parameters alone (tt_param_freeze) once
+       for each example, without dropout; default false. tt_fit computes its results, the features, before the
+       first step, keeps them in the host's memory (tt_trainer_feature_bytes), and then trains and validates
+       the rest of the model from them. Each epoch must have the examples of epoch 0, unchanged, and batches
+       must have an index (tt_batch.index). Predictions, tt_evaluate and files are as without the option.
+       tt_train_batch is refused, and so are several processes. */
+    bool features_once;
     /* Set `teacher` to train a classifier, or a model of labels or scores, by another model's logits as well
        (Hinton et al., "Distilling the knowledge in a neural network", 2015); default NULL. The loss that
        trains is (1 - teacher_weight) * loss + teacher_weight * T^2 * soft, where T is teacher_temperature and
@@ -94,6 +104,9 @@ int64_t tt_trainer_saved_steps(const tt_trainer *t);
 /* Returns the bytes of the tensors in a state of this trainer, and in *parameters (may be NULL) the bytes of
    the trained parameters among them. Returns 0 if the trainer does not train, or when out of memory. */
 size_t tt_trainer_state_bytes(const tt_trainer *t, size_t *parameters);
+/* Returns the bytes of the host's memory that tt_fit needs for the features of a source's examples
+   (features_once). Reads epoch 0 of the source. Returns 0 without the option, or after an error. */
+size_t tt_trainer_feature_bytes(tt_trainer *t, const tt_source *source);
 /* Returns the learning rate of the next step: the schedule at tt_trainer_steps, which a skipped step does not
    advance. */
 float tt_trainer_lr(const tt_trainer *t);
@@ -194,30 +207,42 @@ typedef struct tt_fit_event {
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
-    int64_t epochs;                /* Set it to train for more epochs; default 1 */
-    const char *folder;            /* Set it to write state.safetensors, metrics.csv and loss.svg (see tt_fit)
-                                      into this folder, created if necessary; default NULL: no files */
-    bool resume;                   /* Set it to resume from the state in folder; default false: a folder that
-                                      holds a state is refused */
-    double save_seconds;           /* Set it to change how many seconds pass between saves within an epoch;
+    int64_t epochs;                /* Set it if one pass over the data is not enough: the number of epochs;
+                                      default 1 */
+    const char *folder;            /* Set it to be able to resume a run and to see its course: the folder,
+                                      created if necessary, for state.safetensors, metrics.csv and loss.svg
+                                      (see tt_fit); default NULL: no files */
+    bool resume;                   /* Set it to continue a run that was stopped or killed, from the state in
+                                      folder; default false: a folder that holds a state is refused */
+    double save_seconds;           /* Set it lower if a run that is killed must not lose five minutes of work,
+                                      and higher if saving takes long: seconds between saves within an epoch;
                                       the state is also saved after each epoch; default 300 */
-    int64_t validate_steps;        /* Set it to a number of steps after which the run validates and saves, in
-                                      addition to the end of each epoch; steps of all epochs count; without
-                                      validation the run only saves; default 0 */
-    int64_t patience;              /* Set it to end the run after a number of validations in a row that are no
-                                      better than the best one; needs validation; default 0: never */
-    const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
-                                      current step or batch of validation; a signal handler may set the
-                                      variable (sig_atomic_t); default NULL */
-    const char *best_by;           /* Set it to choose how validations are compared: by "loss", or by the name
-                                      of a metric of the model, and then by the loss; default NULL: the first
-                                      metric, or else the loss */
-    /* Set it to a function that saves the model; default NULL. tt_fit calls it after a
+    int64_t validate_steps;        /* Set it if epochs are long: the number of steps after which the run
+                                      validates and saves, in addition to the end of each epoch; steps of all
+                                      epochs count; without validation the run only saves; default 0: at the
+                                      end of an epoch only */
+    int64_t keep_states;           /* Set it if you may want to go back to an earlier state: the states of the
+                                      last validations, this many, stay as state-STEP.safetensors with the
+                                      number of the step; a run resumes from such a state that is copied to
+                                      state.safetensors. Default 0: none */
+    int64_t patience;              /* Set it to end a run that no longer improves: the number of validations
+                                      in a row that are no better than the best one; needs validation; default
+                                      0: never */
+    const volatile int *stop;      /* Set it if a signal or another thread should be able to stop the run: a
+                                      variable that stops the run when it is not 0, after the current step or
+                                      batch of validation; a signal handler may set the variable
+                                      (sig_atomic_t); default NULL */
+    const char *best_by;           /* Set it if the best model is not the one with the best first metric:
+                                      validations are compared by "loss", or by the name of a metric of the
+                                      model, and then by the loss; default NULL: the first metric, or else the
+                                      loss */
+    /* Set it to save the best model: a function that saves the model; default NULL. tt_fit calls it after a
        validation that is the best so far, or, without validation, after every epoch. The folder then holds a
        state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
        fails, and a resumed run calls `keep` a second time after this validation. */
     tt_status (*keep)(void *user);
-    /* Set it to receive an event after each step and each validation; default NULL. */
+    /* Set it to show the progress of a run: a function that receives an event after each step and each
+       validation; default NULL. */
     void (*report)(void *user, const tt_fit_event *event);
     void *user; /* argument of `keep` and `report` */
 } tt_fit_options;

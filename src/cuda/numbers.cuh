@@ -19,8 +19,8 @@ template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) { return __f
 template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __float2half_rn(x); }
 
 // This file knows three dtypes of floats and takes every dtype that is neither f32 nor bf16 for f16.
-static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pack_as, round_16, lt_type, "
-              "and whatever else has TT_BF16");
+static_assert(TT__FLOATS == 3, "a new float dtype needs a case in TT__WITH_HALF, pack_as, round_16, "
+              "lt_type and all other code that has TT_BF16");
 
 // Runs code in which T is the C++ type of a dtype of 16-bit floats, or (TT__WITH_TYPE) of any floats.
 #define TT__WITH_HALF(dtype, T, ...)                                         \

@@ -47,7 +47,8 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__ch
     const int map = status == TT_OK ? tt__json_get(&j, 0, "weight_map") : -1;
     if (status == TT_OK && (map < 0 || j.nodes[map].kind != TT__JSON_OBJECT || !j.nodes[map].count))
         status = tt__fail(ctx, TT_ERR_FORMAT,
-                          "'%s' has no \"weight_map\", which names the file of each tensor", path);
+                          "'%s' has no \"weight_map\", which names the file of each tensor: copy the file "
+                          "from the model's origin again", path);
     const int n = status == TT_OK ? j.nodes[map].count : 0;
     const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)(n + 1));
     if (status == TT_OK) s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file * (size_t)n);

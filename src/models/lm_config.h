@@ -230,7 +230,8 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
     else if (c->heads % c->key_heads)
         tt__print(all, "; heads is %d, but must be a multiple of key_heads, %d", c->heads, c->key_heads);
     if (k->flags & TT__LM_EQUAL_HEADS && c->key_heads != c->heads)
-        tt__print(all, "; key_heads must equal heads in a model of kind %s", c->kind);
+        tt__print(all, "; key_heads is %d, but must equal heads, %d, in a model of kind %s", c->key_heads,
+                  c->heads, c->kind);
     if (c->head_size < 1)
         tt__print(all, "; hidden_size is %d, but must be a multiple of heads, %d", c->hidden_size, c->heads);
     else if (!(k->flags & TT__LM_LLAMA) && (int64_t)c->head_size * c->heads != c->hidden_size)

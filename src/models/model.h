@@ -165,6 +165,7 @@ static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[6
     if (d->n_classes != classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, but the model has %d: load the "
                         "model for the dataset's number of classes", d->n_classes, classes);
+    if (!classes) return TT_OK; /* TT_TASK_EMBED */
     for (int c = 0; c < classes; c++)
         if (strlen(d->classes[c]) >= sizeof *names)
             return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.40s...' has more than 63 bytes: rename it",

@@ -14,8 +14,8 @@ TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t col
     return tt__workspace_at(l, (size_t)k * tt__row_bytes(cols));
 }
 
-/* Sums `count` partial sums, beginning with number `first`, and writes the sum to `to` or (add) adds it to
-   `to`. `scratch` has two rows of to->cols floats. */
+/* Sums `count` partial sums, beginning with number `first`, and writes the sum to `to` or, if `add`, adds
+   the sum to `to`. `scratch` has two rows of to->cols floats. */
 TT__FN void TT__K(finish_column_sums)(const tt__launch *l, const tt__mat *to, bool add, int64_t first,
                                       int64_t count, float *scratch)
 {

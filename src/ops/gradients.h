@@ -116,8 +116,8 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 }
 
 /* Emits an instruction of `op` with f's attributes and random numbers. Each letter of `reads` stands for one
-   operand: g is the gradient g, 0 to 9 are f's operands, A to C are f's results, - is an absent operand. Each
-   digit of `into` stands for one result: digit k is the gradient of f's operand k. */
+   operand: `g` is the value g, `0` to `9` are f's operands, `A` to `C` are f's results, and `-` is an absent
+   operand. Each digit of `into` stands for one result: digit k is the gradient of f's operand k. */
 static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int op, const char *reads,
                               const char *into)
 {

@@ -33,8 +33,8 @@ static bool tt__layout_of_whole_rows(const tt_tape *t, const tt__instr *i, const
     return in[0] <= TT__ROWS && tt__layout_alike(t, i, in, out);
 }
 
-/* The layout rule of ops whose rows depend on other rows. Rows must not be split; otherwise the rule is
-   tt__layout_alike. */
+/* The layout rule of ops whose rows depend on other rows. Rows must not be split; apart from this, the rule
+   is that of elementwise ops. */
 static bool tt__layout_by_columns(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     return in[0] != TT__ROWS && tt__layout_alike(t, i, in, out);

@@ -28,7 +28,8 @@ typedef struct tt__gradient {
     /* Emits the backward of f, a copy of the instruction; g: the gradient of f's out[0]. NULL if `reads` is
        set. */
     void (*emit)(tt__builder *b, const tt__instr *f, int32_t g);
-    /* Operands and results of a backward that is one instruction of `op` (see tt__emit_gradient), or NULL. */
+    /* The operands and results of a backward that is one instruction of `op` (see tt__emit_gradient). NULL
+       if `emit` is set, or if the op has no backward. */
     const char *reads, *into;
     int op;
 } tt__gradient;
@@ -40,24 +41,24 @@ typedef struct tt__loads { int64_t done; double min; } tt__loads;
 /* The facts about an op that are not in its row of TT__OPS. */
 typedef struct tt__rules {
     /* Checks the operands and writes the shapes of the outputs to `out`; returns false after tt__tape_fail.
-       The verifier calls shape, too, so shapes depend on the operands only. The outputs of ops that models do
-       not record exist before the call. */
+       The verifier calls `shape` again, so the shapes must depend on the operands only. If models do not
+       record the op, its outputs exist already when `shape` is called. */
     bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
     /* Writes the layouts of the results to `out`, given the layouts `in` of the operands; returns false if
        the op cannot be computed from such operands. A result is partial only if its sum over the ranks equals
        the result of whole operands. NULL: all operands and results are whole. */
     bool (*layout)(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out);
     tt__gradient backward; /* all fields NULL: the op has no backward */
-    /* Return the bytes of scratch for the max numbers of rows: on a CPU with `threads` threads (NULL:
-       tt__widen_bytes), and on CUDA (NULL: 0). */
+    /* Return the bytes of scratch for the max numbers of rows. cpu_scratch: on a CPU with `threads` threads;
+       NULL: tt__widen_bytes gives the number. cuda_scratch: on CUDA; NULL: 0 bytes. */
     size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
     size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
     /* Checks the integers of operands in the host's memory before a run, because kernels do not check them.
        NULL: there is nothing to check. */
     tt_status (*check)(const tt__launch *l);
-    /* Merge instruction k, where possible, with another one, mostly with the instruction whose result k
-       reads. fuse runs before differentiation, fuse_later after. root: the value for which the program is
-       compiled. NULL: no merging. */
+    /* Merge instruction k, where possible, with another instruction, mostly with the instruction whose
+       result k reads. fuse runs before differentiation, fuse_later after. root: the value for which the
+       program is compiled. NULL: no merging. */
     void (*fuse)(tt_tape *t, int k, int32_t root);
     void (*fuse_later)(tt_tape *t, int k, int32_t root);
     /* Returns the number of floating-point operations in the op's matrix products. in: the operands of a run,
@@ -75,7 +76,8 @@ static const tt__rules *tt__rules_of(const tt__instr *i); /* the table is in ops
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Returns how many of i's first outputs (0, 1 or 3) can have their column sums as i's last outputs. */
+/* Returns for how many of its outputs, beginning with out[0], i can also compute column sums: 0, 1 or 3. The
+   last outputs of i are these column sums. */
 static int tt__summed(const tt__instr *i)
 {
     return !tt__is(i, TT__COLUMN_SUMS) ? 0 : i->op == TT__OP_ATTENTION_BACKWARD ? 3 : 1;
@@ -99,9 +101,10 @@ static bool tt__shape_of(tt_tape *t, const tt__instr *i, tt__shape out[TT__MAX_O
     return true;
 }
 
-/* Records i: checks it by its shape rule, creates its outputs and appends it. The arguments after `kinds` are
-   the operands; each letter of `kinds` is the type of one: v or V a tt_value, p or P a tt_param *. Operands
-   with V or P may be absent (id 0, NULL). Returns out[0]. */
+/* Records i: checks it by its shape rule, creates its outputs and appends it. The arguments after `kinds`
+   are the operands. Each letter of `kinds` is the type of one operand: `v` or `V` for a tt_value, `p` or `P`
+   for a tt_param pointer. An operand with a capital letter may be absent (a value with id 0, or NULL).
+   Returns out[0]. */
 static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
 {
     tt__shape shape[TT__MAX_OUT];

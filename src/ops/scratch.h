@@ -26,8 +26,9 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 #define TT__GEMM_PACK_LINES 96 /* rows of A or columns of B per packing task; a multiple of panels' widths  */
 #define TT__GEMM_PACK_K 32    /* units of k per packing task if a line is not contiguous; an even number */
 #define TT__GEMM_ALONE 131072 /* number of multiplications that take no longer than waking a thread         */
-/* Few rows of A use each element of B too few times for packing B to pay. The product is then made by dot
-   products where the columns of B are contiguous, and by sums of rows of B where its rows are. */
+/* Few rows of A use each element of B too few times for packing B to pay. If the columns of B are contiguous,
+   the product is then made by dot products. If the rows of B are contiguous, the product is made by sums of
+   rows of B. */
 #define TT__GEMM_STRIP 64     /* columns of C per task if B is not packed                                   */
 #define TT__GEMM_FEW_ROWS 24  /* max rows of A for which a B with contiguous columns is not packed          */
 #define TT__GEMM_FEW_SUMS 4   /* max rows of A for which a B with contiguous rows is not packed             */
@@ -72,8 +73,9 @@ static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(he
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
 
-/* Returns the number of rows of qt and doutt, the transposes of q and dout: the columns of a head or, if that
-   is more, its pairs of columns padded to whole tiles. */
+/* Returns the number of rows of qt and doutt, the transposes of q and dout. Each transpose has a row for
+   each column of a head or, in bf16, for each pair of columns, padded to whole tiles; the result is enough
+   for both. */
 static int64_t tt__attention_qt_rows(int64_t head_size)
 {
     return tt__max(head_size, tt__ceil_div(head_size, 32) * 16);
@@ -229,8 +231,8 @@ typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
    its capacity; w_rows and w_cols: the shape of in[1] at capacity. */
 static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
 {
-    tt__mnk p = {rows, w_rows, cols};              /* LINEAR multiplies x (rows, cols) by w^T, w (w_rows,
-                                                      w_cols) */
+    tt__mnk p = {rows, w_rows, cols};              /* LINEAR multiplies x (rows, cols) by the transpose
+                                                      of w (w_rows, w_cols) */
     if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* LINEAR_DX multiplies dy by w */
     if (i->op == TT__OP_MATMUL && i->attr.untransposed) {
         p.n = w_cols;

@@ -200,8 +200,9 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
     if (closed)
         return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has closed its context%s%s", where, name,
                         end.why[0] ? ", after: " : "", end.why);
-    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not arrived within %g s%s%s", where, name,
-                    ctx->options.timeout, last_message[0] ? "; its last message came in " : "", last_message);
+    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not arrived within %g s%s%s: if that process is only "
+                    "slow, set a longer timeout", where, name, ctx->options.timeout,
+                    last_message[0] ? "; its last message came in " : "", last_message);
 }
 
 /* Tells all other processes that this process ends its part of the common work (tt__end). Waits for at most

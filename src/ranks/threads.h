@@ -149,8 +149,8 @@ static bool tt__wait_for(tt__rank_group *w, int me, int rank, const uint64_t *co
             if (!op || !on) continue;
             snprintf(where[k], sizeof where[k], "%s%s '%.96s'", k ? "; that rank is at " : " at ", op, on);
         }
-        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not arrived%s%s", me,
-                 w->timeout, rank, where[0], where[1]);
+        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not arrived%s%s: if "
+                 "that rank is only slow, set a longer timeout", me, w->timeout, rank, where[0], where[1]);
         tt__rank_group_wake(w);
     }
     return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);

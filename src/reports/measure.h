@@ -292,7 +292,8 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt_context *own = tt_open(&o);
     if (!own)
         return tt__fail(ctx, TT_ERR_MEMORY,
-                        "tt_measure_costs: cannot open a context, for lack of memory or threads");
+                        "tt_measure_costs: cannot open a second context, for lack of memory or threads: set "
+                        "`threads` lower, or free memory");
     tt__sample s; /* runs like users' programs, with streams and graphs of launches */
     tt__profile update;
     double min, ignored;

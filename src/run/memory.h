@@ -402,9 +402,29 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
+/* Fails if each of some processes needs more memory than this machine has available for all of them;
+   otherwise the system might kill a process later. Does not check memory of a caller's allocator. what: what
+   needs the memory; advice: what the message advises. */
+static tt_status tt__machine_has(tt_context *ctx, double bytes, int processes, const char *what,
+                                 const char *advice)
+{
+#if defined(__linux__)
+    if (ctx->options.allocator.allocate != tt__default_allocate || bytes < 1 << 20) return TT_OK;
+    const char *check = getenv("TINYTRAIN_MEMORY_CHECK");
+    const tt__room room = tt__memory_room("");
+    if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
+    return tt__fail(ctx, TT_ERR_MEMORY, "%s needs %.1f MB of this machine's memory%s, but only %.1f MB are "
+                    "available (%s %.1f MB): %s (TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the "
+                    "same)", what, 1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
+                    1e-6 * room.bytes, room.of, 1e-6 * room.limit, advice);
+#else
+    (void)ctx, (void)bytes, (void)processes, (void)what, (void)advice;
+    return TT_OK;
+#endif
+}
+
 /* Fails if the program needs more memory than this machine has available, together with the other processes
-   on the machine; otherwise the system might kill a process later. Does not check memory of a caller's
-   allocator. */
+   on the machine. */
 static tt_status tt__memory_suffices(const tt_program *p)
 {
 #if defined(__linux__)
@@ -419,17 +439,10 @@ static tt_status tt__memory_suffices(const tt_program *p)
                      (double)tt__staging_bytes(q);
         }
     }
-    if (ctx->options.allocator.allocate != tt__default_allocate || bytes < 1 << 20) return TT_OK;
     for (int k = 0; k < tt_processes(ctx); k++)
         processes += k != tt_process(ctx) && strcmp(ctx->net->host[k], ctx->net->host[tt_process(ctx)]) == 0;
-    const char *check = getenv("TINYTRAIN_MEMORY_CHECK");
-    const tt__room room = tt__memory_room("");
-    if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, but only %.1f "
-                    "MB are available (%s %.1f MB): use smaller micro-batches, {recompute}, or {precision "
-                    "bf16-true} (TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the same)",
-                    1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
-                    1e-6 * room.bytes, room.of, 1e-6 * room.limit);
+    return tt__machine_has(ctx, bytes, processes, "the plan", "use smaller micro-batches, {recompute}, or "
+                           "{precision bf16-true}");
 #else
     (void)p;
     return TT_OK;

@@ -156,7 +156,8 @@ static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int no
     if (valid && bytes >= 4) memcpy(&trie, all, 4);
     if (!valid || trie < 4 || trie % 4 || trie > bytes - 4)
         return tt__json_wrong(j, key, member, valid ? "not a trie with its size before it" : "not in base 64",
-                              "the normalization rules as SentencePiece compiles them");
+                              "the normalization rules as SentencePiece compiles them: if the file is "
+                              "damaged, copy it from the model's origin again");
     all[bytes] = 0;
     s->from = (const char *)all + 4;
     s->from_bytes = trie;

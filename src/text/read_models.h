@@ -111,10 +111,9 @@ static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const ch
         id = tt__token_find(&k->vocab.by_text, m->joined, left_bytes + right_bytes);
     }
     if (id < 0)
-        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu joins '%.100s' and '%.100s'%s",
-                        m->path, m->offset, m->count, left, right,
-                        l >= 0 && r >= 0 ? ", but the result is not in the vocabulary" : ", but these are "
-                        "not both in the vocabulary");
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu joins '%.100s' and '%.100s', but "
+                        "the vocabulary lacks %s: take vocabulary and merges from one tokenizer", m->path,
+                        m->offset, m->count, left, right, l >= 0 && r >= 0 ? "the result" : "one of them");
     tt__bpe_rule *to = &k->model.merges[tt__bpe_merge(k, l, r) - k->model.merges];
     to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
     to->rank = (uint32_t)m->count++;

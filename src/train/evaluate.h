@@ -8,21 +8,28 @@
 #include "../run/inputs.h"
 #include "../run/results.h"
 #include "../run/step.h"
+#include "../run/memory.h"
 #include "../files/lists.h"
+#include "features.h"
 #include "trainer.h"
 
 /* ------------------------------------------------------------------------------------------------ evaluation
-   Evaluates a model, counts a confusion matrix, and predicts. All data ranks take part. */
+   Evaluates a model, counts a confusion matrix, predicts, and computes the features of a source's examples.
+   All data ranks take part. */
+
+/* Returns the program that evaluates. */
+static tt_program *tt__evaluator(const tt_trainer *r) { return r->by_features ? r->head : r->eval; }
 
 /* Runs the batches of the first `batches` data ranks. Adds their results to *stats in the order of the
    batches, so that the sums do not depend on the number of ranks. */
 static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
 {
     tt_stats s;
-    tt_status status = tt_run(r->eval, NULL);
+    tt_program *p = tt__evaluator(r);
+    tt_status status = tt_run(p, NULL);
     if (status != TT_OK) return status;
     for (int rank = 0; rank < batches; rank++) {
-        tt__rank_stats(r->eval, rank, &s);
+        tt__rank_stats(p, rank, &s);
         const double targets = stats->targets + s.targets;
         if (targets > 0) stats->loss = (stats->loss * stats->targets + s.loss * s.targets) / targets;
         stats->targets = targets;
@@ -106,12 +113,14 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
                     (long long)s->steps);
 }
 
-/* Tells a source which data ranks belong to this process and need batches. */
+/* Tells a source which data ranks belong to this process and need batches. With features no data rank needs
+   data. by_step: the source is for training. */
 static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 {
     const tt_program *p = r->eval;
-    int first = 0, end = r->data;
-    if (!s->deal || !r->ctx->net) return;
+    const bool none = r->features && (by_step || r->by_features);
+    int first = 0, end = none ? 0 : r->data;
+    if (!s->deal || !(r->ctx->net || r->features)) return;
     while (first < end && !tt__has_data_rank(p, first)) first++;
     while (end > first && !tt__has_data_rank(p, end - 1)) end--;
     s->deal(s->self, r->data, first, end, by_step);
@@ -202,7 +211,7 @@ static tt_status tt__collect_outputs(tt_trainer *r, tt__collected *c, int batche
     for (int rank = 0; rank < batches && status == TT_OK; rank++) {
         const int rows = c->rows[rank];
         float *to = c->predicted ? c->logits : c->outputs + (size_t)c->done * classes;
-        status = tt_get_rank(r->eval, rank, r->output, to, (size_t)rows * classes);
+        status = tt_get_rank(tt__evaluator(r), rank, r->output, to, (size_t)rows * classes);
         for (int s = 0; s < rows && c->predicted && status == TT_OK; s++) {
             const float *x = c->logits + (size_t)s * classes;
             int32_t best = 0;
@@ -275,7 +284,7 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
         if (status == TT_OK && more) {
             if (c) status = tt__collect_labels(r, c, set, &b);
-            if (status == TT_OK) status = tt__set_batch(r, r->eval, set++, &b, false);
+            if (status == TT_OK) status = tt__set_batch(r, tt__evaluator(r), set++, &b, false);
             *items += tt__items(&b);
             step += b.last_of_step;
         }
@@ -284,8 +293,9 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
         if (c && status == TT_OK) status = tt__collect_outputs(r, c, set);
         set = 0;
     }
-    if (set) tt__forget_inputs(r->eval); /* the round was stopped or failed */
-    if (status != TT_OK || (stop && *stop) || stats->targets > 0) return status;
+    if (set) tt__forget_inputs(tt__evaluator(r)); /* the round was stopped or failed */
+    const bool no_loss = r->model.task == TT_TASK_EMBED && !r->train; /* the program only embeds */
+    if (status != TT_OK || (stop && *stop) || stats->targets > 0 || no_loss) return status;
     return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts (all are "
                     "ignored or have weight 0): check the labels");
 }
@@ -318,6 +328,96 @@ tt_predictions *tt_predictions_new(tt_trainer *r, const tt_source *source, tt_st
     }
     if (c) tt_predictions_free(&c->p);
     return NULL;
+}
+
+/* Gives the examples in epoch 0 of a source their places in a set of features. */
+static tt_status tt__place_features(tt_trainer *r, tt__feature_set *set, const tt_source *source)
+{
+    const int same = r->model.same_length ? r->model.max_length : 0;
+    tt_batch b;
+    bool more = true;
+    int64_t step = 0;
+    tt_status status = tt__source_fits(r, source, "whose features are computed once");
+    if (status == TT_OK && source->deal) source->deal(source->self, r->data, 0, 0, false);
+    if (status == TT_OK) status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
+    while (status == TT_OK && more) {
+        status = tt__from_source(r->ctx, source, 0, step, &b, &more);
+        if (status != TT_OK || !more) break;
+        status = tt__feature_places(r->features, set, &b, same);
+        step += b.last_of_step;
+    }
+    if (source && source->deal) source->deal(source->self, r->data, 0, r->data, false);
+    return status;
+}
+
+size_t tt_trainer_feature_bytes(tt_trainer *r, const tt_source *source)
+{
+    tt__feature_set set;
+    memset(&set, 0, sizeof set);
+    if (!r->features || tt__place_features(r, &set, source) != TT_OK) set.size = 0;
+    const size_t bytes = sizeof *set.data * set.size;
+    tt__feature_set_free(r->ctx, &set);
+    return bytes;
+}
+
+/* Computes the features of the examples that have places in a set. index, tokens: (data ranks, max_seqs), for
+   the examples of the micro-batches that run. */
+static tt_status tt__fill_features(tt_trainer *r, const tt__feature_set *set, const tt_source *source,
+                                   const volatile int *stop, int64_t *index, int32_t *tokens)
+{
+    const int max = r->options.max_seqs, same = r->model.same_length ? r->model.max_length : 0;
+    tt_batch b;
+    bool more = true;
+    int64_t step = 0;
+    int ranks = 0, seqs[TT__RANKS]; /* data ranks that have a micro-batch, and their examples */
+    tt_status status = tt__none_staged(r);
+    if (status == TT_OK) status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
+    while (status == TT_OK && more && !(stop && *stop)) {
+        status = tt__from_source(r->ctx, source, 0, step, &b, &more);
+        if (status == TT_OK && more) {
+            status = tt__has_index(r->ctx, &b);
+            if (status == TT_OK) status = tt__set_batch(r, r->eval, ranks, &b, true);
+            for (int s = 0; s < b.seqs && s < max && status == TT_OK; s++) {
+                index[ranks * max + s] = b.index[s];
+                tokens[ranks * max + s] = tt__tokens_in(&b, s, same);
+            }
+            seqs[ranks++] = (int)tt__min(b.seqs, max);
+            step += b.last_of_step;
+        }
+        if (status != TT_OK || !ranks || (more && ranks < r->data)) continue;
+        status = tt_run(r->eval, NULL);
+        for (int k = 0; k < ranks && status == TT_OK; k++)
+            status = tt__features_get(r->features, r->eval, k, set, index + k * max, tokens + k * max,
+                                      seqs[k]);
+        ranks = 0;
+    }
+    if (ranks) tt__forget_inputs(r->eval); /* the round was stopped or failed */
+    return status;
+}
+
+/* Computes the features of all examples of a source; ends early if *stop is not 0. */
+static tt_status tt__compute_features(tt_trainer *r, tt__feature_set *set, const tt_source *source,
+                                      const volatile int *stop)
+{
+    tt_context *ctx = r->ctx;
+    const double began = tt__seconds();
+    const size_t most = (size_t)r->data * (size_t)r->options.max_seqs;
+    tt_status status = tt__place_features(r, set, source);
+    if (status != TT_OK) return status;
+    const double bytes = (double)sizeof *set->data * (double)set->size;
+    status = tt__machine_has(ctx, bytes, 1, "{features_once}", "clear it, or train on fewer examples");
+    if (status != TT_OK) return status;
+    set->data = (float *)tt__alloc(ctx, sizeof *set->data * (set->size + 1));
+    int64_t *index = (int64_t *)tt__alloc(ctx, sizeof *index * most);
+    int32_t *tokens = (int32_t *)tt__alloc(ctx, sizeof *tokens * most);
+    status = set->data && index && tokens ? TT_OK : TT_ERR_MEMORY;
+    if (status == TT_OK) status = tt__fill_features(r, set, source, stop, index, tokens);
+    tt__free(ctx, index);
+    tt__free(ctx, tokens);
+    if (status == TT_OK && !(stop && *stop))
+        tt__log(ctx, TT_LOG_INFO, "features", "computed the features of %lld examples in %.1f s; they take "
+                "%.1f MB", (long long)set->examples, tt__seconds() - began, 1e-6 * bytes);
+    return status;
 }
 
 double tt_metric_value(const tt_metric *m, const tt_stats *s, const tt_predictions *p)

@@ -9,6 +9,7 @@
 #include "../run/state.h"
 #include "../files/lists.h"
 #include "../files/json.h"
+#include "features.h"
 #include "trainer.h"
 #include "evaluate.h"
 #include "state.h"
@@ -75,7 +76,8 @@ static tt_status tt__fit_save(tt__fit_run *f)
                     (long long)tt_trainer_steps(f->r),
                     beside ? "its state is saved in '" : "a lower learning rate may help",
                     beside ? f->diverged : "",
-                    beside ? "', beside the earlier state; to resume from that one, remove this file" : "");
+                    beside ? "', from which a resumed run continues; remove this file to continue from the "
+                             "earlier state.safetensors" : "");
         f->reported_diverged = !sound;
         if (status == TT_OK && !beside) {
             if (f->has_diverged) files->remove(files->user, f->diverged);
@@ -87,6 +89,58 @@ static tt_status tt__fit_save(tt__fit_run *f)
         }
     }
     f->saved = tt__seconds();
+    return status;
+}
+
+/* Returns the step that is in the name of a kept state, state-STEP.safetensors; -1: it is another file. */
+static int64_t tt__kept_step(const char *name)
+{
+    static const char before[] = "state-", after[] = ".safetensors";
+    const size_t length = strlen(name), around = sizeof before - 1 + sizeof after - 1;
+    const size_t digits = length > around ? length - around : 0;
+    if (!digits || digits > 18 || memcmp(name, before, sizeof before - 1) != 0) return -1;
+    if (strspn(name + sizeof before - 1, "0123456789") != digits) return -1;
+    if (strcmp(name + sizeof before - 1 + digits, after) != 0) return -1;
+    return strtoll(name + sizeof before - 1, NULL, 10);
+}
+
+/* The states of a folder up to a step: their number, and the oldest. */
+typedef struct tt__kept_states { int64_t step, count, oldest; } tt__kept_states;
+
+static bool tt__count_kept(void *arg, const char *name)
+{
+    tt__kept_states *k = (tt__kept_states *)arg;
+    const int64_t step = tt__kept_step(name);
+    if (step < 0 || step > k->step) return true; /* later states are those of an abandoned run */
+    if (!k->count++ || step < k->oldest) k->oldest = step;
+    return true;
+}
+
+static tt_status tt__kept_path(const tt__fit_run *f, int64_t step, char path[TT__PATH])
+{
+    char name[48];
+    snprintf(name, sizeof name, "state-%lld.safetensors", (long long)step);
+    return tt__path_join(f->r->ctx, path, f->o.folder, name);
+}
+
+/* Keeps the state after a validation under the number of its step, and removes the oldest kept states, so
+   that o.keep_states remain. Keeps no state whose loss has diverged. */
+static tt_status tt__fit_keep_state(tt__fit_run *f)
+{
+    tt_context *ctx = f->r->ctx;
+    const tt_files *files = &ctx->options.files;
+    tt__kept_states k = {tt_trainer_steps(f->r), 0, 0};
+    char path[TT__PATH];
+    if (!f->o.keep_states || !f->o.folder || f->has_diverged || !f->state_is_sound) return TT_OK;
+    tt_status status = tt__kept_path(f, k.step, path);
+    if (status == TT_OK) status = tt_trainer_save(f->r, path, &f->p);
+    while (status == TT_OK && tt_process(ctx) == 0) {
+        k.count = 0;
+        files->list(files->user, f->o.folder, tt__count_kept, &k);
+        if (k.count <= f->o.keep_states) break;
+        status = tt__kept_path(f, k.oldest, path);
+        if (status != TT_OK || !files->remove(files->user, path)) break;
+    }
     return status;
 }
 
@@ -248,6 +302,42 @@ static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
     return lower ? value < f->p.best : value > f->p.best;
 }
 
+/* Computes the features of both sources, with features_once. */
+static tt_status tt__fit_features(tt__fit_run *f)
+{
+    tt__features *x = f->r->features;
+    tt_status status = TT_OK;
+    if (!x) return TT_OK;
+    f->judged = f->validation && f->validation->self != f->train->self ? &x->set[1] : &x->set[0];
+    status = tt__compute_features(f->r, &x->set[0], f->train, f->o.stop);
+    if (status == TT_OK && f->validation && f->judged == &x->set[1])
+        status = tt__compute_features(f->r, &x->set[1], f->validation, f->o.stop);
+    if (status == TT_OK) x->now = &x->set[0];
+    return status;
+}
+
+/* Frees the features. Sources then give data again. */
+static void tt__fit_forget_features(tt__fit_run *f)
+{
+    tt__features *x = f->r->features;
+    if (!x) return;
+    x->now = NULL;
+    for (int k = 0; k < 2; k++) {
+        const tt_source *s = k ? f->validation : f->train;
+        if (s && s->deal) s->deal(s->self, f->r->data, 0, f->r->data, !k);
+        tt__feature_set_free(x->ctx, &x->set[k]);
+    }
+}
+
+/* Makes evaluations read the features of the validation source, if there are features, or ends that. */
+static void tt__fit_judge(tt__fit_run *f, bool begin)
+{
+    tt__features *x = f->r->features;
+    if (!x) return;
+    f->r->by_features = begin;
+    x->now = begin ? f->judged : &x->set[0];
+}
+
 /* Evaluates the validation source, with the moving averages if there are any, and computes the metrics. */
 static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_stats *s, double *items)
 {
@@ -258,7 +348,9 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     if (any && !(c = tt__collect(f->r, f->validation))) return tt_error_code(f->r->ctx);
     tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
     const bool averages = tt__has_ema(f->r) && status == TT_OK;
+    tt__fit_judge(f, true);
     if (status == TT_OK) status = tt__evaluate_source(f->r, f->validation, stop, s, items, c);
+    tt__fit_judge(f, false);
     if (c) tt__collected_show(c);
     for (int k = 0; k < f->n_metrics && status == TT_OK && !(stop && *stop); k++) {
         f->r->ctx->error[0] = 0;
@@ -330,6 +422,7 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
         f->p.loss_sum = f->p.targets = f->p.correct = 0;
     }
     status = tt__fit_save(f);
+    if (status == TT_OK) status = tt__fit_keep_state(f);
     f->started += tt__seconds() - began;
     return status;
 }
@@ -547,12 +640,13 @@ static tt_status tt__fit_disk(const tt__fit_run *f)
     size_t parameters;
     const double state = (double)tt_trainer_state_bytes(f->r, &parameters), model = (double)parameters;
     if (state <= 0) return ctx->status;
-    const double needs = (f->has_state ? 1 : 2) * state, all = needs + (f->o.keep ? model : 0);
+    const double kept = (double)f->o.keep_states; /* states beside the newest */
+    const double needs = (f->has_state ? 1 : 2) * state + kept * state, all = needs + (f->o.keep ? model : 0);
     if (space >= 0 && space < needs)
         return tt__fail(ctx, TT_ERR_FILE, "'%s': the run needs %.1f MB there for its states (two of %.1f MB "
-                        "while one replaces the other), but the disk has room for %.1f MB: free some, or "
+                        "while one replaces the other%s), but the disk has room for %.1f MB: free some, or "
                         "name a folder on another disk", f->o.folder, 1e-6 * needs, 1e-6 * state,
-                        1e-6 * space);
+                        kept > 0 ? ", and those of keep_states" : "", 1e-6 * space);
     if (space >= 0 && space < all)
         tt__log(ctx, TT_LOG_WARNING, "fit", "'%s': two states of %.1f MB and a model of %.1f MB or more may "
                 "not fit on the disk, which has room for %.1f MB", f->o.folder, 1e-6 * state, 1e-6 * model,
@@ -612,10 +706,10 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (f->o.epochs < 1 || f->o.epochs > TT__MAX_STEPS / f->steps)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld, but must be 1 to %lld",
                         (long long)f->o.epochs, (long long)(TT__MAX_STEPS / f->steps));
-    if (f->o.validate_steps < 0 || f->o.patience < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                        "tt_fit: validate_steps is %lld and patience is %lld, but both must be at "
-                        "least 0", (long long)f->o.validate_steps, (long long)f->o.patience);
+    if (f->o.validate_steps < 0 || f->o.patience < 0 || f->o.keep_states < 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: validate_steps is %lld, patience is %lld and "
+                        "keep_states is %lld, but all must be at least 0", (long long)f->o.validate_steps,
+                        (long long)f->o.patience, (long long)f->o.keep_states);
     if (f->o.patience && !f->validation)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience is %lld, but `validation` is NULL: patience "
                         "counts validations", (long long)f->o.patience);
@@ -672,6 +766,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     bool save = false;
     tt_status status = tt__must_train(r);
     if (status == TT_OK) status = tt__fit_begin(f);
+    if (status == TT_OK && !tt__fit_is_over(f)) status = tt__fit_features(f);
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     char lines[TT__NOTE] = {0};
     tt__text_buffer text = {lines, sizeof lines, 0};
@@ -705,6 +800,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* keeps the first error */
     }
     if (finished) *finished = done;
+    tt__fit_forget_features(f);
     tt__fit_unlock(f);
     tt__free(ctx, f->csv);
     tt__free(ctx, f->point);

@@ -3,6 +3,7 @@
 #include "../ranks/processes.h"
 #include "../files/lists.h"
 #include "../files/json.h"
+#include "features.h"
 #include "trainer.h"
 
 /* ---------------------------------------------------------------------------------------------------- fit
@@ -24,6 +25,7 @@ typedef struct tt__fit_run {
                                     picture show */
     tt_metric metric;            /* metric number `by`; without a name: none */
     double values[TT_METRICS];   /* the metrics of the last validation */
+    const tt__feature_set *judged; /* features of the validation source */
     const char *unit;            /* name of the items that the model counts */
     bool best_by_metric;         /* whether the metric, not the loss, tells the best validation */
     tt_fit_options o;

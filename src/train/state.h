@@ -300,7 +300,8 @@ static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *ste
     tt_status status = file ? TT_OK : ctx->status;
     if (k >= 0 && tt_safetensors_info(file, k)->bytes == sizeof h)
         status = tt_safetensors_read(file, k, 0, sizeof h, &h);
-    else if (file) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not the state of a run", path);
+    else if (file) status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not the state of a run: name a "
+                                       "state.safetensors that a run has saved", path);
     if (status == TT_OK) *steps = h.step;
     tt_safetensors_close(file);
     return status;
@@ -312,8 +313,8 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
     int k = tt_safetensors_find(s->file, expected->name);
     if (k < 0)
         return tt__fail(s->p->ctx, TT_ERR_STATE,
-                        "'%s' has no tensor '%s': it is the state of another model or optimizer", s->path,
-                        expected->name);
+                        "'%s' has no tensor '%s': it is the state of another model or optimizer, so resume "
+                        "with those that made it", s->path, expected->name);
     const tt_tensor_info *found = tt_safetensors_info(s->file, k);
     bool same = found->ndim == expected->ndim && strcmp(found->dtype, expected->dtype) == 0;
     for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];

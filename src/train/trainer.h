@@ -15,19 +15,22 @@
 #include "../run/state.h"
 #include "../files/utf8.h"
 #include "grad_cache.h"
+#include "features.h"
 #include "teacher.h"
 
-/* ===========================================================================================================
-   TRAIN                                                                                            src/train/
-   Learning-rate schedules, training steps, evaluation, prediction, the state of a run in one file, and
-   tt_fit. This code uses all sections above.
-   ======================================================================================================== */
+/* -------------------------------------------------------------------------------------------------- trainer
+   Learning-rate schedules, and the training steps of a trainer. */
 
 struct tt_trainer {
     tt_context *ctx;
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
+    /* With features_once, else NULL: `train` and `head` read features, and `head` evaluates; `eval` computes
+       the features and all that follows. */
+    tt__features *features;
+    tt_program *head;
+    bool by_features; /* evaluations use `head` */
     int data;         /* number of data ranks, over which micro-batches are distributed */
     int staged;       /* number of data ranks, from 0 on, that have a micro-batch for the next round */
     tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller passes stats */
@@ -172,13 +175,13 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing is %g, but must be in [0, 1)", o->label_smoothing);
     if (!(o->temperature > 0 && isfinite(o->temperature)))
-        tt__print(&all, "; temperature is %g, but must be a finite number above 0", o->temperature);
+        tt__print(&all, "; {temperature = %g}, but must be a finite number above 0", o->temperature);
     if (o->step_seqs < 0 || (o->step_seqs && (model->task != TT_TASK_EMBED || !o->compile.train)))
-        tt__print(&all, "; step_seqs is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
+        tt__print(&all, "; {step_seqs} is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
                   o->step_seqs);
-    if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net))
-        tt__print(&all, "; step_seqs is set, but %s: leave step_seqs 0",
-                  ctx->net ? "there are several processes" : "the program is a pipeline");
+    if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net || o->features_once))
+        tt__print(&all, "; {step_seqs} excludes %s", ctx->net ? "several processes" :
+                  o->features_once ? "{features_once}" : "pipelines");
     tt__check_teacher(model, o, &all);
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
@@ -192,18 +195,21 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all,
                   model->classes ? "; the weights of all classes are 0: give at least one class a weight" :
                   "; class_weights are set, but the model has no classes");
+    if (o->features_once && ctx->net)
+        tt__print(&all, "; {features_once} is for one process, but this run has %d: clear it, or train with "
+                  "several ranks of one process", tt_processes(ctx));
     if (o->compile.share)
         tt__print(&all, "; compile.share is set, but a trainer needs an arena of its own: leave it NULL");
     if (tt__parse_settings(ctx, &o->compile, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
     else if (o->step_seqs && settings.scales)
-        tt__print(&all, "; step_seqs is set, but the precision needs loss scaling: use bf16-mixed");
+        tt__print(&all, "; {step_seqs} excludes loss scaling: use {precision 'bf16-mixed'}");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
 /* Sets r->inputs, and r->needed from tape t, from which the programs were compiled. */
 static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
-    const tt_program *p = r->train ? r->train : r->eval;
+    const tt_program *p = r->train && !r->features ? r->train : r->eval;
     const size_t n = (size_t)(r->n_inputs = tt_program_inputs(p, NULL, 0)) + 1;
     size_t max = 0;
     r->inputs = (tt_input_info *)tt__alloc(r->ctx, sizeof *r->inputs * n);
@@ -220,26 +226,47 @@ static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
     return r->zeros ? TT_OK : TT_ERR_MEMORY;
 }
 
-static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *attempt)
+/* Compiles a program that evaluates: without label smoothing, and with the model's output. */
+static tt_program *tt__compile_eval(tt_trainer *r, tt_tape *t, tt_value loss, tt__attempt *attempt)
 {
     tt_compile_options o = r->options.compile;
-    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
-    r->output_width = tt_value_width(t, r->output);
-    const tt_value root = r->options.step_seqs         ? tt__surrogate_loss(t, r->output)
-                          : o.train && r->options.teacher ? tt__taught_loss(t, r->output, loss, &r->options)
-                                                          : loss;
-    if (o.train && !(r->train = tt__try_compile(t, root, &o, attempt))) return r->ctx->status;
-    if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
+    if (r->output.id) tt_output(t, r->output); /* training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
-    if (!(r->eval = tt__try_compile(t, loss, &o, attempt))) return r->ctx->status;
+    return tt__try_compile(t, loss, &o, attempt);
+}
+
+/* Compiles the trainer's programs from a recorded tape. root: the loss to train with; head: a copy of the tape
+   that reads features; NULL: without features_once. */
+static tt_status tt__trainer_programs(tt_trainer *r, tt_tape *t, tt_tape *head, tt_value root, tt_value loss,
+                                      tt__attempt *attempt)
+{
+    const tt_compile_options *o = &r->options.compile;
+    if (o->train && !(r->train = tt__try_compile(head ? head : t, root, o, attempt))) return r->ctx->status;
+    for (int k = 0; head && k < r->features->count; k++) tt_output(t, r->features->value[k]);
+    if (!(r->eval = tt__compile_eval(r, t, loss, attempt))) return r->ctx->status;
+    if (head && !(r->head = tt__compile_eval(r, head, loss, attempt))) return r->ctx->status;
+    return TT_OK;
+}
+
+static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *attempt)
+{
+    const bool once = r->options.compile.train && r->options.features_once;
+    tt_tape *head = NULL;
+    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output), root = loss;
+    r->output_width = tt_value_width(t, r->output);
+    if (r->options.step_seqs) root = tt__surrogate_loss(t, r->output);
+    if (r->options.compile.train && r->options.teacher)
+        root = tt__taught_loss(t, r->output, loss, &r->options);
+    if (once && t->status == TT_OK && !(r->features = tt__features_new(t, r->output, &head)))
+        return r->ctx->status;
+    tt_status status = tt__trainer_programs(r, t, head, root, loss, attempt);
+    tt_tape_free(head);
+    if (status == TT_OK && r->options.step_seqs)
+        status = tt__grad_cache_new(r->ctx, t, r->output, &r->options, r->train, attempt, &r->cache);
+    if (status != TT_OK) return status;
     r->data = r->eval->arena->data;
-    if (r->options.step_seqs) {
-        const tt_status status = tt__grad_cache_new(r->ctx, t, r->output, &r->options, r->train, attempt,
-                                                    &r->cache);
-        if (status != TT_OK) return status;
-    }
     if (r->model.classes && r->output_width != r->model.classes)
         return tt__fail(r->ctx, TT_ERR_SHAPE,
                         "the model has %d classes, but its output has a width of %lld: make them equal",
@@ -438,8 +465,10 @@ void tt_trainer_free(tt_trainer *r)
 {
     if (!r) return;
     tt__grad_cache_free(r->cache);
+    tt_program_free(r->head);
     tt_program_free(r->eval);
     tt_program_free(r->train);
+    tt__features_free(r->features);
     tt__free(r->ctx, r->class_weights);
     tt__free(r->ctx, r->positions);
     tt__free(r->ctx, r->seq_start);
@@ -598,7 +627,10 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     tt_status status = tt__check_batch(r, b);
+    const bool reads = r->features && p != r->eval; /* the program reads features */
+    const int same = r->model.same_length ? r->model.max_length : 0;
     if (status == TT_OK) status = tt__set_arrays(r, p, rank, b, predicting);
+    if (status == TT_OK && reads) status = tt__features_set(r->features, p, rank, b, same);
     if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other numbers of rows */
     return status;
 }
@@ -723,6 +755,9 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     tt_status status = tt__must_train(r);
     if (updated) *updated = false;
     if (status != TT_OK) return status;
+    if (r->features && !r->features->now)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "{features_once} is for tt_fit, which computes the features "
+                        "of all examples before the first step: call tt_fit, or clear {features_once}");
     const bool last = b->last_of_step, whole_round = r->staged + 1 == r->data;
     if (!r->options.compile.accumulate && !last && whole_round) {
         r->step_failed = r->staged > 0;

@@ -300,9 +300,9 @@ TEST(step_negatives_refuse)
     o.schedule.kind = TT_CONSTANT;
     static const struct { int seqs; float temperature; const char *precision, *error; } rows[] = {
         {-1, 0.05f, "32-true", "step_seqs is -1, but must be 0 unless"},
-        {12, 0, "32-true", "temperature is 0, but must be a finite number above 0"},
-        {12, NAN, "32-true", "temperature is nan"},
-        {12, 0.05f, "16-mixed", "step_seqs is set, but the precision needs loss scaling: use bf16-mixed"}};
+        {12, 0, "32-true", "temperature = 0, but must be a finite number above 0"},
+        {12, NAN, "32-true", "temperature = nan"},
+        {12, 0.05f, "16-mixed", "step_seqs excludes loss scaling: use precision 'bf16-mixed'"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         o.step_seqs = rows[k].seqs;
         o.temperature = rows[k].temperature;

@@ -6,6 +6,7 @@ typedef struct steered {
     volatile int stop;
     int steps, stop_at;              /* steps: number so far; stop_at: number after which to stop, 0: never */
     int64_t every, patience;         /* tt_fit_options.validate_steps and patience */
+    int64_t keep_states;
     bool own_source;                 /* validation reads the source of training */
     int validations, kept;
     double loss;                     /* loss of the last validation */
@@ -52,6 +53,7 @@ static tt_status steered_fit(steered *x, rank_group *w, const char *folder, bool
     o.resume = resume;
     o.validate_steps = x->every;
     o.patience = x->patience;
+    o.keep_states = x->keep_states;
     o.stop = &x->stop;
     o.keep = steered_keep;
     o.report = steered_report;
@@ -125,6 +127,70 @@ TEST(fit_validates_within_epochs)
     close_world(&whole);
 }
 
+static bool has_kept(const char *folder, int step)
+{
+    char name[48];
+    bool there = false;
+    snprintf(name, sizeof name, "/state-%d.safetensors", step);
+    char *path = (char *)calloc(1, strlen(folder) + sizeof name);
+    sprintf(path, "%s%s", folder, name);
+    FILE *f = fopen(path, "rb");
+    there = f != NULL;
+    if (f) fclose(f);
+    free(path);
+    return there;
+}
+
+/* A run keeps the states of its last validations, also when it is resumed. Resumed from a kept state, it ends
+   with the same bits. Files with other names and the states of later steps stay. */
+TEST(fit_keeps_states)
+{
+    static const int at[] = {3, 6, 7, 9, 12, 14, 15, 18, 21};
+    setup s = small();
+    rank_group a, b, c;
+    steered x, y;
+    bool finished;
+    char first[1024], second[1024];
+    s.schedule.total_steps = 21;
+    snprintf(first, sizeof first, "%s", test_path(test_folder(), "first"));
+    snprintf(second, sizeof second, "%s", test_path(test_folder(), "second"));
+    memset(&x, 0, sizeof x);
+    memset(&y, 0, sizeof y);
+    x.every = y.every = 3;
+    x.keep_states = y.keep_states = 2;
+    if (!open_world(&a, &s) || !open_world(&b, &s) || !open_world(&c, &s)) return;
+    CHECK(steered_fit(&x, &a, first, false, &finished) == TT_OK && finished);
+    for (int k = 0; k < TEST_COUNT(at); k++) CHECK(has_kept(first, at[k]) == (k >= TEST_COUNT(at) - 2));
+    CHECK(same_files(test_path(first, "state-21.safetensors"), test_path(first, "state.safetensors")));
+    y.stop_at = 13;
+    CHECK(steered_fit(&y, &b, second, false, &finished) == TT_OK && !finished);
+    CHECK(has_kept(second, 9) && has_kept(second, 12) && !has_kept(second, 7) && !has_kept(second, 13));
+    copy_file(first, second, "state-21.safetensors"); /* of an abandoned run */
+    test_write(test_path(second, "state-x.safetensors"), "", 0);
+    test_write(test_path(second, "state-8.safetensors.txt"), "", 0);
+    size_t n;
+    char *bytes = test_read(test_path(second, "state-9.safetensors"), &n);
+    test_write(test_path(second, "state.safetensors"), bytes, n);
+    free(bytes);
+    y.stop_at = y.steps + 9; /* steps 10 to 18 */
+    CHECK(steered_fit(&y, &c, second, true, &finished) == TT_OK && !finished && tt_trainer_steps(c.r) == 18);
+    CHECK(has_kept(second, 15) && has_kept(second, 14) && !has_kept(second, 12) && has_kept(second, 21));
+    y.stop_at = 0;
+    CHECK(steered_fit(&y, &c, second, true, &finished) == TT_OK && finished);
+    CHECK(has_kept(second, 18) && has_kept(second, 21) && !has_kept(second, 15));
+    CHECK(same_worlds(&a, &c) && same_folders(first, second));
+    CHECK(same_files(test_path(first, "state-18.safetensors"), test_path(second, "state-18.safetensors")));
+    bytes = test_read(test_path(second, "state-x.safetensors"), &n);
+    CHECK(bytes != NULL);
+    free(bytes);
+    bytes = test_read(test_path(second, "state-8.safetensors.txt"), &n);
+    CHECK(bytes != NULL);
+    free(bytes);
+    close_world(&a);
+    close_world(&b);
+    close_world(&c);
+}
+
 /* If validation reads the source of training, training continues in the source where it was. */
 TEST(fit_validates_on_its_own_source)
 {
@@ -178,8 +244,8 @@ TEST(fit_ends_early)
     CHECK(!tt_trainer_new(v.ctx, &model, &t));
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "decay_steps is 30, but with schedule wsd must be 1 to "
                 "total_steps - warmup_steps, 27");
-    CHECK_ERROR(u.ctx, TT_ERR_ARGUMENT, "validate_steps is -1 and patience is 0, but both must be at "
-                "least 0");
+    CHECK_ERROR(u.ctx, TT_ERR_ARGUMENT, "validate_steps is -1, patience is 0 and keep_states is 0, but all "
+                "must be at least 0");
     close_world(&w);
     close_world(&v);
     close_world(&u);

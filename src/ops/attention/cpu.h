@@ -10,10 +10,10 @@
 
 /* ------------------------------------------------------------------------------------ attention: launches */
 
-/* Returns the arguments of attention for a launch. q, starts and numbers are operand numbers: operands q,
-   q + 1 and q + 2 are the queries, keys and values; operand `starts` has the first row of each sequence.
-   Operand `numbers`, if present, lists the rows that are queries; the workspace then gets these rows in the
-   order of the sequences. */
+/* Returns the arguments of attention for a launch. The operands with the numbers `q`, `q + 1` and `q + 2`
+   are the queries, keys and values; operand number `starts` has the first row of each sequence. Operand
+   number `numbers`, if present, lists the rows of the batch that are queries. The workspace then gets the
+   listed rows in the order of the sequences. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
 {
     tt__attention_args a;

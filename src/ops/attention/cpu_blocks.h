@@ -61,8 +61,9 @@ TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c
     out[3] = (tt__vu)((e3 & 0xffffffffu) | (o3 << 32));
 }
 
-/* Returns the order of counters in lanes that philox_numbers expects. With this order, transposing quads of
-   lanes puts the four words of a counter side by side, before the words of the next counter. */
+/* Returns, for each lane, the number of the counter that philox_numbers expects in that lane. With this
+   order, transposing quads of lanes puts the four words of a counter side by side, before the words of the
+   next counter. */
 TT__INLINE tt__vu TT__K(philox_groups)(void)
 {
     tt__vu groups;
@@ -93,8 +94,9 @@ typedef struct TT__K(attention_block) {
     const tt__attention_buffers *b;
 } TT__K(attention_block);
 
-/* Transposes n rows of m columns of `from` into `to`, which has m rows to_row floats apart, and multiplies by
-   scale if `scaled`. Writes whole vectors, with zeros for rows of `from` after the n rows. */
+/* Transposes the first n rows and m columns of `from` into `to`, and multiplies by `scale` if `scaled`. `to`
+   has m rows, which are `to_row` floats apart. Writes whole vectors, with zeros for rows of `from` after the
+   n rows. */
 TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const float *from, int64_t from_row,
                                            int64_t n, int64_t m, const bool scaled, float scale)
 {
@@ -151,9 +153,11 @@ TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const 
     }
 }
 
-/* Stores y (keys, d), the matrix whose rows attention_to_queries adds up, as pairs of rows. The tile kernels
-   need a left operand whose rows run along the summed dimension, the keys; the rows of `tile` do not. For the
-   tile kernels y is therefore transposed, as the left operand of out^T. */
+/* Stores y (keys, d), whose rows attention_to_queries adds up, as pairs of rows. attention_to_queries
+   multiplies the transpose of `tile` (keys, queries) by y. The tile kernels need a left operand that is
+   contiguous along the summed dimension, the keys; `tile` is contiguous along the queries. For the tile
+   kernels y is therefore transposed and becomes the left operand: the kernels multiply y^T by `tile`, which
+   gives out^T. */
 TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys,
                                          int64_t d, const float *y, int64_t stride)
 {
@@ -175,8 +179,8 @@ TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
     }
 }
 
-/* Computes attention_to_queries with the tile kernels. `twice`: also adds the product of the errors of
-   rounding `tile` to bf16. */
+/* Computes attention_to_queries with the tile kernels. If `twice`, then replaces `tile` by the errors of
+   rounding `tile` to bf16, and adds the product of these errors and y. */
 TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x, bool twice, float *tile,
                                                  float *out, int64_t out_stride, bool add)
 {
@@ -214,17 +218,17 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
 
 /* ---- products ---- */
 
-/* A microkernel, and the number of rows and columns of its blocks. The microkernel multiplies `whole`
-   elements along k at a time, a power of 2. The place of a float holds one fp32 element or, if `pairs` is 1,
-   two bf16 elements. */
+/* A microkernel, and the number of rows and columns of its blocks. Along k, the microkernel multiplies
+   `whole` elements at a time; `whole` is a power of 2. In an operand, the place of a float holds one fp32
+   element or, if `pairs` is 1, two bf16 elements. */
 typedef struct TT__K(attention_kernel) {
     TT__K(micro_fn) run;
     int64_t rows, cols, whole;
     int pairs;
 } TT__K(attention_kernel);
 
-/* Returns the microkernel for attention's products: by dot products or by tiles of bf16, or, if `by` is
-   TT__BF16_CONVERT, of fp32 numbers. */
+/* Returns the microkernel for attention's products. `by` chooses the kernel: one for dot products of bf16,
+   one for tiles of bf16 or, for TT__BF16_CONVERT, one for fp32 numbers. */
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
     TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,
@@ -255,7 +259,7 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     tt__product block = *p;
     block.k = ((to + kernel->whole - 1) & -kernel->whole) >> kernel->pairs;
     block.k -= first;
-    /* The A of tile kernels is contiguous along k; that of other microkernels has the stride a_col. */
+    /* Tile kernels need an A that is contiguous along k; the A of other microkernels has the stride a_col. */
     block.a += i * p->a_row + (kernel->whole > 2 ? first : first * p->a_col);
     block.b += first * p->b_row + j;
     block.c += i * p->c_row + j;
@@ -263,8 +267,9 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     kernel->run(tt__min(kernel->rows, rows - i), tt__min(kernel->cols, cols - j), &block);
 }
 
-/* attention_scores, attention_to_keys and attention_to_queries skip parts of a tile that no query of a vector
-   of queries sees. With listed queries they skip nothing: the softmax sets weights of unseen keys to 0. */
+/* attention_scores, attention_to_keys and attention_to_queries skip the parts of a tile that none of a
+   vector's queries sees. If query_row lists the queries, nothing is skipped: the softmax sets the weights of
+   unseen keys to 0. */
 
 /* Multiplies x (keys, d) by yt (d, queries) into tile (keys, queries). In bf16, x has pairs of columns, yt
    has pairs of rows, and the product is multiplied by scale; fp32 operands are already scaled. */
@@ -288,7 +293,8 @@ TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale
         for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
 }
 
-/* Adds the product of tile (keys, queries) and y (queries, d; in bf16, pairs of rows) to dx (keys, d). */
+/* Adds the product of tile (keys, queries) and y (queries, d) to dx (keys, d). In bf16, y has pairs of
+   rows. */
 TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const float *tile, const float *y,
                                      float *dx)
 {
@@ -312,11 +318,12 @@ TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const floa
             TT__K(attention_multiply)(&kernel, &p, i, rows, j, cols, tt__max(0, i - s->diagonal), s->queries);
 }
 
-/* Multiplies tile^T (queries, keys) by y (keys, d), and writes the product to out (queries, d) or, if `add`,
-   adds it. In bf16, y comes from attention_summed_bf16. All rows of a microkernel's block multiply the same
-   keys (in bf16, pairs of keys), with weights of 0 for keys that a query does not see. Therefore a NaN or
-   infinity in y also reaches the few queries before it in the block, with tiles the 32 queries before it, and
-   with listed queries all queries of the sequence. */
+/* Multiplies tile^T (queries, keys) by y (keys, d). Writes the product to out (queries, d) or, if `add`,
+   adds the product to `out`. In bf16, y comes from attention_summed_bf16. All rows of a microkernel's block
+   multiply the same keys (in bf16, pairs of keys), with weights of 0 for keys that a query does not see.
+   Therefore a NaN or infinity in a key's row of y also reaches queries that do not see the key: the few
+   earlier queries of the block, the 32 earlier queries with the tile kernels, and all queries of the
+   sequence if query_row lists the queries. */
 TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool twice, float *tile,
                                         const float *y, float *out, int64_t out_row, bool add)
 {
@@ -380,9 +387,9 @@ TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const f
     TT__K(store_as)(to, dtype, j, x + (add ? TT__K(load_as)(to, dtype, j, d - j) : TT__K(zero)()), d - j);
 }
 
-/* Copies n rows, multiplied by scale, of the head that starts at `column` of m to `to`, whose rows are stride
-   floats apart. The rows are row ... row + n - 1 or, if `at` is not NULL, at[row] ... at[row + n - 1]. Pads
-   each row with zeros to a whole vector. */
+/* Copies n rows of one head of m to `to`, multiplied by `scale`. The head begins at column `column` of m;
+   the rows of `to` are `stride` floats apart. The rows of m are `row` to `row + n - 1` or, if `at` is not
+   NULL, `at[row]` to `at[row + n - 1]`. Pads each row with zeros to a whole vector. */
 TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column,
                                   int64_t d, float scale, float *to, int64_t stride)
 {
@@ -395,9 +402,10 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
     }
 }
 
-/* Writes n rows of `from`, multiplied by scale, to rows of the head that starts at `column` of m or, if
-   `add`, adds them. The rows of m are row ... row + n - 1 or, if `at` is not NULL, at[row] ... at[row + n -
-   1]. Does nothing if m is absent, a gradient that nothing needs. */
+/* Multiplies n rows of `from` by `scale`, and writes the results to one head of m or, if `add`, adds them to
+   the head. The head begins at column `column` of m. The rows of m are `row` to `row + n - 1` or, if `at` is
+   not NULL, `at[row]` to `at[row + n - 1]`. m is absent if nothing needs the gradient; the function then
+   does nothing. */
 TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n,
                                     int64_t column, int64_t d, float scale, const float *from, int64_t stride,
                                     bool add)

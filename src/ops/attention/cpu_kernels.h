@@ -59,9 +59,9 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 #define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* a diagonal beyond all keys: every query sees every
                                                         key */
 
-/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond the
-   block. If no query sees any key, the result has keys <= skip. key, query: the first key and the first
-   query, counted in the sequence. */
+/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond
+   the block. If no query sees any key, the result has `keys <= skip`. key, query: the first key and the
+   first query, counted in the sequence. */
 TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attention_task) *t, int64_t key,
                                                             int64_t keys, int64_t query, int64_t n)
 {
@@ -115,9 +115,9 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
         for (int64_t j = 0; j < d && correction[i] != 1.0f; j += TT__LANES)
             TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
     }
-    /* The weights are not rounded here. With rounded weights, dout * out would differ from the backward's sum
-       of weights times their gradients, and the gradients of keys, in which terms cancel out, would have
-       errors half as large again. */
+    /* The weights are not rounded here. With rounded weights, dout * out would differ from the backward's
+       sum of weights times their gradients. The gradients of keys, in which terms cancel out, would then
+       have errors 1.5 times as large. */
     if (s.by == TT__BF16_DOT) s.by = TT__BF16_CONVERT;
     TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, !first);
 }
@@ -254,8 +254,9 @@ TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64
     }
 }
 
-/* Adds to dq, dk and dv in the buffers the contributions of a block of queries and a block of keys. span: the
-   first query whose lse, delta and dq are in the buffers. first: dq has no sums yet and is written. */
+/* Computes the contributions of a block of queries and a block of keys to dq, dk and dv, and adds them to
+   the sums in the buffers. span: the first query whose lse, delta and dq are in the buffers. first: dq has
+   no sums yet and is written. */
 TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                            int64_t keys, int64_t span, int64_t query, int64_t n)
 {
@@ -323,7 +324,8 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
                             add || to->add_dv);
 }
 
-/* Does the work of attention_backward_span for a sequence with block-sparse attention. */
+/* Computes, for block-sparse attention, the gradients that come from n queries of a sequence, beginning with
+   query `span`; attention_backward_span does the same for dense sequences. */
 TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                              int64_t span, int64_t n)
 {

@@ -6,12 +6,12 @@
 
 /* ---------------------------------------------------------------------- attention, shared by all variants */
 
-/* Arguments of attention, which is computed within each sequence and head. Shapes: k, v (rows,
-   heads / group * head_size); q, out (queries, heads * head_size); lse f32 (queries, heads). The queries are
-   all rows or the rows that query_row lists, in any order. Dropout draws 8 random bits for the weight of
-   query row i (of the batch), key j (of its sequence) and head h (of all ranks): number j % 16 of Philox
-   counter {i, j / 16, h, 0}, see tt__attention_either. The weight is kept if the number
-   is >= TT__ATTENTION_DROP(p). */
+/* Arguments of attention. Each head of each sequence is computed on its own. Shapes: k, v
+   (rows, heads / group * head_size); q, out (queries, heads * head_size); lse f32 (queries, heads). The
+   queries are all rows or, in any order, the rows that query_row lists. For each weight, dropout draws a
+   random number of 8 bits: number `j % 16` of the 16 numbers of Philox counter `{i, j / 16, h, 0}`, where i
+   is the query's row of the batch, j the key of the sequence, and h the head among the heads of all ranks;
+   see tt__attention_either. The weight is kept if the number is at least `TT__ATTENTION_DROP(dropout)`. */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
@@ -29,19 +29,20 @@ typedef struct tt__attention_args {
     float *lse;
     tt__mat dout, dq, dk, dv;    /* gradients; only in the backward */
     bool add_dq, add_dk, add_dv; /* only in the backward: whether to add to the gradient or write it      */
-    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to bf16 */
+    tt__bf16 bf16;               /* how products of bf16 are computed; fp32 operands are rounded to bf16 */
     void *workspace;             /* tt__attention_workspace bytes                                         */
 } tt__attention_args;
 
-/* Sorts n queries by sequence: sets query_start, query_row and query_at of `a`. index[j] is the row of the
-   batch of query j. `memory` has tt__attention_queries_bytes bytes. */
+/* Sorts n queries by sequence: sets query_start, query_row and query_at of `a`. `index[j]` is query j's row
+   of the batch. `memory` has tt__attention_queries_bytes bytes. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
 {
     int32_t *start = (int32_t *)memory, *row = start + a->seqs + 1, *at = row + n;
     memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
     for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
     for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
-    /* Goes from the last query to the first. start[s + 1] moves from the end of sequence s to its start. */
+    /* Places the queries from the last to the first: start[s + 1] moves down from the end of sequence s to
+       its start. */
     for (int64_t j = n - 1; j >= 0; j--) {
         int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
         row[number] = index[j];
@@ -84,8 +85,9 @@ static int tt__attention_times(const tt__attention_args *a, const tt__attention_
     return times;
 }
 
-/* Returns how many of n queries of sequence x, beginning with query `query`, are in the first query's block,
-   at most as many as a tile holds. Sets *block to the number of the block. */
+/* Counts the queries of sequence x that directly follow query `query` in the same block, including query
+   `query`. The result is at most n, and at most the number of queries of a tile. Sets *block to the number
+   of the block. */
 static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__attention_sequence *x,
                                       int64_t query, int64_t n, int64_t *block)
 {
@@ -98,9 +100,10 @@ static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__att
     return count;
 }
 
-/* Takes the next keys of [*at, end), at most a tile of them, and moves *at past them. Returns the first key
-   of the tile and sets *keys to the tile's number of keys. The first key is *at rounded down to a multiple
-   of 16, as random numbers and tiles need; x->from is set to the old *at: the keys before it are not seen. */
+/* Takes the next tile of keys from `[*at, end)`. Sets *keys to the tile's number of keys and returns the
+   tile's first key. The first key is *at, rounded down to a multiple of 16, because random numbers and tiles
+   are in groups of 16 keys. Sets x->from to the old *at, as the keys before it are not seen, and *at to the
+   tile's end. */
 static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, int64_t end, int64_t *keys)
 {
     const int64_t first = *at & ~(int64_t)15;
@@ -110,8 +113,9 @@ static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, i
     return first;
 }
 
-/* Finds the keys that any of n queries of sequence x, beginning with query `query`, sees: returns the end of
-   these keys and sets *from to the first. Without a window, listed queries count as seeing all keys. */
+/* Finds the keys that are seen by any of n queries of sequence x, beginning with query `query`. Returns the
+   end of these keys and sets *from to the first of these keys. Without a window, listed queries count as
+   seeing all keys. */
 static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attention_sequence *x, int64_t query,
                                   int64_t n, int64_t *from)
 {

@@ -107,7 +107,8 @@ TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t
 
 TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
 
-/* Returns a mask of the lanes where dropout keeps the weight for key i (0 to 7) of attention_draw. */
+/* Returns a mask of the lanes where dropout keeps the weight for one key. kept: the result of attention_draw
+   for 8 keys; i: the key's number among the 8 keys, from 0. */
 TT__INLINE tt__vi TT__K(attention_keep)(tt__vu kept, int i) { return (tt__vi)(kept << (7 - i)) >> 31; }
 
 /* Returns a mask of the lanes that see key r. */
@@ -203,7 +204,8 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
 }
 
 /* Turns scores (`weights`) into weights after dropout, and the gradients of these weights (`dscores`) into
-   gradients of the scores: weight before dropout * ((kept ? gradient : 0) - delta). */
+   gradients of the scores. A score's gradient is `p * (g - delta)`, where p is the weight before dropout,
+   and g is the weight's gradient if dropout keeps the weight, otherwise 0. */
 TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l,
                                                   int64_t keys, float *weights, float *dscores,
                                                   const float *lse, const float *delta)

@@ -104,12 +104,13 @@ bool attention_fast(const attention_args *p)
         attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
 }
 
-// Returns the number of thread blocks for tiles of `size` rows: one for each number that a tile may have (see
-// cuda_shared.cuh). Blocks whose number has no tile do nothing.
+// Returns the number of thread blocks for tiles of `size` rows. Every tile's number is below this count,
+// whatever the lengths of the sequences (see the beginning of cuda_shared.cuh). Blocks whose number has no
+// tile do nothing.
 int attention_tiles(const attention_args *p, int64_t rows, int size) { return (int)(rows / size + p->seqs); }
 
-// Launches a kernel with a thread block for each tile of `size` rows, each of `heads` heads, and each of
-// `parts` parts of a head.
+// Launches a kernel with one thread block for each combination of a tile of `size` rows, one of `heads`
+// heads, and one of `parts` parts of a head.
 template <class K>
 cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size,
                              int heads, int parts, unsigned threads, size_t shared)
@@ -142,8 +143,8 @@ cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
     return TT__LAUNCH(kernel, (unsigned)blocks, 128 * (S::GROUPS + 1), shared, d->stream, args);
 }
 
-// Launches the forward by mma.sync. A warp has 16 MT queries, and tiles have KEYS keys; MT and KEYS are the
-// largest for which the sums fit into 255 registers a thread without spills.
+// Launches the forward by mma.sync. A warp has `16 * MT` queries, and a tile has KEYS keys; MT and KEYS are
+// the largest for which the sums fit into 255 registers a thread without spills.
 template <class T, int D, attention_kind KIND>
 cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
@@ -160,8 +161,9 @@ size_t attention_backward_bytes(int head_size, int warps)
         + 6 * queries * sizeof(float);
 }
 
-// Returns whether attention_backward_wide makes all gradients. dq may have the memory of dk or dv only if one
-// block has all keys of a sequence and makes all three; several blocks complete dq only after dk is stored.
+// Returns whether attention_backward_wide makes dq, dk and dv. dq may have the memory of dk or dv only if
+// one block has all keys of a sequence and makes dq, dk and dv; several blocks complete dq only after dk is
+// stored.
 bool attention_spans(const tt__device *d, const attention_args *p)
 {
     const bool plain = !p->window && !p->alibi_heads && !p->block && !p->query_row;
@@ -198,7 +200,8 @@ template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__devic
         ? TT__LAUNCH((attention_backward<T, D, WARPS>), blocks, 32 * WARPS, shared, d->stream, *p) : e;
 }
 
-// Returns the bytes of shared memory of attention_dkdv for the bits of dropout, in two stages.
+// Returns the bytes of shared memory in which attention_dkdv has the bits of dropout for two tiles of
+// queries: one in use and one in flight.
 size_t attention_kept_bytes(const attention_args *p, int keys, int queries)
 {
     return p->bits ? 2 * (size_t)keys * (size_t)queries / 8 : 0;
@@ -213,7 +216,9 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
-    // If all sequences have the max length, every (spans + 1)-th span number begins a sequence.
+    // attention_find_span gives blocks the span numbers in the order of the columns of a matrix. If all
+    // sequences have the max length, every (spans + 1)-th number begins a sequence; column 0 then has the
+    // first span of each sequence.
     p->span_cols = p->causal && !whole && spans < p->parts_k ? spans + 1 : 1;
     p->span_rows = p->parts_k / p->span_cols;
     p->slots = tt__cuda_attention_slots(p->causal, p->longest);
@@ -292,9 +297,9 @@ template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
     return cudaErrorInvalidValue;
 }
 
-// Runs attention on tensor cores. Random numbers need a head's number among the heads of all ranks. The
-// operands' addresses are moved back by the heads of lower ranks. Kernels then index operands with the same
-// number and need no register for a second number.
+// Runs attention on tensor cores. Random numbers need a head's number among the heads of all ranks. Kernels
+// index the operands with this number, too, and so need no register for a second number. The operands'
+// addresses are therefore moved back by the heads of lower ranks.
 cudaError_t attention_on_cores(tt__device *d, attention_args *p)
 {
     tt__mat *mats[] = {&p->q, &p->out, &p->dout, &p->dq, &p->k, &p->v, &p->dk, &p->dv};
@@ -336,8 +341,8 @@ template <class T, int PARTS> cudaError_t attention_deltas_by(tt__device *d, con
 }
 
 // Launches a kernel for the sums of dout * out of each row and head. attention_delta_any serves operands of
-// any kind, and is slow. 16-bit heads of more than 64 columns use it, but seldom: if dq is wanted, the kernel
-// of dq makes their sums.
+// any kind, and is slow. Heads of more than 64 columns in 16 bits seldom need attention_delta_any: if dq is
+// wanted, the kernel of dq makes the sums.
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)
 {
     const tt_dtype dtype = p->out.dtype;

@@ -29,8 +29,8 @@ __device__ __forceinline__ float attention_delta_of(const attention_args &p, int
     return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
 }
 
-// Reads, for a thread's queries, the log-sum-exps of the scores (converted to base 2) and the sums of
-// dout * out. If p.sums_deltas, computes these sums and stores them instead.
+// Gets, for a thread's queries, the log-sum-exps of the scores (converted to base 2) and the sums of dout *
+// out. If p.sums_deltas, the sums of dout * out are computed and stored; otherwise they are read.
 template <class T, int MT>
 __device__ __forceinline__ void attention_row_sums(float (&lse)[MT][2], float (&delta)[MT][2],
                                                    const attention_args &p, const attention_queries<MT> &b)
@@ -155,10 +155,10 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
                             (int)threadIdx.x);
 }
 
-// Copies QUERIES queries, beginning with number `first`, into one of two stages; n is the number of queries
-// from `first` to the sequence's end. qs holds q, (2, QUERIES, PITCH) with one matrix for each stage, then
-// dout in the same form. lses holds log-sum-exps, (2, QUERIES), then deltas (2, QUERIES). rows, (2, QUERIES),
-// gets the queries' rows of the batch. Log-sum-exps and deltas after the last query become 0.
+// Copies QUERIES queries, beginning with query number `first`, into buffer `stage` (0 or 1). n: number of
+// queries from `first` to the sequence's end. qs holds first q and then dout, each as (2, QUERIES, PITCH):
+// one matrix for each stage. lses holds first log-sum-exps and then deltas, each as (2, QUERIES); after the
+// last query both become 0. rows, (2, QUERIES), gets the queries' rows of the batch.
 template <class T, int D, int QUERIES, int THREADS, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int *rows,
                                                         const attention_args &p, int first, int n, int head,
@@ -181,10 +181,10 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
     tt__cp_async_commit();
 }
 
-// Copies, asynchronously, attention_bits of the queries from `from` on and the keys from t.at on to `to`,
-// (KEYS / 16, QUERIES, 16) bits. Bits after the sequence's end become zeros. The bits of tiles of QUERIES x
-// QUERIES where no query sees a key become zeros, too, because the kernel of dq does not write them. begin:
-// the sequence's attention_bits_begin.
+// Copies bits of dropout (attention_bits), asynchronously, to `to`: the bits of the queries from `from` on
+// and the keys from t.at on, as (KEYS / 16, QUERIES, 16). Bits after the sequence's end become zeros. Where
+// no query of a tile of QUERIES x QUERIES sees a key, the kernel of dq writes no bits, and the copied bits
+// become zeros, too. begin: the sequence's attention_bits_begin.
 template <int KEYS, int QUERIES>
 __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const attention_args &p,
                                                      const attention_tile &t, int64_t begin, int from,
@@ -199,8 +199,8 @@ __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const at
     tt__cp_async_16(to + i * 16, bits, there ? 16 : 0);
 }
 
-// Stores the thread's elements of row `row` of dk (k is 0) or dv (k is 1): elements 2 h and 2 h + 1 of each
-// tile of 8 columns.
+// Stores the thread's elements of row `row` of dk (k is 0) or dv (k is 1): elements `2 * h` and `2 * h + 1`
+// of each tile of 8 columns.
 template <class T, int D>
 __device__ __forceinline__ void attention_store_key(const attention_args &p, int k, int row, int head,
                                                     const float (&from)[D / 8][4], int h, int lane,
@@ -222,8 +222,8 @@ __device__ __forceinline__ void attention_write_key_sums(const attention_args &p
     attention_write_sums<D>(p.sums_v, at, part + WARPS, parts, p.head_size, thread);
 }
 
-// Writes the thread block's column sums of dk and dv, if sums are wanted. A barrier comes first, so that all
-// warps have stored their sums and `at`, which may be in shared memory, is set.
+// Writes the thread block's column sums of dk and dv, if sums are wanted. A barrier comes first. After the
+// barrier, all warps have stored their sums, and `at`, which may be in shared memory, is set.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_finish_key_sums(const attention_args &p, const int64_t &at,
                                                           const float (*part)[D], int parts, int thread)
@@ -304,10 +304,10 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
     enum { WARPS = 4, KEYS = 64 * MT, PITCH = D + 8, BITS = KEYS * QUERIES / 8 };
-    TT__SHARED(int64_t, sums_begin, ); // in shared memory to save registers, as the next two variables
+    TT__SHARED(int64_t, sums_begin, ); // these three variables are in shared memory to save registers
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_sparse, sparse, ); // `sparse` and `tile` serve kernels without registers for them
+    TT__SHARED(attention_sparse, sparse, ); // `sparse` and `tile` are used by kernels that lack registers
     TT__SHARED(attention_tile, tile, );
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;

@@ -12,9 +12,10 @@ namespace {
 
 // ----------------------------------------------------- the backward in one kernel, and by warpgroups (wgmma)
 
-// The work of a thread block of attention_backward: a sequence, with its rows of the batch (begin, count) and
-// its queries (first, queries), one head of keys, and the end of the heads of q that share this head.
-// `thread` is 0. The compiler does not know the 0, so it computes values again and saves registers.
+// The work of a thread block of attention_backward: a sequence, with its rows of the batch (begin, count)
+// and its queries (first, queries), one head of keys, and the end of the heads of q that share this head.
+// `thread` is 0, but the compiler does not know the 0. Expressions that contain `thread` are therefore
+// computed where they are used and take no registers before.
 struct attention_whole {
     int begin, count, first, queries, key_head, heads_end, thread;
     __device__ __forceinline__ void find(const attention_args &p)
@@ -78,8 +79,8 @@ template <int D, int DOWN> __device__ __forceinline__ void attention_clear_sums(
         for (int k = 0; k < DOWN; k++) part[k][c] = 0;
 }
 
-// Makes dq of the tile of queries that begins at `from`: multiplies the gradients of scores (`slopes`) by the
-// keys that these queries see. part_q: column sums of dq, which grow by the tile's.
+// Makes dq of the tile of queries that begins at `from`: multiplies the gradients of scores (`slopes`) by
+// the keys that these queries see. part_q: column sums of dq, to which the tile's column sums are added.
 template <class T, int D, int WARPS>
 __device__ __forceinline__ void attention_whole_dq(const attention_args &p, const attention_whole &of,
                                                    const T *slopes, const T *ks, float (*part_q)[D], int from,
@@ -129,8 +130,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     const int mine = 16 * MT * (int)(threadIdx.x / 32);
     const bool diagonal = p.causal && !p.query_row;
     if (threadIdx.x == 0) { random = attention_key(p); of.find(p); }
-    const auto write_sums = [&](int of_head) { // writes column sums of dq; each thread clears sums that it
-                                               // read
+    const auto write_sums = [&](int of_head) { // writes the column sums of dq, and clears them
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
                                 p.head_size, (int)threadIdx.x);
@@ -203,17 +203,17 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
 }
 
 // The backward by warpgroups, in one kernel with five products. A block of two warpgroups owns 256 keys of a
-// sequence in tiles of 64 keys: one group has the even tiles, the other the odd tiles, with dk and dv in
+// sequence in tiles of 64 keys. One group has the even tiles, the other the odd tiles, with dk and dv in
 // registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
-// to shared memory. The groups take turns: one multiplies these gradients by the keys, while the other begins
-// the next tile. The product is the block's part of dq. It is the whole of dq where no sequence has more than
-// 256 keys (p.parts is NULL); otherwise the block writes it in f32 to a slot of p.parts. The first launch
-// runs the first p.slots blocks of each sequence, one for each slot. Each later launch runs the next p.slots
-// blocks, which add to the slots. Finally attention_sum_parts sums the slots.
+// to shared memory. The groups take turns: one multiplies these gradients by the keys, while the other
+// begins the next tile. The product is the block's part of dq. Where no sequence has more than 256 keys
+// (p.parts is NULL), this part is the whole of dq. Otherwise the block writes the part in f32 to a slot of
+// p.parts. The first launch runs the first p.slots blocks of each sequence, one for each slot. Each later
+// launch runs the next p.slots blocks, which add to the slots. Finally attention_sum_parts sums the slots.
 enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = TT__CUDA_ATTENTION_SLOTS };
 
-// Returns the row of p.parts that has, in a slot, the first query of a sequence that begins at query `first`.
-// In causal attention the rows before number 256 * slot of the sequence are not there.
+// Returns the row of p.parts where, in slot `slot`, a sequence begins. first: the number of the sequence's
+// first query. In causal attention, a slot lacks the first `256 * slot` rows of each sequence.
 __device__ __forceinline__ int64_t attention_slot_row(const attention_args &p, int first, int slot)
 {
     const int before = TT__SPAN * slot;
@@ -234,10 +234,10 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
         }
 }
 
-// Returns the span of keys that block `n` of a head has; its `at` is negative if the block has none. The
-// first spans of causal sequences are seen by most queries. They come first, so that the blocks that begin
-// last have least work. The numbers of spans fill a matrix of span_cols columns by rows; blocks take them
-// column by column.
+// Returns the span of keys that block `n` of a head has; its `at` is negative if the block has none. Most
+// queries of a causal sequence see the sequence's first span. First spans are therefore given out first, so
+// that the blocks that begin last have least work: the numbers of the spans fill the rows of a matrix with
+// span_cols columns, and blocks take the numbers column by column.
 __device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int n)
 {
     const bool within = n < p.span_rows * p.span_cols;
@@ -286,7 +286,8 @@ __device__ __forceinline__ void attention_span_put(const attention_args &p, cons
 }
 
 // Makes the block's part of dq for the tile of queries that begins at `from`. slopes: the gradients of
-// scores, (KEYS, QUERIES) in the layout of tt__wgmma_matrix. part_q: column sums of dq; the tile's are added.
+// scores, (KEYS, QUERIES) in the layout of tt__wgmma_matrix. part_q: column sums of dq, to which the tile's
+// column sums are added.
 template <class T>
 __device__ __forceinline__ void attention_span_dq(const attention_args &p, const attention_tile &t,
                                                   const T *slopes, const T *ks, float (*part_q)[64], int from,
@@ -380,7 +381,7 @@ __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv
     tt__wgmma_fence();
     attention_wide_add<T>(*(float (*)[1][8][4])dk, dw, b.q);
     tt__wgmma_commit();
-    // Part n, of 16 bytes, of a row of `slopes` is stored in place n ^ row % 8, as the layout of
+    // A row of `slopes` has 8 parts of 16 bytes. Part n is stored in place `n ^ row % 8`, as the layout of
     // tt__wgmma_matrix demands.
     char *to = (char *)slopes + (row + group) * 128 + pair * 2;
     TT__UNROLL for (int n = 0; n < 8; n++)

@@ -19,9 +19,9 @@ template <class T> __device__ __forceinline__ uint32_t attention_pack(float low,
     return pack<T>(low, high);
 }
 
-// Copies, asynchronously, rows first ... first + count - 1 of a head or, if `at` is not NULL, rows at[first]
-// ... at[first + count - 1]. `to` is (ROWS, D + 8) or, if WIDE, (ROWS, D) in the layout of tt__wgmma_matrix.
-// Its other rows and columns become zeros.
+// Copies `count` rows of a head, asynchronously: the rows from `first` on or, if `at` is not NULL, the rows
+// that `at` lists from at[first] on. `to` is (ROWS, D + 8) or, if WIDE, (ROWS, D) in the layout of
+// tt__wgmma_matrix. The other rows and columns of `to` become zeros.
 template <class T, int D, int ROWS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
                                                 int count, int head, int head_size,
@@ -81,7 +81,7 @@ __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const 
             to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
-// Clears the sums of a warp, 16 M rows and 8 N columns.
+// Clears the sums of a warp: `16 * M` rows and `8 * N` columns.
 template <int M, int N> __device__ __forceinline__ void attention_clear(float (&x)[M][N][4])
 {
     TT__UNROLL for (int m = 0; m < M; m++)
@@ -144,8 +144,8 @@ __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], con
 }
 
 // Column sums of the numbers that attention_store writes, as rounded to T. `sum` has the sums over the
-// thread's elements. write() sums these over the warp's rows, and writes the result to part[column] or (add)
-// adds it; lane: the thread's lane.
+// thread's elements. The function `write` adds up `sum` over the warp's rows, and writes the result to
+// part[column] or, if `add`, adds the result to part[column]. lane: the thread's lane.
 template <class T, int D> struct attention_columns {
     enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, rounded up to a multiple of 8
     float sum[N];
@@ -180,9 +180,10 @@ template <class T, int D> struct attention_columns {
     }
 };
 
-// Stores the thread's elements 2 h and 2 h + 1 of each tile of 8 columns, multiplied by scale, in row `row`
-// of head `head` of an output or, if `add`, adds them. The first tile begins at `column` of the head. If
-// `sums`, adds the stored numbers to `columns`, too; this works only for 16-bit results without `add`.
+// Stores the thread's elements `2 * h` and `2 * h + 1` of each tile of 8 columns, multiplied by `scale`, or
+// adds them if `add`. The destination is row `row` of head `head` of the output m; the first tile begins at
+// column `column` of the head. If `sums`, adds the stored numbers to `columns`, too; this works only for
+// 16-bit results without `add`.
 template <class T, int D>
 __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size,
                                                 const float (&from)[D / 8][4], int h, float scale, bool add,
@@ -234,8 +235,8 @@ __device__ __forceinline__ int64_t attention_sums_begin(const attention_args &p,
 }
 
 // Sets row[m][h] to a query's row of the batch, in the kernels of the forward and dq. The query is number
-// mine + 16 m + 8 h + lane / 4 of the tile; `mine` is the warp's first query. Queries from `count` on get the
-// last query's row.
+// `mine + 16 * m + 8 * h + lane / 4` of the tile; `mine` is the warp's first query. Queries from `count` on
+// get the last query's row.
 template <int MT>
 __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first,
                                                   int count, int mine)
@@ -247,10 +248,10 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
         }
 }
 
-// Draws which of the warp's weights for keys key ... key + KEYS - 1 dropout keeps; attention_kept reads the
-// result. The draw comes before the scores, which need the registers. The four threads of a row draw 16 bits
-// each: together for 64 keys of the row, or for 32 keys of the row and of row + 8. to: attention_bits
-// of the warp's first query and the first of these keys; NULL: the bits are not written.
+// Draws which of the warp's weights for keys `key` to `key + KEYS - 1` dropout keeps; attention_kept reads
+// the result. The draw comes before the scores, which need the registers. The four threads of a row draw 16
+// bits each: together for 64 keys of the row or, if KEYS is 32, for 32 keys of the row and of the row 8 rows
+// on. to: attention_bits of the warp's first query and of key `key`; NULL: the bits are not written.
 template <int MT, int KEYS>
 __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
                                                     uint64_t random, const int (&row)[MT][2], int key,
@@ -273,8 +274,8 @@ __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS /
     }
 }
 
-// Returns whether dropout keeps the weight of row 16 * m + 8 * h + lane / 4 and key
-// 8 * n + lane % 4 * 2 + e of the warp's part of the tile.
+// Returns whether dropout keeps the weight of row `16 * m + 8 * h + lane / 4` and key
+// `8 * n + lane % 4 * 2 + e` of the warp's part of the tile.
 template <int MT, int KEYS>
 __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS / 64], int m, int h, int n,
                                                int e)
@@ -305,8 +306,8 @@ template <int MT> struct attention_queries {
     int row[MT][2];       // the batch's row of each of the thread's queries (attention_rows_of)
 };
 
-// The blocks that a thread block works on in block-sparse attention: blocks from ... to, of queries or of
-// keys, of a sequence of n blocks. n is 0 if the sequence is dense.
+// The blocks that a thread block works on in block-sparse attention: blocks `from` to `to`, inclusive, of a
+// sequence's queries or keys. n: number of blocks of the sequence; 0: the sequence is dense.
 struct attention_sparse { int n, from, to; };
 
 __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_args &p, int length, int at,
@@ -316,9 +317,9 @@ __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_
     return b;
 }
 
-// Returns the first key, from `at` on, in a block that any of b's blocks of queries sees; `end` or more
-// without such a key. If KEYS, b has blocks of keys: returns the first query in a block that sees any of b's
-// blocks. Tests 32 blocks at a time.
+// Returns the first key, from `at` on, whose block is seen by any of b's blocks of queries. If no key is
+// seen, returns `end` or a larger number. If KEYS, b has blocks of keys, and the result is the first query
+// whose block sees any of b's blocks. Tests 32 blocks at a time.
 template <bool KEYS>
 __device__ __forceinline__ int attention_seen_from(const attention_args &p, const attention_sparse &b,
                                                    int head, int at, int end)

@@ -8,9 +8,10 @@
 namespace {
 
 // ---- attention in f32 arithmetic, for any dtypes, strides and head sizes. A block of 256 threads works on
-// tiles of 64 queries and 64 keys. Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x +
-// 16 b, for a and b in 0 to 3, and the outputs of rows y + 16 a and columns 4 x ... 4 x + 3. A block makes 64
-// columns of a head; several blocks make a larger head, and each of them computes the scores.
+// tiles of 64 queries and 64 keys. Thread (x, y) of 16 x 16 has the scores of rows `y + 16 * a` and columns
+// `x + 16 * b`, for a and b in 0 to 3, and the outputs of rows `y + 16 * a` and columns `4 * x` to
+// `4 * x + 3`. A block makes 64 columns of a head; several blocks make a larger head, and each of them
+// computes the scores.
 
 struct attention_rows { // `count` rows of the matrix m
     const tt__mat *m;
@@ -18,8 +19,9 @@ struct attention_rows { // `count` rows of the matrix m
     int first, count;
 };
 
-// Copies COLUMNS columns of the rows x, beginning with `column`, into `to` (64, PITCH). x has only `columns`
-// columns from `column` on. Columns that x lacks, and rows after the last row of x, become zeros.
+// Copies COLUMNS columns of the rows x, beginning with column `column`, into `to` (64, PITCH). columns:
+// number of columns that x has from column `column` on. Columns that x lacks, and rows after the last row of
+// x, become zeros.
 template <int COLUMNS, int PITCH>
 __device__ __forceinline__ void attention_stage(float *to, const attention_rows &x, int64_t column,
                                                 int columns)
@@ -126,9 +128,9 @@ __device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_a
                                                    p.first_head + head);
 }
 
-// Sets times, (64 queries, 64 blocks), to how many times each of a tile's `count` queries sees each block
-// that has any of the 64 keys from `key` on; block 0 is the block of `key`. Returns false if no query sees
-// any of these blocks. All threads of the block must call the function.
+// Counts how often each of a tile's `count` queries sees each block of keys that has any of the 64 keys from
+// `key` on. Writes the counts to times (64 queries, 64 blocks), where block 0 is the block of `key`. Returns
+// false if no query sees any of these blocks. All threads of the thread block must call the function.
 __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const attention_args &p,
                                                     const attention_tile &t, int first, int count, int key,
                                                     int blocks, int head)
@@ -303,8 +305,9 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     }
 }
 
-// Transposes squares of 8 x 8 bits over 8 lanes: in each byte of x, bit i of lane k becomes bit k of lane i,
-// where i and k are values of `group`, bits 2 to 4 of a lane's number. Bits 0 and 1 of the 8 lanes are equal.
+// Transposes squares of 8 x 8 bits over 8 lanes whose numbers differ only in bits 2 to 4. `group`, from 0 to
+// 7, is the value of these bits. In each byte of x, bit i of the lane with group k becomes bit k of the lane
+// with group i.
 __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
 {
     TT__UNROLL for (int k = 1; k < 8; k *= 2) {
@@ -317,9 +320,10 @@ __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
     return x;
 }
 
-// Returns, as bits, which of a thread's weights dropout keeps, where rows are the warp's keys and columns are
-// QUERIES queries. The thread's element (m, n, h, e) has bit 8 * (2 * e + h) + m * QUERIES / 8 + n. rows: the
-// queries' rows of the batch; first: the warp's first key / 16.
+// Returns, as bits, which of a thread's weights dropout keeps. Rows of the weights are the warp's keys,
+// columns are QUERIES queries. The thread's element (m, n, h, e) has bit
+// `8 * (2 * e + h) + m * QUERIES / 8 + n`. rows: the queries' rows of the batch; first: the warp's first
+// key, divided by 16.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args &p, uint64_t random,
                                                            const int *rows, int first, int head,

@@ -96,8 +96,8 @@ __device__ __forceinline__ int attention_item_end(const attention_args &p, int l
         : p.window ? min(length, after + p.window - 1) : length;
 }
 
-// Does the work of attention_fetch for `to` (ROWS, D), stored as parts of 64 columns, with 128 threads that
-// have few registers.
+// Copies rows of a head as attention_fetch does, with 128 threads that have few registers. `to` (ROWS, D) is
+// stored as parts of 64 columns.
 template <class T, int D, int ROWS>
 __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const int32_t *at, int first,
                                                int count, int head, int head_size)
@@ -116,8 +116,9 @@ __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const in
     }
 }
 
-// Barriers of phases for the places in shared memory: two for queries, STAGES for keys and STAGES for values.
-// Passing the barrier ..._there means that the place is filled; passing ..._used means that it is free.
+// Barriers of phases for the places in shared memory: two places for queries, STAGES for keys and STAGES for
+// values. Threads pass a barrier with the name `..._there` when the place is filled, and a barrier with the
+// name `..._used` when the place is free.
 struct attention_wide_barriers {
     uint64_t *q_there; // queries and `items` are filled
     uint64_t *q_used, *k_there;
@@ -147,7 +148,8 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     const attention_wide_barriers &barriers;
     attention_item *items, (*found)[32]; // found[warp]: the next 32 items, which the warp's lanes have found
     uint32_t k0, k1;                     // halves of attention_key
-    // The tile whose draw is still to be done: its item in found[warp] (-1: none) and its first key.
+    // The tile of keys for which dropout is still to be drawn. last: the tile's item in found[warp]; -1:
+    // there is no tile to draw for. last_key: the tile's first key.
     int last, last_key;
     int fetched, taken; // fetched: tiles of keys copied so far; taken: items begun so far
 
@@ -230,9 +232,9 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     }
 };
 
-// The task of another warpgroup, number `group`: to compute products. team: the warpgroup's first query;
-// mine: the warp's first query; both are counted in the item. The lane is computed wherever it is used, to
-// save a register.
+// The task of each other warpgroup: to compute products. group: the number of the warpgroup; team: the
+// warpgroup's first query; mine: the warp's first query. Both queries are counted in the item. The lane is
+// computed wherever it is used, to save a register.
 template <class T, int D, bool DROPS> struct attention_wide_products {
     typedef attention_wide_sizes<D> S;
     enum { KEYS = S::KEYS, STAGES = S::STAGES };
@@ -339,8 +341,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         tt__phases_wait(&barriers.v_there[stage], used / STAGES & 1);
         TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                // A thread has two of each 8 keys. The highest bit of each byte is the bit of the first
-                // key (low) or of the second key (high).
+                // A thread has two of each 8 keys. In `low`, the highest bit of each byte is the bit of the
+                // first of the two keys; in `high`, the highest bit is that of the second.
                 const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
                 const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
                 TT__UNROLL for (int n = 0; n < 4; n++)

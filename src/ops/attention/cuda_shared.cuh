@@ -40,14 +40,16 @@ struct attention_args {
     // Options of block-sparse attention (tt_attention_options); block is 0 without it.
     int block, dense, listed, list_rows;
     const uint16_t *lists;                  // copy of tt__launch.lists in the device's memory
-    // Factors of scores, of scores for exp2, and of weights that dropout keeps.
+    // scale: factor of the scores; factor: the same for exp2, scale * log2 e; keep_scale: factor of the
+    // weights that dropout keeps.
     float scale, factor, keep_scale;
-    // Partial column sums of dq (parts_q rows), dk and dv (parts_k rows), one row for each thread block that
-    // owns the column; NULL: the sums are not wanted.
+    // Partial column sums of dq (parts_q rows), dk and dv (parts_k rows). Each row has the sums over one
+    // tile of rows, written by the thread blocks that own the tile. NULL: the sums are not wanted.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
-    // Parts of dq: rows (heads, head_size) of the slots, one slot after another, see attention_backward_wide;
-    // NULL: a block has all keys of a sequence.
+    // Parts of dq, for attention_sum_parts. Each slot is a matrix of parts with rows of the shape
+    // (heads, head_size), and the slots follow one another, see attention_backward_wide. NULL: each block
+    // has all keys of a sequence, so there are no parts.
     float *parts;
     int64_t slot_begin[TT__CUDA_ATTENTION_SLOTS]; // row of `parts` at which each slot begins
     int slots;
@@ -60,8 +62,8 @@ struct attention_args {
     unsigned char *bits;
     bool sums_deltas;                       // whether the kernel of dq computes `delta`
     int warps;                              // warps of attention_backward; 0: two kernels make the gradients
-    // Numbers of tiles of a head, of heads of a group, and of items that a thread block takes: see
-    // attention_item_of.
+    // item_tiles: number of tiles of a head; item_group: number of heads that are computed at a time;
+    // item_rounds: number of items that a thread block takes. See attention_item_of.
     int item_tiles, item_group, item_rounds;
 };
 
@@ -74,8 +76,8 @@ __device__ __forceinline__ uint64_t attention_key(const attention_args &p)
                                (uint64_t)run->micro << 32 | p.random) : 0;
 }
 
-// Returns 16 bits that tell which weights of a query dropout keeps, for keys 16 * group ... 16 * group + 15
-// of its sequence. row: the query's row of the batch. See tt__attention_either.
+// Returns 16 bits that tell which weights of a query dropout keeps, for the keys from `16 * group` to
+// `16 * group + 15` of the query's sequence. row: the query's row of the batch. See tt__attention_either.
 __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint64_t key, int row, int group,
                                                    int head)
 {
@@ -103,7 +105,7 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
                                                          int number)
 {
     const int lane = threadIdx.x % 32;
-    int s = 0, n = p.seqs; // the sequence is in s ... s + n - 1; each round tests 32
+    int s = 0, n = p.seqs; // the sequence is one of n, from s on; each pass tests 32 of the n
     while (n > 1) {
         int step = (n + 31) / 32, probe = s + lane * step;
         bool before = lane * step < n && start[probe] / SIZE + probe <= number;
@@ -122,11 +124,12 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
     return t;
 }
 
-// Returns the bits that tell which weights of 64 queries and 64 keys dropout keeps. queries, keys: the
-// numbers of the two tiles in a sequence. The kernel of dq writes these bits for the kernel of dk and dv.
-// They are (4, 64, 16) bits: the bit of query i and key j, see attention_keep, has number (j / 16 * 64 + i) *
-// 16 + j % 16. Pairs of tiles are stored as a matrix or, in causal attention, where no pair above the
-// diagonal exists, as a triangle. See tt__cuda_attention_bits. begin: the sequence's attention_bits_begin.
+// Returns the place of the bits that tell which weights of a tile of 64 queries and a tile of 64 keys
+// dropout keeps. queries, keys: the numbers of the two tiles in a sequence; begin: the sequence's
+// attention_bits_begin. The kernel of dq writes the bits for the kernel of dk and dv. The bits have the
+// shape (4, 64, 16): the bit of query i and key j, see attention_keep, has number
+// `(j / 16 * 64 + i) * 16 + j % 16`. The pairs of tiles are stored as a matrix. In causal attention no pair
+// above the diagonal exists, so the pairs are stored as a triangle. See tt__cuda_attention_bits.
 __device__ __forceinline__ unsigned char *attention_bits(const attention_args &p, int64_t begin, int queries,
                                                          int keys, int head)
 {

@@ -127,7 +127,8 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
     i.attr.alibi = o->alibi;
     if (o->alibi != 0) i.attr.alibi_heads = o->heads;
     i.attr.alibi_rounded = o->alibi != 0 && o->alibi_rounded;
-    /* The number of k's heads must divide the number of q's; otherwise the shape rule reports an error. */
+    /* The number of k's heads must divide the number of q's heads; otherwise the shape rule reports an
+       error. */
     const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
     const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
     const bool divides = key_heads && key_heads <= o->heads && o->heads % key_heads == 0;
@@ -222,7 +223,8 @@ static double tt__attention_pairs(const tt__attr *attr, double length)
 }
 
 /* Returns the floating-point operations of attention: two products in the forward and four in the backward,
-   for each pair of a query and a key that it sees. Without data, all sequences count as equally long. */
+   for each pair of a query and a key that the query sees. If the operands have no data, all sequences count
+   as equally long. */
 static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);

@@ -49,8 +49,8 @@ TT__INLINE tt__vf TT__K(two_leaves)(const tt__leaves *t, int k, int64_t c, int64
     return TT__K(reduce_two)(how, dtype, a, b);
 }
 
-/* Computes a vector of the sum over the tree of members: n elements, beginning with element c. count:
-   t->present if this is 2 or 4, otherwise 0. */
+/* Computes a vector of n sums over all members by the tree of sums (src/ranks/threads.h), beginning with
+   element c. count: t->present if t->present is 2 or 4, otherwise 0. */
 TT__INLINE tt__vf TT__K(tree)(const tt__leaves *t, int64_t c, int64_t n, const tt__reduce how,
                               const tt_dtype dtype, const int count)
 {

@@ -51,7 +51,7 @@ static void tt__all_gather_rows(const tt__launch *l, int64_t from, int64_t to, f
     }
 }
 
-/* Copies elements [from, to) of this member's shard of out[0] from in[0] of member 0. */
+/* Copies elements `[from, to)` of this member's shard: from in[0] of member 0 to this member's out[0]. */
 static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t first;

@@ -43,7 +43,9 @@ __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, un
 // A trial with two devices: kernels of d load bytes from the memory of `from`.
 struct peer_probe {
     tt__device *d, *from;
-    void *source, *target, *pinned; // TT__PROBE_BYTES each, of memory of `from`, of d, of the host (or NULL)
+    // Buffers of TT__PROBE_BYTES. source: in the memory of `from`; target: in d's memory; pinned: in the
+    // host's memory, or NULL.
+    void *source, *target, *pinned;
     unsigned *wrong;                // number of 16-byte vectors with wrong bytes; in d's memory
     enum { WORDS = TT__PROBE_BYTES / 16, BLOCKS = WORDS < 65536 ? 2 : 256 };
 };

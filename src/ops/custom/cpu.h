@@ -6,9 +6,10 @@
 
 /* ------------------------------------------------------------------------------------- ops of the caller */
 
-/* Returns a matrix as an array for the caller's functions: the matrix itself or a copy in the workspace,
-   which begins at byte *used; *used then includes the copy. reads: the numbers are copied. adds: the
-   functions' result is added to the matrix. */
+/* Returns a matrix as an array for the caller's functions: the matrix itself, or a copy of the matrix in the
+   workspace. A copy begins at byte *used of the workspace, and its size is added to *used. If `reads`, the
+   numbers of the matrix are copied; otherwise the copy only has room for the functions' result. adds: the
+   result is added to the matrix. */
 TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__mat *m, bool reads, bool adds,
                                                 size_t *used)
 {

@@ -30,7 +30,9 @@ TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
 TT__ROW_FN(row_ADD_ROW) { TT__K(axpby)(y, 1, x[0], 1, (const float *)more, n); }
 TT__RUN_ROWS(ADD_ROW, const float *row = TT__K(row_in)(&l->in[1], 0, scratch, 3);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(row_ADD_ROW), row))
-/* more: the row by which every row of a is multiplied, or NULL: the operand b has one column. */
+/* If `more` is not NULL, `more` is a row, and every row of a is multiplied by this row. If `more` is NULL,
+   the operand b has one column, and row r of a is multiplied by b's number for the row, or by b's only
+   number. */
 TT__ROW_FN(row_MUL_BROADCAST)
 {
     const float *row = (const float *)more;
@@ -169,9 +171,9 @@ TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
     return l->add[0] ? TT_OK : tt__for_rows(l, &l->out[0], 0, TT__K(fill_rows));
 }
 
-/* Computes row r of dropout: y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual
-   if it is present. Element c is decided by 16 random bits, number c % 8 of Philox counter {r, c / 8, 0, 0}.
-   more: the keys of Philox. */
+/* Computes row r of dropout: y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the
+   residual if it is present. Element c is decided by 16 random bits: number `c % 8` of Philox counter
+   `{r, c / 8, 0, 0}`. more: the keys of Philox. */
 TT__ROW_FN(dropout_row)
 {
     const tt__vu groups = TT__K(philox_groups)();

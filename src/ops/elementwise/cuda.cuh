@@ -88,8 +88,8 @@ cudaError_t run_mul_broadcast(const tt__launch *l)
 }
 TT__RUN_BY(MUL_BROADCAST, run_mul_broadcast)
 
-// Computes the sum of a * b over each row, and writes it to y or (add) adds it. A warp works on a row. Reads
-// a and b once.
+// Computes the sum of a * b over each row, and writes the sum to y or, if `add`, adds the sum to y. A warp
+// works on a row. Reads a and b once.
 __global__ void __launch_bounds__(256) row_dots(tt__mat a, tt__mat b, tt__mat y, bool add, bool wide)
 {
     tt__begin_kernel();
@@ -115,7 +115,7 @@ cudaError_t run_row_dots(const tt__launch *l)
 }
 TT__RUN_BY(ROW_DOTS, run_row_dots)
 
-// Arguments of rotary positions. A thread rotates up to 8 pairs of columns of a head, and the same pairs of
+// Rotary positions. A thread works on 8 pairs of columns, or fewer at the end, and rotates these pairs in
 // TURN_HEADS heads. Reads x and writes y once.
 enum { TURN_HEADS = 8 };
 struct rotary_args {
@@ -124,11 +124,11 @@ struct rotary_args {
     bool add, vector;
     int heads, head_size, pairs, neighbours;
     float sign, magnitude;
-    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; number of tasks
+    int64_t groups, spans, all; // groups of pairs in a head, groups of heads in a row, tasks of all rows
     float frequency[TT__MAX_PAIRS];
 };
 
-// Writes v to n columns of row r of y, beginning with column c, or (a.add) adds v to them.
+// Writes v to n columns of row r of y, beginning with column c, or adds v to them if a.add.
 __device__ void put_group(const rotary_args &a, int64_t r, int64_t c, int n, float (&v)[8])
 {
     float old[8];
@@ -367,10 +367,10 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
 }
 TT__RUN_BY(SWIGLU_BACKWARD, run_swiglu_backward)
 
-// Computes y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual if it is present.
-// A group of 8 columns gets its 16-bit random numbers from Philox counter {r, c / 8, 0, 0}, where r and c
-// count the rows and columns of all ranks; if `number` is not NULL, number[r] replaces r. Reads x and
-// residual and writes y once; the random numbers take some 12 integer operations an element.
+// Computes y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual if it is
+// present. A group of 8 columns gets its 16-bit random numbers from Philox counter `{r, c / 8, 0, 0}`. Here
+// c counts the columns of all ranks; r is number[row] or, if `number` is NULL, counts the rows of all ranks.
+// Reads x and residual and writes y once; the random numbers take some 12 integer operations an element.
 struct op_dropout {
     static constexpr int KIND = HOT;
     const tt__step_settings *run;

@@ -30,7 +30,8 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
-/* Returns the instruction with out[0] v, if v has only one reader, so that the two can be merged; else -1. */
+/* Returns the number of the instruction that computes v as its out[0] and can be merged with the reader of
+   v. Returns -1 if v has several readers, or if v is not the out[0] of an instruction. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
@@ -388,8 +389,9 @@ static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 
 static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
 
-/* Returns whether a device has one kernel for both i and `next`, which reads the first result of i: for
-   dropout and a norm of its result, or for the backward of a norm and dropout of the resulting gradient. */
+/* Returns whether a device has one kernel for the two instructions i and `next`, where `next` reads the
+   first result of i. One such kernel computes dropout and a norm of the result. The other computes the
+   backward of a norm, and dropout of the gradient from this backward. */
 static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
 {
     if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;

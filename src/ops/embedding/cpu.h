@@ -7,8 +7,9 @@
 
 /* ---------------------------------------------------------------------------------------------- embedding */
 
-/* Computes rows [from, to) of out[0]. Row r is row r of m or, if index is not NULL, row index[r] - first of
-   m; without such a row in m, row r is zeros. */
+/* Computes rows [from, to) of out[0]. If `index` is NULL, row r of the result is row r of m. Otherwise row r
+   of the result is the row of m with the number `index[r] - first`. If m has no row of that number, row r of
+   the result is zeros. */
 TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                  const tt__mat *m, const int32_t *index, int64_t first)
 {
@@ -37,9 +38,10 @@ TT__ROWS_FN(zero_rows)
     for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, bytes);
 }
 
-/* Sums the rows of dy that have equal ids. `order` has the numbers of the rows of dy, sorted by id and for
-   equal ids by row, without ids for which out[0] has no row. [from, to) counts entries of `order`. The task
-   in which an id begins adds all rows of this id, so that they are added in row order. */
+/* Sums the rows of dy that have equal ids. `order` lists the rows of dy by their numbers, sorted by id; rows
+   of equal ids keep their order. Rows whose id has no row in out[0] are left out. [from, to) counts entries
+   of `order`. The task in which an id begins adds all rows of the id, so that the rows are added in their
+   order. */
 TT__ROWS_FN(embedding_backward_rows)
 {
     const int32_t *ids = (const int32_t *)l->in[0].data, *order = (const int32_t *)l->workspace;

@@ -20,8 +20,8 @@ enum { TT__SORT_STEP = 1024 }; // number of ids that a block sorts at a time
 // The kernels below run only once or twice in a step, so the device reads their code from its memory each
 // time. Short code therefore saves more time than unrolled loops.
 
-// Loads from[k], from[k + 32], from[k + 64] and from[k + 96], or 0 from `end` on, with all loads in flight
-// together.
+// Loads from[k], from[k + 32], from[k + 64] and from[k + 96], with all loads in flight together. Elements
+// from number `end` on are 0.
 __device__ __forceinline__ void load_ids(int32_t (&to)[4], const int32_t *from, int64_t k, int64_t end)
 {
     TT__UNROLL for (int u = 0; u < 4; u++) to[u] = k + u * 32 < end ? from[k + u * 32] : 0;
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
             all += count[u];
         }
     }
-    unsigned sum = all; // becomes the number of ids with this digit or a lower digit of the same warp
+    unsigned sum = all; // becomes the number of ids with the digits of the warp's threads up to this thread
     for (int m = 1; m < 32; m *= 2) {
         const unsigned other = __shfl_up_sync(0xffffffffu, sum, m);
         if (lane >= m) sum += other;
@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
 }
 
 // Sorts up to TT__RANKED ids and their rows in one step: the place of an id is the number of ids that come
-// before it. A block counts these for 32 ids, and each of its 8 warps compares the 32 ids with an eighth of
-// all ids. The other blocks write zeros to `zero`.
+// before the id. A block finds the places of 32 ids; each of its 8 warps compares the 32 ids with an eighth
+// of all ids. The other blocks write zeros to `zero`.
 #ifndef TT__RANKED // tests make TT__RANKED smaller
 #define TT__RANKED 8192
 #endif
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
     const int32_t id = all[from + lane];
     unsigned count = 0;
     for (int at = warp * each; at < (warp + 1) * each; at += 32) {
-        // Ids below `largest` are counted: those below `id`, and at earlier places also those equal to `id`.
+        // Counts ids below `id` and, if they come before the block's 32 ids, also ids equal to `id`.
         const int32_t largest = id + (at < from);
         TT__UNROLL for (int k = 0; k < 32; k += 4) {
             const int4 of = *(const int4 *)(all + at + k);
@@ -184,12 +184,12 @@ __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t 
     if (vectors == 2) tt__cp_async_16(to + 1, p + 1);
 }
 
-// Sums the rows of dy that have equal ids. A block sums a chunk of `chunk` rows in sorted order. The sum of
-// an id whose rows are all in the chunk goes to row id - first of `to`, if this row exists. Otherwise the sum
-// is partial: it goes to partial[block][0] if the chunk before also has rows of the id, and to
-// partial[block][1] if the id begins in this chunk and continues in the next. wide: dy and `to` have whole
-// groups of 8 columns at multiples of 16 bytes, and shared memory has room for the rows in flight. Reads dy
-// and writes the rows of `to` once.
+// Sums the rows of dy that have equal ids. A block sums a chunk of `chunk` rows in sorted order. If all rows
+// of an id are in the chunk, the sum goes to the row of `to` with the number `id - first`, if this row
+// exists. Otherwise the sum is partial. A partial sum goes to partial[block][0] if the chunk before also has
+// rows of the id, and to partial[block][1] if the id begins in this chunk and continues in the next. wide:
+// dy and `to` have whole groups of 8 columns at multiples of 16 bytes, and shared memory has room for the
+// rows in flight. Reads dy and writes the rows of `to` once.
 __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
                                                tt__mat to, int64_t first, bool add, bool wide, int64_t chunk,
                                                float *partial)

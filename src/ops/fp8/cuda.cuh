@@ -22,8 +22,8 @@ struct fp8_tensor {
     bool wide, e5m2;
 };
 
-// Returns the largest of the magnitudes `peak`, given as bits, of a block's 256 threads. As bits, a NaN is
-// larger than infinity.
+// Returns the largest `peak` of a block's 256 threads. Each `peak` is the bits of a magnitude; as bits, a
+// NaN is larger than infinity.
 __device__ __forceinline__ unsigned fp8_largest_of_block(unsigned peak)
 {
     TT__SHARED(unsigned, part, [8]);
@@ -41,8 +41,8 @@ __device__ __forceinline__ unsigned fp8_larger(unsigned peak, const float (&v)[8
     return peak;
 }
 
-// Returns the bits of the largest magnitude in a part of t.x. Each 256 groups of eight elements form a block;
-// the part consists of blocks number block, block + step, block + 2 * step, ...
+// Returns the bits of the largest magnitude in a part of t.x. In units of 256 groups of eight elements, the
+// part consists of the units `block`, `block + step`, `block + 2 * step` and so on.
 __device__ __forceinline__ unsigned fp8_largest_of(const fp8_tensor &t, int64_t block, int64_t step)
 {
     const int64_t groups = (t.x.cols + 7) / 8;

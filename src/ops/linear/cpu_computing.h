@@ -71,9 +71,10 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_end)(rows, nv, sum, 1.0f, p);
 }
 
-/* Computes a block of C from a panel of A and a panel of B. Multiplies as many thirds of the panel of A (or
-   halves of a panel of 4 or 8 rows) as hold `rows` rows. Multiplies all columns of the panel of B, or only
-   the first 16 of 48 if `cols` is at most 16. */
+/* Computes a block of C from a panel of A and a panel of B. Multiplies only the part of the panel of A that
+   has the block's `rows` rows: one, two or three thirds of the panel or, in a panel of 4 or 8 rows, one or
+   two halves. Multiplies all columns of the panel of B, or only the first 16 of 48 if `cols` is at most
+   16. */
 TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };
@@ -179,7 +180,7 @@ TT__DOT_FN void TT__K(attention_dot_micro)(int64_t rows, int64_t cols, const tt_
 }
 #endif
 
-/* Does the work of peak_loop with dot products of bf16 instead of fp32 multiply-adds. */
+/* Runs n rounds of dot products of bf16, as peak_loop runs rounds of fp32 multiply-adds. */
 TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink)
 {
     tt__vf sum[12], x = TT__K(splat)(*sink), y = TT__K(splat)(1e-20f);
@@ -258,7 +259,7 @@ TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__produ
     TT__TILES_FENCE;
 }
 
-/* Does the work of peak_loop with tiles of bf16 instead of fp32 multiply-adds. */
+/* Runs n rounds of products of tiles of bf16, as peak_loop runs rounds of fp32 multiply-adds. */
 TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink)
 {
     TT__K(tiles_begin)(32);
@@ -277,8 +278,8 @@ TT__INLINE void TT__K(tiles_begin)(int64_t rows) { (void)rows; }
 TT__INLINE void TT__K(tiles_end)(void) {}
 #endif
 
-/* gemm_take reads elements [col, col + n) of a row of m, gemm_add adds these elements to `sums`, and
-   gemm_keep writes them. `sums` has room for whole vectors. */
+/* gemm_take reads elements [col, col + n) of a row of m into `to`. gemm_add adds these elements to `sums`.
+   gemm_keep writes `sums` to these elements. `to` and `sums` have room for whole vectors. */
 TT__INLINE void TT__K(gemm_take)(float *to, const tt__mat *m, int64_t row, int64_t col, int64_t n)
 {
     TT__K(gemm_read)(to, m->data, m->dtype, TT_F32, row * m->ld + col, n);
@@ -306,10 +307,11 @@ TT__INLINE void TT__K(gemm_keep)(const tt__mat *m, int64_t row, int64_t col, con
     else TT__K(row_narrow)((uint16_t *)m->data + at, sums, m->dtype, n);
 }
 
-/* Computes the rows x cols numbers of C = act(sums + more + bias) + residual + old C that begin at (row,
-   col). With `saved`, multiplies by act'(saved) instead of applying act. Overwrites `sums`. Rows of `sums`
-   and `more` begin sums_row floats apart and are padded to whole vectors. Short contiguous rows, as in a
-   microkernel's tile, are rounded and go through act several at a time. */
+/* Finishes a block of `rows` rows and `cols` columns of C, which begins at row `row` and column `col`:
+   `C = act(sums + more + bias) + residual + old C`. With `saved`, multiplies by act'(saved) instead of
+   applying act. Overwrites `sums`. Rows of `sums` and `more` begin sums_row floats apart and are padded to
+   whole vectors. Short contiguous rows, as in a microkernel's tile, are rounded and go through act several at
+   a time. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols,
                                float *sums, float *more, int64_t sums_row)
 {

@@ -71,8 +71,9 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 
 /* ---- packing ---- */
 
-/* Within each four lanes, LOW and HIGH interleave the first (HIGH: the last) two lanes of a with those of b;
-   FIRST and LAST concatenate the first (LAST: the last) two lanes of a and those of b. */
+/* These macros work within each four lanes. LOW interleaves the first two lanes of a with the first two
+   lanes of b, and HIGH interleaves the last two lanes of a and b. FIRST concatenates the first two lanes of
+   a and b, and LAST concatenates the last two. */
 #if TT__LANES == 16 /* these instructions have masks of ones because g++ 12 warns about the plain forms */
 #define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
@@ -137,9 +138,9 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 #undef TT__QUARTERS
 #undef TT__HALVES
 
-/* An operand seen as lines of k elements. The lines are the rows of A or the columns of B; element (line, k)
-   is at line * line_step + k * k_step. Panels hold units: floats or, for dot products and tiles, pairs of
-   bf16. The functions below count k in units. */
+/* An operand seen as lines of k elements. The lines are the rows of A or the columns of B; element k of a
+   line is at `line * line_step + k * k_step`. Panels hold units: floats or, for dot products and tiles,
+   pairs of bf16. The functions below count k in units. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
     tt_dtype dtype, narrow; /* narrow: dtype to which f32 elements are rounded; TT_F32: not rounded */
@@ -180,9 +181,10 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     }
 }
 
-/* Packs `lines` lines, beginning with `line`, and of each line k units, beginning with k0, of an operand with
-   k_step 1. Writes panels [k][width] that begin `panel` floats apart; lines missing from the last panel
-   become 0. Where a vector is several panels wide, one transposition packs several times as many units. */
+/* Packs `lines` lines of an operand with k_step 1, beginning with number `line`. Of each line, packs k
+   units, beginning with unit k0. Writes panels [k][width] that begin `panel` floats apart; lines missing
+   from the last panel become 0. If a vector is several panels wide, one transposition packs several times
+   TT__LANES units. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width,
                                             const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)

@@ -278,8 +278,8 @@ typedef struct TT__K(gemm_few) {
     int64_t a_row;
 } TT__K(gemm_few);
 
-/* Adds to sums[i * STRIP + j] the dot product of row i of A and column j of b, over k elements. Does this for
-   up to 4 rows and 2 columns at once, so that there are fewer loads than multiplications. */
+/* Adds the dot product of row i of A and column j of b, over k elements, to `sums[i * TT__GEMM_STRIP + j]`.
+   Works on up to 4 rows and 2 columns at once, so that there are fewer loads than multiplications. */
 TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row,
                                  const float *b, int64_t b_col, int64_t k, float *sums)
 {

@@ -4,10 +4,10 @@
 
 /* ---- matrix product: shared by all instruction sets ---- */
 
-/* Arguments of a product C = act(A B + bias) + residual or, with `saved`, C = act'(saved) * (A B);
-   `accumulate` adds the old C. A(i, k) = a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col],
-   where one stride of A and one stride of B is 1. Sums are fp32, in an order that does not depend on the
-   number of threads. Matrices without data are absent. */
+/* Arguments of a product C = act(A B + bias) + residual or, with `saved`, C = act'(saved) * (A B). If
+   `accumulate`, the old C is added. A(i, k) is `a[i * a_row + k * a_col]`, and B(k, j) is
+   `b[k * b_row + j * b_col]`. One stride of A is 1, and one stride of B is 1. Sums are fp32, in an order
+   that does not depend on the number of threads. Matrices without data are absent. */
 typedef struct tt__gemm_args {
     int64_t m, n, k;
     tt__mat a, b, c;
@@ -24,9 +24,9 @@ typedef struct tt__gemm_args {
 } tt__gemm_args;
 
 /* The work of a microkernel: computes a block C = scale * (A B) + base, with the sums in registers. k counts
-   floats or, in bf16 products, pairs of bf16 in the place of a float. A(i, k) = a[i * a_row + k * a_col] or,
-   for AMX, a[i * a_row + k / 16 * a_col + k % 16]. The rows of B are b_row floats apart, the rows of C c_row
-   floats. `base` is NULL, C itself, or another block. */
+   floats or, in bf16 products, pairs of bf16 in the place of a float. A(i, k) is `a[i * a_row + k * a_col]`
+   or, for AMX, `a[i * a_row + k / 16 * a_col + k % 16]`. Rows of B begin b_row floats apart, and rows of C
+   begin c_row floats apart. `base` is NULL, C itself, or another block. */
 typedef struct tt__product {
     int64_t k;
     const float *a; int64_t a_row, a_col;

@@ -155,10 +155,10 @@ uint16_t alignment_of(const void *p)
     return (uintptr_t)p % 4 ? 2 : k;
 }
 
-// Returns the number of rows for which an algorithm is chosen: `rows` if `exact`, otherwise the next multiple
-// of 128 if there are more than 128 rows. The multiple has as many tiles, and batches of texts, whose lengths
-// always vary, then seldom need a new choice. The number must not depend on earlier products, because the
-// bits of a product may depend on its algorithm.
+// Returns the number of rows for which an algorithm is chosen: `rows` if `exact`, otherwise the next
+// multiple of 128 if there are more than 128 rows. Both numbers of rows make equally many tiles. The lengths
+// of texts always vary; with multiples of 128, their batches seldom need a new choice. The number must not
+// depend on earlier products, because the bits of a product may depend on its algorithm.
 int64_t rows_to_choose_for(int64_t rows, bool exact)
 {
     return exact || rows <= 128 ? rows : (rows + 127) / 128 * 128;
@@ -224,8 +224,9 @@ struct lt_description {
         if (g.unscale_a) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.unscale_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.unscale_a);
-            // Hopper sums fp8 products in 14 bits. Without fast accumulation, cuBLASLt adds these sums to f32
-            // sums at intervals. Gradients need this more than values (Transformer Engine does the same).
+            // Hopper sums fp8 products in 14 bits. Without fast accumulation, cuBLASLt adds these sums to
+            // f32 sums at intervals. Products of gradients, which are E5M2, need the f32 sums more than
+            // products of values; Transformer Engine makes the same choice.
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(g.a_type != TT__E5M2));
             // cuBLASLt accepts no other dtype of bias for fp8 operands.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
@@ -307,8 +308,8 @@ bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cu
 enum lt_outcome { LT_DONE, LT_REFUSED, LT_NOT_OFFERED };
 
 // The result of timing a kind of product, measured or read from a text. possible: the algorithm `algo` of
-// cuBLASLt is the fastest way; otherwise a way that is tried later is faster. met: a product in the device's
-// programs has this key when it has its max number of rows.
+// cuBLASLt is the fastest way; otherwise a way that is tried later is faster. met: the device's programs
+// have a product whose key, at the product's max number of rows, is this key.
 struct tuned_product { product_key key; cublasLtMatmulAlgo_t algo; bool possible, met; };
 
 tuned_product *tuned_of(tt__device *d, const product_key &key)
@@ -345,8 +346,8 @@ enum product_way {
     LT_WAYS
 };
 
-// A way of a product that is timed, and the algorithms that cuBLASLt offers for it or, if a tuned entry is
-// known, the algorithm of that entry.
+// The trial of one way to make a product. `algo` has the algorithms to be timed: all that cuBLASLt offers or,
+// if a tuned entry is known, only the algorithm of the entry.
 struct way_trial {
     bool asked;     // whether the way suits the product, so that lt_try has run in it
     product_key key;
@@ -403,10 +404,11 @@ cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outc
 }
 
 // Returns whether a product that was not timed uses this epilogue. Times on an H200 with GPT-2's sizes,
-// 16,384 rows of 3,072 and 768 columns: of the product with the epilogue, of the product without, and (from
-// its memory traffic) of a kernel of our own for the epilogue's work. Slope of GELU and column sums: 439, 108
-// and 75 us. Sums of A's rows: 154, 112 and 25 us. GELU: 155, 114 and 50 us. Only the epilogue of GELU is
-// therefore faster.
+// 16,384 rows of 3,072 and 768 columns: the slope of GELU and column sums take 439 us with the epilogue;
+// without, the product takes 108 us and a kernel of our own 75 us. Sums of A's rows take 154 us with the
+// epilogue; without, 112 us and 25 us. GELU takes 155 us with the epilogue; without, 114 us and 50 us. The
+// times of kernels of our own are computed from their memory traffic. Only the epilogue of GELU is therefore
+// faster.
 bool is_usual(cublasLtEpilogue_t kind)
 {
     return kind != CUBLASLT_EPILOGUE_DGELU && kind != CUBLASLT_EPILOGUE_DGELU_BGRAD &&
@@ -486,8 +488,9 @@ bool lt_gelu(const product *g, const tt__mat *aux)
     return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
 }
 
-// Makes a product with an epilogue that also computes sums, and writes or (add) adds these to `sums`.
-// cuBLASLt writes sums in the dtype of the result and cannot add, so sums to be added go through a buffer.
+// Makes a product with an epilogue that also computes sums, and writes the sums to `sums` or, if `add`, adds
+// them to `sums`. cuBLASLt writes sums in the dtype of the result and cannot add, so sums to be added go
+// through a buffer.
 cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, const tt__mat *addend,
                     lt_epilogue more, const tt__mat *sums, bool add, bool *done)
 {
@@ -537,9 +540,10 @@ __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
     if (r < g.m) finish_element(g, r, c, ((const float *)sum.data)[r * sum.ld + c]);
 }
 
-// Makes a product for which is_even is false, from padded copies of its operands at the end of the workspace
-// (tt__cuda_padded_bytes), at most TT__CUDA_LOSS_CHUNK rows of activations at a time. Sets *done to false
-// where the workspace has no room or cuBLASLt has no algorithm.
+// Makes a product whose operands cuBLASLt cannot read fast (is_even returns false), from padded copies of
+// the operands. The copies are at the end of the workspace (tt__cuda_padded_bytes) and have at most
+// TT__CUDA_LOSS_CHUNK rows of activations at a time. Sets *done to false where the workspace has no room or
+// cuBLASLt has no algorithm.
 cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
 {
     tt__device *d = l->device;

@@ -416,7 +416,7 @@ tt_status cuda_learn(tt__device *d, const char *text, int *line)
             if (!wrong && !add_tuned(d, x)) status = fail(d, TT_ERR_MEMORY, "out of memory");
         }
     }
-    if (wrong) status = fail(d, TT_ERR_FORMAT, "%s", wrong);
+    if (wrong) status = fail(d, TT_ERR_FORMAT, "%s: the file is damaged; remove it, or use another", wrong);
     free(status == TT_OK ? before : d->tuned);
     if (status == TT_OK) {
         forget_choices(d);

@@ -37,7 +37,7 @@ static bool tt__sums_rows_of(const tt__instr *i, int o)
     return i->op == TT__OP_LINEAR_DW || (i->op == TT__OP_LINEAR_DX && o == 1);
 }
 
-/* Returns k if result k of a product is the column sums of operand 0; 0 if no result is. */
+/* Returns k if result k of a product is the column sums of operand 0; 0 if the product has no such result. */
 static int tt__operand_sums(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW && i->out[1] ? 1 : 0; }
 
 /* Returns the dtype of a product's result: the dtype of operand 0, or f32 if operand 0 is fp8. */
@@ -198,9 +198,10 @@ static void tt__sum_columns_apart(tt_tape *t, int k, int o)
     else tt__drop(t, k);
 }
 
-/* Returns a bit for each output of i that is a part of v: one output that is v, or several side by side that
-   make up v. Returns 0 if there are none, or if i cannot sum their columns or already does. The backward of
-   attention sums only columns that its kernels write in 16 bits. */
+/* Returns a bit for each output of i that is a part of v: one output that is all of v, or several outputs
+   that lie side by side and make up v. Returns 0 if no outputs make up v, if i cannot compute the outputs'
+   column sums, or if i computes column sums of these outputs already. The backward of attention sums only
+   columns that its kernels write in 16 bits. */
 static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__tape_value *v)
 {
     const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
@@ -329,8 +330,8 @@ static size_t tt__cuda_MATMUL(const tt_tape *t, const tt__instr *i)
 static const tt__rules tt__rules_MATMUL = {tt__shape_MATMUL, NULL, {tt__backward_MATMUL}, tt__product_bytes,
     tt__cuda_MATMUL};
 
-/* The shape rule of MATMUL_DB. The result is the gradient of the forward's operand b and has its rows;
-   operand 0 has as many columns. */
+/* The shape rule of MATMUL_DB. The result is the gradient of the forward's operand b: it has as many rows as
+   b, which is the number of columns of operand 0. */
 static bool tt__shape_MATMUL_DB(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1), *to = &t->values[i->out[0]].shape;
@@ -342,10 +343,11 @@ static bool tt__shape_MATMUL_DB(tt_tape *t, const tt__instr *i, tt__shape *out)
 static const tt__rules tt__rules_MATMUL_DB = {tt__shape_MATMUL_DB, NULL, {NULL}, tt__product_bytes,
     tt__cuda_LINEAR_DW};
 
-/* Several products of one x, such as those that make queries, keys and values or their weights' gradients,
-   become one product. Their other operands must be side by side in memory: weights and their gradients row
-   below row; biases and their gradients, results and their gradients column beside column. Each operand and
-   result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and out[1]. */
+/* Several products of one x become one product, such as the products that make queries, keys and values, or
+   the gradients of their weights. The other operands and results of the products must be side by side in
+   memory. Weights and their gradients must be joined row below row; biases, results, and the gradients of
+   both, column beside column. Each operand and result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are
+   out[0] and out[1]. */
 
 enum { TT__ROLES = 5, TT__RESULT_ROLE = 3 };
 

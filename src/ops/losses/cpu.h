@@ -100,8 +100,9 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, without the
-   step's settings, by the total of tt_loss_total or the sum of the targets' weights. */
+/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm of the step's
+   settings. Without the settings, the divisor is the total of tt_loss_total or, if the loss has no total, the
+   sum of the targets' weights. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
     const int divisor = l->instr->attr.by_total ? 3 : 1;
@@ -275,8 +276,9 @@ TT__ROW_FN(row_MEAN_SQUARED_ERROR_BACKWARD)
 
 TT__RUN_MAP(MEAN_SQUARED_ERROR_BACKWARD, 1, 2)
 
-/* Computes the mean over columns of p * target * log(1 + e^-x) + (1 - target) * log(1 + e^x), and whether the
-   row is predicted right. p: the positive weights; they are f32, as are all inputs. */
+/* Computes the loss of each row, and whether all predictions of the row are right. The loss is the mean over
+   the columns of `p * target * log(1 + e^-x) + (1 - target) * log(1 + e^x)`. p: the positive weights, which
+   are f32, as are all inputs. */
 TT__ROWS_FN(sigmoid_cross_entropy_rows)
 {
     float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;

@@ -247,8 +247,9 @@ __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, i
     }
 }
 
-// Turns 8 logits, beginning with column c, into their gradients if classes have weights; sum: the sum of the
-// weights. The share of each class in a smoothed target is multiplied by the weight of this class.
+// Turns 8 logits, beginning with column c, into their gradients for a loss in which classes have weights.
+// The share of each class in a smoothed target is multiplied by the weight of this class. weights: the
+// weights of the classes; sum: the sum of these weights.
 __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8], int64_t c, int64_t n,
                                                                   int32_t target, float lse, float smoothing,
                                                                   const float *weights, float sum,
@@ -262,8 +263,8 @@ __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8],
     }
 }
 
-// Computes the gradients of logits x (rows, n), and writes them to dx or (add) adds them. Reads x and writes
-// dx once. A thread works on eight elements of a row at a time.
+// Computes the gradients of logits x (rows, n), and writes them to dx or, if `add`, adds them to dx. Reads x
+// and writes dx once. A thread works on eight elements of a row at a time.
 __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
                                                               const int32_t *targets, tt__mat weights,
                                                               const float *class_weights, tt__mat lse,
@@ -362,7 +363,8 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
 }
 TT__RUN_BY(SOFT_CROSS_ENTROPY, run_soft_cross_entropy)
 
-// Writes w * (softmax(x) * (sum of p) - p) to dx or (add) adds it. Reads x and p and writes dx once.
+// Computes w * (softmax(x) * (sum of p) - p), and writes it to dx or, if `add`, adds it to dx. Reads x and p
+// and writes dx once.
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
                                                                    tt__mat weights, tt__mat stats,
                                                                    const float *divisor, tt__mat dx, bool add,
@@ -394,8 +396,8 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
 }
 TT__RUN_BY(SOFT_CROSS_ENTROPY_BACKWARD, run_soft_cross_entropy_backward)
 
-// Computes the partial counts of the squared error of x and y (rows, n); the loss of a row with weight w is w
-// * the sum of (x - y)^2 / n. Reads x and y once.
+// Computes the partial counts of the squared error of x and y (rows, n). The loss of a row with weight w is
+// w times the mean of (x - y)^2 over the row. Reads x and y once.
 __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
                                                      loss_sums *partial)
 {
@@ -429,7 +431,8 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
 }
 TT__RUN_BY(MEAN_SQUARED_ERROR, run_mean_squared_error)
 
-// Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Reads x and y and writes dx once.
+// Computes 2 * w * (x - y) / n, and writes it to dx or, if `add`, adds it to dx. Reads x and y and writes dx
+// once.
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
                                                               tt__mat weights, const float *divisor,
                                                               tt__mat dx, bool add, bool wide,
@@ -462,8 +465,9 @@ cudaError_t run_mean_squared_error_backward(const tt__launch *l)
 TT__RUN_BY(MEAN_SQUARED_ERROR_BACKWARD, run_mean_squared_error_backward)
 
 // Computes the partial counts of the cross-entropy of sigmoids, for logits x, targets y and positive weights
-// p (NULL: all 1). A warp works on a row: an element's loss is p * y * log(1 + e^-x) + (1 - y) * log(1 +
-// e^x), the row's loss the mean. Reads x and y once.
+// p (NULL: all 1). A warp works on a row. The loss of an element is
+// `p * y * log(1 + e^-x) + (1 - y) * log(1 + e^x)`; the loss of a row is the mean over the row's elements.
+// Reads x and y once.
 __global__ void __launch_bounds__(256) sigmoid_cross_entropy(tt__mat x, tt__mat y, tt__mat weights,
                                                              const float *p, bool wide, loss_sums *partial)
 {
@@ -509,8 +513,8 @@ cudaError_t run_sigmoid_cross_entropy(const tt__launch *l)
 }
 TT__RUN_BY(SIGMOID_CROSS_ENTROPY, run_sigmoid_cross_entropy)
 
-// Computes w / n * ((1 - y) * sigmoid(x) - p * y * sigmoid(-x)), and writes it to dx or (add) adds it. Reads
-// x and y and writes dx once.
+// Computes w / n * ((1 - y) * sigmoid(x) - p * y * sigmoid(-x)), and writes it to dx or, if `add`, adds it
+// to dx. Reads x and y and writes dx once.
 __global__ void __launch_bounds__(256)
     sigmoid_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat y, tt__mat weights, const float *p,
                                    const float *divisor, tt__mat dx, bool add, bool wide,
@@ -597,11 +601,11 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
     }
 }
 
-// Does the work of linear_cross_entropy, with gradients, for rows that fit into shared memory. As many blocks
-// run as the device holds, and each works on one row after another. A thread copies its own columns, four of
-// every 4,096, to shared memory. Once the thread has written the gradients of a row, it fetches its columns
-// of the block's next row. It sums the first of a row's ROW_PARTS parts while the other parts are in flight.
-// Reads and writes n * (4 + bytes of an element of dz) bytes a row.
+// Computes what linear_cross_entropy computes with gradients, for rows that fit into shared memory. As many
+// blocks run as the device holds, and each works on one row after another. A thread copies its own columns,
+// four of every 4,096, to shared memory. Once the thread has written the gradients of a row, it fetches its
+// columns of the block's next row. A row has ROW_PARTS parts; a thread sums the first part while the other
+// parts are in flight. Reads and writes `n * (4 + bytes of an element of dz)` bytes a row.
 enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
@@ -663,7 +667,7 @@ __global__ void __launch_bounds__(1024, 1)
                     ((uint2 *)to)[place] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
                                                       pack_as(dz.dtype, v[2], v[3]));
                 }
-                // comes after the store above, for which the old logits were read
+                // must come after the store above, for which the logits in this place were read
                 if (x) tt__cp_async_16(logits + c, x + c);
             }
             tt__cp_async_commit();
@@ -692,9 +696,9 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
-// Returns the matrix to which the chunks of rows add their contributions to gradient m. The matrix is m
-// itself, unless m has 16 bits and there are several chunks (many). Then it is an f32 matrix at *at in the
-// workspace, rounded to m at the end.
+// Returns the matrix to which the chunks of rows add their contributions to gradient m: m itself or, if m
+// has 16 bits and there are several chunks (`many`), an f32 matrix at *at in the workspace. At the end the
+// f32 matrix is rounded to m.
 tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 {
     tt__mat sums = *m;
@@ -713,7 +717,9 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 // wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
 struct class_tail {
     int64_t first, count; // the first class, and the number of classes; 0: there is no tail
-    tt__mat w, b, dw, db; // w, dw: (rows, in); b, db: (1, rows); rows is count padded; dw and db are f32
+    // Shapes: w and dw (rows, in), b and db (1, rows), where rows is `count`, padded to a multiple of 8. dw
+    // and db are f32.
+    tt__mat w, b, dw, db;
 };
 
 // Copies x to the upper left of `to`, and fills the rest of `to` with zeros. A thread copies eight columns.

@@ -93,17 +93,19 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 
 /* The linear layer and its backward that a fused loss replaces. */
 typedef struct tt__loss_head {
-    /* Numbers of instructions. linear makes the logits; back makes the logits' gradient, -1: none; last is
-       the last one that is replaced. */
+    /* Numbers of instructions. linear: the instruction that makes the logits; back: the instruction that
+       makes the gradient of the logits, -1: no such instruction; last: the last instruction that is
+       replaced. */
     int linear, back, last;
-    /* Number of a FILL between these instructions that is not replaced: it fills a gradient to which a
-       product then adds a rank's rows. 0: no such instruction. */
+    /* Number of a FILL that is not replaced, although it is among the replaced instructions. The FILL fills
+       a gradient to which a product then adds a rank's rows. 0: no such instruction. */
     int fill;
     tt__instr fused;
 } tt__loss_head;
 
-/* Finds the backward of the loss that instruction k computes, and after it the backward of the linear layer,
-   and sets their fields in *h. Returns false if they cannot be fused. */
+/* Finds the instructions after instruction k, a loss, that compute the backward of the loss and of the
+   linear layer, and sets the fields of *h for the backward. Returns false if these instructions cannot be
+   fused. */
 static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__loss_head *h)
 {
     int32_t loss = t->code[k].out[0];
@@ -137,7 +139,8 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
     return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
 }
 
-/* Least bytes of logits for fusion. Smaller logits are stored whole. */
+/* The min bytes of logits for which linear + cross_entropy are fused. Logits of fewer bytes are stored
+   whole. */
 #ifndef TT__LOSS_WHOLE
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
@@ -191,8 +194,8 @@ static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-/* The layout rule of a loss's backward. Where rows are sharded, the kernel does not read the counts, operand
-   5, so they may be partial. */
+/* The layout rule of a loss's backward. The counts are operand 5. If rows are sharded, the kernel does not
+   read the counts, so the counts may be partial. */
 static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                               tt__split *out)
 {
@@ -261,11 +264,12 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
     return (size_t)tt__max(of_y, tt__max(of_x, of_w));
 }
 
-/* Returns the bytes of scratch on CUDA. The scratch holds, in this order: the loss and hit of each row; if
-   the number of classes is not a multiple of 8, copies of the weight's rows and the bias's elements for the
-   classes after the last multiple of 64, and f32 sums of their gradients, all padded to a multiple of 8
-   classes; if weight and bias have 16-bit gradients and there are several chunks, f32 sums of these
-   gradients; a chunk's logits, in rows of a multiple of 8; and at the end the scratch of the products. */
+/* Returns the bytes of scratch on CUDA. The scratch begins with the loss and hit of each row. If the number
+   of classes is not a multiple of 8, there follow, for the classes after the last multiple of 64, copies of
+   the weight's rows and of the bias's elements, and f32 sums of their gradients, all padded to a multiple of
+   8 classes. If weight and bias have 16-bit gradients and there are several chunks, there follow f32 sums of
+   these gradients. Then come a chunk's logits, in rows of a multiple of 8, and at the end the scratch of the
+   products. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);

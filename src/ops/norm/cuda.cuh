@@ -12,8 +12,9 @@ namespace {
 
 // ---- layernorm
 
-// A thread of a row. Whole warps share a row, and each thread has 8 of its columns: 8 neighbours if `vector`;
-// otherwise the thread's columns are `of` apart, the number of the row's threads.
+// A thread of a row. Whole warps share a row, and each thread has 8 of the row's columns. The columns are
+// neighbours if `vector`; otherwise they are `of` columns apart, where `of` is the number of threads that
+// share the row.
 struct row_thread {
     int at, of; // number of the thread among the `of` threads that share a row
     bool vector;
@@ -116,9 +117,9 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
     return {centred, centred ? at[0] : 0.0f, at[centred]};
 }
 
-// Dropout in a norm's kernel. In the forward, the kernel first computes dropout(from) + residual, stores it
-// in x and normalises it; there is no residual if its data is NULL. In the backward, the kernel stores
-// dropout(dx) in `to`, and its third sums are column sums of `to`.
+// Dropout in a norm's kernel. In the forward, the kernel first computes dropout(from) + residual, stores the
+// sum in x and normalises it; there is no residual if residual.data is NULL. In the backward, the kernel
+// stores dropout(dx) in `to`, and also computes the column sums of `to`, beside those for dw and db.
 struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
 
 // Sizes of a thread block. For NARROW rows, of up to 1,024 columns, a block has EACH teams of threads. In a
@@ -134,7 +135,8 @@ template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>;
 
 // Computes y = (x - mean) / std * w + b, and stores mean and 1 / std to stats. If not `centred`, the mean
 // counts as 0. A row stays in the registers of its threads and is read once. X: dtype of x and y, or ANY; W:
-// dtype of w and b. Unless X is ANY, the next rows are in flight meanwhile. DROP: with dropout, X not ANY.
+// dtype of w and b. Unless X is ANY, a thread loads its next rows while it computes. DROP: the kernel also
+// computes dropout; X must not be ANY then.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(forward_block<NARROW, X>::MAX, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
@@ -363,8 +365,9 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
     }
 }
 
-// Begins the gradient of a row, given dy in g and x in n. Sets n to (x - mean) / std and g to dy * w, and sum
-// to the thread's sums of g and of g * n. Adds dy * n to dw, and dy to db, which are sums over rows.
+// Computes, for one row, what the gradient needs of dy (in g) and x (in n). Sets n to (x - mean) / std, g to
+// dy * w, sum[0] to the thread's sum of g, and sum[1] to the thread's sum of g * n. dw and db are sums over
+// rows: adds dy * n to dw, and dy to db.
 __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], float *sum, float (&dw)[8],
                                                float (&db)[8], const float (&scale)[8], const row_stats &of)
 {
@@ -380,12 +383,13 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
     }
 }
 
-// Computes dx = (g - avg(g) - n * avg(g * n)) / std, where n = (x - mean) / std and g = dy * w. Sums dw = dy
-// * n and db = dy over the block's rows. Writes to partial, for each block, the sums of dw and db and, if
-// `sums`, the column sums of dx (if `add`, after the addition). dx.data may be NULL. X: dtype of dy, x and
-// dx; W: dtype of w. A row and the sums over rows stay in registers; with bf16, the rows of the next turn are
-// in flight meanwhile. Reads dy and x (if `add`, also dx) and writes dx once. DROP: with dropout, which needs
-// dx and an X that is not ANY; the rows of drop.to are dx.ld elements apart.
+// Computes `dx = (g - avg(g) - n * avg(g * n)) / std`, where `n = (x - mean) / std` and `g = dy * w`. Sums
+// `dw = dy * n` and `db = dy` over the block's rows. Writes to `partial`, for each block, the sums of dw and
+// db and, if `sums`, the column sums of dx (if `add`, after the addition). dx.data may be NULL. X: dtype of
+// dy, x and dx; W: dtype of w. A row and the sums over rows stay in registers; with bf16, the rows of the
+// next turn are in flight meanwhile. Reads dy and x (if `add`, also dx) and writes dx once. DROP: the kernel
+// also computes dropout; dx must not be NULL then, and X not ANY. The rows of drop.to are dx.ld elements
+// apart.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
@@ -394,7 +398,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     tt__begin_kernel();
     typedef backward_block<NARROW, X> B;
     constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
-    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // for alternate turns: `left` & TURN, a power of 2
+    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // used by turns: bit TURN (a power of 2) of `left`
     TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;

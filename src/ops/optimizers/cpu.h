@@ -47,11 +47,12 @@ TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dty
     }
 }
 
-/* Rounds elements [from, from + n) of m back to 16 bits stochastically. Steps smaller than half a unit in the
-   last place then survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015).
-   Element e is rounded up with a probability equal to the dropped fraction, by number e % 8 of Philox counter
-   {e / 8}. e counts from the first element of the whole tensor, so that the elements of a shard are rounded
-   as in the whole tensor. which: the number of the result. */
+/* Rounds elements `[from, from + n)` of m back to 16 bits stochastically. Steps smaller than half a unit in
+   the last place then survive on average (Gupta et al., "Deep learning with limited numerical precision",
+   2015). The random number of element e is number `e % 8` of Philox counter `{e / 8}`; the element is
+   rounded up with a probability equal to the dropped fraction. e counts from the first element of the whole
+   tensor, so that the elements of a shard are rounded as in the whole tensor. which: the number of the
+   result. */
 TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n,
                                   const float *x, uint32_t which)
 {
@@ -143,9 +144,9 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Lowers the loss scale if gradients have overflowed, and raises it after `interval` steps without overflow.
-   Does not lower the scale below 1, nor if the scale did not cause the overflow: if the loss is not finite,
-   or if there were no targets. */
+/* Lowers the loss scale if gradients have overflowed, and raises the scale after `interval` steps without
+   overflow. Leaves the scale as it is where a lower scale would be below 1. Leaves it, too, where the scale
+   is not the cause of the overflow: if the loss is not finite, or if there were no targets. */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;

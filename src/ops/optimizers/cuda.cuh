@@ -117,7 +117,7 @@ cudaError_t run_mean_loss(const tt__launch *l)
 }
 TT__RUN_BY(MEAN_LOSS, run_mean_loss)
 
-// Writes the counts of a loss to totals, a tt__totals, or (add) adds them.
+// Writes the counts of a loss to totals, a tt__totals, or adds them if `add`.
 __global__ void add_counts(const float *counts, double *totals, bool add)
 {
     tt__begin_kernel();
@@ -231,10 +231,11 @@ __device__ __forceinline__ uint32_t round_up(float x, uint32_t random)
     return (uint32_t)min((int)__float_as_uint(x), 0x7fff0000) + random;
 }
 
-// Rounds elements [i, i + 8) of a vector to its dtype and writes them. Rounds element e of a 16-bit vector
-// stochastically, by number e % 8 of Philox counter {e / 8}. Steps smaller than half a unit in the last place
-// then survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015). e counts
-// from the first element of the whole tensor; the vector begins at element 8 * first of the tensor.
+// Rounds elements `[i, i + 8)` of a vector to its dtype and writes them. Element e of a 16-bit vector is
+// rounded stochastically, by number `e % 8` of Philox counter `{e / 8}`. Steps smaller than half a unit in
+// the last place then survive on average (Gupta et al., "Deep learning with limited numerical precision",
+// 2015). e counts from the first element of the whole tensor; the vector begins at element `8 * first` of
+// the tensor.
 __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
                                         const float (&x)[8], const philox_keys &keys, int64_t first)
 {
@@ -295,7 +296,7 @@ struct member_sum { // the sum of the members' elements in a collective (ops/col
     void *y;
     int64_t n;
     unsigned first;
-    int peers, present; // index of the sum's first operand in member_sums.peers; number of operands
+    int peers, present; // peers: index of the first operand in member_sums.peers; present: number of operands
     uint8_t type, how;
     bool add, wide;
 };
@@ -380,10 +381,10 @@ TT__RUN_BY(FOLD_SQUARES, run_squares)
 
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // number of elements that a block updates
 
-// Updates parameters. Reads and writes, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12
-// for SGD without; in 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all
-// parameters and their states; or ANY. With ANY, only three blocks fit a multiprocessor: a thread needs more
-// registers than the 64 that four blocks allow.
+// Updates parameters. For each f32 element, reads and writes 28 bytes for Adam, 20 bytes for SGD with
+// momentum, and 12 bytes for SGD without momentum; for a 16-bit element, half as many. G: dtype of all
+// gradients of the launch, or ANY; P: dtype of all parameters and their states, or ANY. If P is ANY, only
+// three blocks fit a multiprocessor: a thread needs more registers than the 64 that four blocks allow.
 template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__step_settings *run)

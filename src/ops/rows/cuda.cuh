@@ -10,7 +10,8 @@ namespace {
 
 // ------------------------------------------------------------------- rows: gather, scatter, pooling, patches
 
-// Computes y[r] = x[index[r] - first], or zeros where x has no such row. Reads the rows of x and writes y.
+// Computes y[r], row `index[r] - first` of x, or zeros where x has no such row. Reads the rows of x and
+// writes y.
 struct op_gather {
     static constexpr int KIND = HOT_CASTS;
     const int32_t *index;
@@ -70,9 +71,10 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
 }
 TT__RUN_BY(MEAN_POOL_BACKWARD, run_mean_pool_backward)
 
-// Arguments of patches, which sets y[r] to patch number position[r] - 1 of the image of row r, one channel
-// after another, or to zeros if position[r] is 0. A thread works on up to 8 pixels of a line of a patch, with
-// all C channels. words: groups of 8 pixels begin at multiples of 4 bytes. Reads pixels and writes y once.
+// Arguments of patches, which writes one patch to each row y[r], one channel after another. The patch has
+// number `position[r] - 1` in the image of row r; if position[r] is 0, y[r] becomes zeros. A thread works on
+// up to 8 pixels of a line of a patch, with all C channels. words: groups of 8 pixels begin at multiples of
+// 4 bytes. Reads pixels and writes y once.
 struct patches_args {
     const uint8_t *pixels;
     int64_t ld, seqs;
@@ -176,8 +178,8 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
     }
 }
 
-// Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence, and each of its
-// warps every eighth row. Reads x once.
+// Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence; each warp of the
+// block sums every eighth row. Reads x once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
                                                              bool add, bool vector)
 {
