@@ -43158,8 +43158,8 @@ static tt_status tt__teacher_rows(tt_context *ctx, const tt_train_options *o, co
         const int64_t at = b->index[s];
         const bool counts = !by_class || (labels[s] >= 0 && labels[s] < k->classes);
         if (at >= k->examples || !k->known[at])
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "the teacher has not seen the example with index %lld: make "
-                            "it (tt_teacher_new) from a source of the same dataset, without drop_last",
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "the teacher has not seen the example with index %lld: "
+                            "make it (tt_teacher_new) from a source of the same dataset, without drop_last",
                             (long long)at);
         tt__teacher_prediction(k, k->logits + at * k->classes, o->teacher_temperature,
                                target + s * k->classes);
@@ -43388,8 +43388,8 @@ static tt_program *tt__compile_eval(tt_trainer *r, tt_tape *t, tt_value loss, tt
     return tt__try_compile(t, loss, &o, attempt);
 }
 
-/* Compiles the trainer's programs from a recorded tape. root: the loss to train with; head: a copy of the tape
-   that reads features; NULL: without features_once. */
+/* Compiles the trainer's programs from a recorded tape. root: the loss to train with; head: a copy of the
+   tape that reads features; NULL: without features_once. */
 static tt_status tt__trainer_programs(tt_trainer *r, tt_tape *t, tt_tape *head, tt_value root, tt_value loss,
                                       tt__attempt *attempt)
 {

@@ -89,8 +89,8 @@ static tt_status tt__teacher_rows(tt_context *ctx, const tt_train_options *o, co
         const int64_t at = b->index[s];
         const bool counts = !by_class || (labels[s] >= 0 && labels[s] < k->classes);
         if (at >= k->examples || !k->known[at])
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "the teacher has not seen the example with index %lld: make "
-                            "it (tt_teacher_new) from a source of the same dataset, without drop_last",
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "the teacher has not seen the example with index %lld: "
+                            "make it (tt_teacher_new) from a source of the same dataset, without drop_last",
                             (long long)at);
         tt__teacher_prediction(k, k->logits + at * k->classes, o->teacher_temperature,
                                target + s * k->classes);

@@ -237,8 +237,8 @@ static tt_program *tt__compile_eval(tt_trainer *r, tt_tape *t, tt_value loss, tt
     return tt__try_compile(t, loss, &o, attempt);
 }
 
-/* Compiles the trainer's programs from a recorded tape. root: the loss to train with; head: a copy of the tape
-   that reads features; NULL: without features_once. */
+/* Compiles the trainer's programs from a recorded tape. root: the loss to train with; head: a copy of the
+   tape that reads features; NULL: without features_once. */
 static tt_status tt__trainer_programs(tt_trainer *r, tt_tape *t, tt_tape *head, tt_value root, tt_value loss,
                                       tt__attempt *attempt)
 {

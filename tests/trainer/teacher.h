@@ -311,8 +311,8 @@ TEST(teachers_that_are_refused)
     o.teacher_weight = 1.5f;
     o.teacher_temperature = 0;
     CHECK(!tt_trainer_new(t.ctx, &m, &o));
-    CHECK_ERROR(t.ctx, TT_ERR_ARGUMENT, "teacher_weight is 1.5, but must be 0 to 1; teacher_temperature is 0, "
-                "but");
+    CHECK_ERROR(t.ctx, TT_ERR_ARGUMENT, "teacher_weight is 1.5, but must be 0 to 1; teacher_temperature is "
+                "0, but");
     o.teacher_weight = 0.5f;
     o.teacher_temperature = 2;
     m.classes--;
@@ -337,8 +337,8 @@ TEST(teachers_that_are_refused)
     CHECK_ERROR(t.ctx, TT_ERR_ARGUMENT, "the teacher has not seen the example with index 1: make it");
     b.index = NULL;
     CHECK(tt_train_batch(r, &b, &stats, NULL) == TT_ERR_ARGUMENT);
-    CHECK_ERROR(t.ctx, TT_ERR_ARGUMENT, "a teacher needs the index of each example in the dataset, but example "
-                "0");
+    CHECK_ERROR(t.ctx, TT_ERR_ARGUMENT, "a teacher needs the index of each example in the dataset, but "
+                "example 0");
     b.index = t.index;
     t.index[2] = 0;
     CHECK(tt_train_batch(r, &b, &stats, NULL) == TT_OK);
