@@ -870,7 +870,7 @@ typedef struct tt_optimizer_options {
     /* Set it to train some parameters faster or slower than others, such as a new head: rules, ended by a
        NULL pattern; default NULL. The first rule that matches a parameter's name gives its factor, >= 0;
        without a match it is 1. The factor also applies to the decoupled decay, as in PyTorch's parameter
-       groups. */
+       groups. The logger gets a warning for a pattern that no trained parameter matches. */
     const tt_lr_rule *lr_rules;
     /* Set it in fine-tuning, usually to 0.65 to 0.95, if the first layers should change less than the last:
        learning rates fall from the output to the input, 0 < layer_decay <= 1; default 1 (Clark et al.,
@@ -1763,11 +1763,12 @@ typedef struct tt_loader_options {
     int threads;      /* Set it higher if training waits for images (tt_loader_waited): the threads that
                          prepare images ahead of the trainer, 0..64; 0: tt_loader_next prepares images;
                          default 1 */
-    float mask_rate;  /* Set it to mask more or fewer tokens with TT_TASK_MASKED_LM, above 0 and below 1;
-                         default 0.15 */
-    bool whole_words; /* Set it to choose all tokens of a word or none, with TT_TASK_MASKED_LM; default false.
-                         A word ends before white space and, with WordPiece, before punctuation. Words are
-                         chosen in random order, as long as all their tokens fit into mask_rate of the text */
+    float mask_rate;  /* Set it higher if a large model learns its texts too easily, above 0 and below 1: the
+                         share of a text's tokens that TT_TASK_MASKED_LM predicts; default 0.15 */
+    bool whole_words; /* Set it if guessing a word from its other tokens is too easy: TT_TASK_MASKED_LM then
+                         chooses all tokens of a word or none; default false. A word ends before white space
+                         and, with WordPiece, before punctuation. Words are chosen in random order, as long as
+                         all their tokens fit into mask_rate of the text */
     tt_parallel parallel; /* Set it if the trainer has several ranks, to the trainer's `parallel` after
                              tt_check_options; default: one group on one rank. The loader reads `groups` and
                              `data` */
@@ -1863,9 +1864,11 @@ typedef struct tt_source {
                                        names */
     int classes;                    /* number of class_names; 0: no classes */
     /* Tells the source which data ranks belong to this process. Called before `seek` if there are several
-       processes. Micro-batches go to `data` ranks in order, starting over with each step (by_step) or with
-       each epoch; this process has the ranks [first, end). `next` may then give NULL for the data of other
-       ranks, with the right numbers of rows. NULL: every process makes all data. */
+       processes or features_once. Micro-batches go to `data` ranks in order, starting over with each step
+       (by_step) or with each epoch; this process has the ranks [first, end). `next` may then give NULL for
+       the data of other ranks, with the right numbers of rows. But metrics of predictions need seq_start and
+       the labels (labels, label_values or tags) of all ranks in every process. With features_once no rank
+       needs data except index, seq_start and the labels. NULL: every process makes all data. */
     void (*deal)(void *self, int data, int first, int end, bool by_step);
     /* Writes lines, each with a newline at its end, about everything that the batches depend on beside `hash`
        and the numbers above; at most `capacity` bytes including the final 0. With several processes, tt_fit
@@ -2151,8 +2154,7 @@ typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden
 typedef struct tt_bert {
     tt_context *ctx;
     tt_bert_config config;
-    /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
-    char activation[32], (*class_names)[64];
+    char (*class_names)[64];                /* (classes) class names of config.json's id2label, UTF-8 */
     tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab,
                                                hidden); ALBERT: embedding_size instead of hidden */
     tt_param *norm_w, *norm_b;
@@ -2188,6 +2190,10 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 /* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of outputs that
    the folder's files give. */
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head);
+/* Reads from a folder's config.json the task and the number of outputs of its classifier, without loading it.
+   *head is TT_TASK_CLASS with 0 outputs if neither "architectures" nor "problem_type" says that the folder
+   has a classifier. */
+tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
    replaced atomically, and transformers can read both. With TT_TASK_EMBED the function also writes
    modules.json, sentence_bert_config.json, 1_Pooling/config.json and, if the config says normalize,
@@ -2265,8 +2271,7 @@ typedef struct tt_vit_layer { /* weights (out, in), biases (out), norms (hidden)
 typedef struct tt_vit {
     tt_context *ctx;
     tt_vit_config config;
-    /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
-    char activation[32], (*class_names)[64];
+    char (*class_names)[64];                /* (classes) class names of config.json's id2label, UTF-8 */
     bool torchvision;                       /* tt_vit_save writes torchvision's tensor names, as the loaded
                                                file had */
     tt_param *patch_w, *patch_b;            /* (hidden, channels, patch, patch), (hidden) */
@@ -2372,7 +2377,6 @@ typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* an adapter adds
 typedef struct tt_lm {
     tt_context *ctx;
     tt_lm_config config;
-    char activation[32];
     tt_param *word, *position; /* (vocab, hidden), (max_positions, hidden) */
     tt_lm_layer *layer;
     tt_param *norm_w, *norm_b;
@@ -2565,8 +2569,10 @@ struct tt_train_options {
        show alone. Both models have the same task and classes, in the same order. Keep the teacher until the
        trainer is freed. */
     const tt_teacher *teacher;
-    float teacher_weight;      /* Set it to the share of the teacher's part, 0 to 1; default 0.5 */
-    float teacher_temperature; /* Set it higher to soften the teacher's probabilities, above 0; default 2 */
+    float teacher_weight;      /* Set it higher if the teacher is better than the labels: the share of the
+                                  teacher's part, 0 to 1; default 0.5 */
+    float teacher_temperature; /* Set it higher if the teacher is so sure that its probabilities are near 0
+                                  and 1, above 0; default 2 */
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
@@ -2798,7 +2804,8 @@ tt_fit_options tt_fit_options_default(void);
      seconds      duration of the step, including the wait for its data, or of the validation; without saving
      tokens_per_second, or images_per_second and so on, by the model's unit: over these seconds
    loss.svg draws loss, metric and learning rate over the steps. Both files are written whenever the state is.
-   A resumed run keeps the lines up to its state; a metrics.csv with other columns is refused. */
+   A resumed run keeps the lines up to its state. Columns that an older metrics.csv lacks are empty in these
+   lines, and the logger gets a warning; a metrics.csv with a column that the run lacks is refused. */
 tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
                  bool *finished);
 
@@ -13930,6 +13937,18 @@ static tt_status tt__for_rows(const tt__launch *l, const tt__mat *m, size_t skip
     return tt__for_chunks(l, m->rows, m->cols, tt__max(1, 8192 / m->cols), skip, fn);
 }
 
+/* Fails unless the operands first to first + count - 1, if present, have as many columns as out[0]. Kernels
+   of TT__RUN_MAP widen their rows side by side, into scratch that is laid out by these columns. */
+static tt_status tt__same_widths(const tt__launch *l, int first, int count)
+{
+    for (int k = first; k < first + count; k++)
+        if (l->in[k].data && l->in[k].cols != l->out[0].cols)
+            return tt__fail(l->tape->ctx, TT_ERR_INTERNAL, "%s: operand %d has %lld columns, but the result "
+                            "has %lld; please report this program", tt__instr_name(l->instr), k,
+                            (long long)l->in[k].cols, (long long)l->out[0].cols);
+    return TT_OK;
+}
+
 static int64_t tt__elements(const tt__mat *m) { return m->rows * m->cols; }
 static void *tt__at(const tt__mat *m, int64_t r)
 {
@@ -16954,7 +16973,8 @@ typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const
     TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
 /* Computes rows [from, to) of out[0]. fn computes each row from the same row of `count` operands, at most 3:
-   in[first], in[first + 1] and so on. */
+   in[first], in[first + 1] and so on. All have as many columns as out[0] (tt__same_widths), or their widened
+   rows would overlap. */
 TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                 const int first, const int count, TT__K(row_fn) fn, const void *more)
 {
@@ -16981,7 +17001,15 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
         return tt__for_rows(l, &l->out[0], 0, TT__K(rows_##OP)); \
     }
 #define TT__RUN_MAP(OP, first, count) \
-    TT__RUN_ROWS(OP, TT__K(map_rows)(l, from, to, scratch, first, count, TT__K(row_##OP), NULL))
+    TT__ROWS_FN(rows_##OP) \
+    { \
+        TT__K(map_rows)(l, from, to, scratch, first, count, TT__K(row_##OP), NULL); \
+    } \
+    TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) \
+    { \
+        const tt_status status = tt__same_widths(l, first, count); \
+        return status == TT_OK ? tt__for_rows(l, &l->out[0], 0, TT__K(rows_##OP)) : status; \
+    }
 #define TT__RUN_MAP_OF(OP, first, count, statement) \
     TT__ROW_FN(row_##OP) { statement; } \
     TT__RUN_MAP(OP, first, count)
@@ -24604,6 +24632,23 @@ static void tt__tell_unsplit(const tt_program *p)
             p->arena->group->name, p->arena->tensor, (int)TT__TENSOR_LEAST);
 }
 
+/* Warns of each rule of lr_rules whose pattern matches no trained parameter of the program. */
+static void tt__tell_unused_rules(const tt_program *p, const tt_compile_options *o)
+{
+    const tt_tape *t = p->built.t;
+    for (const tt_lr_rule *r = o->train ? o->optimizer.lr_rules : NULL; r && r->pattern; r++) {
+        bool used = false;
+        for (int32_t v = 1; v < p->n_recorded && !used; v++) {
+            const tt__tape_value *x = &t->values[v];
+            used = x->storage == TT__PARAMETER && x->base == v && x->needs_grad &&
+                   tt__match(r->pattern, p->ctx->params[x->param]->name);
+        }
+        if (!used)
+            tt__log(p->ctx, TT_LOG_WARNING, "lr_rules", "no trained parameter has a name that matches the "
+                    "pattern '%.200s' of lr_rules: check its spelling", r->pattern);
+    }
+}
+
 /* Returns whether any stage reads input v. */
 static bool tt__reads_input(const tt_program *p, int32_t v)
 {
@@ -24848,6 +24893,7 @@ static tt_program *tt__try_compile(tt_tape *t, tt_value root, const tt_compile_o
         return NULL;
     }
     if (!attempt->quiet) tt__tell_unsplit(p);
+    if (!attempt->quiet) tt__tell_unused_rules(p, o);
     return p;
 }
 
@@ -38129,8 +38175,8 @@ typedef struct tt__architecture {
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
     size_t bytes, config_bytes, layer_bytes; /* bytes of the structs of a model, its config and a layer */
-    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets of fields in the model's
-                                                                          struct; 0: no such field */
+    size_t config_at, names_at, new_head_at, layers_at; /* offsets of fields in the model's struct; 0: no
+                                                           such field */
     size_t hidden, layers, heads, classes, activation, range; /* offsets of fields in the config's struct; 0:
                                                                  no such field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
@@ -38150,7 +38196,7 @@ typedef struct tt__architecture {
 
 /* Initialises the fields `bytes` to `range` of an architecture with the structs X, X_config and X_layer. */
 #define TT__STRUCTS(X) \
-    sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), offsetof(X, activation), \
+    sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), \
     offsetof(X, class_names), offsetof(X, new_head), offsetof(X, layer), \
     offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
     offsetof(X##_config, classes), \
@@ -38982,14 +39028,28 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, v
     return !a->classes ? TT_OK : tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
-/* Returns the function that records the activation `name`, or NULL if no activation has that name. */
-static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
+/* The activations that a config may name. */
+static const struct tt__activation_name {
+    const char *name;
+    tt_value (*record)(tt_tape *t, tt_value x);
+} tt__activations[] = {{"gelu", tt_gelu}, {"gelu_new", tt_gelu_tanh}, {"gelu_pytorch_tanh", tt_gelu_tanh},
+                       {"relu", tt_relu}, {"silu", tt_silu}, {"swish", tt_silu}};
+#define TT__UNKNOWN_ACTIVATION "activation '%s' is unknown: use gelu, gelu_new, relu or silu"
+
+/* Returns the row of the activation `name`, or NULL if no activation has that name. */
+static const struct tt__activation_name *tt__activation_row(const char *name)
 {
-    static const struct { const char *name; tt_value (*record)(tt_tape *, tt_value); } all[] = {
-        {"gelu", tt_gelu}, {"gelu_new", tt_gelu_tanh}, {"gelu_pytorch_tanh", tt_gelu_tanh},
-        {"relu", tt_relu}, {"silu", tt_silu}, {"swish", tt_silu}};
-    for (int k = 0; k < TT__COUNT(all); k++) if (name && strcmp(name, all[k].name) == 0) return all[k].record;
+    for (int k = 0; k < TT__COUNT(tt__activations) && name; k++)
+        if (strcmp(name, tt__activations[k].name) == 0) return &tt__activations[k];
     return NULL;
+}
+
+/* Returns the function that records the activation `name`. Fails the tape if no activation has that name. */
+static tt_value (*tt__activation_of(tt_tape *t, const char *name))(tt_tape *, tt_value)
+{
+    const struct tt__activation_name *row = tt__activation_row(name);
+    if (!row) tt__tape_fail(t, TT_ERR_ARGUMENT, TT__UNKNOWN_ACTIVATION, name ? name : "(null)");
+    return row ? row->record : tt_relu;
 }
 
 /* Checks a config, and fails with one message about all its mistakes. */
@@ -39023,9 +39083,8 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
         if (r->kind == 'f' && !(x >= 0 && isfinite(x)))
             tt__print(&all, "; %s is %g, but must be a finite number of at least 0", r->field, x);
     }
-    if (!tt__activation_of(activation))
-        tt__print(&all, "; activation '%s' is unknown: use gelu, gelu_new, relu or silu",
-                  activation ? activation : "(null)");
+    if (!tt__activation_row(activation))
+        tt__print(&all, "; " TT__UNKNOWN_ACTIVATION, activation ? activation : "(null)");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s config: %s", a->name, text + 2) : TT_OK;
 }
 
@@ -39047,7 +39106,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
 {
     const int params = ctx->n_params, classes = tt__outputs(a, config);
     const int n_layers = tt__int_field(config, a->layers);
-    const char *activation = (const char *)tt__pointer_at(config, a->activation);
+    const char *activation = tt__activation_row((const char *)tt__pointer_at(config, a->activation))->name;
     char *to = (char *)self;
     char(*names)[64] = classes ? (char(*)[64])tt__alloc(ctx, sizeof *names * (size_t)classes) : NULL;
     void *layers = tt__calloc(ctx, a->layer_bytes * (size_t)n_layers);
@@ -39056,9 +39115,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memset(self, 0, a->bytes);
     memcpy(to, &ctx, sizeof ctx);
     memcpy(to + a->config_at, config, a->config_bytes);
-    /* The struct may be copied elsewhere, so its config must not point to its copy of the name. */
-    memset(to + a->config_at + a->activation, 0, sizeof activation);
-    snprintf(to + a->activation_at, 32, "%s", activation);
+    memcpy(to + a->config_at + a->activation, &activation, sizeof activation); /* the caller's may vanish */
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
     if (a->classes) to[a->new_head_at] = true;
     memcpy(to + a->layers_at, &layers, sizeof layers);
@@ -39134,8 +39191,8 @@ static void tt__print_config(tt__text_buffer *json, const void *arg)
         else value = *((const bool *)s->config + r->offset) ? "true" : "false";
         tt__print(json, "  \"%s\": %s,\n", key, value);
     }
-    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key, (const char *)s->self + a->activation_at,
-              a->more);
+    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key,
+              (const char *)tt__pointer_at(s->config, a->activation), a->more);
     if (a->print) a->print(json, s->self, s->config);
     const int classes = tt__outputs(a, s->config);
     tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, classes ? "," : "\n}");
@@ -39896,6 +39953,9 @@ static tt_status tt__module_read(const tt__json *j, int module, const char *fold
     if (strcmp(name, "Pooling") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the module is '%s', but only Transformer, "
                         "Pooling, Dropout and Normalize are supported", j->path, type);
+    if (*path == '/' || strpbrk(path, "\\:") || strstr(path, ".."))
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': the module's path is '%s', but must be that of a "
+                        "folder in '%s', such as 1_Pooling", j->path, path, folder);
     status = tt__path_join(j->ctx, of_module, folder, path);
     if (status == TT_OK) status = tt__path_join(j->ctx, file, of_module, "config.json");
     if (status == TT_OK) status = tt__json_open(&own, j->ctx, file);
@@ -40068,7 +40128,7 @@ tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_va
         x = tt_layernorm(t, tt_add(t, o, x), l->attention_norm_w, l->attention_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d.attention_norm", k);
         tt_value h = tt_linear(t, x, l->up_w, l->up_b); /* (rows, intermediate) */
-        h = tt__activation_of(m->activation)(t, h);
+        h = tt__activation_of(t, c->activation)(t, h);
         tt_name(t, h, "layer.%d.intermediate", k);
         h = tt_linear(t, h, l->down_w, l->down_b);
         if (!(flags & TT__BERT_SHARED)) h = tt_dropout(t, h, c->dropout);
@@ -40101,7 +40161,7 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     if (!tags) h = tt_gather_rows(t, h, masked ? in->masked : in->first); /* first: [CLS] of each sequence */
     if (masked) {
         h = tt_linear(t, h, m->transform_w, m->transform_b);
-        h = k->flags & TT__BERT_OFFSET ? tt_gelu(t, h) : tt__activation_of(m->activation)(t, h);
+        h = k->flags & TT__BERT_OFFSET ? tt_gelu(t, h) : tt__activation_of(t, c->activation)(t, h);
         h = tt_layernorm(t, h, m->transform_norm_w, m->transform_norm_b, c->layer_norm_eps);
         h = tt_linear(t, h, m->word, m->word_b);
         tt_name(t, h, "logits");
@@ -40110,7 +40170,7 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     if (m->head_w) {
         if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, c->classifier_dropout);
         h = tt_linear(t, h, m->head_w, m->head_b);
-        h = (k->head ? k->head : tt__activation_of(m->activation))(t, h);
+        h = (k->head ? k->head : tt__activation_of(t, c->activation))(t, h);
     }
     h = tt_linear(t, tt_dropout(t, h, dropout), m->classifier_w, m->classifier_b);
     tt_name(t, h, "logits");
@@ -40263,6 +40323,23 @@ static tt_status tt__bert_tied(const tt__json *j)
                     "TT_TASK_MASKED_LM uses the word embedding as the weight of its logits", j->path);
 }
 
+tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head)
+{
+    tt_bert_config config;
+    tt__checkpoint from;
+    memset(head, 0, sizeof *head);
+    tt_status status = tt__checkpoint_open(ctx, folder, &from);
+    if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
+    const int type = status == TT_OK ? tt__json_get(&from.config, 0, "problem_type") : -1;
+    const bool says = type >= 0 && from.config.nodes[type].kind == TT__JSON_STRING;
+    if (status == TT_OK && (says || tt__bert_is(&from.config, "*For*Classification"))) {
+        head->task = config.task;
+        head->outputs = config.classes;
+    }
+    tt__checkpoint_close(ctx, &from);
+    return status;
+}
+
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head)
 {
     tt_bert_config config;
@@ -40297,11 +40374,9 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 
 tt_status tt_bert_save(const tt_bert *m, const char *folder)
 {
-    tt_bert_config config = m->config;
-    config.activation = m->activation;
-    const tt__architecture *a = &tt__bert_of(&config)->a;
-    tt_status status = tt__model_save(m->ctx, a, m, &config, a->naming, 0, folder);
-    return status == TT_OK ? tt__embedder_save(m->ctx, folder, &config) : status;
+    const tt__architecture *a = &tt__bert_of(&m->config)->a;
+    tt_status status = tt__model_save(m->ctx, a, m, &m->config, a->naming, 0, folder);
+    return status == TT_OK ? tt__embedder_save(m->ctx, folder, &m->config) : status;
 }
 
 /* ==== src/models/vit.h */
@@ -40542,7 +40617,7 @@ tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
         tt_name(t, h, "layer.%d.norm_after", k);
         h = tt_linear(t, h, l->up_w, l->up_b); /* (rows, intermediate) */
         tt_name(t, h, "layer.%d.intermediate", k);
-        h = tt__activation_of(m->activation)(t, h);
+        h = tt__activation_of(t, c->activation)(t, h);
         tt_name(t, h, "layer.%d.activation", k);
         x = tt_add(t, tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout), x);
         tt_name(t, x, "layer.%d", k);
@@ -40821,14 +40896,14 @@ static void tt__vit_print_preprocessor(tt__text_buffer *json, const void *arg)
 
 tt_status tt_vit_save(const tt_vit *m, const char *folder)
 {
-    tt_vit_config config = m->config;
-    config.activation = m->activation;
     if (m->torchvision && !m->config.qkv_bias)
         return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "this model has no biases of q, k and v, but "
                         "torchvision's ViT needs them: set torchvision to false");
-    tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &config, m->torchvision, 0, folder);
+    tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &m->config, m->torchvision, 0,
+                                      folder);
     if (status != TT_OK) return status;
-    return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
+    return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor,
+                            &m->config);
 }
 
 /* ==== src/models/lm_layout.h */
@@ -41019,7 +41094,7 @@ typedef struct tt__lm_kind {
     type, 0, class_name, type, act, "", {before, NULL}, {in_layer "%d.", NULL}, \
     tt__##what##_tensors, tt__##what##_layer, tt__##what##_rows, TT__COUNT(tt__##what##_tensors), \
     TT__COUNT(tt__##what##_layer), TT__COUNT(tt__##what##_rows), sizeof(tt_lm), sizeof(tt_lm_config), \
-    sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, 0, offsetof(tt_lm, layer), \
+    sizeof(tt_lm_layer), offsetof(tt_lm, config), 0, 0, offsetof(tt_lm, layer), \
     offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, 0, \
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
     tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers, NULL}
@@ -41603,7 +41678,6 @@ tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
 tt_status tt_lm_save(const tt_lm *m, const char *folder)
 {
     tt_lm_config config = m->config;
-    config.activation = m->activation;
     char path[TT__PATH];
     const tt__architecture *a = tt__lm_complete(m->ctx, &config);
     tt_status status = a ? tt__model_save(m->ctx, a, m, &config, 0, m->shard_bytes, folder)
@@ -42101,7 +42175,7 @@ static tt_value tt__lm_hidden_states(const tt_lm *m, tt_tape *t, const tt_inputs
                                      const tt__lm_cache *cache)
 {
     const tt_lm_config *c = &m->config;
-    tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(m->activation);
+    tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(t, c->activation);
     tt_value x = tt_embedding(t, in->ids, m->word);
     if (m->position) x = tt_add(t, x, tt_embedding(t, in->positions, m->position));
     x = tt_dropout(t, x, c->embedding_dropout);
@@ -45651,6 +45725,69 @@ static tt_status tt__fit_metrics(tt__fit_run *f, const tt_stats *s, bool validat
     return tt__fit_line(f, line, text.length);
 }
 
+enum { TT__FIT_FIELDS = 32 }; /* max columns of metrics.csv */
+
+/* Divides a line into its fields. Returns the number of fields; 0: there are more than TT__FIT_FIELDS. */
+static int tt__fit_fields(const char *line, const char *field[TT__FIT_FIELDS], int length[TT__FIT_FIELDS])
+{
+    for (int k = 0; k < TT__FIT_FIELDS; k++) {
+        field[k] = line;
+        length[k] = (int)strcspn(line, ",\r\n");
+        line += length[k];
+        if (*line != ',') return k + 1;
+        line++;
+    }
+    return 0;
+}
+
+/* The columns of a metrics.csv that an earlier version or a run with fewer metrics has written. */
+typedef struct tt__fit_columns_of {
+    int count, own;             /* number of columns of the file; of this run */
+    int from[TT__FIT_FIELDS];   /* for each column of this run, the file's column; -1: the file lacks it */
+    const char *missing;        /* a column that the file lacks */
+    int missing_length;
+} tt__fit_columns_of;
+
+/* Finds this run's columns in the heading of a file. Returns whether the file has the first four columns, and
+   no column that this run lacks. */
+static bool tt__fit_match_columns(const char *heading, const char *of_file, tt__fit_columns_of *c)
+{
+    enum { NEEDED = 4 };
+    const char *own[TT__FIT_FIELDS], *field[TT__FIT_FIELDS];
+    int own_length[TT__FIT_FIELDS], length[TT__FIT_FIELDS], found = 0;
+    memset(c, 0, sizeof *c);
+    c->own = tt__fit_fields(heading, own, own_length);
+    c->count = tt__fit_fields(of_file, field, length);
+    for (int k = 0; k < c->own; k++) {
+        c->from[k] = -1;
+        for (int j = 0; j < c->count && c->from[k] < 0; j++)
+            if (length[j] == own_length[k] && memcmp(field[j], own[k], (size_t)length[j]) == 0)
+                c->from[k] = j;
+        found += c->from[k] >= 0;
+        if (c->from[k] >= 0) continue;
+        if (k < NEEDED) return false;
+        c->missing = own[k];
+        c->missing_length = own_length[k];
+    }
+    return c->count && found == c->count;
+}
+
+/* Writes a line of the file with this run's columns; columns that the file lacks are empty. Returns the
+   line's length; 0: the line has another number of fields than the file's heading. */
+static size_t tt__fit_convert(const tt__fit_columns_of *c, const char *line, char *to, size_t capacity)
+{
+    const char *field[TT__FIT_FIELDS];
+    int length[TT__FIT_FIELDS];
+    tt__text_buffer text = {to, capacity, 0};
+    if (tt__fit_fields(line, field, length) != c->count) return 0;
+    for (int k = 0; k < c->own; k++) {
+        const int j = c->from[k];
+        tt__print(&text, "%.*s%s", j < 0 ? 0 : length[j], j < 0 ? "" : field[j],
+                  k + 1 < c->own ? "," : "\n");
+    }
+    return text.length < capacity ? text.length : 0;
+}
+
 /* Reads the metrics of the run to resume, without the lines that are newer than the state: keeps all lines of
    completed epochs and, of the current epoch, those of the steps and validations that the state includes. */
 static tt_status tt__fit_read_metrics(tt__fit_run *f)
@@ -45666,20 +45803,29 @@ static tt_status tt__fit_read_metrics(tt__fit_run *f)
     if (status == TT_OK) status = tt__folder_has(f->r->ctx, f->o.folder, "metrics.csv", &there);
     if (there) status = tt__file_open(f->r->ctx, path, &file);
     if (status != TT_OK || !there) return status;
-    if (strncmp(file.bytes, heading, length) != 0)
+    tt__fit_columns_of columns;
+    const bool same = strncmp(file.bytes, heading, length) == 0;
+    const bool match = same || tt__fit_match_columns(heading, file.bytes, &columns);
+    if (match && !same)
+        tt__log(f->r->ctx, TT_LOG_WARNING, "resume", "'%s' has no column '%.*s', which this run writes: "
+                "the earlier lines have an empty field there", path, columns.missing_length, columns.missing);
+    if (!match)
         status = tt__fail(f->r->ctx, TT_ERR_FORMAT, "'%s' has other columns than this run, which writes "
                           "%.*s: move the file away, and the run starts a new one", path, (int)length - 1,
                           heading);
     const char *line = file.bytes, *end;
     for (; status == TT_OK && (end = strchr(line, '\n')) != NULL; line = end + 1) {
-        size_t n = (size_t)(end + 1 - line);
-        if (!tt__fit_read_line(f, line, n, &point)) continue;
+        char converted[512];
+        const char *text = same ? line : converted;
+        const size_t n = same ? (size_t)(end + 1 - line)
+                              : tt__fit_convert(&columns, line, converted, sizeof converted);
+        if (!n || !tt__fit_read_line(f, text, n, &point)) continue;
         bool keeps = point.epoch <= f->p.epoch;
         if (point.epoch == f->p.epoch + 1) {
             if (!point.validation) keeps = steps++ < f->p.step;
             else keeps = steps <= f->p.step && f->p.epoch * f->steps + steps <= f->p.validated;
         }
-        if (keeps) status = tt__fit_line(f, line, n);
+        if (keeps) status = tt__fit_line(f, text, n);
     }
     tt__file_close(f->r->ctx, &file);
     return status;

@@ -204,21 +204,14 @@ static inline void weigh_classes(cli_training *run, const tt_dataset *d)
         return;
     }
     for (int c = 0; c < classes; c++) run->weights[c] = 1;
-    for (const char *item = run->class_weights, *next; *item; item = next) {
-        const int length = (int)strcspn(item, ",");
-        next = item + length + (item[length] == ',');
-        int name = length; /* the name ends before the last '=' */
-        while (name > 0 && item[--name] != '=') {}
-        char *end = NULL;
-        const double weight = name ? strtod(item + name + 1, &end) : -1;
-        if (!end || end == item + name + 1 || end != item + length || !(weight >= 0 && weight <= 1e9))
-            die("--class-weights must be none, balanced or a list such as NAME=2,NAME=0.5, not '%.*s'",
-                length, item);
+    double weight;
+    for (const char *list = run->class_weights, *name; *list;) {
+        const int n = cli_pair("--class-weights must be none, balanced or", &list, &name, &weight);
         int c = 0;
-        while (c < classes && (strncmp(tt_dataset_class_name(d, c), item, (size_t)name) != 0 ||
-                               tt_dataset_class_name(d, c)[name])) c++;
+        while (c < classes && (strncmp(tt_dataset_class_name(d, c), name, (size_t)n) != 0 ||
+                               tt_dataset_class_name(d, c)[n])) c++;
         if (c == classes)
-            die("--class-weights: the data have no class '%.*s'; the first is '%s'", name, item,
+            die("--class-weights: the data have no class '%.*s'; the first is '%s'", n, name,
                 tt_dataset_class_name(d, 0));
         run->weights[c] = (float)weight;
     }
@@ -262,13 +255,15 @@ static inline void test_classifier(tt_context *ctx, const classifier *x, const t
     tt_stats s;
     tt_predictions *p = (tt_predictions *)made(ctx, tt_predictions_new(t, tt_loader_source(l), &s));
     printf("best epoch: ");
+    const char *between = "";
     for (int k = 0; k < TT_METRICS && x->model.metrics[k].name; k++) {
-        const bool of_loss = x->model.metrics[k].of && !s.targets; /* embeddings have no loss here */
-        if (!of_loss)
-            printf("%s %.4f, ", x->model.metrics[k].name, tt_metric_value(&x->model.metrics[k], &s, p));
+        const tt_metric *m = &x->model.metrics[k];
+        if (m->of && !s.targets) continue; /* embeddings have no loss here */
+        printf("%s%s %.4f", between, m->name, tt_metric_value(m, &s, p));
+        between = ", ";
     }
-    if (s.targets) printf("loss %.4f ", s.loss);
-    printf("on %lld test %s\n", (long long)tt_dataset_count(d), x->what);
+    if (s.targets) printf(", loss %.4f", s.loss);
+    printf(" on %lld test %s\n", (long long)tt_dataset_count(d), x->what);
     if (x->model.task == TT_TASK_CLASS) {
         int64_t *counts = (int64_t *)made(NULL, calloc((size_t)n, sizeof *counts));
         int largest = 0;

@@ -281,6 +281,24 @@ static inline const cli_flag *cli_meant(const cli_flag *flags, int count, const 
     return f;
 }
 
+/* Reads the first item NAME=NUMBER of a list with commas between its items, and moves *list behind the item.
+   Sets *name to the item, and *number to its number, at least 0. Returns the length of NAME. Ends the program
+   if the item has another form; must: the option, and what it must be beside a list. */
+static inline int cli_pair(const char *must, const char **list, const char **name, double *number)
+{
+    const char *item = *list;
+    const int length = (int)strcspn(item, ",");
+    int n = length; /* NAME ends before the last '=' */
+    char *end = NULL;
+    while (n > 0 && item[--n] != '=') {}
+    if (n) *number = strtod(item + n + 1, &end);
+    if (!n || end == item + n + 1 || end != item + length || !(*number >= 0 && *number <= 1e9))
+        die("%s a list such as NAME=2,NAME=0.5, not '%.*s'", must, length, item);
+    *name = item;
+    *list = item + length + (item[length] == ',');
+    return n;
+}
+
 /* Sets an option to a value, or ends the program with an error if the value is invalid. */
 static inline void cli_set(const cli_flag *f, const char *value)
 {
@@ -573,7 +591,7 @@ static inline int word_number(const char *option, const char *word)
 /* The options of every program that trains. */
 typedef struct cli_training {
     const char *optimizer, *schedule, *precision, *matmul, *recompute, *offload, *update, *device, *freeze;
-    const char *zero, *memory, *tune, *out;
+    const char *zero, *memory, *tune, *out, *lr_rules;
     const char *data, *model; /* each program has its own flags for data, model, batch, epochs and lr */
     const char *best_by, *class_weights, *predict; /* of programs that train classifiers; or NULL */
     int validate_every, patience, keep_states;
@@ -614,6 +632,8 @@ typedef struct cli_training {
     {"--layer-decay", "X", CLI_NUMBER, &(run).layer_decay, .help = "factor on the learning rate from each " \
      "layer to the layer before, down to the embeddings; 0.65 to 0.95 is usual in fine-tuning", \
      .min = 0.01, .max = 1}, \
+    {"--lr-rules", "LIST", CLI_TEXT, &(run).lr_rules, .help = "PATTERN=FACTOR,PATTERN=FACTOR: factors on " \
+     "the learning rate of parameters whose names match; the first pattern that matches counts", .min = 1}, \
     {"--ema", "X", CLI_NUMBER, &(run).ema, .help = "decay, below 1, of moving averages of the weights, " \
      "which are then validated and saved; 0.999 is usual (0: no averages)", .max = 1}, \
     {"--clip", "X", CLI_NUMBER, &(run).clip, \
@@ -717,11 +737,30 @@ static inline void check_training(cli_training *run)
     if (run->label_smoothing == 1) die("--label-smoothing is 1, but must be 0 or more and below 1");
 }
 
+/* Returns the rules of --lr-rules; NULL: none. Reads them in its first call. */
+static inline const tt_lr_rule *lr_rules_of(const cli_training *run)
+{
+    static tt_lr_rule rules[33];
+    const char *name;
+    double factor;
+    int count = 0;
+    for (const char *list = run->lr_rules; list && *list && !(count == 0 && rules[0].pattern); count++) {
+        const int n = cli_pair("--lr-rules must be", &list, &name, &factor);
+        char *pattern = (char *)made(NULL, calloc((size_t)n + 1, 1));
+        if (count == CLI_COUNT(rules) - 1) die("--lr-rules has more than %d patterns", count);
+        memcpy(pattern, name, (size_t)n);
+        rules[count].pattern = pattern;
+        rules[count].scale = (float)factor;
+    }
+    return run->lr_rules ? rules : NULL;
+}
+
 static inline tt_compile_options compile_options(const cli_training *run)
 {
     tt_compile_options o = tt_compile_options_default();
     o.optimizer.kind = (tt_optimizer_kind)word_number("optimizer", run->optimizer);
     o.optimizer.weight_decay = (float)run->decay;
+    o.optimizer.lr_rules = lr_rules_of(run);
     o.optimizer.layer_decay = (float)run->layer_decay;
     o.optimizer.ema_decay = (float)run->ema;
     o.optimizer.clip_norm = (float)run->clip;

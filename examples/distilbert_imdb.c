@@ -36,6 +36,7 @@ static void unload(tt_context *ctx, text_model *x);
 static int train(void)
 {
     tt_context *ctx = begin_training(&opt.run, true);
+    check_table(ctx, &opt.run, &opt.table);
     text_model x;
     x.k = open_tokenizer(ctx);
     tt_dataset *held, *d = read_training(ctx, &opt.run, &opt.table, &held);
@@ -193,8 +194,6 @@ int main(int argc, char **argv)
     if (opt.run.largest && opt.max_tokens)
         die("--max-tokens cannot be combined with --batch max, which chooses it: leave one out");
     if (opt.max_length == 1) die("--max-length is 1, but must be at least 2: each text has [CLS] and [SEP]");
-    if (!opt.run.data && !opt.run.predict) opt.run.data = sample_of(&opt.table);
-    check_table(&opt.table, opt.run.data);
     if (opt.run.lr == 0) opt.run.lr = opt.run.model ? 5e-5 : 5e-4;
     return opt.run.predict ? predict() : train();
 }

@@ -10,11 +10,11 @@ typedef struct cli_table {
     bool is_table; /* false: the data are the folder aclImdb */
 } cli_table;
 
-#define TABLE_DEFAULT {"class", NULL, NULL, NULL, NULL, ",", "double", false}
+#define TABLE_DEFAULT {NULL, NULL, NULL, NULL, NULL, ",", "double", false}
 #define TABLE_FLAGS(table, run) \
     {"--task", "TASK", CLI_CHOICE, &(table).task, .help = "what a text has: a class, any number of labels, " \
-     "scores, tags of its words, or a second text of similar meaning; --predict takes the task from --out", \
-     .choices = TASKS}, \
+     "scores, tags of its words, or a second text of similar meaning; --predict takes the task from --out " \
+     "(as --model says, else class):", .choices = TASKS}, \
     {"--temperature", "X", CLI_NUMBER, &(run).temperature, \
      .help = "--task embed: the cosines of embeddings are divided by X (0.05)", .max = 1e9}, \
     {"--negatives", "OF", CLI_CHOICE, &(run).negatives, \
@@ -47,20 +47,38 @@ static inline char *sample_of(const cli_table *table)
     return sample_data(samples[cli_index(table->task, TASKS)]);
 }
 
-/* Checks the options, and sets is_table according to the data's name and type. */
-static inline void check_table(cli_table *table, const char *data)
+/* Sets the task, unless the command line has it, to that of the model to start from, or else to classes. */
+static inline void choose_task(tt_context *ctx, const cli_training *run, cli_table *table)
 {
+    tt_head head = {TT_TASK_CLASS, 0};
+    if (run->model) must(ctx, tt_bert_read_head(ctx, run->model, &head));
+    const char *of_model = task_names[head.task];
+    if (table->task && head.outputs && strcmp(table->task, of_model) != 0)
+        printf("note: --task is %s, but '%s' holds a model for --task %s\n", table->task, run->model,
+               of_model);
+    if (!table->task && head.task != TT_TASK_CLASS)
+        printf("--task is %s, as '%s' says\n", of_model, run->model);
+    if (!table->task) table->task = of_model;
+}
+
+/* Sets the task. Without --data, chooses the sample of the task. Checks the options of tables, and sets
+   is_table according to the data's name and type. */
+static inline void check_table(tt_context *ctx, cli_training *run, cli_table *table)
+{
+    choose_task(ctx, run, table);
+    if (!run->data) run->data = sample_of(table);
+    const char *data = run->data;
     struct stat s;
     if (table->delimiter && strcmp(table->delimiter, "\\t") == 0) table->delimiter = "\t";
     if (table->delimiter && table->delimiter[1])
         die("--delimiter must be one character, or \\t for a tab, not '%s'", table->delimiter);
-    const char *ending = data ? strrchr(data, '.') : NULL;
+    const char *ending = strrchr(data, '.');
     static const char *const endings[] = {".tsv", ".csv", ".jsonl", ".json"};
     bool known = false;
     for (int i = 0; i < 4 && ending; i++) known |= strcasecmp(ending, endings[i]) == 0;
     const tt_task task = (tt_task)cli_index(table->task, TASKS);
-    table->is_table = known || table->delimiter || (data && stat(data, &s) == 0 && !S_ISDIR(s.st_mode));
-    if (data && !table->is_table && task != TT_TASK_CLASS)
+    table->is_table = known || table->delimiter || (stat(data, &s) == 0 && !S_ISDIR(s.st_mode));
+    if (!table->is_table && task != TT_TASK_CLASS)
         die("--task %s needs a table; '%s' is a folder of reviews with classes", table->task, data);
 }
 

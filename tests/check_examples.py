@@ -181,6 +181,15 @@ def optimizer_schedule_and_recompute(folder):
     with open(os.path.join(run, "metrics.csv")) as f:
         rates = {row["lr"] for row in csv.DictReader(f) if row["split"] == "train"}
     expect(rates == {"0.001"} or {float(r) for r in rates} == {0.001}, "constant rates are", rates)
+    models = []
+    for k, rules in enumerate((None, "*=1", "*.layer.0.*=0.1,*classifier*=10", "*.layer.0.*=0.1,layer=2,*=1")):
+        status, out, err = call(TEXT, "--data", table, "--out", run + str(k), "--epochs=1",
+                                *(["--lr-rules", rules] if rules else []))
+        expect(status == 0 and ("'layer' of lr_rules: check its spelling" in err) == (k == 3), err)
+        models.append(contents(run + str(k), "model.safetensors"))
+    expect(models[0] == models[1] and len(set(models)) == 3, "--lr-rules")
+    refused(TEXT, "--lr-rules=*.bias", "--out", run + "4",
+            saying="--lr-rules must be a list such as NAME=2,NAME=0.5, not '*.bias'")
 
 
 @check
@@ -536,6 +545,10 @@ def several_labels(folder):
     expect(re.fullmatch("damage [01][.][0-9]{4}, praise [01][.][0-9]{4}\t" + both + "\n", out), out, err)
     status, out, err = call(TEXT, "--out", run, "--predict", "What are your opening hours?")
     expect(out == "none\tWhat are your opening hours?\n", out, err)
+    status, out, err = call(TEXT, "--model", run, "--epochs=1", "--out", run + "4")
+    expect(status == 0 and f"--task is labels, as '{run}' says\n" in out and "f1_micro" in out, out, err)
+    status, out, err = call(TEXT, "--model", run, "--task=tags", "--epochs=1", "--out", run + "5")
+    expect(status == 0 and f"note: --task is tags, but '{run}' holds a model for --task labels\n" in out, out, err)
     write_table(table, [["words", "kinds"]] + [[f"{WORDS[k % 6]} film", "up;new" if k % 6 < 3 else ""]
                                                for k in range(48)])
     status, out, err = call(TEXT, "--task=labels", "--data", table, "--text-column=words", "--epochs=1",

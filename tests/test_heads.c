@@ -444,6 +444,33 @@ static const char *edited(const char *name, const char *from, const char *to)
     return folder;
 }
 
+TEST(heads_that_folders_name)
+{
+    for (int k = 0; k < TEST_COUNT(heads); k++) {
+        test_allocator a;
+        tt_head head;
+        long calls = 0;
+        for (long n = 0; n <= calls; n++) {
+            tt_context *ctx = test_open(&a);
+            const long before = a.calls;
+            a.fail_at = n ? before + n : 0;
+            const tt_status status = tt_bert_read_head(ctx, folder_of(heads[k].name), &head);
+            CHECK(status == (n ? TT_ERR_MEMORY : TT_OK) && (n || head.task == heads[k].task) &&
+                  head.outputs == (n ? 0 : heads[k].outputs));
+            if (!n) calls = a.calls - before;
+            TEST_CLOSE(ctx, &a);
+        }
+        CHECK(calls > 0);
+    }
+    test_allocator a;
+    tt_head head = {TT_TASK_TAGS, 3};
+    tt_context *ctx = test_open(&a);
+    CHECK(tt_bert_read_head(ctx, "/nowhere", &head) == TT_ERR_FILE && head.outputs == 0);
+    CHECK(tt_bert_read_head(ctx, folder_of("embed_mean"), &head) == TT_OK && head.outputs == 0 &&
+          head.task == TT_TASK_CLASS);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(tasks_of_a_config)
 {
     static const struct { const char *name, *from, *to; tt_task task; const char *error; } rows[] = {
@@ -474,6 +501,11 @@ TEST(tasks_of_a_config)
         CHECK(status == (rows[k].error ? TT_ERR_UNSUPPORTED : TT_OK));
         if (rows[k].error) CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, rows[k].error);
         else CHECK(m.config.task == rows[k].task);
+        tt_head head;
+        const tt_status read = tt_bert_read_head(ctx, edited(rows[k].name, rows[k].from, rows[k].to), &head);
+        const bool named = strstr(rows[k].to, "architectures") == NULL; /* by a class ...Classification */
+        CHECK(read == status && (status != TT_OK || head.task == rows[k].task) &&
+              head.outputs == (status == TT_OK && named ? m.config.classes : 0));
         tt_bert_free(&m);
         TEST_CLOSE(ctx, &a);
     }
@@ -787,7 +819,6 @@ TEST(embedders_without_logits)
     CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "so it has no classifier: record tt_bert_embed");
     tt_tape_free(t);
     tt_bert_config c = g.m.config;
-    c.activation = "gelu";
     c.classes = 3; /* ignored: an embedder has no classifier */
     golden_close(&g);
     tt_context *ctx = test_open(&a);
@@ -827,6 +858,16 @@ TEST(files_of_sentence_transformers)
          "the encoder is in the folder '0_T'"},
         {"[{\"type\": \"a.b.Dense\", \"path\": \"2_Dense\"}]", "", NULL,
          "the module is 'a.b.Dense', but only Transformer, Pooling, Dropout and Normalize are"},
+        {"[{\"type\": \"a.Pooling\", \"path\": \"/etc\"}]", "{\"pooling_mode\": \"cls\"}", NULL,
+         "the module's path is '/etc', but must be that of a folder in '"},
+        {"[{\"type\": \"a.Pooling\", \"path\": \"../1_P\"}]", "{\"pooling_mode\": \"cls\"}", NULL,
+         "the module's path is '../1_P', but must be that of a folder in '"},
+        {"[{\"type\": \"a.Pooling\", \"path\": \"1_P/../../x\"}]", "{\"pooling_mode\": \"cls\"}", NULL,
+         "the module's path is '1_P/../../x', but must be that of a folder in '"},
+        {"[{\"type\": \"a.Pooling\", \"path\": \"C:1_P\"}]", "{\"pooling_mode\": \"cls\"}", NULL,
+         "the module's path is 'C:1_P', but must be that of a folder in '"},
+        {"[{\"type\": \"a.Pooling\", \"path\": \"..\\\\1_P\"}]", "{\"pooling_mode\": \"cls\"}", NULL,
+         "the module's path is '..\\1_P', but must be that of a folder in '"},
     };
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         test_allocator a;
@@ -859,7 +900,7 @@ static const test_case tests[] = {
     TEST_CASE(heads_as_in_transformers), TEST_CASE(heads_in_other_precisions),
     TEST_CASE(heads_on_several_ranks),
     TEST_CASE(predictions_of_tasks), TEST_CASE(predictions_that_are_not_finite),
-    TEST_CASE(folders_for_other_tasks), TEST_CASE(tasks_of_a_config),
+    TEST_CASE(folders_for_other_tasks), TEST_CASE(tasks_of_a_config), TEST_CASE(heads_that_folders_name),
     TEST_CASE(weights_and_smoothing_of_tasks), TEST_CASE(tasks_of_files),
     TEST_CASE(datasets_of_another_task),
     TEST_CASE(embeddings_as_in_sentence_transformers),

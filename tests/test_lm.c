@@ -774,9 +774,7 @@ TEST(configs)
         tt_context *one = test_open(&a), *two = test_open(&b);
         CHECK(tt_lm_load(one, &x, from) == TT_OK);
         if (tt_lm_load(two, &y, folder) != TT_OK) CHECK_ERROR(two, TT_OK, older[o].to);
-        tt_lm_config p = x.config, q = y.config;
-        p.activation = q.activation = NULL; /* the pointers differ: they point into x and y */
-        CHECK(memcmp(&p, &q, sizeof p) == 0);
+        CHECK(memcmp(&x.config, &y.config, sizeof x.config) == 0);
         tt_lm_free(&x);
         tt_lm_free(&y);
         TEST_CLOSE(one, &a);

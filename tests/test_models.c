@@ -870,7 +870,7 @@ static bool same_config(const tt_bert *a, const tt_bert *b)
            CHECK(x->heads == y->heads && x->intermediate_size == y->intermediate_size &&
                  x->max_positions == y->max_positions && x->embedding_size == y->embedding_size) &&
            CHECK(x->type_vocab_size == y->type_vocab_size && x->classes == y->classes &&
-                 strcmp(a->activation, b->activation) == 0) &&
+                 strcmp(x->activation, y->activation) == 0) &&
            CHECK(x->layer_norm_eps == y->layer_norm_eps && x->initializer_range == y->initializer_range) &&
            CHECK(x->dropout == y->dropout && x->attention_dropout == y->attention_dropout &&
                  x->classifier_dropout == y->classifier_dropout) &&
@@ -1456,7 +1456,7 @@ TEST(what_no_config_can_hold_is_not_saved)
         if (k == 2) m.config.dropout = NAN;
         if (k == 3) m.config.initializer_range = INFINITY;
         if (k == 4) m.config.layer_norm_eps = INFINITY;
-        if (k == 5) strcpy(m.activation, "\"");
+        if (k == 5) m.config.activation = "\"";
         if (k == 6) m.config.initializer_range = -1;
         CHECK(tt_bert_save(&m, folder) == TT_ERR_ARGUMENT);
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, errors[k]);
@@ -1798,12 +1798,16 @@ TEST(other_activations_load)
         snprintf(to, sizeof to, "\"hidden_act\": \"%s\"", names[k]);
         tt_context *ctx = test_open(&a);
         CHECK(tt_bert_load(ctx, &m, edited("bert", &unchanged, "\"hidden_act\": \"gelu\"", to), 0) == TT_OK &&
-              strcmp(m.activation, names[k]) == 0);
+              strcmp(m.config.activation, names[k]) == 0);
         tt_model model = tt_bert_model(&m);
         tt_train_options o = golden_options("32-true", false);
         tt_trainer *r = tt_trainer_new(ctx, &model, &o);
         CHECK(r != NULL);
         tt_trainer_free(r);
+        m.config.activation = k ? "sine" : NULL; /* changed by the caller: refused when it is recorded */
+        CHECK(tt_trainer_new(ctx, &model, &o) == NULL);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, k ? "activation 'sine' is unknown: use gelu, gelu_new, relu or silu"
+                                            : "activation '(null)' is unknown");
         tt_bert_free(&m);
         TEST_CLOSE(ctx, &a);
     }

@@ -69,6 +69,7 @@ static const test_case tests[] = {
     TEST_CASE(attention_by_dot), TEST_CASE(attention_by_tiles),
     TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32),
     TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
+    TEST_CASE(rows_of_other_widths_are_not_mapped),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite),
     TEST_CASE(failed_micro_batch_ends_the_step), TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues),
     TEST_CASE(cuda_products_of_one_x), TEST_CASE(cuda_tensors_share_launches),

@@ -278,6 +278,28 @@ TEST(layers_of_names)
     CHECK(hash[0] != hash[2] && memcmp(values[0], values[2], sizeof values[0]) != 0);
 }
 
+/* The logger gets a warning for each rule whose pattern matches no trained parameter, once for a program. */
+TEST(rules_for_no_parameter)
+{
+    static const tt_lr_rule rules[] = {{"p", 0.5f}, {"q*", 0.5f}, {"*", 2}, {NULL, 0}};
+    for (int k = 0; k < 2; k++) {
+        test_allocator a;
+        test_log log;
+        tt_context *ctx = test_open_logged(&a, &log);
+        pulled x = pull(ctx, N_BIAS, TT_INIT_ONES);
+        tt_compile_options c = tt_compile_options_default();
+        c.optimizer.lr_rules = rules;
+        c.train = k == 0;
+        tt_program *program = tt_compile(x.t, x.loss, &c);
+        REQUIRE(program != NULL);
+        CHECK(log.warnings == (k == 0));
+        if (!k) CHECK(strstr(log.text, "parameter has a name that matches the pattern 'q*' of lr_rules"));
+        tt_program_free(program);
+        tt_tape_free(x.t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
 /* Adam's first step moves every element by lr, whatever the size of its gradient, if the bias is
    corrected. */
 TEST(bias_correction)
@@ -1105,7 +1127,8 @@ TEST(schedules_that_stay_and_functions)
 
 static const test_case tests[] = {
     TEST_CASE(sgd), TEST_CASE(adam), TEST_CASE(decay_rules), TEST_CASE(learning_rates_by_name_and_layer),
-    TEST_CASE(layers_of_names), TEST_CASE(bias_correction),
+    TEST_CASE(layers_of_names), TEST_CASE(rules_for_no_parameter),
+    TEST_CASE(bias_correction),
     TEST_CASE(stochastic_rounding_moves_bf16_weights), TEST_CASE(micro_batches_equal_one_batch),
     TEST_CASE(contradictory_options_are_refused_together), TEST_CASE(loss_scale_falls_and_grows),
     TEST_CASE(loss_scale_grows_where_nothing_overflows), TEST_CASE(loss_scale_leaves_true_gradients),

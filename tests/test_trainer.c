@@ -17,15 +17,15 @@
 #include "trainer/steered.h"
 #include "trainer/own.h"
 #include "trainer/embed.h"
-#include "trainer/teacher.h"
 #include "trainer/predictions.h"
 #include "trainer/by_hand.h"
 #include "trainer/ranks.h"
 #include "trainer/features.h"
+#include "trainer/teacher.h"
 
 static const test_case tests[] = {
     TEST_CASE(teacher_as_in_loops_of_doubles), TEST_CASE(teacher_as_in_pytorch),
-    TEST_CASE(teachers_that_are_refused),
+    TEST_CASE(teacher_of_a_head_by_features), TEST_CASE(teachers_that_are_refused),
     TEST_CASE(loss_falls), TEST_CASE(schedule_and_steps), TEST_CASE(options_refused_together),
     TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(max_tokens_splits_steps),
     TEST_CASE(loaders_that_do_not_fit), TEST_CASE(names_and_room_from_the_data),
@@ -65,6 +65,7 @@ static const test_case tests[] = {
     TEST_CASE(step_negatives_have_the_gradients_of_one_micro_batch),
     TEST_CASE(fit_ends_early), TEST_CASE(fit_validates_moving_averages),
     TEST_CASE(fit_writes_metrics), TEST_CASE(fit_refuses_metrics_with_other_columns),
+    TEST_CASE(fit_goes_on_with_metrics_that_lack_columns),
     TEST_CASE(pictures_of_a_training), TEST_CASE(lines_of_metrics),
     TEST_CASE(fit_of_a_trainer_that_only_evaluates), TEST_CASE(names_that_a_state_cannot_have),
     TEST_CASE(fit_of_models_of_ones_own), TEST_CASE(best_by_metric_or_loss),

@@ -28,7 +28,7 @@ static bool same_config(const tt_vit *a, const tt_vit *b)
                  x.hidden_size == y.hidden_size) &&
            CHECK(x.layers == y.layers && x.heads == y.heads && x.intermediate_size == y.intermediate_size &&
                  x.classes == y.classes && x.qkv_bias == y.qkv_bias) &&
-           CHECK(strcmp(a->activation, b->activation) == 0 && x.layer_norm_eps == y.layer_norm_eps &&
+           CHECK(strcmp(x.activation, y.activation) == 0 && x.layer_norm_eps == y.layer_norm_eps &&
                  x.initializer_range == y.initializer_range) &&
            CHECK(x.dropout == y.dropout && x.attention_dropout == y.attention_dropout) &&
            CHECK(memcmp(x.mean, y.mean, sizeof(float) * (size_t)x.channels) == 0 &&

@@ -219,11 +219,12 @@ typedef struct tt_loader_options {
     int threads;      /* Set it higher if training waits for images (tt_loader_waited): the threads that
                          prepare images ahead of the trainer, 0..64; 0: tt_loader_next prepares images;
                          default 1 */
-    float mask_rate;  /* Set it to mask more or fewer tokens with TT_TASK_MASKED_LM, above 0 and below 1;
-                         default 0.15 */
-    bool whole_words; /* Set it to choose all tokens of a word or none, with TT_TASK_MASKED_LM; default false.
-                         A word ends before white space and, with WordPiece, before punctuation. Words are
-                         chosen in random order, as long as all their tokens fit into mask_rate of the text */
+    float mask_rate;  /* Set it higher if a large model learns its texts too easily, above 0 and below 1: the
+                         share of a text's tokens that TT_TASK_MASKED_LM predicts; default 0.15 */
+    bool whole_words; /* Set it if guessing a word from its other tokens is too easy: TT_TASK_MASKED_LM then
+                         chooses all tokens of a word or none; default false. A word ends before white space
+                         and, with WordPiece, before punctuation. Words are chosen in random order, as long as
+                         all their tokens fit into mask_rate of the text */
     tt_parallel parallel; /* Set it if the trainer has several ranks, to the trainer's `parallel` after
                              tt_check_options; default: one group on one rank. The loader reads `groups` and
                              `data` */
@@ -319,9 +320,11 @@ typedef struct tt_source {
                                        names */
     int classes;                    /* number of class_names; 0: no classes */
     /* Tells the source which data ranks belong to this process. Called before `seek` if there are several
-       processes. Micro-batches go to `data` ranks in order, starting over with each step (by_step) or with
-       each epoch; this process has the ranks [first, end). `next` may then give NULL for the data of other
-       ranks, with the right numbers of rows. NULL: every process makes all data. */
+       processes or features_once. Micro-batches go to `data` ranks in order, starting over with each step
+       (by_step) or with each epoch; this process has the ranks [first, end). `next` may then give NULL for
+       the data of other ranks, with the right numbers of rows. But metrics of predictions need seq_start and
+       the labels (labels, label_values or tags) of all ranks in every process. With features_once no rank
+       needs data except index, seq_start and the labels. NULL: every process makes all data. */
     void (*deal)(void *self, int data, int first, int end, bool by_step);
     /* Writes lines, each with a newline at its end, about everything that the batches depend on beside `hash`
        and the numbers above; at most `capacity` bytes including the final 0. With several processes, tt_fit

@@ -172,8 +172,7 @@ typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden
 typedef struct tt_bert {
     tt_context *ctx;
     tt_bert_config config;
-    /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
-    char activation[32], (*class_names)[64];
+    char (*class_names)[64];                /* (classes) class names of config.json's id2label, UTF-8 */
     tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab,
                                                hidden); ALBERT: embedding_size instead of hidden */
     tt_param *norm_w, *norm_b;
@@ -209,6 +208,10 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 /* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of outputs that
    the folder's files give. */
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head);
+/* Reads from a folder's config.json the task and the number of outputs of its classifier, without loading it.
+   *head is TT_TASK_CLASS with 0 outputs if neither "architectures" nor "problem_type" says that the folder
+   has a classifier. */
+tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
    replaced atomically, and transformers can read both. With TT_TASK_EMBED the function also writes
    modules.json, sentence_bert_config.json, 1_Pooling/config.json and, if the config says normalize,
@@ -286,8 +289,7 @@ typedef struct tt_vit_layer { /* weights (out, in), biases (out), norms (hidden)
 typedef struct tt_vit {
     tt_context *ctx;
     tt_vit_config config;
-    /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
-    char activation[32], (*class_names)[64];
+    char (*class_names)[64];                /* (classes) class names of config.json's id2label, UTF-8 */
     bool torchvision;                       /* tt_vit_save writes torchvision's tensor names, as the loaded
                                                file had */
     tt_param *patch_w, *patch_b;            /* (hidden, channels, patch, patch), (hidden) */
@@ -393,7 +395,6 @@ typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* an adapter adds
 typedef struct tt_lm {
     tt_context *ctx;
     tt_lm_config config;
-    char activation[32];
     tt_param *word, *position; /* (vocab, hidden), (max_positions, hidden) */
     tt_lm_layer *layer;
     tt_param *norm_w, *norm_b;

@@ -44,7 +44,7 @@ typedef struct tt_optimizer_options {
     /* Set it to train some parameters faster or slower than others, such as a new head: rules, ended by a
        NULL pattern; default NULL. The first rule that matches a parameter's name gives its factor, >= 0;
        without a match it is 1. The factor also applies to the decoupled decay, as in PyTorch's parameter
-       groups. */
+       groups. The logger gets a warning for a pattern that no trained parameter matches. */
     const tt_lr_rule *lr_rules;
     /* Set it in fine-tuning, usually to 0.65 to 0.95, if the first layers should change less than the last:
        learning rates fall from the output to the input, 0 < layer_decay <= 1; default 1 (Clark et al.,

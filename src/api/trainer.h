@@ -56,8 +56,10 @@ struct tt_train_options {
        show alone. Both models have the same task and classes, in the same order. Keep the teacher until the
        trainer is freed. */
     const tt_teacher *teacher;
-    float teacher_weight;      /* Set it to the share of the teacher's part, 0 to 1; default 0.5 */
-    float teacher_temperature; /* Set it higher to soften the teacher's probabilities, above 0; default 2 */
+    float teacher_weight;      /* Set it higher if the teacher is better than the labels: the share of the
+                                  teacher's part, 0 to 1; default 0.5 */
+    float teacher_temperature; /* Set it higher if the teacher is so sure that its probabilities are near 0
+                                  and 1, above 0; default 2 */
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
@@ -289,6 +291,7 @@ tt_fit_options tt_fit_options_default(void);
      seconds      duration of the step, including the wait for its data, or of the validation; without saving
      tokens_per_second, or images_per_second and so on, by the model's unit: over these seconds
    loss.svg draws loss, metric and learning rate over the steps. Both files are written whenever the state is.
-   A resumed run keeps the lines up to its state; a metrics.csv with other columns is refused. */
+   A resumed run keeps the lines up to its state. Columns that an older metrics.csv lacks are empty in these
+   lines, and the logger gets a warning; a metrics.csv with a column that the run lacks is refused. */
 tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
                  bool *finished);

@@ -217,6 +217,23 @@ static void tt__tell_unsplit(const tt_program *p)
             p->arena->group->name, p->arena->tensor, (int)TT__TENSOR_LEAST);
 }
 
+/* Warns of each rule of lr_rules whose pattern matches no trained parameter of the program. */
+static void tt__tell_unused_rules(const tt_program *p, const tt_compile_options *o)
+{
+    const tt_tape *t = p->built.t;
+    for (const tt_lr_rule *r = o->train ? o->optimizer.lr_rules : NULL; r && r->pattern; r++) {
+        bool used = false;
+        for (int32_t v = 1; v < p->n_recorded && !used; v++) {
+            const tt__tape_value *x = &t->values[v];
+            used = x->storage == TT__PARAMETER && x->base == v && x->needs_grad &&
+                   tt__match(r->pattern, p->ctx->params[x->param]->name);
+        }
+        if (!used)
+            tt__log(p->ctx, TT_LOG_WARNING, "lr_rules", "no trained parameter has a name that matches the "
+                    "pattern '%.200s' of lr_rules: check its spelling", r->pattern);
+    }
+}
+
 /* Returns whether any stage reads input v. */
 static bool tt__reads_input(const tt_program *p, int32_t v)
 {
@@ -461,6 +478,7 @@ static tt_program *tt__try_compile(tt_tape *t, tt_value root, const tt_compile_o
         return NULL;
     }
     if (!attempt->quiet) tt__tell_unsplit(p);
+    if (!attempt->quiet) tt__tell_unused_rules(p, o);
     return p;
 }
 

@@ -86,7 +86,7 @@ tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_va
         x = tt_layernorm(t, tt_add(t, o, x), l->attention_norm_w, l->attention_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d.attention_norm", k);
         tt_value h = tt_linear(t, x, l->up_w, l->up_b); /* (rows, intermediate) */
-        h = tt__activation_of(m->activation)(t, h);
+        h = tt__activation_of(t, c->activation)(t, h);
         tt_name(t, h, "layer.%d.intermediate", k);
         h = tt_linear(t, h, l->down_w, l->down_b);
         if (!(flags & TT__BERT_SHARED)) h = tt_dropout(t, h, c->dropout);
@@ -119,7 +119,7 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     if (!tags) h = tt_gather_rows(t, h, masked ? in->masked : in->first); /* first: [CLS] of each sequence */
     if (masked) {
         h = tt_linear(t, h, m->transform_w, m->transform_b);
-        h = k->flags & TT__BERT_OFFSET ? tt_gelu(t, h) : tt__activation_of(m->activation)(t, h);
+        h = k->flags & TT__BERT_OFFSET ? tt_gelu(t, h) : tt__activation_of(t, c->activation)(t, h);
         h = tt_layernorm(t, h, m->transform_norm_w, m->transform_norm_b, c->layer_norm_eps);
         h = tt_linear(t, h, m->word, m->word_b);
         tt_name(t, h, "logits");
@@ -128,7 +128,7 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     if (m->head_w) {
         if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, c->classifier_dropout);
         h = tt_linear(t, h, m->head_w, m->head_b);
-        h = (k->head ? k->head : tt__activation_of(m->activation))(t, h);
+        h = (k->head ? k->head : tt__activation_of(t, c->activation))(t, h);
     }
     h = tt_linear(t, tt_dropout(t, h, dropout), m->classifier_w, m->classifier_b);
     tt_name(t, h, "logits");
@@ -281,6 +281,23 @@ static tt_status tt__bert_tied(const tt__json *j)
                     "TT_TASK_MASKED_LM uses the word embedding as the weight of its logits", j->path);
 }
 
+tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head)
+{
+    tt_bert_config config;
+    tt__checkpoint from;
+    memset(head, 0, sizeof *head);
+    tt_status status = tt__checkpoint_open(ctx, folder, &from);
+    if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
+    const int type = status == TT_OK ? tt__json_get(&from.config, 0, "problem_type") : -1;
+    const bool says = type >= 0 && from.config.nodes[type].kind == TT__JSON_STRING;
+    if (status == TT_OK && (says || tt__bert_is(&from.config, "*For*Classification"))) {
+        head->task = config.task;
+        head->outputs = config.classes;
+    }
+    tt__checkpoint_close(ctx, &from);
+    return status;
+}
+
 tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head)
 {
     tt_bert_config config;
@@ -315,9 +332,7 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 
 tt_status tt_bert_save(const tt_bert *m, const char *folder)
 {
-    tt_bert_config config = m->config;
-    config.activation = m->activation;
-    const tt__architecture *a = &tt__bert_of(&config)->a;
-    tt_status status = tt__model_save(m->ctx, a, m, &config, a->naming, 0, folder);
-    return status == TT_OK ? tt__embedder_save(m->ctx, folder, &config) : status;
+    const tt__architecture *a = &tt__bert_of(&m->config)->a;
+    tt_status status = tt__model_save(m->ctx, a, m, &m->config, a->naming, 0, folder);
+    return status == TT_OK ? tt__embedder_save(m->ctx, folder, &m->config) : status;
 }

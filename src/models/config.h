@@ -1,6 +1,7 @@
 #pragma once
 #include "../base/base.h"
 #include "../tape/tape.h"
+#include "../tape/record.h"
 #include "../files/lists.h"
 #include "../files/utf8.h"
 #include "../files/json.h"
@@ -122,14 +123,28 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, v
     return !a->classes ? TT_OK : tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
-/* Returns the function that records the activation `name`, or NULL if no activation has that name. */
-static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
+/* The activations that a config may name. */
+static const struct tt__activation_name {
+    const char *name;
+    tt_value (*record)(tt_tape *t, tt_value x);
+} tt__activations[] = {{"gelu", tt_gelu}, {"gelu_new", tt_gelu_tanh}, {"gelu_pytorch_tanh", tt_gelu_tanh},
+                       {"relu", tt_relu}, {"silu", tt_silu}, {"swish", tt_silu}};
+#define TT__UNKNOWN_ACTIVATION "activation '%s' is unknown: use gelu, gelu_new, relu or silu"
+
+/* Returns the row of the activation `name`, or NULL if no activation has that name. */
+static const struct tt__activation_name *tt__activation_row(const char *name)
 {
-    static const struct { const char *name; tt_value (*record)(tt_tape *, tt_value); } all[] = {
-        {"gelu", tt_gelu}, {"gelu_new", tt_gelu_tanh}, {"gelu_pytorch_tanh", tt_gelu_tanh},
-        {"relu", tt_relu}, {"silu", tt_silu}, {"swish", tt_silu}};
-    for (int k = 0; k < TT__COUNT(all); k++) if (name && strcmp(name, all[k].name) == 0) return all[k].record;
+    for (int k = 0; k < TT__COUNT(tt__activations) && name; k++)
+        if (strcmp(name, tt__activations[k].name) == 0) return &tt__activations[k];
     return NULL;
+}
+
+/* Returns the function that records the activation `name`. Fails the tape if no activation has that name. */
+static tt_value (*tt__activation_of(tt_tape *t, const char *name))(tt_tape *, tt_value)
+{
+    const struct tt__activation_name *row = tt__activation_row(name);
+    if (!row) tt__tape_fail(t, TT_ERR_ARGUMENT, TT__UNKNOWN_ACTIVATION, name ? name : "(null)");
+    return row ? row->record : tt_relu;
 }
 
 /* Checks a config, and fails with one message about all its mistakes. */
@@ -163,8 +178,7 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
         if (r->kind == 'f' && !(x >= 0 && isfinite(x)))
             tt__print(&all, "; %s is %g, but must be a finite number of at least 0", r->field, x);
     }
-    if (!tt__activation_of(activation))
-        tt__print(&all, "; activation '%s' is unknown: use gelu, gelu_new, relu or silu",
-                  activation ? activation : "(null)");
+    if (!tt__activation_row(activation))
+        tt__print(&all, "; " TT__UNKNOWN_ACTIVATION, activation ? activation : "(null)");
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s config: %s", a->name, text + 2) : TT_OK;
 }

@@ -65,6 +65,9 @@ static tt_status tt__module_read(const tt__json *j, int module, const char *fold
     if (strcmp(name, "Pooling") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the module is '%s', but only Transformer, "
                         "Pooling, Dropout and Normalize are supported", j->path, type);
+    if (*path == '/' || strpbrk(path, "\\:") || strstr(path, ".."))
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': the module's path is '%s', but must be that of a "
+                        "folder in '%s', such as 1_Pooling", j->path, path, folder);
     status = tt__path_join(j->ctx, of_module, folder, path);
     if (status == TT_OK) status = tt__path_join(j->ctx, file, of_module, "config.json");
     if (status == TT_OK) status = tt__json_open(&own, j->ctx, file);

@@ -53,8 +53,8 @@ typedef struct tt__architecture {
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
     size_t bytes, config_bytes, layer_bytes; /* bytes of the structs of a model, its config and a layer */
-    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets of fields in the model's
-                                                                          struct; 0: no such field */
+    size_t config_at, names_at, new_head_at, layers_at; /* offsets of fields in the model's struct; 0: no
+                                                           such field */
     size_t hidden, layers, heads, classes, activation, range; /* offsets of fields in the config's struct; 0:
                                                                  no such field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
@@ -74,7 +74,7 @@ typedef struct tt__architecture {
 
 /* Initialises the fields `bytes` to `range` of an architecture with the structs X, X_config and X_layer. */
 #define TT__STRUCTS(X) \
-    sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), offsetof(X, activation), \
+    sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), \
     offsetof(X, class_names), offsetof(X, new_head), offsetof(X, layer), \
     offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
     offsetof(X##_config, classes), \

@@ -77,7 +77,7 @@ static tt_value tt__lm_hidden_states(const tt_lm *m, tt_tape *t, const tt_inputs
                                      const tt__lm_cache *cache)
 {
     const tt_lm_config *c = &m->config;
-    tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(m->activation);
+    tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(t, c->activation);
     tt_value x = tt_embedding(t, in->ids, m->word);
     if (m->position) x = tt_add(t, x, tt_embedding(t, in->positions, m->position));
     x = tt_dropout(t, x, c->embedding_dropout);

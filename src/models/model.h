@@ -26,7 +26,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
 {
     const int params = ctx->n_params, classes = tt__outputs(a, config);
     const int n_layers = tt__int_field(config, a->layers);
-    const char *activation = (const char *)tt__pointer_at(config, a->activation);
+    const char *activation = tt__activation_row((const char *)tt__pointer_at(config, a->activation))->name;
     char *to = (char *)self;
     char(*names)[64] = classes ? (char(*)[64])tt__alloc(ctx, sizeof *names * (size_t)classes) : NULL;
     void *layers = tt__calloc(ctx, a->layer_bytes * (size_t)n_layers);
@@ -35,9 +35,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memset(self, 0, a->bytes);
     memcpy(to, &ctx, sizeof ctx);
     memcpy(to + a->config_at, config, a->config_bytes);
-    /* The struct may be copied elsewhere, so its config must not point to its copy of the name. */
-    memset(to + a->config_at + a->activation, 0, sizeof activation);
-    snprintf(to + a->activation_at, 32, "%s", activation);
+    memcpy(to + a->config_at + a->activation, &activation, sizeof activation); /* the caller's may vanish */
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
     if (a->classes) to[a->new_head_at] = true;
     memcpy(to + a->layers_at, &layers, sizeof layers);
@@ -113,8 +111,8 @@ static void tt__print_config(tt__text_buffer *json, const void *arg)
         else value = *((const bool *)s->config + r->offset) ? "true" : "false";
         tt__print(json, "  \"%s\": %s,\n", key, value);
     }
-    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key, (const char *)s->self + a->activation_at,
-              a->more);
+    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key,
+              (const char *)tt__pointer_at(s->config, a->activation), a->more);
     if (a->print) a->print(json, s->self, s->config);
     const int classes = tt__outputs(a, s->config);
     tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, classes ? "," : "\n}");

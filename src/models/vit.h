@@ -252,7 +252,7 @@ tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
         tt_name(t, h, "layer.%d.norm_after", k);
         h = tt_linear(t, h, l->up_w, l->up_b); /* (rows, intermediate) */
         tt_name(t, h, "layer.%d.intermediate", k);
-        h = tt__activation_of(m->activation)(t, h);
+        h = tt__activation_of(t, c->activation)(t, h);
         tt_name(t, h, "layer.%d.activation", k);
         x = tt_add(t, tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout), x);
         tt_name(t, x, "layer.%d", k);
@@ -531,12 +531,12 @@ static void tt__vit_print_preprocessor(tt__text_buffer *json, const void *arg)
 
 tt_status tt_vit_save(const tt_vit *m, const char *folder)
 {
-    tt_vit_config config = m->config;
-    config.activation = m->activation;
     if (m->torchvision && !m->config.qkv_bias)
         return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "this model has no biases of q, k and v, but "
                         "torchvision's ViT needs them: set torchvision to false");
-    tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &config, m->torchvision, 0, folder);
+    tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &m->config, m->torchvision, 0,
+                                      folder);
     if (status != TT_OK) return status;
-    return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
+    return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor,
+                            &m->config);
 }

@@ -1,5 +1,6 @@
 #pragma once
 #include "../base/base.h"
+#include "../tape/tape.h"
 #include "scratch.h"
 
 /* -------------------------------------------------------------------------------------------------- launches
@@ -41,6 +42,18 @@ static tt_status tt__for_chunks(const tt__launch *l, int64_t rows, int64_t cols,
 static tt_status tt__for_rows(const tt__launch *l, const tt__mat *m, size_t skip, tt__rows_fn fn)
 {
     return tt__for_chunks(l, m->rows, m->cols, tt__max(1, 8192 / m->cols), skip, fn);
+}
+
+/* Fails unless the operands first to first + count - 1, if present, have as many columns as out[0]. Kernels
+   of TT__RUN_MAP widen their rows side by side, into scratch that is laid out by these columns. */
+static tt_status tt__same_widths(const tt__launch *l, int first, int count)
+{
+    for (int k = first; k < first + count; k++)
+        if (l->in[k].data && l->in[k].cols != l->out[0].cols)
+            return tt__fail(l->tape->ctx, TT_ERR_INTERNAL, "%s: operand %d has %lld columns, but the result "
+                            "has %lld; please report this program", tt__instr_name(l->instr), k,
+                            (long long)l->in[k].cols, (long long)l->out[0].cols);
+    return TT_OK;
 }
 
 static int64_t tt__elements(const tt__mat *m) { return m->rows * m->cols; }

@@ -72,7 +72,8 @@ typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const
     TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
 /* Computes rows [from, to) of out[0]. fn computes each row from the same row of `count` operands, at most 3:
-   in[first], in[first + 1] and so on. */
+   in[first], in[first + 1] and so on. All have as many columns as out[0] (tt__same_widths), or their widened
+   rows would overlap. */
 TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                 const int first, const int count, TT__K(row_fn) fn, const void *more)
 {
@@ -99,7 +100,15 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
         return tt__for_rows(l, &l->out[0], 0, TT__K(rows_##OP)); \
     }
 #define TT__RUN_MAP(OP, first, count) \
-    TT__RUN_ROWS(OP, TT__K(map_rows)(l, from, to, scratch, first, count, TT__K(row_##OP), NULL))
+    TT__ROWS_FN(rows_##OP) \
+    { \
+        TT__K(map_rows)(l, from, to, scratch, first, count, TT__K(row_##OP), NULL); \
+    } \
+    TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) \
+    { \
+        const tt_status status = tt__same_widths(l, first, count); \
+        return status == TT_OK ? tt__for_rows(l, &l->out[0], 0, TT__K(rows_##OP)) : status; \
+    }
 #define TT__RUN_MAP_OF(OP, first, count, statement) \
     TT__ROW_FN(row_##OP) { statement; } \
     TT__RUN_MAP(OP, first, count)

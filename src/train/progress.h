@@ -225,6 +225,69 @@ static tt_status tt__fit_metrics(tt__fit_run *f, const tt_stats *s, bool validat
     return tt__fit_line(f, line, text.length);
 }
 
+enum { TT__FIT_FIELDS = 32 }; /* max columns of metrics.csv */
+
+/* Divides a line into its fields. Returns the number of fields; 0: there are more than TT__FIT_FIELDS. */
+static int tt__fit_fields(const char *line, const char *field[TT__FIT_FIELDS], int length[TT__FIT_FIELDS])
+{
+    for (int k = 0; k < TT__FIT_FIELDS; k++) {
+        field[k] = line;
+        length[k] = (int)strcspn(line, ",\r\n");
+        line += length[k];
+        if (*line != ',') return k + 1;
+        line++;
+    }
+    return 0;
+}
+
+/* The columns of a metrics.csv that an earlier version or a run with fewer metrics has written. */
+typedef struct tt__fit_columns_of {
+    int count, own;             /* number of columns of the file; of this run */
+    int from[TT__FIT_FIELDS];   /* for each column of this run, the file's column; -1: the file lacks it */
+    const char *missing;        /* a column that the file lacks */
+    int missing_length;
+} tt__fit_columns_of;
+
+/* Finds this run's columns in the heading of a file. Returns whether the file has the first four columns, and
+   no column that this run lacks. */
+static bool tt__fit_match_columns(const char *heading, const char *of_file, tt__fit_columns_of *c)
+{
+    enum { NEEDED = 4 };
+    const char *own[TT__FIT_FIELDS], *field[TT__FIT_FIELDS];
+    int own_length[TT__FIT_FIELDS], length[TT__FIT_FIELDS], found = 0;
+    memset(c, 0, sizeof *c);
+    c->own = tt__fit_fields(heading, own, own_length);
+    c->count = tt__fit_fields(of_file, field, length);
+    for (int k = 0; k < c->own; k++) {
+        c->from[k] = -1;
+        for (int j = 0; j < c->count && c->from[k] < 0; j++)
+            if (length[j] == own_length[k] && memcmp(field[j], own[k], (size_t)length[j]) == 0)
+                c->from[k] = j;
+        found += c->from[k] >= 0;
+        if (c->from[k] >= 0) continue;
+        if (k < NEEDED) return false;
+        c->missing = own[k];
+        c->missing_length = own_length[k];
+    }
+    return c->count && found == c->count;
+}
+
+/* Writes a line of the file with this run's columns; columns that the file lacks are empty. Returns the
+   line's length; 0: the line has another number of fields than the file's heading. */
+static size_t tt__fit_convert(const tt__fit_columns_of *c, const char *line, char *to, size_t capacity)
+{
+    const char *field[TT__FIT_FIELDS];
+    int length[TT__FIT_FIELDS];
+    tt__text_buffer text = {to, capacity, 0};
+    if (tt__fit_fields(line, field, length) != c->count) return 0;
+    for (int k = 0; k < c->own; k++) {
+        const int j = c->from[k];
+        tt__print(&text, "%.*s%s", j < 0 ? 0 : length[j], j < 0 ? "" : field[j],
+                  k + 1 < c->own ? "," : "\n");
+    }
+    return text.length < capacity ? text.length : 0;
+}
+
 /* Reads the metrics of the run to resume, without the lines that are newer than the state: keeps all lines of
    completed epochs and, of the current epoch, those of the steps and validations that the state includes. */
 static tt_status tt__fit_read_metrics(tt__fit_run *f)
@@ -240,20 +303,29 @@ static tt_status tt__fit_read_metrics(tt__fit_run *f)
     if (status == TT_OK) status = tt__folder_has(f->r->ctx, f->o.folder, "metrics.csv", &there);
     if (there) status = tt__file_open(f->r->ctx, path, &file);
     if (status != TT_OK || !there) return status;
-    if (strncmp(file.bytes, heading, length) != 0)
+    tt__fit_columns_of columns;
+    const bool same = strncmp(file.bytes, heading, length) == 0;
+    const bool match = same || tt__fit_match_columns(heading, file.bytes, &columns);
+    if (match && !same)
+        tt__log(f->r->ctx, TT_LOG_WARNING, "resume", "'%s' has no column '%.*s', which this run writes: "
+                "the earlier lines have an empty field there", path, columns.missing_length, columns.missing);
+    if (!match)
         status = tt__fail(f->r->ctx, TT_ERR_FORMAT, "'%s' has other columns than this run, which writes "
                           "%.*s: move the file away, and the run starts a new one", path, (int)length - 1,
                           heading);
     const char *line = file.bytes, *end;
     for (; status == TT_OK && (end = strchr(line, '\n')) != NULL; line = end + 1) {
-        size_t n = (size_t)(end + 1 - line);
-        if (!tt__fit_read_line(f, line, n, &point)) continue;
+        char converted[512];
+        const char *text = same ? line : converted;
+        const size_t n = same ? (size_t)(end + 1 - line)
+                              : tt__fit_convert(&columns, line, converted, sizeof converted);
+        if (!n || !tt__fit_read_line(f, text, n, &point)) continue;
         bool keeps = point.epoch <= f->p.epoch;
         if (point.epoch == f->p.epoch + 1) {
             if (!point.validation) keeps = steps++ < f->p.step;
             else keeps = steps <= f->p.step && f->p.epoch * f->steps + steps <= f->p.validated;
         }
-        if (keeps) status = tt__fit_line(f, line, n);
+        if (keeps) status = tt__fit_line(f, text, n);
     }
     tt__file_close(f->r->ctx, &file);
     return status;

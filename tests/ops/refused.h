@@ -1,6 +1,30 @@
 /* Tests of errors: wrong operands, and batches with bad indices or with numbers that are not finite. */
 #pragma once
 
+/* A kernel that maps rows refuses operands of other widths than its result. No model can record them. */
+TEST(rows_of_other_widths_are_not_mapped)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_tape *t = tt_tape_new(ctx);
+    tt__instr i = tt__new_instr(TT__OP_ADD);
+    tt__launch l;
+    float x[8] = {0};
+    memset(&l, 0, sizeof l);
+    l.tape = t;
+    l.instr = &i;
+    for (int k = 0; k < 2; k++) l.in[k].data = x, l.in[k].rows = 1, l.in[k].cols = l.in[k].ld = 8;
+    l.out[0] = l.in[0];
+    CHECK(tt__same_widths(&l, 0, 2) == TT_OK);
+    l.in[1].cols = 4;
+    CHECK(tt__same_widths(&l, 0, 1) == TT_OK && tt__same_widths(&l, 0, 2) == TT_ERR_INTERNAL);
+    CHECK_ERROR(ctx, TT_ERR_INTERNAL, "add: operand 1 has 4 columns, but the result has 8");
+    l.in[1].data = NULL; /* the operand is absent */
+    CHECK(tt__same_widths(&l, 0, 2) == TT_OK);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* ---------------------------------------------------------------------------------------------- bad input */
 
 static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads, int size, float base,

@@ -132,7 +132,7 @@ TEST(features_once_train_the_head_of_a_frozen_encoder)
     for (int k = 0; k < 4 * TEST_COUNT(tasks); k++) {
         setup s = small();
         rank_group a, b, c;
-        double x, y, z;
+        double x = 0, y = 0, z = 0;
         const bool half = k / 4 == 1, micros = k / 4 == 3;
         if (half) s.precision = "bf16-mixed";
         if (k / 4 == 2) s.precision = "bf16-true";
@@ -171,7 +171,7 @@ TEST(features_once_of_the_first_layers_and_on_ranks)
     for (int k = 0; k < 6; k++) {
         setup s = small();
         rank_group a, b;
-        double x, y;
+        double x = 0, y = 0;
         const bool layers = k % 2;
         const char *frozen = layers ? "distilbert.[et]*.layer.0.*" : "distilbert.*";
         s.dropout = 0;

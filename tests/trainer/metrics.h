@@ -68,7 +68,7 @@ TEST(fit_writes_metrics)
 TEST(fit_refuses_metrics_with_other_columns)
 {
     static const char old[] =
-        "step,epoch,split,loss,accuracy,lr,tokens_per_second\n1,1,train,0.7,0.5,0.001,5000\n";
+        "step,epoch,split,loss,accuracy,lr,words_per_second\n1,1,train,0.7,0.5,0.001,5000\n";
     setup s = small();
     rank_group w, v;
     fitting f;
@@ -88,6 +88,13 @@ TEST(fit_refuses_metrics_with_other_columns)
     CHECK_ERROR(v.ctx, TT_ERR_FORMAT,
                 "metrics.csv' has other columns than this run, which writes step,epoch,");
     CHECK_ERROR(v.ctx, TT_ERR_FORMAT, ",tokens_per_second: move the file away");
+    static const char *const others[] = {
+        "epoch,split,loss\n", "", "\n", "step,epoch,split,loss,loss\n", "step,epoch,split,loss,\n",
+        "step,epoch,split,loss,a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p,q,r,s,t,u,v,w,x,y,z,A,B,C,D,E\n"};
+    for (int k = 0; k < TEST_COUNT(others); k++) {
+        test_write(path, others[k], strlen(others[k]));
+        CHECK(fit(&v, folder, true, &f, &finished) == TT_ERR_FORMAT && f.steps == 3);
+    }
     remove(path);
     CHECK(fit(&v, folder, true, &f, &finished) == TT_OK && finished && f.steps == 21);
     free(metrics_of(folder, &lines));
@@ -101,6 +108,57 @@ TEST(fit_refuses_metrics_with_other_columns)
     of_images.unit = "images";
     CHECK(tt__fit_heading(&of_images, heading) == strlen(heading) &&
           strcmp(heading, METRICS ",seconds,images_per_second\n") == 0);
+    close_world(&w);
+    close_world(&v);
+}
+
+/* A run goes on with the metrics.csv of an older version, which lacks columns or has them in another order:
+   earlier lines keep their values, and have empty fields for the columns that the file lacks. */
+TEST(fit_goes_on_with_metrics_that_lack_columns)
+{
+    setup s = small();
+    rank_group w, v;
+    fitting f;
+    bool finished;
+    char folder[1024], path[1200], old[4096] = "step,epoch,split,accuracy,loss,tokens_per_second,lr\n";
+    int lines;
+    size_t n;
+    memset(&f, 0, sizeof f);
+    snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
+    snprintf(path, sizeof path, "%s/metrics.csv", folder);
+    f.stop_at = 10;
+    if (!open_world(&w, &s) || !open_world(&v, &s)) return;
+    CHECK(fit(&w, folder, false, &f, &finished) == TT_OK && !finished);
+    char *text = test_read(path, &n), *line = text ? strchr(text, '\n') + 1 : NULL, first[200] = "";
+    for (int k = 0; line && *line; line = strchr(line, '\n') + 1, k++) {
+        char step[16], epoch[16], split[16], loss[32], accuracy[32], lr[32];
+        const char *rest = line;
+        char *const to[] = {step, epoch, split, loss, accuracy, NULL, lr};
+        for (int c = 0; c < 7; c++) { /* c = 5 is f1_macro */
+            const int length = (int)strcspn(rest, ",");
+            if (to[c]) sprintf(to[c], "%.*s", length, rest);
+            rest += length + 1;
+        }
+        if (!k) snprintf(first, sizeof first, "\n%s,%s,%s,%s,%s,,%s,,,,,,777\n", step, epoch, split, loss,
+                         accuracy, lr);
+        sprintf(old + strlen(old), "%s,%s,%s,%s,%s,777,%s\n", step, epoch, split, accuracy, loss, lr);
+    }
+    free(text);
+    strcat(old, "11,2,train,0.5\n"); /* a line that breaks off */
+    test_write(path, old, strlen(old));
+    test_log log;
+    memset(&log, 0, sizeof log);
+    v.ctx->options.logger.log = test__keep_log;
+    v.ctx->options.logger.user = &log;
+    CHECK(fit(&v, folder, true, &f, &finished) == TT_OK && finished && f.steps == 21);
+    CHECK(log.warnings == 1 && strstr(log.text, "' has no column 'seconds', which this run writes: the "
+                                      "earlier lines have an empty field there"));
+    text = test_read(path, &n);
+    CHECK(text && strncmp(text, METRICS ",seconds,", sizeof METRICS + 8) == 0 && strstr(text, first) &&
+          strstr(text, "\n7,1,validation,") && strstr(text, "\n21,3,validation,"));
+    free(text);
+    free(metrics_of(folder, &lines));
+    CHECK(lines == 1 + 21 + 3);
     close_world(&w);
     close_world(&v);
 }

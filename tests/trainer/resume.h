@@ -251,7 +251,6 @@ TEST(states_of_other_runs)
             tt_context *ctx = tt_open(&o);
             tt_bert three;
             c.classes = 3;
-            c.activation = "gelu";
             CHECK(tt_bert_new(ctx, &three, &c) == TT_OK);
             tt_model model = tt_bert_model(&three);
             tt_train_options to = train_options(&s, v.l);

@@ -363,3 +363,32 @@ TEST(teachers_that_are_refused)
     tt_teacher_free(NULL);
     TEST_CLOSE(t.ctx, &t.a);
 }
+
+/* A teacher teaches a head that is trained from features as it teaches the head after a frozen encoder. */
+TEST(teacher_of_a_head_by_features)
+{
+    setup s = small();
+    rank_group w[2];
+    tt_teacher *teacher[2];
+    s.dropout = 0;
+    for (int once = 0; once < 2; once++) {
+        rank_group *x = &w[once];
+        if (!open_frozen(x, &s, TT_TASK_LABELS, 0, "distilbert.*", once)) return;
+        teacher[once] = tt_teacher_new(x->r, tt_loader_source(x->all)); /* the model before training */
+        REQUIRE(teacher[once]);
+        tt_trainer_free(x->r);
+        const tt_model model = tt_bert_model(&x->m);
+        tt_train_options o = train_options(&s, x->l);
+        o.features_once = once;
+        o.teacher = teacher[once];
+        o.teacher_weight = 0.9f;
+        x->r = tt_trainer_new(x->ctx, &model, &o);
+        REQUIRE(x->r);
+        if (!CHECK(fit_frozen(x, 2, NULL, NULL) == TT_OK)) fprintf(stderr, "%s\n", tt_error(x->ctx));
+    }
+    CHECK_NEAR(apart(&w[0], &w[1], "*"), 0, 1e-5);
+    for (int once = 0; once < 2; once++) {
+        tt_teacher_free(teacher[once]);
+        close_world(&w[once]);
+    }
+}
