@@ -121,8 +121,8 @@
      A program that shares another program's arena (evaluation) costs the larger of the two, not the sum. The
      arena is released with the last of its programs and parameters: in tt_close, if it holds parameters.
      recompute and offload (tt_compile_options) need less memory of the device, and in return more computation
-     or more memory of the host, which the plan counts. The results stay the same bits. Device "cpu" computes
-     in the host's memory, so offload saves nothing there.
+     or more memory of the host, which the plan counts. The bits of the results stay the same. Device "cpu"
+     computes in the host's memory, so offload saves nothing there.
 
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits: for any number of threads, after a
@@ -143,7 +143,7 @@
      add up in different orders, so their results differ by rounding of fp32 sums, and, depending on whether
      GELU or its slope is part of a product, by one rounding to 16 bits in between. Timing finds the fastest,
      and two ways that are about as fast may change places between runs: two runs from the start have the same
-     bits only if they read the ways from the same file (tune names it). This is why "off" is the default: the
+     bits only if they read the ways from the same file (tune names it). Therefore "off" is the default: the
      same inputs give the same bits unless the caller says otherwise. Within a run nothing changes: the ways
      are found once, before the first step, and are the same on all ranks. A state holds them, and a run that
      is resumed from the state has the bits of an uninterrupted run, on the same kind of GPU with the same
@@ -312,8 +312,8 @@ typedef struct tt_tape tt_tape;       /* the recorded values and instructions of
 typedef struct tt_program tt_program; /* a compiled program: instructions with places in one arena */
 typedef struct tt_param tt_param;     /* a named tensor that outlives programs */
 
-/* Lets the compiler check a function that formats like printf: `text` is the number of the format argument,
-   `first` the number of the first argument to format (0: a va_list). */
+/* Lets the compiler check a function that formats like printf. `text`: the number of the format argument.
+   `first`: the number of the first argument to format; 0 if the arguments come in a va_list. */
 #ifdef __GNUC__
 #define TT_PRINTF(text, first) __attribute__((__format__(__printf__, text, first)))
 #else
@@ -322,14 +322,14 @@ typedef struct tt_param tt_param;     /* a named tensor that outlives programs *
 
 typedef enum tt_log_level { TT_LOG_DEBUG, TT_LOG_INFO, TT_LOG_WARNING, TT_LOG_ERROR } tt_log_level;
 
-/* Receives messages. id is a short stable word ("threads", "checkpoint"), message one sentence without a
+/* Receives messages. `id` is a short stable word ("threads", "checkpoint"), `message` one sentence without a
    newline. */
 typedef struct tt_logger {
     void (*log)(void *user, tt_log_level level, const char *id, const char *message);
     void *user;
 } tt_logger;
 
-/* Memory functions. allocate returns memory aligned to `alignment` (a power of two, at least 64) or NULL. A
+/* Memory functions. `allocate` returns memory aligned to `alignment` (a power of two, at least 64) or NULL. A
    context calls one of these functions at a time, but not always from the same thread. */
 typedef struct tt_allocator {
     void *(*allocate)(void *user, size_t bytes, size_t alignment);
@@ -337,9 +337,9 @@ typedef struct tt_allocator {
     void *user;
 } tt_allocator;
 
-/* File functions. open takes mode 'r' or 'w' (create or truncate) and returns NULL on failure. read and write
-   move exactly n bytes or return false; reads are positioned, writes are sequential. reason() describes the
-   last failure. */
+/* File functions. `open` takes mode 'r' or 'w' (create or truncate) and returns NULL on failure. `read` and
+   `write` move exactly n bytes or return false; reads are positioned, writes are sequential. `reason`
+   describes the last failure. */
 typedef struct tt_files {
     void *(*open)(void *user, const char *path, char mode);
     int64_t (*size)(void *user, void *file);
@@ -350,15 +350,16 @@ typedef struct tt_files {
     bool (*rename)(void *user, const char *from, const char *to);
     bool (*remove)(void *user, const char *path);
     bool (*make_folder)(void *user, const char *path); /* returns true also if the folder already exists */
-    /* Calls each() with the name of every entry until each() returns false. Returns false if the folder does
+    /* Calls `each` with the name of every entry until `each` returns false. Returns false if the folder does
        not exist, or on an error. */
     bool (*list)(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg);
     const char *(*reason)(void *user);
     void *user;
-    /* lock and space may be NULL. lock opens a file, creates the file if necessary, writes a text into it and
-       locks it. Until the file is closed or the process has ended, no second call can lock the file, not even
-       in this process. lock returns NULL on failure, and sets *held to true if the file is already locked.
-       space returns how many bytes can still be written to a folder, or -1 if the number is unknown. */
+    /* `lock` and `space` may be NULL. `lock` opens a file, creates the file if necessary, writes a text into
+       it and locks it. Until the file is closed or the process has ended, no second call can lock the file,
+       not even in this process. `lock` returns NULL on failure, and sets *held to true if the file is already
+       locked. `space` returns how many bytes can still be written to a folder, or -1 if the number is
+       unknown. */
     void *(*lock)(void *user, const char *path, const char *text, bool *held);
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
@@ -401,9 +402,9 @@ typedef struct tt_context_options {
                                "portable", "avx2", "avx512", "neon"; default NULL: TINYTRAIN_ISA in the
                                environment if it is set, else the best */
     double timeout;         /* Set it higher if a rank may keep the other ranks waiting for longer than ten
-                               minutes, and lower to notice a failure sooner: seconds, above 0, that a rank
-                               waits for another rank before all fail, and tt_open and tt_close for other
-                               processes; default 600 */
+                               minutes, and lower to notice a failure sooner: seconds, above 0. A rank that
+                               has waited so long for another rank fails, and all ranks with it; tt_open and
+                               tt_close wait so long for other processes; default 600 */
     const char *bf16;       /* Set it to get the same bits of bf16 training on CPUs of different models:
                                "convert" (to fp32), "dot" (bf16 dot-product instructions) or "tiles" (Intel
                                AMX); default NULL: TINYTRAIN_BF16 in the environment if it is set, else the
@@ -435,8 +436,8 @@ void tt_close(tt_context *ctx);
 const char *tt_error(const tt_context *ctx);
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
-/* Return the number of this process, and how many processes a launcher such as mpirun has started (needs
-   TINYTRAIN_MPI). Without a launcher the functions return 0 and 1. */
+/* tt_process returns the number of this process, tt_processes the number of processes that a launcher such as
+   mpirun has started (needs TINYTRAIN_MPI). Without a launcher tt_process returns 0 and tt_processes 1. */
 int tt_process(const tt_context *ctx);
 int tt_processes(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* returns "avx512", "avx2", "neon" or "portable" */
@@ -629,9 +630,9 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p);
 typedef enum tt_rotary_pairs { TT_ROTARY_HALVES, TT_ROTARY_NEIGHBOURS } tt_rotary_pairs;
 /* Frequencies for sequences longer than in the pretraining. PLAIN: base^(-2j / size) for pair j. LINEAR:
    PLAIN / `factor` (Chen et al., "Extending context window of large language models via positional
-   interpolation", 2023). Between PLAIN and LINEAR: LLAMA3 by wavelength (Llama 3.1), YARN by turns within
-   `original` positions (Peng et al., "YaRN: Efficient context window extension of large language models",
-   2023). */
+   interpolation", 2023). LLAMA3 and YARN: a frequency between those of LINEAR and PLAIN. In LLAMA3 (Llama
+   3.1) it depends on the pair's wavelength, in YARN on the pair's turns within `original` positions (Peng et
+   al., "YaRN: Efficient context window extension of large language models", 2023). */
 typedef enum tt_rotary_scaling {
     TT_ROTARY_PLAIN, TT_ROTARY_LINEAR, TT_ROTARY_LLAMA3, TT_ROTARY_YARN
 } tt_rotary_scaling;
@@ -748,7 +749,8 @@ tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value se
                     const tt_patch_options *o);
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* returns a view of `width` columns
                                                                            of x, from column `from` on */
-/* Records a view of x as (rows, width), with as many elements. An axis of rows keeps the width of x. */
+/* Records a view of x as (rows, width), with as many elements as x. If rows is an axis, width must be the
+   width of x. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
     int ignore_index;      /* Set it if another target value than -100 marks rows that do not count; default
@@ -809,14 +811,14 @@ void tt_loss_total(tt_tape *t, tt_value loss, tt_value total);
 typedef struct tt_custom_array { void *data; tt_dtype dtype; int64_t rows, width; } tt_custom_array;
 
 /* An op whose kernels are the caller's functions on the CPU. Each run calls them with its rows, from the
-   thread of each rank. They must be pure: recompute calls forward again, with the same inputs, for the same
-   output. A function that returns an error fails the run, which then has updated nothing. */
+   thread of each rank. The functions must be pure: recompute calls `forward` again, with the same inputs, for
+   the same output. A function that returns an error fails the run, which then has updated nothing. */
 typedef struct tt_custom_op {
     const char *name; /* names the op in plans and errors */
-    /* Computes out from the n inputs. */
+    /* Computes `out` from the n inputs. */
     tt_status (*forward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out);
-    /* Computes the gradients din of the inputs from the inputs, the output and its gradient dout. din[k].data
-       is NULL if input k needs no gradient. NULL: the op has no backward. */
+    /* Computes the gradients `din` of the inputs from the inputs, the output and its gradient `dout`.
+       din[k].data is NULL if input k needs no gradient. NULL: the op has no backward. */
     tt_status (*backward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out,
                           const tt_custom_array *dout, const tt_custom_array *din);
     void *user;       /* argument of `forward` and `backward` */
@@ -884,8 +886,9 @@ typedef struct tt_optimizer_options {
        step, usually to 0.99 to 0.9999; default 0: none. In [0, 1). The exponential moving averages of the
        trained parameters are a further state of the optimizer. The first update copies the parameters; each
        later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
-       get_ema_avg_fn. The averages are f32, so the parameters must be: precision "32-true" or one that ends
-       with "-mixed". A saved state has them with "ema." before the names. See tt_trainer_use_ema. */
+       get_ema_avg_fn. The averages are f32, so the parameters must be f32, too: precision "32-true" or one
+       that ends with "-mixed". A saved state has them with "ema." before the names. See
+       tt_trainer_use_ema. */
     float ema_decay;
     float clip_norm;                /* Set it, usually to 1, if single large gradients disturb the training:
                                        the largest norm of all gradients together; default 0: no limit */
@@ -894,8 +897,8 @@ tt_optimizer_options tt_optimizer_options_default(void);
 
 /* Table of the schedules of the learning rate: X(kind, name). WSD: warmup, stable, decay (Hu et al.,
    "MiniCPM", 2024): the learning rate is constant until the last decay_steps, in which it falls linearly or,
-   as 1 - sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations",
-   2024), first steeply and then slowly. */
+   with "wsd-sqrt", first steeply and then slowly: as `1 - sqrt(x)` after the fraction x of these steps
+   (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations", 2024). */
 #define TT__SCHEDULES(X) \
     X(TT_CONSTANT, "constant") X(TT_LINEAR, "linear") X(TT_COSINE, "cosine") X(TT_WSD, "wsd") \
     X(TT_WSD_SQRT, "wsd-sqrt")
@@ -945,11 +948,11 @@ typedef struct tt_parallel {
     /* Set `tensor` if a layer is too large or too slow for one device; `data` then follows. The fields are
        the numbers of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor / pipeline.
        With several data ranks, gradients are divided by the loss's targets on all data ranks; several losses
-       need tt_loss_total. Tensor ranks divide large embeddings, and groups of 1,000,000 weights or more:
-       consecutive linear layers with the ops between them, and attention, by heads, if the number of heads is
-       a multiple of the number of tensor ranks. Each tensor rank computes everything else whole.
-       tt_plan.split_params says how much is divided. If a program keeps a layer whole because the layer's
-       hidden values are an output, later programs with the layer's parameters keep it whole. */
+       need tt_loss_total. Tensor ranks divide large embeddings. Tensor ranks also divide groups of 1,000,000
+       weights or more: consecutive linear layers with the ops between them and, if the number of heads is a
+       multiple of the number of tensor ranks, attention by heads. Each tensor rank computes everything else
+       whole. tt_plan.split_params says how much is divided. If a program keeps a layer whole because the
+       layer's hidden values are an output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
     /* Set it higher if several data ranks need too much memory each, and to 0 to shard nothing: the tensors
        that are sharded over the data ranks; default 1 (Rajbhandari et al., "ZeRO", 2020). 0: none; 1: the
@@ -1007,8 +1010,8 @@ typedef struct tt_costs {
     double memory;                      /* bytes a second of the device's memory, which no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second from the device to the host, from the host to
                                                  the device, and between ranks */
-    double launch, barrier;             /* seconds to start an op; seconds of a barrier before ranks move
-                                           data */
+    double launch, barrier;             /* launch: seconds to start an op; barrier: seconds of a barrier
+                                           before ranks move data */
 } tt_costs;
 /* Returns the costs of an imagined device, an A100 or H100 with PCIe 4: 300 TFLOP/s in 16 bits and 60 in
    fp32, 2 TB/s of memory, links of 25 GB/s to the host and 50 GB/s between ranks, 50 GB/s of updates in the
@@ -1102,13 +1105,13 @@ typedef struct tt_compile_options {
     bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them; default
                         false */
     /* Set it to read gradients after a step as well (tt_get_gradient), until the next step begins; default
-       false. The plan then keeps all gradients. It excludes update "backward", which reuses the memory of
-       gradients, and parallel.pipeline. */
+       false. The plan then keeps all gradients. keep_gradients excludes update "backward", which reuses the
+       memory of gradients, and parallel.pipeline. */
     bool keep_gradients;
-    /* Set it to read or change gradients before an update; default NULL. It is called with `user` in each
-       step (counted from 0), when the step's gradients are complete and before the update reads them. It may
-       call tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates
-       nothing and fails with that error. With several processes it is called in each. It implies
+    /* Set it to read or change gradients before an update; default NULL. The function is called with `user`
+       in each step (counted from 0), when the step's gradients are complete and before the update reads them.
+       It may call tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates
+       nothing and fails with that error. With several processes it is called in each. before_update implies
        keep_gradients. */
     tt_status (*before_update)(void *user, tt_program *p, int64_t step);
     void *user; /* argument of before_update */
@@ -1194,8 +1197,8 @@ typedef struct tt_plan {
     const char *device;                /* kind of device: "cpu", "cuda" */
     int ranks, data, tensor, pipeline; /* number of all ranks, and numbers of ranks along each axis
                                           (tt_parallel) */
-    int64_t params, split_params;      /* numbers in the program's parameters, and in the parameters that are
-                                          sharded over the tensor ranks */
+    int64_t params, split_params;      /* params: numbers in the program's parameters; split_params: numbers
+                                          in those parameters that are sharded over the tensor ranks */
     size_t bytes;                      /* the arena: exactly this much is allocated. If an earlier program's
                                           arena holds parameters, only that program's plan counts them.
                                           `bytes` and the fields below describe rank 0, which has most */
@@ -1216,11 +1219,12 @@ typedef struct tt_plan {
                                           resident workspace */
     /* Bytes of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps
        there, where programs that share an arena share the parameters. If the device has its own memory, also
-       each input twice, in transit, and a buffer of 64 KiB that the programs of an arena share; with several
-       ranks, each has 4 MiB more that all programs share. With several processes, each rank has 8 MiB for
-       messages, on any device. A pipeline adds the inputs of parallel.micros micro-batches of a data rank (of
-       one if it is 0; more are allocated as they come), and, if devices have their own memory, each
-       micro-batch's values in transit from a stage to another process. */
+       two buffers for each input, from which it is copied to the device, and a buffer of 64 KiB that the
+       programs of an arena share; with several ranks, each has 4 MiB more that all programs share. With
+       several processes, each rank has 8 MiB for messages, on any device. A pipeline adds the inputs of
+       parallel.micros micro-batches of a data rank (of one if it is 0; more are allocated as they come), and,
+       if devices have their own memory, each micro-batch's values in transit from a stage to another
+       process. */
     size_t host_bytes;
     /* Bytes that a rank copies between device and host because of `offload`, in a step of one full
        micro-batch on each data rank, and in each further micro-batch. */
@@ -1485,7 +1489,7 @@ int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* returns -1 i
 /* Returns the id of the token with this purpose, or -1. With vocab.txt the special tokens are BERT's.
    Otherwise tokenizer_config.json, special_tokens_map.json and config.json (bos_token_id and so on), in this
    order, name the special tokens. If none of the files names TT_TOKEN_EOS, which ends a document, that token
-   is "<|endoftext|>" if it exists; likewise, with a warning to the logger, if config.json names a token that
+   is "<|endoftext|>" if it exists; so it is, with a warning to the logger, if config.json names a token that
    ordinary texts contain. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* The range of bytes [begin, end) of a text. */
@@ -1539,8 +1543,8 @@ int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
 /* Decodes ids as they come, in constant time for each. `put` returns the text that is certain so far and was
    not returned before, `end` the remaining text; all returned texts together are the text of all ids. The
    text is valid until the next call, and not terminated. The stream holds back an incomplete character, and
-   an incomplete run of tokens for single bytes, because only whole runs form texts. Both return NULL when out
-   of memory. */
+   an incomplete run of tokens for single bytes, because only whole runs form texts. `put` and `end` return
+   NULL when out of memory. */
 typedef struct tt_decode_stream tt_decode_stream;
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special);
 const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_t n, size_t *bytes);
@@ -1571,8 +1575,8 @@ typedef enum tt_task {
    labels of TT_TASK_LABELS, the scores of TT_TASK_SCORES or the tags of TT_TASK_TAGS. */
 typedef struct tt_dataset tt_dataset;
 
-/* A word of a text: the bytes [begin, end), at least one, and the number of its tag; -1: no tag, the word
-   does not count in the loss. */
+/* A word of a text: the bytes [begin, end), at least one, and the number of the word's tag. A word with tag
+   -1 does not count in the loss. */
 typedef struct tt_word { size_t begin, end; int tag; } tt_word;
 
 /* A text, which may contain NULs, perhaps with a second text, and its labels. */
@@ -1619,7 +1623,8 @@ typedef struct tt_table_options {
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
-/* Reads a dataset from a table in a text file in UTF-8 (see tt_text_begin), by the end of its name:
+/* Reads a dataset from a table in a text file in UTF-8 (see tt_text_begin). The end of the file's name tells
+   the format:
    - .jsonl or .json: each line is a JSON object; its members are the columns.
    - With TT_TASK_TAGS any other file is in the format of CoNLL: a line for each word, which begins with the
      word and ends with its tag; spaces or tabs divide them and the columns between them. An empty line ends
@@ -1638,7 +1643,8 @@ tt_table_options tt_table_options_default(void);
    - TT_TASK_EMBED: none. The pair's column is required instead.
    - TT_TASK_MASKED_LM: none. A file whose name ends in .txt has no columns: each line that is not empty is a
      text.
-   Lists of 0 and 1 and scores have the classes LABEL_0, LABEL_1 and so on, unless `classes` names them.
+   The labels of lists of 0 and 1, and scores, are named LABEL_0, LABEL_1 and so on, unless `classes` names
+   them.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
    "valid", "val" and "dev" are synonyms. If split is one of these, "train" or "test", a row with any other
    word is an error. In a file without a split column, "test" is a tenth of the rows of each class, chosen by
@@ -1672,10 +1678,11 @@ typedef struct tt_image_source {
     const char *const *class_names;  /* (classes) names in UTF-8; copied */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the
-       image cannot be decoded. A loader's threads call read and release, several at a time. */
+       image cannot be decoded. A loader's threads call `read` and `release`, several at a time. */
     const char *(*read)(void *user, int64_t index, tt_image *image);
-    void (*release)(void *user, tt_image *image); /* releases the image that `read` returned, soon after. May
-                                                     be NULL */
+    void (*release)(void *user, tt_image *image); /* releases an image that `read` has returned, once the
+                                                     loader no longer needs the pixels. NULL: images need no
+                                                     release */
     const char *(*name)(void *user, int64_t index); /* returns a name for errors, such as a path. NULL: errors
                                                        use the index */
     void *user;
@@ -1724,8 +1731,8 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    ceil(batch / accumulate) sequences and at most max_tokens tokens. max_seqs is lower if the dataset has
    fewer sequences, or if max_tokens / 2 is less.
    With parallel.groups > 1 the loader instead deals out the sequences of a step so that the micro-batches
-   have similar numbers of tokens, and each group has equally many micro-batches, as far as there are
-   sequences: the micro-batches are the same for any number of ranks.
+   have similar numbers of tokens. The number of micro-batches is a multiple of `groups`, as far as there are
+   sequences, so that the micro-batches are the same for any number of ranks.
    A pair of texts is one sequence, cut as tt_tokenizer_encode cuts pairs. With TT_TASK_EMBED each text is a
    sequence of its own: `batch` then counts pairs or triplets, and max_seqs of the loader counts sequences. A
    micro-batch of n pairs has n texts, then their n pairs, then perhaps n negatives. Its labels are 0 for a
@@ -1783,16 +1790,16 @@ typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_
 typedef struct tt_image_options {
     int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
                                         default */
-    int channels;                    /* Set it if the model reads another number of channels than 3, 1..4;
-                                        default 3. An image must have this number of channels; for 3, an image
-                                        may also have 1 (grey, copied into all three) or 4 (alpha is
-                                        dropped) */
+    int channels;                    /* Set it if the model does not read 3 channels: the number of channels,
+                                        1..4; default 3. An image must have this number of channels. If the
+                                        number is 3, an image may also have 1 channel (grey, copied into all
+                                        three) or 4 (alpha is dropped) */
     int resize_height, resize_width; /* Set them if all images should get one size before they are cropped,
                                         whatever their proportions (tt_image_resize), 1..65535; default 0, 0:
                                         not resized */
     int resize_shortest;             /* Set it, instead of resize_height and resize_width, if images should
-                                        keep their proportions: the length of the shorter side, 1..65535; that
-                                        of the other is rounded down; default 0 */
+                                        keep their proportions: the length of the shorter side, 1..65535; the
+                                        length of the longer side follows and is rounded down; default 0 */
     tt_resample resample;            /* Set it if the model was trained on images resized with another filter;
                                         default TT_BILINEAR */
     int pad;                         /* Set it, with random_crop, to shift training images at random: the rows
@@ -1815,9 +1822,9 @@ typedef struct tt_array {
 } tt_array;
 
 /* A micro-batch. A trainer sets each input of its model to the array with the input's name: an element of
-   `arrays`, or else the field of that name; "first" is the first row of each sequence. Data that no input
-   reads may be missing. Pointers are valid until the next call on the loader or source that set the
-   pointers. */
+   `arrays`, or else the field of that name. The input "first" gets the first row of each sequence, from
+   seq_start. Data that no input reads may be missing. Pointers are valid until the next call on the loader or
+   source that set the pointers. */
 typedef struct tt_batch {
     int seqs;                 /* number of sequences, images or examples. Speeds, such as tokens per second,
                                  count rows, or seqs if rows is 0 */
@@ -1828,8 +1835,8 @@ typedef struct tt_batch {
     const int32_t *types;     /* (rows) token types: 0, and in the second text of a pair 1 if the tokenizer's
                                  template says so */
     const int32_t *seq_start; /* (seqs + 1) */
-    const int32_t *labels;    /* (seqs) class of each sequence; with TT_TASK_EMBED see tt_loader_options; with
-                                 other tasks than TT_TASK_CLASS -1 */
+    const int32_t *labels;    /* (seqs) TT_TASK_CLASS: the class of each sequence; TT_TASK_EMBED: see
+                                 tt_loader_options; other tasks: -1 */
     const float *label_values; /* (seqs, values) values of TT_TASK_LABELS and TT_TASK_SCORES */
     int values;               /* number of labels or scores */
     const int32_t *tags;      /* (rows) TT_TASK_TAGS: the tag of a word at its first token, else -100 */
@@ -1854,8 +1861,9 @@ typedef struct tt_source {
        gives fewer, the logger gets one warning from tt_fit. The last micro-batch of a step must set
        last_of_step. */
     int64_t steps;
-    /* Largest micro-batch in sequences and tokens (0: unknown), and whether a step may have more
-       micro-batches than the trainer has data ranks. tt_train_options_make_room reads all three. */
+    /* max_seqs, max_tokens: size of the largest micro-batch in sequences and in tokens; 0: unknown.
+       accumulates: whether a step may have more micro-batches than the trainer has data ranks.
+       tt_train_options_make_room reads all three. */
     int max_seqs, max_tokens;
     bool accumulates;
     /* Returns a hash of all training data, so that a resumed run notices other data. NULL: no check. */
@@ -1927,7 +1935,8 @@ typedef struct tt_stream_options {
     int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id out
                                       of range; default 0: the tokenizer's size */
     bool bare;                     /* Set it if the model was trained without a token before a document;
-                                      default false: the tokenizer's, if any */
+                                      default false: the token that the tokenizer puts before a text, if it
+                                      puts one there */
     const char *separator;         /* Set it if a text has several documents, to the line that separates them,
                                       such as "<|endoftext|>"; "": one or more empty lines; default NULL: a
                                       text is one document */
@@ -2001,13 +2010,13 @@ typedef struct tt_predictions {
                                 embedding */
     int64_t rows, seqs;
     const int64_t *seq_start; /* (seqs + 1) the first row of each sequence */
-    /* (rows) TT_TASK_CLASS and TT_TASK_TAGS: the class of a row, and the class with the largest logit, the
-       first of equal ones. A row whose label is not in 0..classes - 1 does not count. TT_TASK_EMBED: the
-       labels of tt_loader_options; `predicted` is NULL. */
+    /* (rows) labels: with TT_TASK_CLASS and TT_TASK_TAGS the class of each row; with TT_TASK_EMBED the labels
+       of tt_loader_options. A row whose label is not in 0..classes - 1 does not count. predicted: the class
+       with the largest logit of each row, the first of equal ones; with TT_TASK_EMBED NULL. */
     const int32_t *labels, *predicted;
-    /* (rows, classes) TT_TASK_LABELS: 0 or 1 for each label, and logits, which predict the label if they are
-       above 0. TT_TASK_SCORES: the scores and the predicted scores. TT_TASK_EMBED: NULL, and the
-       embeddings. */
+    /* (rows, classes) values: with TT_TASK_LABELS 0 or 1 for each label, with TT_TASK_SCORES the scores, with
+       TT_TASK_EMBED NULL. outputs: with TT_TASK_LABELS logits, which predict a label if they are above 0;
+       with TT_TASK_SCORES the predicted scores; with TT_TASK_EMBED the embeddings. */
     const float *values, *outputs;
     const char *const *class_names; /* (classes) the source's names; NULL: no names */
 } tt_predictions;
@@ -2019,8 +2028,9 @@ typedef struct tt_metric {
     double (*of)(const tt_stats *s); /* computes the metric from the sums of an evaluation; NULL:
                                         of_predictions computes it */
     bool lower_is_better;
-    /* Set it to compute the metric from predictions, in evaluations alone. NaN: the metric is undefined. The
-       model needs `classes`, and each process the labels of all data ranks. */
+    /* Set it to compute the metric from predictions, in evaluations alone. The function returns NaN if the
+       metric is undefined. The model must have `classes`, and each process must have the labels of all data
+       ranks. */
     double (*of_predictions)(const tt_predictions *p);
 } tt_metric;
 tt_metric tt_accuracy(void);   /* "accuracy": the share of targets predicted right (cross-entropy) */
@@ -2033,13 +2043,15 @@ tt_metric tt_f1_micro(void);
    tag B-X begins an entity of type X, I-X continues the entity, other names are outside of entities. NaN if
    no tag has a name of this form. */
 tt_metric tt_f1_entities(void);
-/* "pearson" and "spearman": the correlation of the scores of TT_TASK_SCORES with the predicted scores, or of
-   their ranks, where equal numbers share their mean rank; with several scores, the mean of their
-   correlations. NaN if labels or predictions are constant. */
+/* "pearson" of TT_TASK_SCORES: the correlation of the scores with the predicted scores. "spearman": the
+   correlation of their places in sorted order, where equal numbers share their mean place. With several
+   scores, either metric is the mean of the scores' correlations. NaN if labels or predictions are
+   constant. */
 tt_metric tt_pearson(void);
 tt_metric tt_spearman(void);
-/* "recall_at_1" and "recall_at_10" of TT_TASK_EMBED: the share of texts whose pair is the nearest, or among
-   the 10 nearest, of the pairs and negatives of the whole evaluation, by cosine. */
+/* Metrics of TT_TASK_EMBED. "recall_at_1": the share of texts whose pair is the nearest, by cosine, of the
+   pairs and negatives of the whole evaluation. "recall_at_10": the share of texts whose pair is among the 10
+   nearest. */
 tt_metric tt_recall_at_1(void);
 tt_metric tt_recall_at_10(void);
 /* Computes F1 of each class, label or tag, f1 (classes): 2 * right / (2 * right + wrong + missed). wrong
@@ -2054,8 +2066,8 @@ enum { TT_METRICS = 4 }; /* max metrics of a model */
 typedef struct tt_model {
     const void *self; /* argument of record */
     /* Declares inputs and records the ops for a micro-batch of up to o->max_seqs sequences (or examples) and
-       o->max_tokens tokens. Returns the loss (1, 1). *output, if record sets it, is the value that tt_forward
-       gives. An input has the name of the array in a batch that is the input's data. */
+       o->max_tokens tokens. Returns the loss (1, 1). The function may set *output, to the value that
+       tt_forward gives. An input's name is the name of the batch's array that has the input's data. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     /* The metrics, of which the first decides by default which validation is best (tt_fit_options.best_by). A
        NULL name ends the list. */
@@ -2099,7 +2111,7 @@ typedef enum tt_bert_kind {
     TT_BERT,
     TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
                       TT_TASK_TAGS no kind has layers before the classifier */
-    TT_ROBERTA,    /* positions start at pad_token + 1, one token type; head: classifier.dense, tanh */
+    TT_ROBERTA,    /* positions start at pad_token + 1; one token type; head: classifier.dense, tanh */
     TT_BIG_BIRD,   /* head: classifier.dense, then `activation`. BigBird's pooler is kept but unused */
     TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
     TT_ALBERT      /* all layers share one set of parameters, and embeddings have embedding_size columns;
@@ -2177,12 +2189,13 @@ typedef struct tt_bert {
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
 /* Loads a Hugging Face folder: config.json and model.safetensors (tensor names with or without a prefix such
    as "bert."), or instead of it the files that model.safetensors.index.json names. Tensors stream into place
-   when a program allocates its arena. classes 0: the task and the number in config.json; else TT_TASK_CLASS.
-   If the file lacks the classifier or the layer before it, or if the classifier has another size, or is of
-   tokens while the model's is of sequences, these layers start with random weights: new_head is true, and the
-   logger gets a warning with their names. A missing or misshapen tensor of the body is an error, reported
-   before anything of config.json's sizes is allocated. The task in config.json is TT_TASK_TAGS if
-   "architectures" names a class ...ForTokenClassification, TT_TASK_MASKED_LM if it names ...ForMaskedLM, else
+   when a program allocates its arena. classes 0: config.json gives the task and the number of classes; any
+   other number: the task is TT_TASK_CLASS. If the file lacks the classifier or the layer before it, if the
+   classifier has another size, or if it is for tokens and the model's for sequences, these layers start with
+   random weights: new_head is true, and the logger gets a warning with their names. A missing or misshapen
+   tensor of the body is an error, reported before anything of config.json's sizes is allocated.
+   The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification,
+   TT_TASK_MASKED_LM if it names ...ForMaskedLM, else
    that of "problem_type"; without problem_type TT_TASK_SCORES if there is one class, as in transformers, else
    TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
    class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are read from its files. */
@@ -2203,11 +2216,12 @@ tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head);
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* Makes a model and a dataset agree on the numbers of the classes (labels, scores or tags). Both need one
-   task and equally many classes, named by at most 63 bytes each. Call the function before a loader reads the
-   dataset. If both have the same names, the model keeps its numbers and the dataset's labels change: call the
-   function for each dataset, also for one that tt_dataset_split took out before. Otherwise the model takes
-   the dataset's names, and the logger gets a warning if the classifier is from a checkpoint. */
+/* Makes a model and a dataset agree on the numbers of the classes (labels, scores or tags). The model and the
+   dataset must have the same task and equally many classes, each with a name of at most 63 bytes. Call the
+   function before a loader reads the dataset. If both have the same names, the model keeps its numbers and
+   the dataset's labels change: call the function for each dataset, also for one that tt_dataset_split took
+   out before. Otherwise the model takes the dataset's names, and the logger gets a warning if the classifier
+   is from a checkpoint. */
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d);
 /* Records the encoder on a tape. Returns the last hidden states (rows, hidden). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
@@ -2221,12 +2235,12 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Records the encoder, and the embedding of each sequence according to the config's pooling and normalize.
    Any task. Returns the embeddings (seqs, hidden) (Reimers, Gurevych, "Sentence-BERT", 2019). */
 tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
-/* Returns the model for a trainer. Its output are the logits, and its loss is that of the task: with
+/* Returns the model for a trainer. The model's output is the logits, and its loss is that of the task: with
    TT_TASK_CLASS the mean cross-entropy of the classes in "labels", with TT_TASK_TAGS that of the tags in
    "tags", with TT_TASK_LABELS the mean sigmoid cross-entropy and with TT_TASK_SCORES the mean squared error
    of all numbers in "label_values". Accuracy is the share of sequences or, with TT_TASK_TAGS, of tokens that
    are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
-   output are the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
+   output is the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
    right if its pair is the nearest candidate of its micro-batch. With compile.train = false there is no loss.
    With TT_TASK_MASKED_LM the loss is the mean cross-entropy of the ids in "targets" over the rows in
    "masked"; the logits of these rows are the output if compile.train is false, else there is no output. m
@@ -2289,9 +2303,9 @@ tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
    single .safetensors file; config.json and preprocessor_config.json are read if the same folder has them.
    Tensors have the names of transformers (with or without "vit.") or of torchvision's vit_b_16 and so on.
    Without config.json the shapes of the tensors give the sizes (heads have 64 columns, in H/14 80).
-   image_size and classes 0 mean the checkpoint's. For another image_size, positions are interpolated
-   (bicubic, as transformers does), and `resize` changes in proportion. A classifier that is missing or of
-   another size starts with random weights, and the logger gets a warning. Every key of
+   image_size 0 and classes 0 stand for the checkpoint's numbers. For another image_size, positions are
+   interpolated (bicubic, as transformers does), and `resize` changes in proportion. A classifier that is
+   missing or of another size starts with random weights, and the logger gets a warning. Every key of
    preprocessor_config.json that changes pixels is followed as transformers' ViTImageProcessorPil does, or
    refused by name: a size as height and width or shortest_edge, the four filters of tt_resample, do_resize,
    do_center_crop with a crop_size, image_mean, image_std, do_normalize. Streaming and errors are those of
@@ -2406,17 +2420,17 @@ typedef struct tt_lm {
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
 /* Loads a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
    files that the index names, which must be in the folder. The function refuses, by name, a key of
-   config.json that asks for something unsupported (such as another rope_type), and a last product's weight
-   that differs from the embedding to which config.json ties it. The function sets m->stop, from
-   generation_config.json if the folder has that file. Tensors stream into place when a program allocates its
-   arena. */
+   config.json that asks for something unsupported (such as another rope_type), and a weight of the logits'
+   linear layer that differs from the embedding although config.json ties the two. The function sets m->stop,
+   from generation_config.json if the folder has that file. Tensors stream into place when a program allocates
+   its arena. */
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
-/* Writes config.json, model.safetensors and, if the model was loaded with one, generation_config.json into a
-   folder, which it creates if necessary, as transformers reads them. A model of more than shard_bytes becomes
-   several files of at most shard_bytes each, and their index. Each file is replaced as a whole. If a save of
-   several files is interrupted, some are still the old model's, and tt_lm_load refuses the folder. The
-   function refuses a folder that holds an adapter, because transformers would add the adapter to the model.
-   The function removes files of an older save that have other names. */
+/* Writes files that transformers reads into a folder, which the function creates if necessary: config.json,
+   model.safetensors and, if the model was loaded with one, generation_config.json. A model of more than
+   shard_bytes becomes several files of at most shard_bytes each, and their index. Each file is replaced as a
+   whole. If a save of several files is interrupted, some are still the old model's, and tt_lm_load refuses
+   the folder. The function refuses a folder that holds an adapter, because transformers would add the adapter
+   to the model. The function removes files of an older save that have other names. */
 tt_status tt_lm_save(const tt_lm *m, const char *folder);
 void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it closes */
 
@@ -2479,10 +2493,10 @@ typedef struct tt_sampling {
                                  are divided by it; 0: always the likeliest token; default 1 */
     int top_k;                /* Set it, for example to 50, if unlikely tokens spoil answers: only the
                                  likeliest top_k tokens are chosen among; default 0: all */
-    float top_p;              /* Set it, for example to 0.9, for the same purpose: only the fewest likeliest
-                                 tokens whose probabilities sum up to top_p are chosen among; default 1: all.
-                                 In (0, 1] (Holtzman et al., "The curious case of neural text degeneration",
-                                 2020). top_p applies to the tokens that top_k leaves */
+    float top_p;              /* Set it, for example to 0.9, if unlikely tokens spoil answers: only the fewest
+                                 likeliest tokens whose probabilities sum up to top_p are chosen among;
+                                 default 1: all. In (0, 1] (Holtzman et al., "The curious case of neural text
+                                 degeneration", 2020). top_p applies to the tokens that top_k leaves */
     float repetition_penalty; /* Set it above 1, for example to 1.1, if answers repeat themselves: tokens that
                                  already occurred become less likely; default 1. The penalty divides a
                                  positive logit and multiplies a negative logit (Keskar et al., "CTRL", 2019).
@@ -2507,7 +2521,7 @@ tt_sampling tt_sampling_default(void);
    other sequences, but products of few rows may round differently from products of many. */
 tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
                       const tt_sampling *sampling, int32_t *out, int *count);
-/* Continues a text. put receives the bytes that the answer adds to the text, as they come, in whole
+/* Continues a text. `put` receives the bytes that the answer adds to the text, as they come, in whole
    characters; returning false ends the answer. k: the model's tokenizer; NULL: tokens are bytes, and 256 ends
    a document. The function does not read `token` and `user` of `sampling` (NULL: defaults). tt_lm.stop and
    the token that ends a document end the answer as well. A text without tokens is continued as a new
@@ -2684,12 +2698,13 @@ typedef struct tt_progress {
     int64_t epoch, step;          /* the epoch and the step to train next */
     double loss_sum, targets, correct; /* sums of losses, targets and right predictions over the epoch so
                                           far */
-    double best, best_loss;       /* the best validation so far: the value that tt_fit_options.best_by
-                                     compares, and the loss */
+    double best, best_loss;       /* the best validation so far. best: the value that tt_fit_options.best_by
+                                     compares; best_loss: the loss */
     uint64_t best_by;             /* hash of the name of the value in `best`; 0: unknown */
     int64_t validated, worse;     /* validated: steps of all epochs, skipped ones included, before the last
                                      validation; worse: validations since the best validation */
-    uint64_t classes, data;       /* hash of the class names, hash of the examples; see tt_fit; 0: none */
+    uint64_t classes, data;       /* classes: hash of the class names; data: hash of the examples; see tt_fit;
+                                     0: none */
 } tt_progress;
 
 /* Save and load the state of the training program (tt_program_save, tt_program_load), with the progress
@@ -2700,7 +2715,7 @@ tt_status tt_trainer_load(tt_trainer *t, const char *path, tt_progress *progress
 /* Progress of tt_fit, after each step and each validation. */
 typedef struct tt_fit_event {
     int64_t epoch, epochs;         /* epoch counts from 0 */
-    int64_t step, steps;           /* steps done in this epoch; steps of an epoch */
+    int64_t step, steps;           /* step: steps done in this epoch; steps: steps of an epoch */
     double loss;                   /* mean loss over the targets of this epoch so far */
     const char *metric_name;       /* the metric of best_by, or else the model's first; NULL: no metric,
                                       or only validations have it */
@@ -2776,7 +2791,7 @@ tt_fit_options tt_fit_options_default(void);
    continues from an earlier state. The loss has diverged if the mean of the last 4 steps is more than ten
    times the loss of the first step and exceeds it by more than 1. While the loss has diverged, states are
    written to state.diverged.safetensors beside the last good state.safetensors. A resumed run continues from
-   the newer of the two; remove the first to continue from the second.
+   the newer of the two files; remove state.diverged.safetensors to continue from state.safetensors.
    tt_fit refuses a run before its first step if the disk has no room for its states, or if its plan needs
    more memory than the machine can give.
    No other run can use the folder meanwhile: the folder holds run.lock, which is removed at the end. The
@@ -2940,10 +2955,10 @@ typedef enum tt__segment {
 
 /* Ranks: devices that run one program together, each on its shards of the tensors. The ranks form a grid of
    stages, data ranks and tensor ranks. Rank number = (stage * data ranks + data rank) * tensor ranks + tensor
-   rank. A collective runs on all ranks of one line of the grid, the collective's members, which are numbered
-   in the order of ranks, except that stages are numbered from the last to the first. TIED (a parameter that
-   two stages share): the members are the ranks at the same place of these stages, `from` and `to`. SLOTS: the
-   members are the slots of one storage (tt__tape_value.slots). */
+   rank. A collective runs on all ranks of one line of the grid: its members. Members are numbered in the
+   order of their ranks, but in a collective over stages from the last stage to the first. TIED (a parameter
+   that two stages share): the members are the ranks at the same place of these stages, `from` and `to`.
+   SLOTS: the members are the slots of one storage (tt__tape_value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
@@ -2954,8 +2969,8 @@ typedef struct tt__move {
     tt__reduce reduce;
     int64_t unit;       /* elements that stay together: shards are whole units                              */
     bool root;          /* member 0's shard is the whole tensor, other shards are empty                     */
-    int from, to;       /* numbers of the members that send and receive. A RECV over stages has no operand:
-                           the sent value is on another tape */
+    int from, to;       /* from: number of the member that sends; to: number of the member that receives. A
+                           RECV over stages has no operand: the sent value is on another tape */
 } tt__move;
 
 /* Computes the shard that `member` of `members` has of a tensor: elements [*first, *first + count) of its
@@ -3009,7 +3024,8 @@ typedef struct tt__instr {
        partial sums: only tensor rank 0 is launched with these operands. */
     uint32_t once;
     int slot;           /* 1 + number of the instruction's slot of gradients; 0: none                       */
-    size_t workspace;   /* bytes of scratch memory of the instruction, and this memory's place in the arena */
+    size_t workspace;   /* bytes of scratch memory of the instruction; workspace_place: place of this memory
+                           in the arena */
     size_t workspace_place;
 } tt__instr;
 
@@ -3043,16 +3059,18 @@ typedef struct tt__instr {
 #define TT__MOVES 0x10000    /* out[0] is in[0], a part of in[0], in[0] times a factor, or a sum with in[0] */
 #define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                          */
 /* The backward may recompute out[0] instead of saving it. CHEAP: if in[0], or a shard of in[0], is saved
-   anyway. CHEAP_ATTENTION: under the same condition, if recompute is "attention". CHEAP_KEPT: if in[0] is an
+   anyway. CHEAP_ATTENTION: on the condition of CHEAP, if recompute is "attention". CHEAP_KEPT: if in[0] is an
    input or a parameter. */
 #define TT__CHEAP 0x40000
 #define TT__CHEAP_ATTENTION 0x80000
 #define TT__CHEAP_KEPT (TT__CHEAP | TT__CHEAP_ATTENTION)
-/* Row r of out[0] depends only on row r of the operands in `slots`: bit k is for operand k, k < 4. */
+/* Row r of out[0] depends on row r alone of each operand in `slots`. Bit k of `slots` stands for operand k, 0
+   to 3. */
 #define TT__BY_ROW(slots) ((slots) << 20)
 /* Each of the next three flags holds the number of an operand; 0: none. WEIGHT: a matrix that a product may
    round while reading it (attr.narrow). RESIDUAL: a summand, added to all else that out[0] is computed from.
-   NUMBERS: i32 (rows, 1), the batch's rows that out[0] has, if out[0] lacks some (tt__pass_rows). */
+   NUMBERS: i32 (rows, 1), for each row of out[0] its number in the batch, if out[0] lacks some of the batch's
+   rows (tt__pass_rows). */
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
@@ -3061,8 +3079,8 @@ typedef struct tt__instr {
    outputs, and only if the device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-/* Numbers of operands of losses, and of the output that has a loss's counts. TOTAL: the operand that
-   tt_loss_total sets. */
+/* The numbers of three operands of losses, and the number of the output that has a loss's counts. TOTAL: the
+   operand that tt_loss_total sets. */
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_COUNTS = 2 };
 
 #define TT__OPS(X) \
@@ -3199,7 +3217,8 @@ enum {
 /* Settings of a step, which the host writes before it runs a segment. */
 typedef struct tt__step_settings {
     uint64_t seed;
-    int64_t step, micro;    /* optimizer steps done so far; number of the micro-batch in this step          */
+    int64_t step, micro;    /* step: optimizer steps done so far; micro: number of the micro-batch in this
+                               step */
     float lr;
     double loss_norm;       /* divisor of gradients while the number of targets is unknown (accumulation) */
 } tt__step_settings;
@@ -3213,8 +3232,8 @@ typedef struct tt__scale_state {
                                    all steps without an update */
 } tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
-typedef struct tt__clipped { /* the gradient's norm (not finite: no parameter was changed), and the factor
-                                that updates apply to gradients */
+typedef struct tt__clipped { /* norm: the gradient's norm; if it is not finite, no parameter was changed.
+                                factor: the factor that updates apply to gradients */
     float norm, factor;
 } tt__clipped;
 typedef struct tt__results { tt__totals totals; tt__scale_state scale; tt__clipped clipped; } tt__results;
@@ -3249,8 +3268,8 @@ typedef struct tt__launch {
     const tt__mat *peer_in, *peer_out;
     /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
        holds what tt__backend.stage copied from member k (NULL: kernels can load from it). Only elements
-       [from, from + max) of each shard are processed. staged NULL: all elements, from peer_in and
-       peer_out. */
+       [from, from + max) of each shard are processed. If `staged` is NULL, all elements are processed, from
+       peer_in and peer_out. */
     void *const *staged;
     int64_t from, max;
     void *workspace;        /* scratch memory of tt__device_kind.workspace bytes */
@@ -3303,11 +3322,12 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
    dropped. A rate above 0 gives a threshold of at least 1. */
 #define TT__ATTENTION_DROP(p) ((p) * 256.0f < 0.5f ? (p) > 0 : (int32_t)((p) * 256.0f + 0.5f))
 
-/* Computes the masks with which a kernel compares 16 random numbers of 8 bits, one draw of Philox, with the
-   threshold `drop` at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The kernel compares from
-   bit 0 to bit 7. The word `kept` has a bit for each number: whether the number's bits so far are at least
-   the threshold's. If the threshold has a bit, a number must have this bit and be kept before; if not, one of
-   the two is enough. A word x gives kept = (x & kept) | (either & (x | kept)), first for the lower halves of
+/* Computes the masks with which a kernel compares 16 random numbers of 8 bits (one draw of Philox) with the
+   threshold `drop`, all at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The kernel goes
+   from bit 0 to bit 7. Its word `kept` has a bit for each number: whether the number's bits seen so far are
+   at least those of the threshold. If bit b of the threshold is 1, a number stays in `kept` only if its bit b
+   is 1, too. If bit b of the threshold is 0, a number is in `kept` if it was before or if its bit b is 1. For
+   a word x of random bits this is `kept = (x & kept) | (either & (x | kept))`, first for the lower halves of
    the words, then for the higher. */
 static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 {
@@ -3386,8 +3406,9 @@ static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype d
     return (bytes + TT__CUDA_ALIGN - 1) / TT__CUDA_ALIGN * TT__CUDA_ALIGN;
 }
 
-/* Returns the bytes of scratch memory for padded copies of a product's operands and result; 0: all are even.
-   The product computes `result`, one of x (rows, in), w (out, in) and y (rows, out), from the other two. */
+/* Returns the bytes of scratch memory for padded copies of a product's operands and result; 0 if none needs
+   padding. The product computes `result`, one of x (rows, in), w (out, in) and y (rows, out), from the other
+   two. */
 static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, const tt__mat *y,
                                             const tt__mat *result)
 {
@@ -3432,9 +3453,9 @@ static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat 
     return rows * q->cols * 4;
 }
 
-/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 * (head +
-   1) / n. For any other number of heads, n is the largest power of two below it: the first n heads have the
-   slopes of n heads, the others have every second slope of 2 * n heads. */
+/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, the result is -8 *
+   (head + 1) / n. For any other number of heads, n is the largest power of two below that number: the first n
+   heads have the slopes of n heads, the others have every second slope of 2 * n heads. */
 static inline double tt__alibi_exponent(int head, int heads)
 {
     int n = 1;
@@ -3445,14 +3466,14 @@ static inline double tt__alibi_exponent(int head, int heads)
 /* ==== src/backend/functions.h */
 /* ------------------------------------------------------------------------------------- a backend's functions
    Pointers called `memory` point to the device's memory: only the backend reads and writes through them.
-   launch and stage use the stream of their instruction, all other functions the stream of computation. A
-   stream does its work in the order of the calls, possibly after the calls return. read and wait return only
-   when their work is done. A function that fails returns a status or NULL, and error() says why in a
+   `launch` and `stage` use the stream of their instruction, all other functions the stream of computation. A
+   stream does its work in the order of the calls, possibly after the calls return. `read` and `wait` return
+   only when their work is done. A function that fails returns a status or NULL, and error() says why in a
    sentence. One thread uses a device at a time. */
 
-/* Streams of a device run in parallel; only mark and after order their work. There is a stream for
-   computation, one for copies to the host's memory, one for copies from the host's memory and one for
-   collectives. TT__HOST_STREAM is not a stream: the host waits for an event. */
+/* Streams of a device run in parallel; only `mark` and `after` order the work of different streams. There is
+   a stream for computation, one for copies to the host's memory, one for copies from the host's memory and
+   one for collectives. TT__HOST_STREAM is not a stream: the host waits for an event. */
 enum {
     TT__HOST_STREAM = -1, TT__COMPUTE_STREAM, TT__OUT_STREAM, TT__IN_STREAM, TT__RANKS_STREAM, TT__STREAMS
 };
@@ -3467,7 +3488,7 @@ typedef struct tt__backend {
     void (*release)(tt__device *d, void *memory);
     /* Allocates memory that moves between the device and the host as it is used. *available receives the
        bytes that the device had free; without `beyond` the function refuses to allocate more than those
-       bytes. allocate_managed, keep and prefetch are NULL if the device has no such memory. */
+       bytes. `allocate_managed`, `keep` and `prefetch` are NULL if the device has no such memory. */
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
     tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks the device to keep the bytes in its
                                                                      memory */
@@ -3486,30 +3507,30 @@ typedef struct tt__backend {
                       uint64_t key);
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
-    /* mark makes `event` stand for all work that the stream was given so far. If *event is NULL, mark first
-       creates the event, which release_event frees. after makes all later work of the stream wait for
-       `event`; with TT__HOST_STREAM the caller waits. */
+    /* `mark` makes *event stand for all work that the stream was given so far. If *event is NULL, `mark`
+       first creates the event, which `release_event` frees. `after` makes all later work of the stream wait
+       for `event`; with TT__HOST_STREAM the caller waits. */
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* Launches n instructions. n is 1; or the instructions have one op and stream and are independent, and
-       the device may run them at once or, if they have a workspace, one after another. Or n is 2, and the
-       second instruction, of another op, reads result 0 of the first: dropout and a norm, or a norm's
-       backward and dropout. The device may fuse the two if no result of the second is stored over an operand
-       of the first. */
+    /* Launches n instructions. n may be 1. Or the n instructions have one op and one stream and are
+       independent: the device may run them at once or, if they have a workspace, one after another. Or n is
+       2, and the second instruction, of another op, reads result 0 of the first: dropout and a norm, or a
+       norm's backward and dropout. The device may fuse the two if no result of the second is stored over an
+       operand of the first. */
     tt_status (*launch)(const tt__launch *l, int n);
     /* The next four functions record and replay launches. Launches after `capture` are recorded, not run.
-       captured ends the recording and returns it; NULL: recording failed, and nothing is left to forget.
-       replay runs a recording any number of times, until forget. In a recording, the stream of computation
-       gets the first work, and in the end waits for all work of the other streams. All four functions are
-       NULL if the device cannot record. */
+       `captured` ends the recording and returns it. If recording failed, `captured` returns NULL, and nothing
+       is left for `forget`. `replay` runs a recording any number of times, until `forget` frees it. In a
+       recording, the stream of computation gets the first work, and in the end waits for all work of the
+       other streams. All four functions are NULL if the device cannot record. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
     void (*forget)(tt__device *d, void *recording);
-    /* Returns NULL if the backend, or device number `index` if it exists, can run an instruction; else the
-       reason why not, in words that end an error message. The operands of `l` have their full capacity and no
-       data; no device need be open. */
+    /* Returns NULL if device number `index` can run an instruction or, if there is no such device, if the
+       backend can. Otherwise returns the reason why not, in words that end an error message. The operands of
+       `l` have their full capacity and no data; no device need be open. */
     const char *(*refuses)(int index, const tt__launch *l);
     /* Writes the text that tt_device_text returns. Device number `index` need not exist. */
     void (*describe)(tt_context *ctx, int index, char *to, size_t capacity);
@@ -3527,8 +3548,8 @@ typedef struct tt__backend {
     /* Finds the matrix products that launches of one op need. If `times`, measures, for each product that has
        no measurement yet, all ways to compute it, in memory that is freed again, and keeps the fastest way
        for launches that are `tuned`. A measurement also serves equal products with other numbers of rows.
-       *untimed grows by the number of products for which memory does not suffice. tune, tuned_text and learn
-       are NULL if the device has only one way to compute a product. */
+       *untimed grows by the number of products for which memory does not suffice. `tune`, `tuned_text` and
+       `learn` are NULL if the device has only one way to compute a product. */
     tt_status (*tune)(const tt__launch *l, int n, bool times, int *untimed);
     /* Writes the device's choices to `to`, a line of text for each product, and returns the length of the
        whole text, even if `to` is too small. */
@@ -3698,8 +3719,8 @@ static bool tt__match(const char *pattern, const char *name)
 
 typedef struct tt__pool tt__pool;
 typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see src/cpu/ */
-/* How the CPU's kernels multiply bf16 matrices: converted to fp32, by dot-product instructions, or by Intel
-   AMX. tt_context_options.bf16 forces one. */
+/* The way in which the CPU's kernels multiply bf16 matrices: after conversion to fp32, by dot-product
+   instructions, or by the tiles of Intel AMX. tt_context_options.bf16 can demand one of the ways. */
 typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16;
 
 /* The CPU as a device: the threads that run its kernels, and the kernels' instruction set. */
@@ -3719,8 +3740,8 @@ struct tt_context {
     char error[TT__ERROR];
     size_t allocated;
     pthread_mutex_t mutex; /* guards the allocator, `allocated` and the fields about errors */
-    bool late;             /* set by tests: the CPU does the work of all streams but the compute stream only
-                              when a WAIT for that work runs */
+    bool late;             /* set by tests: the CPU postpones work on streams other than the compute stream
+                              until a WAIT for that work runs */
     bool apart;            /* set by tests: device "cpu" has its own memory, as GPUs have */
     bool ranks_run;        /* several ranks run: only the first of their errors is kept */
     bool rank_failed;      /* an error was recorded since the ranks began to run */
@@ -3735,8 +3756,8 @@ struct tt_context {
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* number of tapes made so far */
-    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error; "":
-                               none */
+    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error, or "" if
+                               none failed */
     uint32_t *param_slots, n_param_slots; /* hash table of parameter names (tt__param_slot). An entry is 1 +
                                              the parameter's index; 0: free */
     bool writes_nothing;   /* this process writes no files; the first process writes all files */
@@ -3765,9 +3786,10 @@ static bool tt__is_option(const char *field, size_t n)
     return k < TT__COUNT(fields);
 }
 
-/* Copies an error message and writes options in the program's words. Where FIELD is an option in TT__OPTIONS,
-   "{FIELD VALUE}" loses its braces, and if tt_context_options.wording has a name for FIELD (such as "--lr"),
-   that name replaces FIELD, and VALUE loses quotes and "=". Other text in braces is copied unchanged. */
+/* Copies an error message, and names the options in the message as the user's program does. The message has
+   an option of TT__OPTIONS as "{FIELD VALUE}", for example "{batch = 8}". The copy has no braces. If
+   tt_context_options.wording has a name for FIELD, such as "--batch", the name replaces FIELD, and quotes and
+   "=" are left out of VALUE. Other text in braces is copied unchanged. */
 static void tt__name_options(const tt_context *ctx, const char *from, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};
@@ -3788,8 +3810,9 @@ static void tt__name_options(const tt_context *ctx, const char *from, char *to, 
     }
 }
 
-/* Records the sentence that tt_error() returns, and returns `status`. Names options by tt__name_options.
-   While several ranks run, keeps the first of their errors. */
+/* Records the sentence that tt_error() returns, and returns `status`. In the sentence, tt__name_options
+   replaces the names of options by those of the user's program. While several ranks run, keeps the first of
+   their errors. */
 TT_PRINTF(3, 4)
 static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
 {
@@ -4147,10 +4170,10 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
     return failed == 0;
 }
 
-/* A function that does one task. A pool runs the function for `count` tasks on all threads, the caller
-   included. In each call a thread begins with its own slice of the tasks, whose data may still be in the
-   thread's cache; then it helps with the slices of other threads. Results must depend on the task only, not
-   on the thread or the number of threads. Idle workers sleep. */
+/* A function that does one task. tt__run_tasks runs the function once for each task of a call, on all threads
+   of the pool, the caller included. In each call a thread begins with its own slice of the tasks, whose data
+   may still be in the thread's cache; then the thread helps with the slices of other threads. Results must
+   depend on the task only, not on the thread or the number of threads. Idle workers sleep. */
 typedef void (*tt__task_function)(void *arg, int64_t task, int thread);
 
 typedef struct tt__worker {
@@ -4308,7 +4331,7 @@ static double tt__quota_in(const char *folder)
         FILE *f = fopen(path, "r");
         if (!f) continue;
         int read = fscanf(f, k == 0 ? "%lf %lf" : "%lf", &value[at], &value[1]);
-        if (read < 1) value[at] = 0; /* the file holds the word "max" */
+        if (read < 1) value[at] = 0; /* the file holds the word "max": there is no quota */
         fclose(f);
     }
     for (int k = 0; k < 4; k += 2)
@@ -4327,7 +4350,8 @@ static void tt__each_group(const char *root, const char *controller,
     if (snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) >= (int)sizeof folder) return;
     FILE *f = fopen(folder, "r");
     if (!f) return;
-    while (fgets(line, sizeof line, f)) { /* a line is number:controllers:/path, in version 2 number::/path */
+    while (fgets(line, sizeof line, f)) { /* a line is `number:controllers:/path`, in version 2
+                                             `number::/path` */
         char *controllers = strchr(line, ':'), *group = controllers ? strchr(++controllers, ':') : NULL;
         if (!group) continue;
         *group++ = 0;
@@ -4363,7 +4387,8 @@ static double tt__cgroup_quota(const char *root)
     return quota;
 }
 
-/* Returns the number after `key` in the first line of folder/file that begins with `key`; -1 if none does. */
+/* Returns the number after `key` in the first line of folder/file that begins with `key`; -1 if no line
+   begins with `key` and a number. */
 static double tt__number_in(const char *folder, const char *file, const char *key)
 {
     char path[8192], line[256], *end;
@@ -4381,9 +4406,9 @@ static double tt__number_in(const char *folder, const char *file, const char *ke
     return n;
 }
 
-/* Memory that the process may still allocate. bytes: the bytes that the tightest limit leaves. limit: that
-   limit in bytes. of: that limit's name for messages. group_limit: the smallest limit of the control groups
-   in bytes. swap: bytes of free swap space. */
+/* Memory that the process may still allocate. bytes: the bytes that the tightest limit leaves. limit: the
+   tightest limit in bytes. of: the name of the tightest limit, for messages. group_limit: the smallest limit
+   of the control groups in bytes. swap: bytes of free swap space. */
 typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
 
 static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
@@ -4554,7 +4579,7 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
     int error = 0;
     if (!folder) return false;
     for (struct dirent *entry;;) {
-        errno = 0; /* errno then tells an error of readdir from the end of the folder */
+        errno = 0; /* so that errno tells whether readdir failed or the folder has no more entries */
         if (!(entry = readdir(folder))) { error = errno; break; }
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         if (!each(arg, entry->d_name)) break;
@@ -4564,9 +4589,9 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
     return error == 0;
 }
 
-/* Locks the file `path` with flock, which drops the lock when the process ends in any way, and writes `text`
-   to it. If the previous holder removes the file between open and flock, the locked file no longer has the
-   name `path`. The loop then tries again with a new file. */
+/* Locks the file `path` with flock, and writes `text` to the file. The system drops the lock when the process
+   ends in any way. If the previous holder removes the file between open and flock, the locked file no longer
+   has the name `path`. The loop then tries again with a new file. */
 static void *tt__posix_lock(void *user, const char *path, const char *text, bool *held)
 {
     *held = false;
@@ -4781,7 +4806,7 @@ static tt_status tt__writer_end(tt__writer *w)
     return w->status;
 }
 
-/* Returns whether heapsort puts item a before item b. The function must be a strict total order. Heapsort
+/* Returns whether heapsort puts item a before item b. The function must define a strict total order. Heapsort
    needs no memory and takes n log n steps for any input. */
 typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
 
@@ -4868,8 +4893,8 @@ typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
 typedef enum tt__split { TT__WHOLE, TT__ROWS, TT__COLS, TT__PARTIAL, TT__ZEROS } tt__split;
 /* Shard of a tensor that a value or a placement has. Over the tensor ranks: `split` is WHOLE, ROWS or COLS,
    and the shape counts the elements of one rank. A view may be a rank's shard of the rows of a replicated
-   storage. Over the data ranks: if `unit` is not 0, tt__shard computes the shard from the tensor's number of
-   elements `of`, `unit` and `root`, and the shape is (1, elements of the largest shard). */
+   storage. Over the data ranks: `of` is the number of elements of the tensor. If `unit` is not 0, tt__shard
+   computes the shard from `of`, `unit` and `root`, and the shape is (1, elements of the largest shard). */
 typedef struct tt__part {
     tt__split split;
     bool root;          /* member 0 has the whole tensor (see tt__shard) */
@@ -4890,8 +4915,8 @@ typedef struct tt__tape_value {
     tt__space space;
     tt__part part;
     /* slots: number of slots of a storage, which are stored one after another; each slot has the gradients of
-       one leaf of the tree of sums (src/ranks/threads.h). 0: one slot. slot: 1 + number of the slot of a
-       view; 0: the slot of the micro-batch that runs. */
+       one leaf of the tree of sums (src/ranks/threads.h). 0: one slot. slot: of a view, 1 + the number of its
+       slot; 0: the slot of the micro-batch that runs. */
     int32_t slots, slot;
     bool host_copy;        /* temporary host copy of a device storage, for an update in host memory */
     /* Fields of a pipeline stage's storages. saved: the contents are saved from the forward of a micro-batch
@@ -4920,8 +4945,9 @@ typedef struct tt__tape_value {
     bool needs_grad;    /* the value depends on a trainable parameter */
     int32_t grad;       /* number of the value that holds the gradient; 0: none yet */
     /* Set by tt__index. producer: 1 + the first instruction that writes the value; 0: none. The other fields
-       count over a base and its views together. uses: operands that read it. writes: results that write it.
-       views: its views. reader, writer: the last instruction that reads it, and the last that writes it. */
+       are for a storage, that is, for a base and its views together. uses: number of operands that read the
+       storage. writes: number of results that write the storage. views: number of views. reader: the last
+       instruction that reads the storage. writer: the last instruction that writes the storage. */
     int32_t producer, uses, writes, views, reader, writer;
     int32_t after;     /* of a persistent storage: the storage, of a higher number, that must be placed
                           directly after it; 0: none */
@@ -4951,8 +4977,9 @@ struct tt_tape {
     bool accumulate;                                /* a step may have several micro-batches, on one rank or
                                                        on several */
     bool by_totals;                                 /* all losses have a total (tt_loss_total) */
-    int data, slots;                                /* number of data ranks; number of leaves of the tree of
-                                                       sums (src/ranks/threads.h) on each data rank */
+    int data, slots;                                /* data: number of data ranks; slots: number of leaves of
+                                                       the tree of sums (src/ranks/threads.h) on each data
+                                                       rank */
     int zero;                                       /* tt_parallel.zero */
     bool unverified;                                /* the verifier skips this tape, which only serves an
                                                        estimate */
@@ -4962,14 +4989,15 @@ struct tt_tape {
     bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
                                                        summed over ranks after each micro-batch, see
                                                        src/ranks/threads.h */
-    int stages, stage;                              /* number of pipeline stages; number of this tape's stage,
-                                                       from 0. Both are 0 without a pipeline */
+    int stages, stage;                              /* stages: number of pipeline stages; stage: number of
+                                                       this tape's stage, from 0. Both fields are 0 without a
+                                                       pipeline */
     int tensor;                                     /* number of tensor ranks; 0 and 1 mean one */
     /* Values of the step's settings and results. `totals`, `scale` and `clipped` are views of `results`:
        tt__totals, tt__scale_state, tt__clipped. 0: none. */
     int32_t run, results, totals, scale, clipped;
-    int32_t counted;    /* value of the counts of losses on a rank, per slot, which are then summed into
-                           `totals`; 0: losses count into `totals` */
+    int32_t counted;    /* value with the counts of losses on a rank, one part for each slot; the parts are
+                           summed into `totals` later. 0: losses count into `totals` directly */
     /* f32 (trained parameters, 1): squared norm of each gradient. Parameters that the tensor ranks shard come
        first. 0: none. */
     int32_t squares;
@@ -5107,8 +5135,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     return id;
 }
 
-/* Gives value id the properties of value v that passes need: the shard, needs_grad, and pinned_f32 if value
-   id is f32. Returns id; does nothing if id is 0. */
+/* Gives value number `id` the properties of value v that passes need: the shard, needs_grad and, if value
+   `id` is f32, pinned_f32. Returns `id`; does nothing if `id` is 0. */
 static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
 {
     const tt__tape_value *like = &t->values[v];
@@ -5166,8 +5194,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     return t;
 }
 
-/* Encodes an axis as a number of rows for tt_input and others. The code is negative, unlike a fixed number of
-   rows, and contains the tape's number. */
+/* Encodes an axis as a number of rows, which tt_input and other recording functions take. The code is
+   negative, unlike a fixed number of rows, and contains the tape's number. */
 static int64_t tt__axis_code(const tt_tape *t, int32_t axis, int32_t extra)
 {
     return -((int64_t)(t->number >> 2) << 32 | ((int64_t)axis * 4 + extra)) - 1;
@@ -5500,8 +5528,8 @@ static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
     return v && !kept && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
 }
 
-/* Returns whether instruction `at` may run at place `later` instead. No other instruction may write its
-   out[0], and no instruction in between may write one of its operands. */
+/* Returns whether instruction `at` may run at place `later` instead. No other instruction may write out[0] of
+   instruction `at`, and no instruction in between may write an operand of instruction `at`. */
 static bool tt__may_wait(const tt_tape *t, int at, int later)
 {
     bool written = false; /* an instruction after `at` writes an operand */
@@ -5583,8 +5611,8 @@ static tt_status tt__settle(tt_tape *t, int n)
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    /* For each place, the number of instructions that are inserted there; later, the new number of the first
-       of them that is not yet moved. */
+    /* For each place, the number of instructions that are inserted there. Later, for each place, the new
+       number of the first inserted instruction that is not yet moved. */
     int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
@@ -9037,9 +9065,9 @@ static tt__split *tt__first_layouts(const tt_tape *t)
     return layout;
 }
 
-/* Verifies a tape. Each value is written once, and before it is read; results have the shapes and the kinds
-   of dtypes of their op's rule. Work on another stream has one WAIT, before which no instruction uses its
-   results or changes its operands. */
+/* Verifies a tape. Each value is written once, and before it is read; results have the shapes, and the kinds
+   of dtypes, that the shape rule of their op gives. Work on another stream has one WAIT, before which no
+   instruction uses its results or changes its operands. */
 static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;
@@ -9277,7 +9305,7 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
 
 /* Computes only those rows of a result that are read, back to the first instruction that needs all rows (see
    ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. The gather moves to the
-   place of the op. Its index exists there, because an index is an input. */
+   place of the op. The gather's index exists there, because an index is an input. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
     tt__gathers g;
@@ -9302,8 +9330,8 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
    al., "Megatron-LM", 2019). The pass itself finds the regions of the tape to split. A region begins at
    linear layers that read replicated values: their weights are sharded by rows, so their results are sharded
    by columns. The region goes on through ops that compute columns from the same columns (in attention,
-   heads). It ends at linear layers whose weights are sharded by columns: the ranks sum their results. With
-   `sequence`, values between regions are sharded by rows instead of replicated. */
+   heads). The region ends at linear layers whose weights are sharded by columns: the ranks sum their results.
+   With `sequence`, values between regions are sharded by rows instead of replicated. */
 
 /* Fewest weights of a region to split: in smaller regions, ranks would wait longer than they compute. */
 #ifndef TT__TENSOR_LEAST /* tests set a smaller number */
@@ -9476,8 +9504,8 @@ static bool tt__find_region(tt__tensor *s, int k)
 static bool tt__has_rows(const tt__tape_value *x) { return x->shape.axis && !x->shape.extra; }
 
 /* Finds the head: a linear layer with many output columns, and the loss that alone reads its results. Each
-   rank computes a shard of the rows of both. The loss must be the root, because no rank knows the loss until
-   all have counted. */
+   rank computes a shard of the rows of the layer and of the loss. The loss must be the root, because no rank
+   knows the loss until all have counted. */
 static void tt__find_head(tt__tensor *s)
 {
     const tt_tape *t = s->t;
@@ -9698,8 +9726,8 @@ static bool tt__by_own_rows(const tt__tensor *s, int k)
     return fits && out[0] == TT__ROWS;
 }
 
-/* Counts, for each storage, the operands that instructions of role OWN (each rank computes its shard of the
-   rows) read whole, in own_uses. */
+/* Counts in own_uses, for each storage, the operands through which instructions of role OWN (each rank
+   computes its shard of the rows) read the storage whole. */
 static void tt__count_own_uses(tt__tensor *s)
 {
     memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
@@ -9710,9 +9738,9 @@ static void tt__count_own_uses(tt__tensor *s)
     }
 }
 
-/* Returns whether the operands that instruction k, of role OWN (each rank computes its shard of the rows),
-   reads whole may have partial gradients. Each of these operands must be a parameter that only instructions
-   of role OWN read, so that the ranks can sum all its gradients. */
+/* Returns whether gradients may be partial for the operands that instruction k reads whole. Instruction k has
+   the role OWN: each rank computes its shard of the rows. Each of the operands must be a parameter that only
+   instructions of role OWN read, so that the ranks can sum all gradients of the parameter. */
 static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];
@@ -9820,9 +9848,10 @@ static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
     return held && (p->uses > 1 || s->role[p->reader] == TT__APART);
 }
 
-/* Gives parameters of which an arena holds shards the same layout in this program. Fails if a parameter is
-   needed whole, unless all parameters that are needed whole can be gathered: shards of rows, without views.
-   The error first names a parameter sharded by rows, and the value that keeps its region whole. */
+/* Gives parameters of which an arena holds shards the same layout in this program. If this program needs some
+   of these parameters whole, each of them must be sharded by rows and have no views, so that it can be
+   gathered; otherwise the function fails. The error names a parameter sharded by rows, if there is one,
+   before one sharded by columns, and the value that keeps the parameter's region whole. */
 static tt_status tt__check_held(tt__tensor *s)
 {
     bool gathers = true;
@@ -10092,7 +10121,7 @@ static bool tt__into_residual(tt_tape *t, int32_t v)
 }
 
 /* Marks the values of residual streams: the first summand of a stream, the results of residual additions, and
-   rows gathered from them. */
+   rows gathered from values of the stream. */
 static void tt__mark_residual(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
@@ -10434,7 +10463,7 @@ static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int3
     tt__set_fixed(&shape, dtype, 1, cols);
     if (of) return tt__new_view(t, of, &shape, (int64_t)offset, cols, name);
     int32_t id = tt__new_value(t, &shape, TT__STEP, "%s", name);
-    /* The host accesses its own memory faster. */
+    /* Kernels of a GPU can access these numbers only in the device's memory. */
     if (id) t->values[id].space = t->host ? TT__HOST : TT__DEVICE;
     return id;
 }
@@ -10507,8 +10536,8 @@ static bool tt__is_trained(const tt_tape *t, int32_t v)
    stage saves all that its backward reads once for each micro-batch in flight (tt__tape_value.copies). A
    stage has the parameters that it reads. */
 
-/* A possible cut of the forward: after instruction `at`, all later instructions depend only on its result
-   `value`. */
+/* A possible cut of the forward, after instruction `at`: of all results before the cut, later instructions
+   read only `value`. */
 typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* FLOPs before the cut */
 
 static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
@@ -10529,9 +10558,9 @@ static int32_t *tt__first_writers(const tt_tape *t)
     return first;
 }
 
-/* Finds the places where tt_block_end marks allow to cut the forward, writes them to `cut`, and returns their
-   number. `cut` has room for n + 1 entries; `cross` is scratch memory for n + 1 numbers, all 0 at first. Sets
-   *all to the FLOPs of the whole forward. */
+/* Finds the places where the forward can be cut, at tt_block_end marks. Writes the places to `cut` and
+   returns their number. `cut` has room for n + 1 entries; `cross` is scratch memory for n + 1 numbers, all 0
+   at first. Sets *all to the FLOPs of the whole forward. */
 static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut *cut, int *cross, double *all)
 {
     int cuts = 0, crossing = 0;
@@ -10655,7 +10684,7 @@ static void tt__number_stages(tt_tape *t)
 
 typedef struct tt__cutter {
     tt_tape *t;
-    int n, forward;     /* number of instructions; number of those in the forward */
+    int n, forward;     /* n: number of instructions; forward: number of instructions of the forward */
     int me;             /* 1 + the number of this stage */
     bool *kept;         /* for each instruction: this stage runs it */
     bool *written;      /* for each storage: an instruction visited so far writes it */
@@ -10668,7 +10697,7 @@ static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
 }
 
 /* Returns the storage of the gradient that the backward of stages 1 to `stage` reads from later stages; 0:
-   none. *other: a second storage that the backward reads from them; 0: none. */
+   none. *other: a second storage that this backward reads from later stages; 0: none. */
 static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *other)
 {
     tt_tape *t = c->t;
@@ -10723,7 +10752,8 @@ static void tt__note_reading(const tt__cutter *c)
 }
 
 /* Sets `elsewhere` for parameters that this stage does not read, and `tied` for parameters that two stages
-   read. Fails if more stages read one. A parameter that no stage reads belongs to the first stage. */
+   read. Fails if more than two stages read a parameter. A parameter that no stage reads belongs to the first
+   stage. */
 static tt_status tt__share_parameters(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -10785,8 +10815,8 @@ static bool tt__begin_gradients(const tt__cutter *c)
     return true;
 }
 
-/* Inserts, before instruction `at`, a SEND of v to stage `stage` or, if not `sends`, a RECV of v from there.
-   Returns false if out of memory. */
+/* Inserts, before instruction `at`, a SEND of v to stage `stage` or, if not `sends`, a RECV of v from stage
+   `stage`. Returns false if out of memory. */
 static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, tt__segment segment)
 {
     tt__instr i = tt__instr_of(sends ? TT__OP_SEND : TT__OP_RECV, sends ? v : 0, sends ? 0 : v);
@@ -10933,7 +10963,7 @@ static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
 }
 
 /* Returns the collective `op` over the data ranks that reads x and writes y. part: the shard that x or y is;
-   NULL or unit 0: both are whole tensors. */
+   NULL or unit 0: x and y are whole tensors. */
 static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *part)
 {
     tt__instr i = tt__instr_of(op, x, y);
@@ -10973,10 +11003,10 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
     return i;
 }
 
-/* Appends a part of the sum of v at the end of a step. v is a storage of gradients or of counts, with a slot
-   for each leaf. In stages 0 and 1 the data ranks sum slot k: in stage 0 if each rank needs only its shard of
-   the sum, in stage 1 if each rank needs the whole sum. In stage 2 each rank sums its slots. The last stage
-   that is needed writes `total` if that is not 0, else v. */
+/* Appends part number `stage` of the sum of v at the end of a step; the parts are no stages of a pipeline. v
+   is a storage of gradients or of counts, with a slot for each leaf. Parts 0 and 1 sum slot k over the data
+   ranks: part 0 if each rank needs only its shard of the sum, part 1 if each rank needs the whole sum. Part 2
+   sums the slots of each rank. The last part that is needed writes `total` or, if `total` is 0, v. */
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
@@ -10992,7 +11022,8 @@ static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__pa
 }
 
 /* Appends the sums of gradients over data ranks and slots at the end of a step. Gives each trained
-   parameter's gradient a slot for each leaf of the tree of sums, and makes the sum its `grad`. */
+   parameter's gradient a slot for each leaf of the tree of sums, and makes the sum the `grad` of the
+   parameter. */
 static tt_status tt__sum_steps(tt_tape *t)
 {
     const int values = t->n_values;
@@ -11024,8 +11055,8 @@ static tt_status tt__sum_steps(tt_tape *t)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Makes a persistent storage for the sum of gradients like g; with several slots, for the leaves of the tree
-   of sums. `part` is the shard of g that the storage holds. */
+/* Makes a persistent storage for the sum of gradients like g. If `slots` is above 1, the storage has a slot
+   for each leaf of the tree of sums on a rank. `part` is the shard of g that the storage holds. */
 static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
 {
     const tt__tape_value *like = &t->values[g];
@@ -11042,7 +11073,8 @@ static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slot
 }
 
 /* Returns whether the data ranks sum the gradient of parameter v together with other gradients, at the end of
-   each micro-batch's backward. If the backward updates parameters, only small gradients wait for its end. */
+   each micro-batch's backward. If the backward updates parameters, only small gradients wait for the end of
+   the backward. */
 static bool tt__sums_at_end(const tt_tape *t, int32_t v)
 {
     const tt__shape *s = &t->values[v].shape;
@@ -11324,7 +11356,8 @@ static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 /* The pass's notes on a trained parameter. */
 typedef struct tt__due {
     int32_t clipped;        /* value with the gradient's norm and the factor that the update reads */
-    int32_t target, state[2]; /* values that this rank updates: the parameter or its shard, its states */
+    int32_t target, state[2]; /* values that this rank updates. target: the parameter or its shard; state: the
+                                 optimizer states or their shards */
     int32_t average;        /* the parameter's moving average; 0: none */
     uint32_t random;
     int32_t chunks;         /* value with the squared norm of each chunk of the gradient; 0: none yet */
@@ -11339,7 +11372,8 @@ typedef struct tt__updater {
     int n, parted;
     int32_t parts;          /* value with the squared norms of this rank's shards of the first `parted`
                                gradients */
-    int *row, rows;         /* indices in `list` of the parameters that the pass updates together now */
+    int *row, rows;         /* row: indices in `list` of the parameters that the pass updates together now;
+                               rows: their number */
     tt__due *due;           /* for each value; used for trained parameters only */
 } tt__updater;
 
@@ -11350,8 +11384,9 @@ static int32_t tt__number_view(tt_tape *t, int32_t x, int row)
     return tt__new_view(t, x, &number, row, 1, t->values[x].name);
 }
 
-/* Appends the squared norms of gradients. The norm of a whole gradient is one instruction. Of a sharded
-   gradient, each data rank squares the chunks of its shard, and gathers and sums those of all ranks. */
+/* Appends the squared norms of gradients. The squared norm of a gradient that each rank has whole is one
+   instruction. If a gradient is sharded, each data rank squares the chunks of its shard, gathers the squares
+   of all ranks and sums them. */
 static bool tt__square_gradients(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -11363,7 +11398,8 @@ static bool tt__square_gradients(tt__updater *u)
         ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
                            tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
     }
-    /* Stage 0 squares the chunks of each shard, stage 1 gathers the squares, stage 2 sums them. */
+    /* In turn 0 (`stage`) each shard's chunks are squared, in turn 1 the squares are gathered, in turn 2
+       summed. */
     for (int stage = 0; stage < 3; stage++)
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
@@ -11437,8 +11473,8 @@ static bool tt__append_zeros(tt_tape *t, int32_t v)
 }
 
 /* Appends the work of a pipeline that comes before squaring gradients. The last stage sends the counts of
-   losses to all stages. Two stages that share a parameter sum their gradients of it. Squared norms start as
-   0, because a stage writes only those of its own gradients. */
+   losses to all stages. Two stages that share a parameter sum their two gradients of the parameter. Squared
+   norms start as 0, because a stage writes only those of its own gradients. */
 static bool tt__before_squares(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -11592,10 +11628,10 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
     }
 }
 
-/* Inserts the updates of trained parameters into the backward, of n instructions. An update is due after the
-   last instruction that writes the gradient, reads the parameter, or adds to the counts of losses. Due
-   updates wait until their gradients have TT__UPDATE_FROM elements. head: scratch memory for n numbers, all
-   0 at first. */
+/* Inserts the updates of trained parameters into the backward. n: number of instructions of the tape before.
+   An update is due after the last instruction that writes the gradient, reads the parameter, or adds to the
+   counts of losses. Due updates wait until their gradients have TT__UPDATE_FROM elements. head: scratch
+   memory for n numbers, all 0 at first. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;
@@ -11751,8 +11787,8 @@ typedef struct tt__fp8 {
     tt_tape *t;
     tt__quantized *of;   /* of[2 * v + 1]: QUANTIZE of value v as a gradient, in E5M2; of[2 * v]: of value v
                             as any other operand, in E4M3 */
-    int *written, *read; /* for each storage: 1 + the last instruction visited that writes it; 1 + the last
-                            instruction that reads it unrounded */
+    int *written, *read; /* written: for each storage, 1 + the last instruction visited that writes it; read:
+                            for each storage, 1 + the last instruction that reads it unrounded */
 } tt__fp8;
 
 /* Makes a value for the fp8 copy of v, or of its transpose, in the layout that QUANTIZE writes: rows start at
@@ -11920,11 +11956,12 @@ static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
                       x->part.unit == y->part.unit && x->part.split == y->part.split);
 }
 
-/* How a range of instructions uses a storage. several: they use more than one view of the storage.
-   reads_several: they read more than one. all_slots: one of them sums all slots. always: one of them also
-   runs on ranks without a micro-batch. */
+/* How a range of instructions uses a storage. several: the instructions use more than one view of the
+   storage. reads_several: they read more than one view. all_slots: one instruction sums all slots. always:
+   one instruction also runs on ranks without a micro-batch. */
 typedef struct tt__use {
-    int32_t any, read, written;   /* first values of the storage that the range uses, reads, writes; 0:
+    int32_t any, read, written;   /* any: first value of the storage that the range uses; read: first value
+                                     that the range reads; written: first value that the range writes; 0:
                                      none */
     bool several, reads_several, all_slots, always;
     bool in;                      /* the range reads contents that were written before the range */
@@ -11987,10 +12024,10 @@ static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32
     return x && y && tt__insert(t, before, &i);
 }
 
-/* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. If the range
-   uses only one shard or slot, the copy has only that; otherwise the copy has the whole storage, so that
-   kernels find the layout that they find without copies. Sets *like to the value of v that the copy
-   corresponds to. Returns 0 if out of memory. */
+/* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. If the
+   instructions use only one shard or one slot of v, the copy has only that shard or slot. Otherwise the copy
+   has the whole storage, so that kernels find the layout that they find without copies. Sets *like to the
+   value of v that the copy corresponds to. Returns 0 if out of memory. */
 static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *like)
 {
     const tt__tape_value base = t->values[v], x = t->values[u->any];
@@ -12009,8 +12046,8 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     return d;
 }
 
-/* Inserts, before instruction `from`, the copies into storage d of the elements that the use u reads. Storage
-   d is a copy of value `like`. */
+/* Inserts, before instruction `from`, copies of the elements that the use u reads into storage d, which is a
+   copy of value `like`. */
 static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, int32_t d)
 {
     const tt__instr first = t->code[from];
@@ -12029,8 +12066,8 @@ static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, i
     return ok;
 }
 
-/* Makes instructions [from, to] use a copy of storage v in the memory on which they work. Inserts the copies
-   from v before them and back to v after them. Returns false if out of memory. */
+/* Makes instructions [from, to] use a copy of storage v in the memory on which they work. Inserts copies from
+   v before these instructions, and copies back to v after them. Returns false if out of memory. */
 static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
 {
     const tt__use u = tt__use_of(t, v, from, to);
@@ -12128,8 +12165,9 @@ static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
 
 /* Cuts a group off the instructions that run together from k on, and returns its range; the remaining
    instructions run together after the group. The instructions of a group work on one memory and use at most
-   `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes that
-   the group would have so far if `max` were TT__OFFLOAD_TOGETHER. */
+   `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes so
+   far of the group that there would be if `max` were TT__OFFLOAD_TOGETHER; goes on from one call to the
+   next. */
 static tt__range tt__cut_group(tt_tape *t, int k, size_t max, size_t *largest)
 {
     tt__range r = {k, k};
@@ -12275,7 +12313,7 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
         const tt__tape_value *x = &t->values[i->out[1]];
-        /* out[1] stays if its dtype is another: out[0] is then computed from the rounded values of out[1] */
+        /* out[1] stays if its dtype is not that of out[0], which is then computed from the rounded out[1] */
         bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
         if (same && !needed[x->base]) i->out[1] = 0;
     }
@@ -12286,14 +12324,15 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 /* ==== src/passes/features.h */
 /* ------------------------------------------------------------------------------------------------- features
    The frozen part of a recorded tape consists of the instructions that depend on inputs and frozen parameters
-   alone. Its results that the rest of the tape reads are the features. A program can read features as inputs,
-   in place of computing the frozen part. */
+   alone. The features are the results of the frozen part that the rest of the tape reads. A program can read
+   features as inputs, in place of computing the frozen part. */
 
-/* Facts about a tape that tt__find_features needs. Flags of storages are at the number of the base. */
+/* Facts about a tape that tt__find_features needs. The index of a storage's flags is the number of its base
+   value. */
 typedef struct tt__frozen_part {
     bool *trained;   /* of a storage: depends on a trained parameter */
     bool *fed;       /* of a storage: depends on an input */
-    bool *needed;    /* of a storage: an instruction reads it, directly or not, before a frozen parameter */
+    bool *needed;    /* of a storage: an instruction that reads a frozen parameter depends on it */
     bool *made;      /* of a storage: an instruction of the frozen part writes it */
     bool *feature;   /* of a storage: it is a feature */
     bool *within;    /* of an instruction: it belongs to the frozen part */
@@ -12322,9 +12361,9 @@ static bool tt__only_of_part(const tt_tape *t, const tt__instr *i, const bool *m
 }
 
 /* Notes the frozen part of the tape. An instruction belongs to the frozen part if it does not depend on a
-   trained parameter, and if it reads a frozen parameter or comes before an instruction that reads one. So do
-   the instructions after the last frozen parameter, such as the choice of the first row of each sequence, up
-   to the first dropout, which stays with the trained part. */
+   trained parameter, and if it reads a frozen parameter or comes before an instruction that reads one. The
+   instructions after the last frozen parameter also belong to the frozen part, such as the choice of the
+   first row of each sequence, up to the first dropout, which stays with the trained part. */
 static void tt__note_frozen_part(const tt_tape *t, tt__frozen_part *p)
 {
     for (int32_t v = 1; v < t->n_values; v++) {
@@ -12543,8 +12582,9 @@ static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
 }
 
 /* Returns the seconds that instruction i takes with all axes at their capacity. Computation takes the longer
-   of its arithmetic and its memory traffic, a transfer the time of its bytes; each launch is added. first: i
-   is the first of the instructions that are launched together, and alone has the cost of the launch. */
+   of two times, that of its arithmetic and that of its memory traffic. A transfer takes the time of its
+   bytes. Each launch adds costs->launch. first: i is the first of the instructions that are launched
+   together; the others add no launch. */
 static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *costs, bool first)
 {
     const int stream = tt__stream_beside(t, i);
@@ -12563,7 +12603,8 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 
 /* Estimated seconds of a program's instructions. */
 typedef struct tt__spent {
-    double compute, exposed;    /* computation; exposed: time for which computation waits for transfers */
+    double compute, exposed;    /* compute: seconds of computation; exposed: seconds for which computation
+                                   waits for transfers */
     double on_host;             /* part of `compute` that the host's processor computes */
     double busy[TT__STREAMS];   /* for each stream: seconds of its transfers */
 } tt__spent;
@@ -12614,7 +12655,7 @@ static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *
 typedef struct tt__order {
     tt_tape *t;
     int n;              /* number of instructions, including WAITs */
-    int *at, *place;    /* number of the instruction at each place; place of each instruction */
+    int *at, *place;    /* at: number of the instruction at each place; place: place of each instruction */
     double *begin;      /* for each instruction: seconds of computation before it */
     double *seconds;    /* for each instruction: seconds of computation that it takes */
     double *moves;      /* for each start: seconds for which its transfer occupies the stream */
@@ -12677,8 +12718,9 @@ static void tt__move_to(tt__order *o, int x, int to)
     o->place[x] = to;
 }
 
-/* Returns whether place k is between updates in the host's memory that run together. A transfer does not stop
-   there but moves past all of them, and so runs beside them, because they take long. */
+/* Returns whether place k is between updates in the host's memory that run together. A transfer moves past
+   all these updates instead of stopping between them, and so runs beside them, because updates in the host's
+   memory take long. */
 static bool tt__amid_updates(const tt__order *o, int k)
 {
     const tt__instr *i = &o->t->code[o->at[k - 1]];
@@ -12743,9 +12785,9 @@ static bool tt__brings(const tt_tape *t, const tt__instr *i)
            (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
 
-/* Moves start x up so that its transfer can end after `due` seconds of computation. If x's stream also takes
-   results away, x moves before any such transfer that would keep the stream busy too long. x moves at most
-   `ahead` blocks above the block of its WAIT. */
+/* Moves start x up so that its transfer can end by the time that `due` seconds of computation are done. If
+   x's stream also takes results away, x moves before any such transfer that would keep the stream busy too
+   long. x moves at most `ahead` blocks above the block of its WAIT. */
 static void tt__hoist(tt__order *o, int x, double due, int ahead)
 {
     double until = due - o->moves[x];
@@ -12773,9 +12815,10 @@ static int tt__last_reader(const tt_tape *t, int32_t v)
     return last;
 }
 
-/* Marks the instructions that end a block. In the forward, an instruction that writes a value marked by
-   tt_block_end does; in the backward, the last one that reads a marked value. Without marks, each product
-   ends a block. At the end of a step, each group of instructions that run together is a block. */
+/* Marks the instructions that end a block. In the forward, an instruction ends a block if it writes a value
+   marked by tt_block_end. In the backward, the last instruction that reads a marked value ends a block.
+   Without marks, each product ends a block. At the end of a step, each group of instructions that run
+   together is a block. */
 static void tt__mark_blocks(tt__order *o, int n)
 {
     tt_tape *t = o->t;
@@ -12881,9 +12924,10 @@ static tt_status tt__reorder(tt__order *o)
     return TT_OK;
 }
 
-/* Gives each input that instructions read a second value. The host copies the next run's data there while
-   this run is in flight. A run begins with a copy from there to the input (tt__take_arrivals), so that
-   instructions, also recorded ones (CUDA graphs), find the input always at one address. */
+/* Gives each input that instructions read a second value. The host copies the next run's data to the second
+   value while this run is in flight. A run begins with a copy from the second value to the input
+   (tt__take_arrivals), so that instructions, also recorded ones (CUDA graphs), find the input always at one
+   address. */
 static tt_status tt__pass_arrivals(tt_tape *t)
 {
     const int32_t values = t->n_values;
@@ -12945,17 +12989,17 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
 /* ==== src/passes/join.h */
 /* ---------------------------------------------------------------------------------------------------- join
    Makes products run together that would be one product if their operands were adjacent in memory
-   (tt__is_one_product). Their transient operands become views of one value. tt__place_persistent makes
-   parameters and persistent gradients adjacent. If the operands are not adjacent in the end, each product is
-   launched alone. */
+   (tt__is_one_product). The transient operands of these products become views of one value.
+   tt__place_persistent makes parameters and persistent gradients adjacent. If the operands are not adjacent
+   in the end, each product is launched alone. */
 
 /* Largest distance, in instructions. Products further apart are not joined. Values whose first write or last
    read is further apart are not joined either, because both would then stay in memory for longer. */
 enum { TT__TOGETHER = 32 };
 
-/* Returns, for each storage, whether it must keep its own place in memory: another stream or a collective
-   uses the storage, or an instruction overwrites it with a result in place, or it holds such a result. The
-   caller frees the array. NULL: out of memory. */
+/* Returns, for each storage, whether it must keep its own place in memory. It must if another stream or a
+   collective uses it, if an instruction stores its result in the place of the storage, or if the storage is
+   such a result in the place of another storage. The caller frees the array. NULL: out of memory. */
 static bool *tt__never_joined(const tt_tape *t)
 {
     bool *apart = (bool *)tt__calloc(t->ctx, sizeof *apart * (size_t)t->n_values);
@@ -12983,8 +13027,8 @@ static bool tt__is_plain(const tt_tape *t, int32_t v)
            x->part.split == TT__WHOLE && x->space == TT__DEVICE;
 }
 
-/* Returns whether v may become a view of a joined value: v does not outlive the step, and its rows are
-   multiples of the 16 bytes to which kernels need rows aligned. */
+/* Returns whether v may become a view of a joined value: v does not outlive the step, and the bytes of a row
+   are a multiple of 16, because kernels need rows that are aligned to 16 bytes. */
 static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
 {
     const tt__tape_value *x = &t->values[v];
@@ -12995,7 +13039,8 @@ static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const b
            row % 16 == 0;
 }
 
-/* Returns whether another storage may directly follow persistent storage v: v fills all its bytes. */
+/* Returns whether another storage may directly follow persistent storage v: whether v has no padding at its
+   end. */
 static bool tt__may_be_followed(const tt_tape *t, int32_t v)
 {
     const tt__shape *x = &t->values[v].shape;
@@ -13054,7 +13099,8 @@ static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
 }
 
 /* Sorts products by the numbers of their weights, or of the gradients of their weights, and makes them run
-   together. Persistent values have this order in the arena, and recomputed products the same order. */
+   together. The arena has persistent values in the order of their numbers, and recomputed products are in the
+   order of the products that they repeat. */
 static void tt__order_products(tt_tape *t, int first, int last)
 {
     for (int k = first + 1; k <= last; k++) {
@@ -13291,8 +13337,8 @@ static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int l
     return tt__taken_lists(t, b, 2 * node + 1, lo + width / 2, width / 2, heads, n);
 }
 
-/* Returns the place of the lowest gap (or the tightest one) of at least b's size between the bytes that are
-   in use during b's life. */
+/* Returns the place of the lowest gap or, with `tightest`, of the smallest gap that has room for b, between
+   the bytes that are in use during b's life. */
 static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
@@ -13319,9 +13365,9 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
     }
 }
 
-/* Places boxes (storages) in the given order, each into the lowest gap (or the tightest one) between the
-   boxes placed before that are alive at the same time. Returns the height, where the highest box ends; stops
-   at the first height above `limit`. SIZE_MAX: out of memory. */
+/* Places boxes (storages) in the given order, each into the lowest gap or, with `tightest`, the smallest gap
+   that has room, between the boxes placed before that are alive at the same time. Returns the height, where
+   the highest box ends; stops at the first height above `limit`. SIZE_MAX: out of memory. */
 static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit,
                                  tt__taken *taken)
 {
@@ -13486,8 +13532,8 @@ static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, s
 }
 
 /* Finds the lifetimes of a tape's transient storages and workspaces. The caller frees *out. Operands of
-   instructions that run together live from the first to the last of these; operands of work on another stream
-   live until its WAIT. */
+   instructions that run together live from the first to the last of these instructions; operands of work on
+   another stream live until its WAIT. */
 static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
 {
     tt_context *ctx = t->ctx;
@@ -13616,9 +13662,9 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
 
 struct tt__isa_table {
     const char *name;
-    /* Functions that run the fastest multiply-adds in a loop, in one thread: peak[0] in fp32,
-       peak[TT__BF16_DOT] and peak[TT__BF16_TILES] in bf16; NULL: the instruction set has none. They return
-       the number of FLOPs done. */
+    /* Functions that run the fastest multiply-adds in a loop, in one thread, and return the number of FLOPs
+       done. peak[0]: in fp32; peak[TT__BF16_DOT], peak[TT__BF16_TILES]: in bf16, or NULL if the instruction
+       set has none. */
     double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
     bool optimized; /* the compiler optimised the kernels */
@@ -14080,9 +14126,10 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 /* ---- one variant for each instruction set ----
 
    The variants are most of a compiler's work. A build of many programs, such as the Makefile's build of the
-   tests, compiles them once: an object compiled with TT__KERNELS_ONLY has the variants' tables, and its
-   source ends here; programs compiled with TT__KERNELS_ELSEWHERE only declare the tables. The object also has
-   the public functions above. The linker is told to take the first definition, which is the program's own. */
+   tests, compiles the variants once, into an object for which TT__KERNELS_ONLY is defined. The source of that
+   object ends here. The programs are compiled with TT__KERNELS_ELSEWHERE and only declare the variants'
+   tables. The object and each program define the public functions above. The linker is told to take the
+   first definition, which is the program's own. */
 
 #define TT__LANES 4
 #define TT__ISA portable
@@ -14376,7 +14423,7 @@ TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
     static const float c[] = {1.559467754e-4f, 1.340664390e-3f, 9.617692975e-3f, 5.550310551e-2f,
                               2.402265278e-1f, 6.931472150e-1f, 1.0f};
     const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23 + 127: adding `magic` rounds to an
-                                                                integer, plus the exponent's bias */
+                                                                integer and adds the exponent's bias */
     x = TT__K(max)(TT__K(splat)(-126.0f), x); /* x comes second: max() returns its second operand for NaN */
     tt__vf shifted = x + magic, r = x - (shifted - magic);
     /* the low bits of `shifted` are the biased exponent */
@@ -14589,8 +14636,8 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
     TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
 }
 
-/* Loads f16, or fewer than TT__LANES elements, for load_as. load_rest and store_rest are not inlined, because
-   many places call them for few elements. */
+/* Does the rarer work of load_as: loads f16, or fewer than TT__LANES elements. load_rest and store_rest are
+   not inlined, because many places call them for few elements. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     uint16_t some[TT__LANES] = {0};
@@ -14609,7 +14656,8 @@ TT__OUTLINE void TT__K(store_rest)(void *p, tt_dtype dtype, int64_t i, tt__vf x,
     memcpy((uint16_t *)p + i, some, (size_t)n * 2);
 }
 
-/* Loads the first TT__LANES of n elements from element i of an array of any float dtype, zeros beyond n. */
+/* Loads TT__LANES elements of an array of any float dtype, from element i on. The array has n elements from
+   there on. If n < TT__LANES, the other lanes become 0. */
 TT__INLINE tt__vf TT__K(load_as)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     if (n >= TT__LANES && dtype == TT_F32) return TT__K(load)((const float *)p + i);
@@ -18777,7 +18825,8 @@ static void tt__rank_group_reset(tt__rank_group *w)
     w->failed = 0;
 }
 
-/* Notes the op and the value on which a rank works, for the error of a rank that waits too long for it. */
+/* Notes the op and the value on which a rank works, for the error of another rank that waits too long for
+   this rank. */
 static void tt__rank_group_note(tt__rank_group *w, int rank, const char *op, const char *on)
 {
     __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);
@@ -18926,17 +18975,19 @@ typedef struct tt__net {
     int failed;             /* atomic: the common work of the processes has ended */
     tt_status status;
     char why[1100];         /* why the common work has ended */
-    tt__end end, ended[TT__RANKS]; /* this process's end message; each process's, guarded by `mutex` */
+    tt__end end, ended[TT__RANKS]; /* end: this process's end message; ended: for each process, its end
+                                      message, guarded by `mutex` */
     bool has_ended[TT__RANKS];     /* guarded by `mutex`; for each process: `ended` has its end message */
     char last_message[TT__RANKS][128]; /* guarded by `mutex`; for each process: the instruction for which a
                                           message of that process came last */
     int ranks;              /* number of ranks of each process in the last program that ran; 0: none yet */
     tt__note *note;         /* for each process: its note in the last tt__agree */
     bool cuda_aware;        /* MPI can access GPU memory in every process */
-    double sent, min;       /* guarded by `mutex`: bytes that collectives have sent so far; minimum that any
-                               method must send */
+    double sent, min;       /* guarded by `mutex`. sent: bytes that collectives have sent so far; min: the
+                               minimum that any method must send */
 #ifdef TINYTRAIN_MPI
-    MPI_Comm talk, data;    /* communicators: for notes and end messages; for collectives */
+    MPI_Comm talk, data;    /* talk: communicator for notes and end messages; data: communicator for
+                               collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
 #endif
 } tt__net;
@@ -19086,7 +19137,7 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            /* An error of test: the other process cannot be reached, so the message never ends. */
+            /* An error of `test`: the other process cannot be reached, so the message never ends. */
             if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true;
             left += !r[k].done;
         }
@@ -19221,7 +19272,7 @@ static void tt__net_close(tt_context *ctx)
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }
-    if (all) n->transport->close(n); /* otherwise close would wait for a process that is gone */
+    if (all) n->transport->close(n); /* otherwise `close` would wait for a process that is gone */
     ctx->net = NULL;
     pthread_mutex_destroy(&n->mutex);
     tt__free(ctx, n->note);
@@ -19573,9 +19624,10 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 typedef struct tt__device_group {
     tt_context *ctx;
     const tt__device_kind *kind;
-    int ranks, index[TT__RANKS];   /* number of ranks; for each rank: number of its device */
+    int ranks, index[TT__RANKS];   /* ranks: number of ranks; index: for each rank, the number of its
+                                      device */
     int first, local;
-    int moved;                     /* number that index[] adds to the device numbers in the name */
+    int moved;                     /* the device numbers in index[] are those in the name plus this number */
     char name[96];                 /* such as "cuda:0,2" or "cpu*2 in 4 processes"; cut if too long */
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
@@ -19648,11 +19700,16 @@ typedef struct tt__collective {
     tt__device_group *group;
     tt__launch *l;          /* array of n launches */
     int n;
-    tt__members all, near;  /* all members; the members of this process or, in a pair, both members */
-    int rank, me, low;      /* this rank; its member number; the lowest member number in this process */
-    int processes, own;     /* number of processes with members; number of this process among them */
-    int grain, nodes;       /* number of consecutive members that form a node; nodes of a process */
-    int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
+    tt__members all, near;  /* all: all members; near: the members of this process or, in a pair, both
+                               members */
+    int rank, me, low;      /* rank: this rank; me: its member number; low: lowest member number in this
+                               process */
+    int processes, own;     /* processes: number of processes with members; own: number of this process among
+                               them */
+    int grain, nodes;       /* grain: number of consecutive members that form a node; nodes: nodes of a
+                               process */
+    int leader, tag;        /* leader: the rank that sends and receives for this process; tag: tag of its
+                               messages */
     bool no_peer;             /* some ranks in `near` cannot load from one another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in staging memory on the host */
 } tt__collective;
@@ -19829,7 +19886,7 @@ static tt_status tt__net_all_there(tt__mail *m)
     return come ? TT_OK : tt__net_late(m, late, why);
 }
 
-/* Waits until the first n messages of *m have been sent or received. Others stay in flight. */
+/* Waits until the first n messages of *m have been sent or received. The other messages stay in flight. */
 static tt_status tt__net_first_there(tt__mail *m, int n)
 {
     tt__mail first = *m;
@@ -20053,7 +20110,8 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
 
 /* A batch of messages in flight, for one or more jobs (parts of collectives). Elements for process q begin at
    byte to[q] of the batch's send memory; elements from process q begin at byte from[q] of its receive memory.
-   Both are ordered by job, then by shard, then by node (c->grain consecutive members, whose sum is sent). */
+   The elements in either memory are ordered by job, then by shard, then by node (c->grain consecutive
+   members, whose sum is sent). */
 typedef struct tt__net_batch {
     tt__net_job job[TT__NET_JOBS];
     int jobs;
@@ -20084,7 +20142,7 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
 }
 
 /* Copies a rank's elements of all shards, one after another, to the second half of its staging memory. Other
-   ranks of the process read them there if they cannot load from the rank's memory. */
+   ranks of the process that cannot load from the rank's memory read the copy. */
 static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
 {
     char *to = (char *)c->group->stage[c->rank] + TT__STAGE + b->begin;
@@ -20396,7 +20454,8 @@ static tt_status tt__net_phase(const tt__collective *c)
 }
 
 /* Runs all phases of c->n collectives on a rank. The members of the process wait at a barrier before and
-   after each phase. met: the members have just passed a barrier, so the first one is left out. */
+   after each phase. met: the members have just passed a barrier, so they do not wait before the first
+   phase. */
 static tt_status tt__run_collective(const tt__collective *c, bool met)
 {
     const int phases = tt__rules_of(c->l->instr)->phases;
@@ -20429,7 +20488,7 @@ typedef struct tt__placement {
     tt__part part;      /* the shard of the parameter that a rank stores */
 } tt__placement;
 
-/* The values of the option `memory`, and below the words by which users give them. */
+/* The values of the option `memory`. tt__memory_names has the words by which users give the values. */
 typedef enum tt__memory_kind {
     TT__OWN_MEMORY, TT__MANAGED, TT__OVERSUBSCRIBED, TT__MEMORY_KINDS
 } tt__memory_kind;
@@ -20442,15 +20501,18 @@ static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "manage
 enum { TT__WINDOWS = 3 }; /* number of windows of instructions that are on the device at a time: one runs, the
                              next ones are prefetched */
 
-/* State of an arena in managed memory that exceeds the device's free memory: which blocks should be on the
-   device. A window of instructions is consecutive instructions whose blocks are prefetched together. */
+/* State of an arena that is in managed memory and is larger than the device's free memory: which blocks of
+   the arena should be on the device. A window of instructions is consecutive instructions whose blocks are
+   prefetched together. */
 typedef struct tt__paging {
     size_t room;        /* bytes on the device for all blocks that are not `kept` there */
     size_t blocks;      /* number of blocks of the arena */
-    uint64_t *used;     /* for each block: `clock` at the start of the last window that used it; 0: none */
-    uint64_t *stamp;    /* for each block: `stamps` when an instruction last added it to a window */
+    uint64_t *used;     /* for each block: value of `clock` when the last window of instructions that uses the
+                           block began; 0: no window has used the block */
+    uint64_t *stamp;    /* for each block: value of `stamps` when an instruction last added the block to a
+                           window */
     bool *kept;         /* for each block: it always stays on the device */
-    uint64_t clock;     /* 1 + bytes of blocks, without kept blocks, that all windows so far have used */
+    uint64_t clock;     /* 1 + bytes of the blocks, without kept blocks, that all windows so far have used */
     uint64_t stamps;    /* number of instructions added to windows so far */
     uint64_t prefetched; /* bytes prefetched so far */
     void *began, *there[TT__WINDOWS]; /* began: event at the start of the window of instructions that runs;
@@ -20486,8 +20548,8 @@ typedef struct tt__arena {
     const void *results_of; /* program whose last outputs are still in the transient bytes; NULL: none */
 } tt__arena;
 
-/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, which the
-   device's backend names. */
+/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, for which the
+   device's backend sets the message. */
 static char *tt__host_allocate(tt_context *ctx, const tt__device_group *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
@@ -20572,9 +20634,10 @@ static tt_status tt__placements_grow(tt_context *ctx, tt__arena *a)
     return TT_OK;
 }
 
-/* Returns the arena in which a program of arena `a` finds parameter p; NULL if none stores p yet. That is p's
-   `owner` or, in a pipeline of `stages` stages, the one of `owner` and `second_owner` that belongs to stage
-   `stage`. If the device has no backend in this build, parameters have no owner, and the arena is `a`. */
+/* Returns the arena in which a program of arena `a` finds parameter p: p's `owner` or, in a pipeline of
+   `stages` stages, the one of `owner` and `second_owner` that belongs to stage `stage`. Returns NULL if no
+   arena stores p for that stage yet. If the device has no backend in this build, parameters have no owner,
+   and the result is `a` if `a` stores p. */
 static tt__arena *tt__placement_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {
@@ -20781,14 +20844,15 @@ static void tt__device_group_try(tt_context *ctx, tt__device_group *c)
     else if (pairs) tt__log(ctx, TT_LOG_WARNING, "peers", "%s", first);
 }
 
-/* Opens the devices of a device group that are not open yet, and starts its threads. */
+/* Opens the devices of a device group that are not open yet, and starts the group's threads. */
 static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
 {
     char why[512] = "no reason given", name[32];
     for (int r = c->first; r < c->first + c->local; r++) {
         if (c->device[r]) continue;
         c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
-        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory or threads for a CPU device */
+        if (!c->device[r] && c->kind->host) return ctx->status; /* a CPU device: the error (no memory or
+                                                                   threads) is set */
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
                             tt__device_name(c->kind, c->index[r], name), why,
@@ -20854,8 +20918,9 @@ static void tt__device_group_task(void *arg, int64_t task, int thread)
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
-    if (!job->failed || (named && !job->named)) { /* a rank without an error message of its own failed only
-                                                     because another rank did */
+    if (!job->failed || (named && !job->named)) { /* a rank that has no error message of its own failed only
+                                                     because of another rank, so a named error replaces its
+                                                     error */
         job->status = status;
         job->failed = rank + 1;
         job->named = named;
@@ -20956,8 +21021,8 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
     return tt__device_status(a->group->ctx, a->group, x->rank, status);
 }
 
-/* Returns `option` or, if it is NULL or empty, the value of environment variable `variable`; NULL if that is
-   not set or empty. */
+/* Returns `option`. If `option` is NULL or empty, returns the value of the environment variable `variable`;
+   NULL if the variable is not set or empty. */
 static const char *tt__option(const char *option, const char *variable)
 {
     if (!option || !*option) option = getenv(variable);
@@ -21009,9 +21074,10 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* Returns the device group that has in each process the `local` devices with numbers index[]. Makes the group
-   if it does not exist; its devices are not open then. moved: the number of devices that this host's earlier
-   processes take, which is included in index[]. Returns NULL after tt__fail. */
+/* Returns the device group in which each process has `local` devices. index: the numbers of this process's
+   devices. moved: the number of devices that earlier processes of this host take; index[] already counts from
+   there. Makes the group if it does not exist; the devices of a new group are not open. Returns NULL after
+   tt__fail. */
 static tt__device_group *tt__device_group_of(tt_context *ctx, const tt__device_kind *kind, const int *index,
                              int local, int moved)
 {
@@ -21342,7 +21408,8 @@ static bool tt__param_slots_grow(tt_context *ctx)
 tt_param *tt_param_find(tt_context *ctx, const char *name)
 {
     uint32_t found = ctx->n_params ? *tt__param_slot(ctx, name) : 0;
-    if (found) ctx->unmade[0] = 0; /* the parameter exists: forgets the error of a second tt_param_new */
+    if (found) ctx->unmade[0] = 0; /* the caller finds the existing parameter, so the error of a second
+                                      tt_param_new for it no longer counts */
     return found ? ctx->params[found - 1] : NULL;
 }
 
@@ -21486,8 +21553,8 @@ static tt__stored tt__param_stored(const tt_param *p)
     return tt__stored_of(p, &tt__param_placement(p)->part, p->owner);
 }
 
-/* Returns how many elements of the tensor a rank stores. Sets *first to the number of the first one, counted
-   within the shard of its tensor rank. */
+/* Returns how many elements of the tensor a rank stores. Sets *first to the number of the rank's first
+   element, counted within the shard of its tensor rank. */
 static int64_t tt__stored_shard(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;
@@ -21718,8 +21785,8 @@ void tt_close(tt_context *ctx)
    nothing on the device. Uses all sections above.
    ======================================================================================================== */
 
-/* A device's recording of the launches of a stretch: consecutive instructions (a CUDA graph). A recording of
-   a stretch of micro-batches can be replayed only with equal numbers of rows. */
+/* A device's recording (a CUDA graph) of the launches of a stretch, that is, of consecutive instructions. A
+   recording of a stretch of micro-batches can be replayed only with equal numbers of rows. */
 typedef struct tt__recording {
     void *made;             /* the device's recording; NULL: the stretch ran only once so far */
     tt__segment segment;
@@ -21760,7 +21827,8 @@ typedef struct tt__settings {
     tt__matmul_precision matmul;
     tt__recompute_policy recompute;
     unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
-    bool offload_fits, zero_fits; /* the option `offload` is "budget"; `parallel.zero` is TT_ZERO_BUDGET */
+    bool offload_fits, zero_fits; /* offload_fits: the option `offload` is "budget"; zero_fits:
+                                     `parallel.zero` is TT_ZERO_BUDGET */
     tt__update_place update;
     tt__memory_kind memory;
     bool scales;            /* the program uses loss scaling */
@@ -21774,7 +21842,8 @@ enum { TT__AHEAD = 2 }; /* max of tt__choice.ahead on devices that have streams 
 typedef struct tt__choice {
     tt__recompute_policy recompute;
     unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
-    int activations;        /* with TT__OUT_ACTIVATIONS: number of blocks to offload, never the last */
+    int activations;        /* with TT__OUT_ACTIVATIONS: number of blocks to offload, counted from the first;
+                               the last block is never one */
     tt__update_place update;
     int ahead;              /* number of blocks that copies and collectives may run ahead; 0: no overlap */
     int blocks;             /* policy "blocks" recomputes the first `blocks` blocks, never the last */
@@ -21787,12 +21856,13 @@ typedef struct tt__choice {
 /* Arguments and results of a call of tt__try_compile beside tt_compile_options. */
 typedef struct tt__attempt {
     bool quiet;             /* a trial of a search for the largest size: no warnings, errors without advice */
-    bool unbudgeted;        /* the caller of that search has no budget and will compile without one */
+    bool unbudgeted;        /* the caller of a search for the largest size has no budget, and will compile
+                               without one */
     bool dropout;           /* a program that does not train keeps its dropout */
     bool no_arrivals;       /* reserve no memory for the inputs of the next run, as under a tight budget */
     size_t needs;           /* bytes of the smallest possible program with the options as they are */
-    size_t advised;         /* bytes of the smallest program that an error's advice leads to; 0: the advice
-                               fits the budget */
+    size_t advised;         /* bytes of the smallest program that an error's advice leads to; 0: the program
+                               that follows the advice fits the budget */
 } tt__attempt;
 
 /* A tape after all passes, with its plan. Persistent storages have no place yet: their place depends on the
@@ -21805,7 +21875,7 @@ typedef struct tt__built {
     int n_boxes;
     size_t transient;       /* bytes of the region that holds the boxes on the device */
     size_t bound;           /* largest number of bytes of boxes in use at one instruction */
-    int peak_at;            /* number of that instruction, the peak */
+    int peak_at;            /* number of the instruction with `bound` bytes in use, the peak */
     /* Bytes of host memory for this program alone, in this order: persistent bytes, transient bytes, and
        bytes that only data rank 0 has (host_of_first). */
     size_t host_persistent, host_transient, host_of_first;
@@ -21918,7 +21988,8 @@ struct tt_program {
     struct tt_program *stage[TT__RANKS]; int stages;
     tt__queued *queued; int n_queued, cap_queued; /* entry r * data + d: micro-batch r of data rank d */
     size_t *queued_at; /* byte offset of each input in tt__queued.inputs; then the total; NULL: no pipeline */
-    int n_recorded, n_axes; /* numbers of values and of axes of the tape that was compiled */
+    int n_recorded, n_axes; /* n_recorded: number of values of the tape that was compiled; n_axes: number of
+                               its axes */
     int64_t last_round;     /* last round that was run */
     tt__step_settings run;            /* settings of the next run; each rank sets `micro` in its own copy */
     tt__results results;    /* results of all ranks when they were last read */
@@ -22626,7 +22697,7 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
 }
 
 /* Notes the SEND instructions of a pipeline stage, and for each SEND the segment that first writes its
-   operand. first: from tt__first_writers. */
+   operand. first: for each storage, 1 + the first instruction that writes it (tt__first_writers). */
 static void tt__note_sends(tt__built *b, const int32_t *first)
 {
     const tt_tape *t = b->t;
@@ -24434,8 +24505,8 @@ static tt_status tt__build_chosen(const tt__job *to)
 /* ------------------------------------------------------------------------------------------------- commit */
 
 /* Gives persistent storage v a place in the program's arena, unless v already has a place in an arena. The
-   place is directly after storage `before` or, if `before` is 0, at the end of the arena. The padding that
-   aligns `before` then follows v. Returns whether v got a place. */
+   place is directly after storage `before` or, if `before` is 0, at the end of the arena. The padding at the
+   end of `before` then comes after v. Returns whether v got a place. */
 static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
 {
     tt_tape *t = p->built.t;
@@ -24662,7 +24733,7 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
 typedef struct tt__short_stages {
     size_t needs, advised;  /* tt__attempt.needs and .advised of the stage that needs the most bytes */
     size_t max;             /* largest tt__attempt.advised of all stages */
-    int at;                 /* number of that stage */
+    int at;                 /* number of the stage with the largest tt__attempt.advised */
     char error[TT__ERROR];  /* error of the stage that needs the most bytes; "": all stages fit */
 } tt__short_stages;
 
@@ -24725,7 +24796,8 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* Prints, one a line, the facts on which the bits of results depend, so that all processes need the same. */
+/* Prints, one a line, the facts on which the bits of results depend. The lines must be equal in all
+   processes. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};
@@ -25051,8 +25123,8 @@ static tt_program *tt__stage_of(const tt_program *p, int rank)
 
 static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
-/* tt__is_here returns whether a rank is in this process, tt__has_data_rank whether a rank of a data rank
-   is. */
+/* tt__is_here returns whether a rank is in this process. tt__has_data_rank returns whether this process has a
+   rank of a data rank. */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.group, rank); }
 
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
@@ -25101,7 +25173,8 @@ static int tt__slots(const tt_program *p)
 
 static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
-/* Returns how many slots have contents when `segment` sums them. These are always the first slots. */
+/* Returns how many slots have contents when `segment` sums them. The slots that have contents are always the
+   first ones. */
 static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
@@ -25612,9 +25685,9 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
-/* Fails if each of some processes needs more memory than this machine has available for all of them;
-   otherwise the system might kill a process later. Does not check memory of a caller's allocator. what: what
-   needs the memory; advice: what the message advises. */
+/* Fails if this machine has too little memory available for `processes` processes that need `bytes` bytes
+   each; otherwise the system might kill a process later. Does not check memory of a caller's allocator. what:
+   what needs the memory; advice: what the message advises. */
 static tt_status tt__machine_has(tt_context *ctx, double bytes, int processes, const char *what,
                                  const char *advice)
 {
@@ -26168,10 +26241,10 @@ static bool tt__adds_later(const tt_program *p, tt__segment segment)
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* Returns the entry of r->recordings for a run with this stretch, slot and these numbers of rows; NULL if
-   there is none. In that case, takes one credit from the entries in turn, and gives an entry that has no
-   credit left to this run, for its next time. Each use of an entry adds credit, so frequent runs keep their
-   recordings, however many other runs there are. */
+/* Returns the entry of r->recordings for a run with this stretch and slot and with equal numbers of rows;
+   NULL if there is none. If there is none, takes a credit from the entry whose turn it is. If that entry has
+   no credit left, it now belongs to this run, and the run's next repetition finds the entry. Each use of an
+   entry adds credit, so frequent runs keep their recordings, however many other runs there are. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];
@@ -26205,7 +26278,8 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 /* ==== src/run/collectives.h */
 /* ---- collectives ---- */
 
-/* Returns how many members contribute data to collective i. These are always the first members. */
+/* Returns how many members contribute data to collective i. The members that contribute are always the first
+   ones. */
 static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
     const tt__now *now = &p->rank[rank].now;
@@ -26528,8 +26602,8 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
-/* Launches n instructions together that are not collectives. They run on the device or, if tt__instr.on_host,
-   on the CPU once the device has computed their operands. */
+/* Launches n instructions, none of them a collective, together. The instructions run on the device or, if
+   tt__instr.on_host, on the CPU once the device has computed their operands. */
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;
@@ -26551,8 +26625,8 @@ typedef struct tt__rank_progress {
                                (tt__instr.always) */
     bool later;             /* the run adds to gradients of earlier micro-batches */
     /* `met`: the ranks (data ranks, tensor ranks, ...) that have passed a barrier on stream `met_stream` and
-       have launched nothing since. Both fields are equal on all these ranks, also on ranks without a
-       micro-batch. */
+       have launched nothing since. `met` and `met_stream` are equal on all these ranks, also on ranks without
+       a micro-batch. */
     tt__over met;
     int met_stream;
 } tt__rank_progress;
@@ -26562,8 +26636,8 @@ static bool tt__is_left_out(const tt__rank_progress *at, const tt__instr *i)
     return (at->absent && !i->always) || (i->later && !at->later);
 }
 
-/* Waits until instruction k is done on rank 0, and keeps the seconds since `begin`, its launch, if they are
-   the fewest so far. */
+/* Waits until instruction k is done on rank 0. Computes the seconds since its launch, which was at time
+   `begin`, and keeps them if they are the fewest so far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
     const tt__device_group *c = p->settings.group;
@@ -27864,8 +27938,8 @@ static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so
     return found;
 }
 
-/* Finds a parameter's gradient and the factor by which its stored numbers are multiplied to be those of the
-   mean loss. Fails if there is no gradient now. caller: name of the public function, for the error. */
+/* Finds a parameter's gradient and the factor that turns the stored numbers into the gradient of the mean
+   loss. Fails if there is no gradient now. caller: name of the public function, for the error. */
 static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const char *caller, tt__so_far *g,
                                   double *factor)
 {
@@ -28002,8 +28076,8 @@ static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
     return false;
 }
 
-/* Continues a hash with attributes of the instructions at the end of a step, and returns it: those of CLIP,
-   of the updates in the order of the parameters in the tape, and of LOSS_SCALE. */
+/* Continues a hash with attributes of the instructions at the end of a step, and returns the hash. These
+   instructions are CLIP, the updates in the order of the parameters in the tape, and LOSS_SCALE. */
 static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 {
     const tt_tape *t = p->built.t;
@@ -28095,9 +28169,9 @@ static tt__state_header tt__state_header_of(const tt_program *p)
    with one row measures the update, which dominates its steps. */
 
 /* TT__STEP_LONG and TT__COPY_LONG: seconds from which a step or a copy is long enough to measure.
-   TT__STEPS_LONG: seconds of steps after which a program runs no more. ..._WIDTH: number of rows and of
-   columns of a block; TT__UPDATE_WIDTH: number of columns of a block with one row. ..._COPY: bytes of a
-   copy. */
+   TT__STEPS_LONG: a program runs 2 to 6 steps, until they have taken this many seconds together. ..._WIDTH:
+   number of rows and of columns of a block; TT__UPDATE_WIDTH: number of columns of a block with one row.
+   ..._COPY: bytes of a copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
@@ -28190,8 +28264,8 @@ typedef struct tt__profile {
 } tt__profile;
 
 /* Runs some steps and takes the shortest time of each launch, because other work on the machine slows down
-   some steps but seldom all. *seconds: the sum of these times or, if steps are very long, the duration of the
-   last step. */
+   some steps but seldom all. *seconds: the sum of the launches' shortest times or, if steps are very long,
+   the duration of the last step. */
 static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
@@ -28252,9 +28326,10 @@ static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool si
     }
 }
 
-/* Computes the seconds of a launch from steps whose launches are not timed: the shortest of them, less the
-   seconds that the rates predict for its work, divided by the number of launches. min: seconds of a step
-   whose launches were timed one by one, an upper bound. */
+/* Sets costs->launch, the seconds that a launch takes beside its work. Runs steps whose launches are not
+   timed, subtracts the seconds that the rates predict for the work of a step from the seconds of the shortest
+   step, and divides the difference by the number of launches. min: seconds of a step whose launches were
+   timed one by one; the shortest step counts as at most that long. */
 static tt_status tt__measure_launch(tt__sample *s, double min, tt_costs *costs)
 {
     double seconds;
@@ -28464,8 +28539,8 @@ static double tt__moved_by(const tt_program *p, int rank, double *min)
         const tt__members all = tt__members_of(p, rank, &i->move, &me);
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
-        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* or counts of losses
-                                                                                    (F64) */
+        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* also true for counts of
+                                                                                    losses (F64) */
         if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *min += item * loads.min;
     }
     return bytes;
@@ -28856,8 +28931,9 @@ static void tt__print_xml(tt__text_buffer *text, const char *name)
 }
 
 /* The categories of memory, in the order of the plot's layers from below. tt__live_layers returns live[k * N
-   + c]: the bytes in use in column k of the categories tt__layer[0] to tt__layer[c]. If several of the n
-   instructions share a column, it shows the one with the most bytes. NULL: out of memory. */
+   + c]: for column k of the plot, the bytes in use of the categories tt__layer[0] to tt__layer[c] together. A
+   column that stands for several of the n instructions shows the instruction with the most bytes. Returns
+   NULL if memory runs out. */
 static const tt_category tt__layer[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS,
                                         TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
 static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
@@ -28901,8 +28977,8 @@ static void tt__label(tt__text_buffer *text, int x, int y, const char *anchor, c
 }
 
 /* Draws the layers of memory, the highest first and each down to the axis, so that lower layers cover higher
-   ones. The unit of coordinates is a tenth of a pixel; they begin in the lower left corner. scale: tenths of
-   a pixel per byte. drawn: receives, for each layer, whether it has any bytes. */
+   ones. Coordinates are tenths of a pixel from the lower left corner. scale: tenths of a pixel per byte.
+   drawn: gets, for each layer, whether the layer has any bytes. */
 static void tt__draw_layers(tt__text_buffer *text, const int64_t *live, int columns, double scale,
                             const char *const *colour, bool *drawn)
 {
@@ -28948,7 +29024,8 @@ static bool tt__is_marked(const tt_tape *t, const tt__instr *i, int kind)
     return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->recomputed;
 }
 
-/* Draws a line below each instruction for which tt__is_marked returns true. Returns whether there is any. */
+/* Draws a line below each instruction for which tt__is_marked returns true. Returns whether a line was
+   drawn. */
 static bool tt__draw_marks(tt__text_buffer *text, const tt_tape *t, int kind, const char *colour)
 {
     bool any = false;
@@ -29422,24 +29499,29 @@ enum {
     TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* Hangul */
 };
 
-/* The unpacked tables. c << 11 | x: a code point in the upper 21 bits of a number and a small number x in the
-   lower 11. */
+/* The unpacked tables. An expression `c << 11 | x` stands for a number with a code point c in the upper
+   21 bits and a small number x in the lower 11 bits. */
 typedef struct tt__unicode {
     uint8_t bits[0x110000];               /* TT__IS_... */
     uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
-    uint32_t marks[TT__MARK_ROWS][2];     /* runs of combining marks: first << 11 | last - first; rank of
-                                             their combining class */
-    uint32_t pairs[TT__PAIRS][3];         /* decompositions: c << 11 | whether NFC composes c; the first and
-                                             the second code point of c, or 0 */
+    uint32_t marks[TT__MARK_ROWS][2];     /* runs of combining marks. [0]:
+                                             `first << 11 | (last - first)`; [1]: rank of their
+                                             combining class */
+    uint32_t pairs[TT__PAIRS][3];         /* decompositions of code points c. [0]: `c << 11 | x`, where x
+                                             is 1 if NFC composes c, else 0; [1], [2]: the first and the
+                                             second code point of the decomposition, or 0 */
     uint32_t by_pair[TT__COMPOSED_PAIRS]; /* indices of the rows of `pairs` that NFC composes, sorted by the
                                              two code points */
     uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
-    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* runs of code points of one class: first << 11; last << 4 |
-                                                 TT__GRAPHEME_... */
-    uint32_t lower[TT__LOWER_RUNS][2];        /* runs of capitals: first << 11 | last - first (8 bits) << 3 |
-                                                 (stride - 1) * 3 + step; lower case of `first` */
-    uint32_t compat[TT__COMPAT_ROWS][2];      /* compatibility decompositions: c << 11; index in
-                                                 compat_points << 5 | number of code points there */
+    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* runs of code points of one class. [0]: `first << 11`; [1]:
+                                                 `last << 4 | TT__GRAPHEME_...` */
+    uint32_t lower[TT__LOWER_RUNS][2];        /* runs of capitals. [0]:
+                                                 `first << 11 | (last - first) << 3 | x` with 8 bits
+                                                 for last - first and x = `(stride - 1) * 3 + step`;
+                                                 [1]: lower case of `first` */
+    uint32_t compat[TT__COMPAT_ROWS][2];      /* compatibility decompositions of code points c. [0]:
+                                                 `c << 11`; [1]: `at << 5 | n` for the n code points
+                                                 from compat_points[at] on */
     uint32_t compat_points[TT__COMPAT_POINTS];
 } tt__unicode;
 
@@ -29467,8 +29549,8 @@ static uint32_t tt__unicode_from(uint32_t before, const char **at)
 }
 
 /* Sets the bits of each code point in `to` from `rows` runs of code points. A row is two numbers: the
-   distance of the run's first code point from the end of the previous run, and (last - first) << shift |
-   bits. texts: one string, or several. */
+   distance of the run's first code point from the end of the previous run, and
+   `(last - first) << shift | bits`. texts: one string, or several. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
 {
     const char *at = *texts;
@@ -29559,7 +29641,7 @@ static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees the res
 }
 
 /* Returns how many rows of a sorted table begin with a code point that is at most c. A row has `columns`
-   numbers, of which the first is code point << 11. */
+   numbers, of which the first is the row's code point, shifted left by 11 bits. */
 static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
 {
     int low = 0, high = rows;
@@ -29591,8 +29673,8 @@ static int tt__grapheme_class(const tt__unicode *u, uint32_t c)
     return (int)(u->graphemes[row][1] & 15);
 }
 
-/* Returns the rank of the combining class of code point c; higher classes have higher ranks. 0: c is a
-   starter, not a mark. */
+/* Returns the rank of the combining class of code point c; higher classes have higher ranks. Returns 0 if c
+   is a starter, not a mark. */
 static uint32_t tt__mark_rank(const tt__unicode *u, uint32_t c)
 {
     int row = c < 0x300 ? -1 : tt__rows_to(&u->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
@@ -29650,7 +29732,7 @@ static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint3
     return n;
 }
 
-/* Returns the composition of two code points. 0: a and b do not compose. */
+/* Returns the composition of two code points. Returns 0 if a and b do not compose. */
 static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
 {
     if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xAC00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;
@@ -29846,8 +29928,8 @@ typedef enum tt__json_kind {
     TT__JSON_OBJECT
 } tt__json_kind;
 
-/* A value of a JSON text. Nodes are stored in the order of the text: the first child of node i is i + 1, its
-   next sibling nodes[i].after. */
+/* A value of a JSON text. Nodes are stored in the order of the text: the first child of `nodes[i]` is
+   `nodes[i + 1]`, and the next sibling of `nodes[i]` is `nodes[nodes[i].after]`. */
 typedef struct tt__json_node {
     uint8_t kind;
     bool exact;              /* the number is an integer that `integer` holds */
@@ -30084,7 +30166,8 @@ static bool tt__json_less(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Sorts the members of an object that was read to its end by key. Fails if two members have the same key. */
+/* Sorts the members of an object by key, after the object was read to its end. Fails if two members have the
+   same key. */
 static bool tt__json_index(tt__json *j, int object)
 {
     int from = j->n_sorted, member = object + 1;
@@ -30209,8 +30292,8 @@ static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
     return status;
 }
 
-/* Returns the node of member `key` of an object; -1: the object has no such member, or the node is no
-   object. */
+/* Returns the node of member `key` of an object. Returns -1 if the object has no such member, or if the node
+   is no object. */
 static int tt__json_get(const tt__json *j, int object, const char *key)
 {
     if (object < 0 || j->nodes[object].kind != TT__JSON_OBJECT || !j->nodes[object].count) return -1;
@@ -30227,7 +30310,8 @@ static int tt__json_get(const tt__json *j, int object, const char *key)
     return -1;
 }
 
-/* Returns the text of a string node. NULL: the node is not a string, or the string holds a NUL. */
+/* Returns the text of a string node. Returns NULL if the node is not a string, or if the string holds a
+   NUL. */
 static const char *tt__json_text(const tt__json *j, int node)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -30643,7 +30727,8 @@ const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key)
     return tt__json_text(&s->json, tt__json_get(&s->json, tt__json_get(&s->json, 0, "__metadata__"), key));
 }
 
-/* Fails unless tensor i exists and has n elements, or n bytes if not `elements`, from number `first` on. */
+/* Fails unless tensor i exists and has the elements [first, first + n) or, if not `elements`, the bytes
+   [first, first + n). */
 static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t first, uint64_t n,
                                        bool elements)
 {
@@ -30973,29 +31058,32 @@ typedef struct tt__text_step {
     bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each mark,
                                       the character that stands for a space */
     bool prefix_space;             /* BYTES: puts a space before the text */
-    bool prefix_always, prefix_first; /* METASPACE: puts the mark for a space before each part of the text;
-                                         prefix_first: only before the first part */
+    bool prefix_always, prefix_first; /* METASPACE: puts the mark for a space before each part of the text
+                                         (prefix_always) or only before the first part (prefix_first) */
     bool left, right;              /* TRIM: removes white space at the text's start (left), end (right) */
     const char *from, *to;         /* REPLACE: replaces `from` by `to`. SPACES: replaces each run of two or
                                       more spaces by `to`. PREPEND: puts `to` before the text. STRIP: removes
                                       the character `from`. PRECOMPILED: `from` has the trie's units, `to` the
                                       replacing texts, each ended by a NUL */
     size_t from_bytes, to_bytes;
-    int64_t start, stop;           /* STRIP: max number of characters to remove at the start; at the end */
+    int64_t start, stop;           /* STRIP: max number of characters to remove at the start of the text
+                                      (start) and at its end (stop) */
 } tt__text_step;
 
 typedef struct tt__step_list { tt__text_step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
-typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* place of a text in a buffer; bytes
-                                                                  TT__NO_TOKEN: no text */
+typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* place of a text in a buffer; if
+                                                                            `bytes` is TT__NO_TOKEN, there is
+                                                                            no text */
 /* A slot of a hash table of texts. head: the first 8 bytes of a text, padded with zeros; bytes: the text's
    length; id: -1 in a free slot. */
 typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
 
 /* Hash table from texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    /* The table leaves out the first `skipped` bytes of each text. base: address of the texts plus `skipped`;
-       the slice of a text has its offset from there. */
+    /* The table leaves out the first `skipped` bytes of each text. base: address of the texts plus `skipped`.
+       A slice has the place of a whole text: `base` plus the slice's start is the address of the bytes that
+       are not left out. */
     const char *base;
     uint32_t skipped;
     const tt__text_slice *slices; /* the slice of each id */
@@ -31072,7 +31160,8 @@ typedef struct tt__around { int32_t ids[TT__AROUND], types[TT__AROUND]; int n; }
 
 /* The ids that the post-processor puts around one text, or around and between a pair of texts. */
 typedef struct tt__template {
-    tt__around around[3];          /* ids before the first text; after it; after the second text of a pair */
+    tt__around around[3];          /* ids before the first text, after the first text, and after the second
+                                      text of a pair */
     int32_t types[2];              /* the token type of each text's ids */
 } tt__template;
 
@@ -31093,10 +31182,10 @@ struct tt_tokenizer {
     tt__unicode *unicode;
     tt__chunk *chunks;            /* texts of steps and added tokens */
     tt__step_list normalize, split;
-    bool maps_ascii;              /* to an ASCII text the normalizers do only what `ascii` says */
+    bool maps_ascii;              /* the normalizers change an ASCII text only as `ascii` says */
     uint8_t ascii[128];           /* for each ASCII character: its normalized form; above 0x7F: dropped */
-    int mapped_at;                /* number of the ByteLevel splitter: later splitters see bytes as
-                                     characters; split.n: none */
+    int mapped_at;                /* number of the ByteLevel splitter, after which splitters see bytes as
+                                     characters; split.n if there is no ByteLevel splitter */
     tt__vocab vocab;
     tt__token_model model;
     tt__finisher finish;
@@ -31105,7 +31194,8 @@ struct tt_tokenizer {
     int n_added, cap_added;
     int32_t *added_of;            /* for each id: its index in `added`; -1: not an added token */
     tt__added_tree trees[2];      /* added tokens to find before and after normalization */
-    bool lowercase;               /* option of a tokenizer from a vocab.txt, a file that `kept` lacks */
+    bool lowercase;               /* option of a tokenizer that was loaded from a vocab.txt; `kept` lacks that
+                                     file */
     tt__kept_file kept[6];        /* the loaded files, which tt_tokenizer_save writes unchanged */
     int n_kept;
 };
@@ -31139,7 +31229,8 @@ static uint32_t tt__byte_char(uint32_t b)
     return tt__byte_prints(b) ? b : 0x100 + (b <= 0x20 ? b : b <= 0xA0 ? b - 0x7F + 33 : 67);
 }
 
-static int tt__char_byte(uint32_t c) /* returns the byte for which GPT-2's character c stands; -1: none */
+static int tt__char_byte(uint32_t c) /* returns the byte for which GPT-2's character c stands, or -1 if c
+                                        stands for none */
 {
     if (c < 0x100) return tt__byte_prints(c) ? (int)c : -1;
     if (c > 0x143) return -1;
@@ -31237,7 +31328,8 @@ static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t byt
     return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
 }
 
-/* Returns the id of the vocabulary's or the added token with this text; -1: no token has this text. */
+/* Returns the id of the token with this text, in the vocabulary or among the added tokens. Returns -1 if no
+   token has this text. */
 static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
 {
     const int id = tt__token_find(&k->vocab.by_text, text, bytes);
@@ -31245,7 +31337,7 @@ static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
 }
 
 /* Returns the index in t->edges of an edge, or of the free entry where the edge belongs. key: the edge's
-   parent << 8 | byte. */
+   `parent << 8 | byte`. */
 static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key)
 {
     size_t at = (size_t)(key * 0x9E3779B97F4A7C15u >> t->shift);
@@ -31300,8 +31392,8 @@ struct tt__encoder {
                               the text before normalization. A part that begins with one of these bytes is
                               the first part of the text */
     /* The fields from here to `at` are used if spans are wanted. whole_text: the text before all changes;
-       layer: the text that normalizers and splitters have made of it so far; map: the span of each byte of
-       `layer` in `whole_text`; NULL: both are the same text. */
+       layer: the text that normalizers and splitters have made of whole_text so far; map: the span of each
+       byte of `layer` in `whole_text`, or NULL if `layer` is the same text as `whole_text`. */
     const char *whole_text, *layer;
     size_t whole_bytes;
     const tt_span *map;
@@ -31365,8 +31457,9 @@ static void tt__encoder_trim(const tt__encoder *e, const char *text, size_t byte
     if (walked == trailing) span->end = end > span->begin ? end : span->begin;
 }
 
-/* Adds the span of a token. text: the bytes of e->layer that the token stands for. added: the token is an
-   added token, and white space is trimmed as in e->layer, not as in the vocabulary. */
+/* Adds the span of a token. text: the bytes of e->layer that the token stands for. added: whether the token
+   is an added token. If spans are trimmed, the white space at the ends of a text leaves the span. An added
+   token's text is then `text`; any other token's text is its text in the vocabulary. */
 static void tt__encoder_add_span(tt__encoder *e, int32_t id, const char *text, size_t bytes, bool added)
 {
     const tt__finisher *f = &e->k->finish;
@@ -31405,7 +31498,7 @@ static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, siz
     return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
 }
 
-/* Returns the id of the token that stands for the word `text`; -1: none. */
+/* Returns the id of the token that stands for the word `text`, or -1 if no token does. */
 static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__ids_by_text *t = &e->k->vocab.by_word;
@@ -31472,8 +31565,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Sets the spans of the bytes of the piece that was written last to the span of the old character that the
-   piece replaces. */
+/* Gives each byte of the piece that was written last the span of the old character that the piece
+   replaces. */
 static void tt__rewrite_map(tt__rewrite *w)
 {
     const size_t all = (w->mapped + w->size) * sizeof(tt_span);
@@ -31492,9 +31585,9 @@ static void tt__rewrite_map(tt__rewrite *w)
     for (size_t i = 0; i < w->size; i++) spans[w->mapped++] = span;
 }
 
-/* Ends the piece that was written last: moves past the old characters that the piece replaces. If these
-   belong to the front (tt__encoder.front) of the old text, the piece's bytes belong to the front of the new
-   text. */
+/* Ends the piece that was written last: moves past the old characters that the piece replaces. If the piece
+   comes from a character of the old text's front (tt__encoder.front), the piece's bytes belong to the front
+   of the new text. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -31672,8 +31765,9 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 /* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    /* The characters read last are, if `picture`, a picture and its extenders; if `joined`, these and then a
-       joiner; if `consonant`, a consonant and its extenders; if `linked`, these with a linker among them. */
+    /* Flags for the characters read last. picture: a picture and its extenders. joined: a picture, its
+       extenders and then a joiner. consonant: a consonant and its extenders. linked: a consonant and its
+       extenders, with a linker among them. */
     bool picture = false, joined = false;
     bool consonant = false, linked = false;
     int before = TT__GRAPHEME_OTHER;
@@ -31708,11 +31802,11 @@ static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t by
     return bytes;
 }
 
-/* Finds the shortest prefix of `text` that a Precompiled map has, and returns the text that replaces it.
-   NULL: the map has no prefix of `text`. The map is a double-array trie (Aoe 1989; Yata's darts-clone), an
-   array of 32-bit units. A byte b leads from a node at position p to the unit at p xor b, whose lowest 8 bits
-   must equal b. If bit 8 of that unit is set, the map has the prefix that ends with b, and the unit at the
-   new node's position has the offset of the replacing text. */
+/* Finds the shortest prefix of `text` that a Precompiled map has, and returns the text that replaces the
+   prefix. Returns NULL if the map has no prefix of `text`. The map is a double-array trie (Aoe 1989; Yata's
+   darts-clone), an array of 32-bit units. A byte b leads from a node at position p to the unit at p xor b,
+   whose lowest 8 bits must equal b. If bit 8 of that unit is set, the map has the prefix that ends with b,
+   and the unit at the new node's position has the offset of the replacing text. */
 static const char *tt__precompiled_find(const tt__text_step *s, const char *text, size_t bytes,
                                         size_t *to_bytes)
 {
@@ -31916,8 +32010,9 @@ static const char *tt__normalize_text(tt__encoder *e, const char *text, size_t *
 
 static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
 
-/* Returns the number of bytes of an English contraction ('s, 'll, ...) at `text`, directly after the
-   apostrophe; 0: none. any_case: also accepts capitals and U+017F, which is a form of "s". */
+/* Returns the number of bytes at `text` that form an English contraction with the apostrophe directly before
+   `text` ('s, 'll, ...). Returns 0 if there is no contraction. any_case: also accepts capitals and U+017F,
+   which is a form of "s". */
 static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
 {
     const char other = any_case ? 0x20 : 0;
@@ -32000,8 +32095,8 @@ static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, s
     }
 }
 
-/* Returns whether the part that begins at text + from is the first part of the whole text. first: whether a
-   part that begins at `text` may be the first. */
+/* Returns whether the part that begins at `text + from` is the first part of the whole text. first: whether
+   a part that begins at `text` may be the first. */
 static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
@@ -32074,7 +32169,7 @@ static void tt__split_text(tt__encoder *e, int step, const char *text, size_t by
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
 /* Returns the id of the longest token of t with which a text begins, and sets *taken to the token's number of
-   bytes. -1: no token does. */
+   bytes. Returns -1 if the text begins with no token of t. */
 static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, const char *text, size_t bytes,
                               size_t *taken)
 {
@@ -32150,9 +32245,10 @@ static void tt__bpe_put(tt__bpe_symbols *s, int32_t id, size_t bytes)
     s->ids[s->n++] = id;
 }
 
-/* Adds the symbols of one character, of `of` bytes. The symbols are the character's token or, without one,
-   the tokens of its bytes. Without these too, the character is unknown: adds its bytes to *unknown and no
-   symbol, as following unknown characters may share one unknown token. */
+/* Adds the symbols of one character, which takes `of` bytes of the word. The symbols are the character's
+   token or, without one, the tokens of its bytes. If the vocabulary also lacks a token of a byte, the
+   character is unknown: adds `of` to *unknown, but no symbol, as following unknown characters may share one
+   unknown token. */
 static void tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, size_t of, tt__bpe_symbols *s, size_t *unknown)
 {
     char text[4];
@@ -32298,8 +32394,8 @@ static void tt__bpe_merge_long(tt__encoder *e, tt__bpe_symbols *s)
 }
 
 /* Adds the ids of a word or of a part of it. No run of U+2581, which stands for a space, begins inside the
-   part. e->at moves on by the bytes of the symbols, as the package `tokenizers` counts: an unknown character
-   without a symbol does not count. */
+   part. Moves e->at by the bytes of all symbols. An unknown character without a symbol counts no bytes, as in
+   the package `tokenizers`. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -32350,12 +32446,14 @@ static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
 /* ==== src/text/unigram.h */
 /* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
-/* An entry for each byte of a word: the best spelling, a sequence of tokens, of the word up to this byte; and
-   the token of the whole word's best spelling that begins at this byte. */
+/* An entry for each place between two bytes of a word, and for its start and end. score, from, id: the best
+   spelling, which is a sequence of tokens, of the word up to the place. to, next: the token that begins at
+   the place in the best spelling of the whole word. */
 typedef struct tt__naming {
     double score;
-    int32_t from, id;      /* start (-1: no spelling yet) and id of the last token before this byte */
-    int32_t to, next;      /* end and id of the token that begins at this byte */
+    int32_t from, id;      /* from, id: start and id of the last token of the spelling up to here;
+                              from = -1: no spelling yet */
+    int32_t to, next;      /* to, next: end and id of the token that begins here */
 } tt__naming;
 
 static void tt__naming_try(tt__naming *s, double score, size_t from, int32_t id)
@@ -32490,8 +32588,8 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
 }
 
 /* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids and spans; ids or
-   spans may be NULL. Returns the number of ids; -1: out of memory. Unless `whole`, encoding and counting may
-   end after `room` ids. */
+   spans may be NULL. Returns the number of ids, or -1 if memory runs out. Unless `whole`, encoding and
+   counting may end after `room` ids. */
 static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, tt_span *spans,
                           int64_t room, bool whole)
 {
@@ -32633,7 +32731,7 @@ int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *
 }
 
 /* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns the
-   number of ids of the text; -1: out of memory. */
+   number of ids of the text, or -1 if memory runs out. */
 static int64_t tt__encode_ids(const tt_tokenizer *k, const char *text, size_t bytes, bool special,
                               int32_t *ids, int64_t room)
 {
@@ -32693,7 +32791,7 @@ static int tt__hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-/* Returns the byte that a token such as "<0x0A>" stands for; -1: `text` is no such token. */
+/* Returns the byte for which a token such as "<0x0A>" stands. Returns -1 if `text` is not such a token. */
 static int tt__byte_token(const char *text, size_t bytes)
 {
     if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
@@ -32825,7 +32923,7 @@ static void tt__decode_step(const tt__text_step *s, const tt__parts *from, tt__p
     tt__free(to->ctx, run);
 }
 
-/* Returns the text of an id, as the first decoder step reads it. NULL: the id has no text. */
+/* Returns the text of an id, as the first decoder step reads the text. Returns NULL if the id has no text. */
 static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
 {
     if (id < 0 || id >= k->size) return NULL;
@@ -32916,8 +33014,9 @@ void tt_decode_stream_free(tt_decode_stream *s)
     tt__free(s->k->ctx, s);
 }
 
-/* Removes ids whose text has been returned, except the context of the next ids, which must have a text.
-   clean: the text of all ids has been returned. */
+/* Removes ids whose text has been returned from s->ids, but keeps some of them as context of the next ids.
+   Removes none if the ids that remain would have no text. clean: the text of all ids has been returned.
+   Returns false if memory runs out. */
 static bool tt__stream_cut(tt_decode_stream *s, bool clean)
 {
     const int from = clean ? s->context
@@ -32993,8 +33092,8 @@ int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
 /* ==== src/text/read.h */
 /* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
 
-/* Returns the characters of a JSON string, which may contain a NUL, and their number in *bytes. NULL: the
-   node is not a string. */
+/* Returns the characters of a JSON string, which may contain a NUL. Sets *bytes to their number. Returns NULL
+   if the node is not a string. */
 static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -33064,8 +33163,9 @@ static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node,
     return status;
 }
 
-/* Returns the "type" of a component. Returns NULL if the component is null, if *status is an error, or if the
-   component is a Sequence, whose components, in its array `key`, the function then reads. */
+/* Returns the "type" of a component; NULL if the component is null. If the component is a Sequence, reads the
+   Sequence's components, in the array `key`, by function `read`, and returns NULL. Returns NULL after an
+   error, too. */
 static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, const char *what,
                                  const char *key, tt__reader read, tt_status *status)
 {
@@ -33106,7 +33206,7 @@ static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, 
                     j->path, j->base + j->nodes[node].offset);
 }
 
-/* Returns the value of a base-64 digit (RFC 4648). -1: c is not a digit. */
+/* Returns the value of a base-64 digit (RFC 4648). Returns -1 if c is not a digit. */
 static int tt__base64_digit(char c)
 {
     if (c >= 'A' && c <= 'Z') return c - 'A';
@@ -33390,7 +33490,7 @@ static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int no
 
 /* Reads a list of a template, [{"SpecialToken": {"id": name, "type_id": n}}, {"Sequence": {"id": "A",
    "type_id": n}}, ...]: sets the types of the texts "A" and "B" and adds the ids around them to `to`. Writes
-   the letters of the texts, in their order, to `order`, which has room for room - 1 letters and a NUL. */
+   the letters of the texts, in their order, and a NUL to `order`, which has space for `room` characters. */
 static tt_status tt__read_pieces(const tt_tokenizer *k, const tt__json *j, int node, int list,
                                  tt__template *to, char *order, int room)
 {
@@ -33546,7 +33646,7 @@ static void tt__token_put(tt__ids_by_text *t, int id)
 typedef struct tt__recipe { /* the files from which a tokenizer is built */
     const tt__json *j;            /* tokenizer.json, or a substitute without a vocabulary */
     const char *text;             /* the text that was parsed into j */
-    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: `j` is */
+    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: `j` is the source */
     tt__first_word first;
     const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in `j` or in `lines` */
     const tt__file_bytes *lines;  /* vocab.txt; NULL: no such file */
@@ -33558,9 +33658,9 @@ typedef struct tt__recipe { /* the files from which a tokenizer is built */
 typedef struct tt__vocab_reader {
     const tt__recipe *r;
     const tt__json *j;
-    int node, child, place;       /* nodes of the vocabulary and of the next token; number of the next
-                                     token */
-    size_t at, offset;            /* offset of the next line; offset of the last JSON token */
+    int node, child, place;       /* node: the node of the vocabulary; child: the node of the next token;
+                                     place: the number of the next token */
+    size_t at, offset;            /* at: offset of the next line; offset: offset of the last token in JSON */
 } tt__vocab_reader;
 
 /* Reads the next line of vocab.txt, a token without the white space at its end. */
@@ -33612,8 +33712,8 @@ static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char
                     j->base + at->offset, *id, tt__json_kind_name(j, child), TT__IDS_LIMIT);
 }
 
-/* Writes the bytes that a token of byte-level encoding stands for, and returns their number. TT__NO_TOKEN:
-   the token does not stand for bytes. */
+/* Writes the bytes for which a token of byte-level encoding stands, and returns their number. Returns
+   TT__NO_TOKEN if the token does not stand for bytes. */
 static uint32_t tt__token_bytes(const char *token, size_t n, char *to)
 {
     uint32_t made = 0;
@@ -34432,7 +34532,7 @@ static const char tt__llama_way[] =
     "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
     "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
 
-/* Returns the string member `key` of JSON file j. NULL: the file or the member is missing. */
+/* Returns the string member `key` of JSON file j. Returns NULL if the file or the member is missing. */
 static const char *tt__folder_text(const tt__json *j, const char *key)
 {
     return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
@@ -34446,8 +34546,8 @@ static bool tt__class_is(const char *name, const char *which)
     return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
 }
 
-/* Returns the row of tt__classes with this class name or, if `name` is NULL, with this model type. -1:
-   none. */
+/* Returns the row of tt__classes with this class name or, if `name` is NULL, with this model type. Returns -1
+   if there is no such row. */
 static int tt__class_of(const char *name, const char *type)
 {
     for (int i = 0; i < TT__COUNT(tt__classes); i++)
@@ -34624,12 +34724,14 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
 #define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
 #define TT__WEIGHT_BITS 22   /* fraction bits of a weight: a sum has 32 bits, a pixel takes 8, 2 are spare */
 
-/* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is the sum over
-   t < used[x] of weights[x * taps + t] * (input pixel first[x] + t). */
+/* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is a weighted sum of
+   used[x] consecutive input pixels, the first of which has the number first[x]. The t-th of the input pixels,
+   from 0 on, has the weight weights[x * taps + t]. */
 typedef struct tt__filter {
     int in, out, taps;
     tt_resample kind;
-    int32_t *first, *used; /* for each output pixel: the first input pixel; the number of input pixels */
+    int32_t *first, *used; /* for each output pixel: number of the first input pixel (first) and number of
+                              input pixels (used) */
     int32_t *weights;      /* (out, taps), times 2^TT__WEIGHT_BITS; a row's weights sum to about 1 */
     tt__buffer memory;
 } tt__filter;
@@ -34703,7 +34805,7 @@ static uint32_t tt__level(uint32_t sum)
 typedef struct tt__window { int top, left, height, width; bool mirror; } tt__window;
 
 /* Resamples one row of an image horizontally to the columns of a window. A pixel of `in` has `stride`
-   channels. Channel c of an output pixel comes from channel c * step of `in`. */
+   channels. Channel c of an output pixel comes from channel `c * step` of `in`. */
 static void tt__resample_across(const tt__filter *f, const tt__window *window, const uint8_t *in, int stride,
                                 int step, int channels, uint32_t *out)
 {
@@ -34797,9 +34899,9 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
 }
 
 /* Resizes an image to height * width pixels and writes a window of the result to `to`, whose rows are `pitch`
-   bytes apart. channels: number of channels of `to`: the image's number; 3 for an image with 4 channels,
-   whose alpha is left out; or any number for an image with 1 channel, which is repeated. Returns false if
-   memory runs out. */
+   bytes apart. channels: number of channels of `to`. An image with 1 channel allows any number and repeats
+   the channel. An image with 4 channels also allows 3 and leaves out alpha. For all other images it is the
+   image's number of channels. Returns false if memory runs out. */
 static bool tt__resample_image(tt_context *ctx, tt__resampler *r, const tt_image *image, int height,
                                int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
@@ -35351,8 +35453,9 @@ static tt_status tt__table_value(tt__table *t, float x)
     return TT_OK;
 }
 
-/* Checks that the dataset's last row, whose values begin at index `first`, has as many values as the rows
-   before, or as there are classes. */
+/* Checks the number of values of the dataset's last row, whose values begin at index `first`. The row must
+   have as many values as the rows before or, in the first row, as there are classes, if the caller has named
+   classes. */
 static tt_status tt__table_row_end(const tt_dataset *d, tt__table *t, int first)
 {
     const int n = t->n_values - first, width = t->width ? t->width : t->order ? d->n_classes : n;
@@ -35479,7 +35582,7 @@ static const char *tt__table_separator(char separator, char name[24])
     return name;
 }
 
-/* Returns the first character of a text that commonly separates columns; 0: none does. */
+/* Returns the first character of a text that commonly separates columns, or 0 if the text has none. */
 static char tt__table_other_separator(const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -35905,7 +36008,7 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
     return tt__row_labels(d, t, j, line, at[TT__COLUMN_LABEL], e);
 }
 
-/* Reads a file whose lines are JSON objects. The dataset keeps copies, so that the file is closed. */
+/* Reads a file whose lines are JSON objects, and closes the file: the dataset has copies of the texts. */
 static tt_status tt__read_json_rows(tt_dataset *d, tt__table *t, const char *split)
 {
     tt_status status = TT_OK;
@@ -36169,10 +36272,12 @@ enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
 
 typedef struct tt__dealer {
     const char *of;                /* name of the loader in messages */
-    int batch, max_seqs;           /* examples of a step; max examples of a micro-batch */
+    int batch, max_seqs;           /* batch: number of examples of a step; max_seqs: max number of examples of
+                                      a micro-batch */
     int groups, data;              /* values of tt_parallel.groups and tt_parallel.data */
     bool shuffle, accumulates;     /* accumulates: a step may have more micro-batches than `data` */
-    int64_t count, used, steps;    /* number of all examples; of examples in an epoch; of steps in an epoch */
+    int64_t count, used, steps;    /* count: number of all examples; used, steps: number of examples and of
+                                      steps in an epoch */
     int64_t epoch, step;           /* epoch and step of the next micro-batch */
     uint32_t *order;               /* the numbers of all `count` examples, in the epoch's order */
 } tt__dealer;
@@ -36238,9 +36343,9 @@ static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, in
     return TT_OK;
 }
 
-/* The tokens of a sequence: of a text or a pair, or, with TT_TASK_EMBED, of each text of a pair or triplet.
-   ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens; types: NULL if all are 0; tags:
-   for TT_TASK_TAGS, as in tt_batch. */
+/* The tokens of a sequence. A sequence is a text or a pair of texts; with TT_TASK_EMBED, one text of a pair
+   or triplet. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens; types: NULL if all are
+   0; tags: for TT_TASK_TAGS, as in tt_batch. */
 typedef struct tt__tokens {
     const void *ids;
     const uint8_t *types;
@@ -36273,15 +36378,17 @@ struct tt_loader {
     int32_t *labels;
     int64_t *index;
     tt_source source;
-    pthread_mutex_t mutex;         /* guards `failed`, the fields of images listed below, and, while texts
-                                      are tokenized, `chunks`, `longest`, `cut` and `empty` */
+    pthread_mutex_t mutex;         /* guards `failed` and the fields that the comment about images below
+                                      lists; while texts are tokenized, also `chunks`, `longest`, `cut` and
+                                      `empty` */
     bool failed;
 
     /* ---- fields for texts, all of which are tokenized when the loader is created */
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
     bool typed;                    /* token types may differ from 0 */
-    bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
+    bool sort;                     /* sort the texts of each window by length, and shuffle the window's steps;
+                                      a window is consecutive steps */
     int parts;                     /* sequences of an example: with TT_TASK_EMBED 2 or 3, else 1 */
     tt__tokens *tokens;            /* (count, parts) the tokens of each example */
     tt__chunk *chunks;             /* memory of the ids */
@@ -36296,14 +36403,16 @@ struct tt_loader {
     uint32_t *sorted, *step_order;
     int micro;                     /* micro-batches of the current step that were handed out */
     /* dealt: texts of the current step, one micro-batch after another; ends: the end of each micro-batch in
-       `dealt`. Scratch: by_length: the places in the step, longest text first; micro_of: the micro-batch of
-       each place; filled: the number of tokens of each micro-batch. All have `batch` entries. */
+       `dealt`. The other arrays are scratch memory. by_length: the places of the step's texts, longest text
+       first. micro_of: the micro-batch of the text at each place. filled: the number of tokens of each
+       micro-batch. All arrays have `batch` entries. */
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
     int32_t *tags;                 /* tags of the micro-batch, for TT_TASK_TAGS */
     float *label_values;           /* values of the micro-batch, for TT_TASK_LABELS and TT_TASK_SCORES */
-    int32_t *roles;                /* TT_TASK_EMBED: 0, 1, 2, ..., which all three arrays share */
+    int32_t *roles;                /* TT_TASK_EMBED: the numbers 0, 1, 2, ...; the data of each of `arrays`
+                                      are a part of them */
     tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives";
                                       TT_TASK_MASKED_LM: "masked" and "targets" */
     /* TT_TASK_MASKED_LM: the kind of each token of the vocabulary; scratch memory for a text's words, and
@@ -36366,7 +36475,8 @@ static void tt__loader_tags(const tt__example *e, const tt_span *spans, int firs
     }
 }
 
-/* Returns how sequence `number` of a loader is encoded, without memory for the result. */
+/* Returns the options with which sequence `number` of a loader is encoded. The caller adds the pointers to
+   memory for the result. */
 static tt_encoding tt__loader_encoding(const tt_loader *l, int64_t number)
 {
     const tt__example *e = &l->d->examples[number / l->parts];
@@ -36431,8 +36541,8 @@ static int tt__example_tokens(const tt__tokens *tokens, int parts, uint32_t exam
     return (int)tt__min(n, INT32_MAX);
 }
 
-/* A list of examples, by whose indices (places) tt__place_longer sorts. The example at a place has the number
-   texts[place] or, if `texts` is NULL, the number `place`. */
+/* The argument of tt__place_longer, which compares two places (indices) of a list of examples. The example at
+   a place has the number texts[place] or, if `texts` is NULL, the number `place`. */
 typedef struct tt__step_texts {
     const tt__tokens *tokens;
     int parts;
@@ -36627,8 +36737,9 @@ static bool tt__image_channels(const tt_image_options *o, int channels, char why
     return false;
 }
 
-/* Returns the pixel at which a crop of `wanted` of `size` pixels begins along an axis; negative: in the
-   padding. */
+/* Returns the pixel at which a crop begins along an axis; a negative pixel is in the padding. size: number of
+   pixels of the axis without padding; wanted: number of pixels of the crop; random: any number, for a random
+   crop. */
 static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int wanted)
 {
     int spare = size + 2 * o->pad - wanted;
@@ -37238,8 +37349,9 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
-/* Sets for which data ranks, first to end - 1 of `data`, this process needs images. Threads make no images
-   for other ranks. by_step: a micro-batch goes to a rank by its number in the step, not in the epoch. */
+/* Tells the loader for which of the `data` data ranks this process needs images: for the ranks [first, end).
+   Threads make no images for other ranks. by_step: a micro-batch goes to a rank by its number in the step,
+   not in the epoch. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -37287,9 +37399,9 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Collects the texts of a window (consecutive steps) and, if l->sort, sorts them by length, so that the texts
-   of a step have similar lengths, and shuffles the window's steps. An incomplete last step remains the last
-   of its epoch. */
+/* Collects the texts of a window, which is a number of consecutive steps. If l->sort, sorts the texts by
+   length, so that the texts of a step have similar lengths, and shuffles the window's steps. An incomplete
+   last step remains the last of its epoch. */
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
@@ -37457,8 +37569,9 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* number of special ids that the tokenizer puts before each document */
-    int64_t spelled[2]; /* number of documents whose text begins with the spelling of the special ids; whose
-                           text ends with the spelling of the token `end` */
+    int64_t spelled[2]; /* spelled[0]: number of documents whose text begins with the spelling of the special
+                           ids; spelled[1]: number of documents whose text ends with the spelling of token
+                           `end` */
     bool texts;         /* the stream was built from texts: tokens stand for known texts or bytes */
 };
 
@@ -37550,8 +37663,9 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
     return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
 }
 
-/* Adds a document to a stream: its special tokens, its tokens, the end token. *scratch: memory for *capacity
-   ids, which the function grows if necessary. *room: number of ids for which the store has memory. */
+/* Adds a document to a stream: first its special tokens, then the tokens of its text, then the end token.
+   *scratch: memory for *capacity ids, which the function grows if necessary. *room: number of ids for which
+   the store has memory. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -37621,7 +37735,7 @@ static const char *tt__document_end(const char *text, const char *end, const cha
 }
 
 /* Adds the documents of a text to a stream, except documents that are only white space. path: the name of the
-   text in messages, if it must be UTF-8; NULL: any bytes are allowed. */
+   text in messages; the text must then be UTF-8. NULL: the text may have any bytes. */
 static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const char *text, size_t bytes,
                                      const char *separator, int64_t *room)
 {
@@ -37982,9 +38096,9 @@ void tt_token_loader_free(tt_token_loader *l)
 /* The state of a sweep over all tokens, which computes the hash of the ids and the max number of documents in
    a window, where a part of a document counts as a document. */
 typedef struct tt__window_survey {
-    int32_t end; /* the token that ends a document; -1: no token does */
+    int32_t end; /* the token that ends a document, or -1 if documents have no such token */
     /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
-       of documents that end among these tokens; max: max number of documents in a window so far */
+       of documents that end in the current window so far; max: max number of documents in a window so far */
     int length, at, here, max;
     uint64_t hash;
 } tt__window_survey;
@@ -38166,8 +38280,8 @@ typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
     int naming;                /* index of the naming for config.json and a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
-    const char *activation_key, *more;   /* key of the activation in config.json; members of config.json that
-                                            are equal in all models */
+    const char *activation_key, *more;   /* activation_key: key of the activation in config.json; more:
+                                            members of config.json that are equal in all models */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
                                     Without %d all layers share one layer's parameters */
@@ -38180,13 +38294,15 @@ typedef struct tt__architecture {
     size_t hidden, layers, heads, classes, activation, range; /* offsets of fields in the config's struct; 0:
                                                                  no such field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
-    /* Appends to `all` the mistakes in a config that its table rows cannot tell; or NULL. */
+    /* Appends to `all` the mistakes in a config that the table rows do not show. NULL: the table rows show
+       all mistakes. */
     void (*check)(tt__text_buffer *all, const void *config);
     /* Reads a tensor whose shape differs from the parameter's, if the model can adapt the tensor, and sets
        *done. NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
     size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
-    /* Prints the members of config.json that no table row describes; or NULL. */
+    /* Prints the members of config.json that no table row describes. NULL: the table rows describe all
+       members. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
     /* Returns the end of the class name in "architectures", after class_name. "Model": the model has no
@@ -38489,9 +38605,9 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* Makes tensor `index` of file s, whose shape must be `dims`, the source of parameter p. part: the third of
-   the tensor, 1 to 3, that is p; 0: p is the whole tensor. order: the order of the file's elements; NULL: the
-   order of p. */
+/* Makes a tensor the source of parameter p: tensor `index` of file s. dims: the shape that p demands of the
+   tensor (see tt__tensor_fits). part: 1 to 3 if p is only that third of the tensor; 0 if p is the whole
+   tensor. order: the order of the file's elements, or NULL if it is the order of p. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
                                      int part, const tt__packing *order)
 {
@@ -38548,8 +38664,9 @@ static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, in
     return NULL;
 }
 
-/* Returns whether a tensor of the checkpoint is a classifier (letter C, K or N) for another task or with
-   another number of classes than the model's, which then keeps its random initial values. */
+/* Returns whether tensor `info`, a classifier (its shape begins with the letter C, K or N), does not fit the
+   model: it is for another task or another number of classes. The model's classifier then keeps its random
+   initial values. */
 static bool tt__starts_anew(const tt__layout *l, const tt__tensor_row *row, const tt_tensor_info *info,
                             const int64_t *dims)
 {
@@ -38817,7 +38934,8 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
-/* The state of a search for a file of an earlier save, whose name has another number of files. */
+/* The state of a search for a file of an earlier save. The name of the file has a number of files that is not
+   `files`. */
 typedef struct tt__stale_files { int files; char name[64]; } tt__stale_files;
 
 static bool tt__find_stale(void *arg, const char *name)
@@ -39231,7 +39349,7 @@ static void tt__list_names(tt__text_buffer *to, const char *const *names, int n)
 /* Gives a model and a dataset the same names and numbers of classes, for tt_bert_name_classes and
    tt_vit_name_classes. If both have the same names, renumbers the dataset's classes as the model numbers
    them; otherwise gives the model the dataset's names. names: the model's class names, (classes, 64). kept:
-   the model's classifier comes from a checkpoint. */
+   the model's classifier comes from a checkpoint, so the function warns when it replaces the names. */
 static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[64], int classes, bool kept,
                                   tt_dataset *d)
 {
@@ -39837,8 +39955,8 @@ static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 }
 
 /* Writes the candidates for the random blocks of block i (of n blocks) to x, and returns their number.
-   Candidates are the blocks of the first 1024 tokens that are not near block i. transformers follows this
-   plan of the paper for 1024, 3072 and 4096 positions. */
+   Candidates are the blocks of the first 1024 tokens that are not near block i. transformers has these
+   candidates, which are those of the BigBird paper, for 1024, 3072 and 4096 positions. */
 static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
 {
     int last = n - 1, count = 0, start = i - 2, end = i; /* excludes blocks start + 1 to end + 1 */
@@ -39853,9 +39971,9 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Returns whether block j may be a random block of block i where the paper has no plan: transformers then
-   draws from the first `max` blocks. Excluded are block i, its neighbours, and blocks 0 and max - 1; block 1
-   and block max - 2 also exclude each other. */
+/* Returns whether block j may be a random block of block i for other numbers of positions than 1024, 3072 and
+   4096. transformers then draws from the first `max` blocks. Excluded are block i, its neighbours, and blocks
+   0 and max - 1; block 1 and block max - 2 also exclude each other. */
 static bool tt__big_bird_may(int i, int j, int max)
 {
     const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == max - 1;
@@ -40207,7 +40325,8 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
     return tt__task_loss(t, m->config.task, *output, &in, o);
 }
 
-/* Sets the metrics of a model's task. Tags whose names begin with "B-" are those of entities. */
+/* Sets the metrics of a model's task. TT_TASK_TAGS gets the metrics of entities if a class has a name that
+   begins with "B-". */
 static void tt__bert_metrics(const tt_bert *m, tt_metric to[TT_METRICS])
 {
     bool entities = false;
@@ -40347,7 +40466,8 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
     memset(m, 0, sizeof *m);
     tt_status status = tt__checkpoint_open(ctx, folder, &from);
     if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
-    /* A classifier may have been saved into a folder of sentence-transformers. */
+    /* A classifier may have been saved into a folder of sentence-transformers, whose other files then do not
+       count. */
     if (status == TT_OK && !tt__bert_is(&from.config, "*For*Classification"))
         status = tt__embedder_read(ctx, folder, &config);
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);
@@ -40460,9 +40580,9 @@ static void tt__cubic_weights(float x, float w[4])
     }
 }
 
-/* Interpolates the position embeddings of a grid of from * from patches to a grid of to * to patches, as
-   transformers does: bicubic, with pixel centres aligned and edges repeated. Copies the class token's
-   embedding. Shapes: old (1 + from^2, n), now (1 + to^2, n). */
+/* Interpolates position embeddings, from a square grid with `from` patches on a side to a square grid with
+   `to` patches on a side. Does so as transformers does: bicubic, with pixel centres aligned and edges
+   repeated. Copies the class token's embedding. Shapes: `old` (1 + from^2, n), `now` (1 + to^2, n). */
 static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
 {
     memcpy(now, old, sizeof *now * (size_t)n);
@@ -41467,9 +41587,9 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 
 static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* Prints the members of config.json for rotary positions, except members that `said` has (NULL: none).
-   transformers 5 reads rope_parameters. Older versions read the other keys, and use base 10,000 if a key for
-   the base is missing. */
+/* Prints the members of config.json for rotary positions, except members that `said` has (NULL: all members
+   are printed). transformers 5 reads rope_parameters. Older versions read all members but rope_parameters,
+   and use base 10,000 if the member for the base is missing. */
 static void tt__lm_print_rotary(tt__text_buffer *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
@@ -41621,8 +41741,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     return TT_OK;
 }
 
-/* Reads generation_config.json, if the folder has that file, and the ids that end an answer from it or else
-   from config.json. */
+/* Reads generation_config.json, if the folder has that file. Reads the ids of the tokens that end an answer
+   from that file or, if the folder lacks the file, from config.json. */
 static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const char *folder)
 {
     char path[TT__PATH];
@@ -41689,9 +41809,9 @@ tt_status tt_lm_save(const tt_lm *m, const char *folder)
 
 /* ==== src/models/adapters.h */
 /* ------------------------------------------------------------------------------------- low-rank adapters
-   An adapter adds scale * x * A^T * B^T to the output of a module (peft's word for a linear layer), where x
-   is the module's input. Only A (rank, in) and B (out, rank) are trained. Files have the rows of B in the
-   order in which they have the rows of the module's weight. */
+   An adapter adds `scale * x * A^T * B^T` to the output of a module (peft's word for a linear layer),
+   where x is the module's input. Only A (rank, in) and B (out, rank) are trained. In files, the rows of B
+   have the order that the rows of the module's weight have in files. */
 
 tt_lora_options tt_lora_options_default(void)
 {
@@ -41717,8 +41837,9 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
     return y;
 }
 
-/* Returns the weight of module (linear layer) k, from 0 on in the order of the layout; NULL if the model has
-   fewer modules. Sets `name` to the module's name and *order to the order of the weight's rows in files. */
+/* Returns the weight of module number k. The modules, which are linear layers, are numbered from 0 in the
+   order of the layout. Returns NULL if the model has at most k modules. Sets `name` to the module's name and
+   *order to the order of the weight's rows in files. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -41946,7 +42067,7 @@ tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
 }
 
 /* Reads adapter_config.json into *o, and fails if the file has settings that this library does not support.
-   Sets *base to the name of the base model, if the file has that name, which lives as long as j. */
+   If the file has the name of the base model, sets *base to the name, which lives as long as j. */
 static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, const char **base)
 {
     static const char *const none[] = {"use_dora", "use_rslora", "lora_bias", "use_qalora"};
@@ -42265,8 +42386,9 @@ struct tt_generator {
     /* Shapes of the arrays are in parentheses. */
     tt__continued *slot;                     /* (max_seqs): the sequences in work */
     int32_t *row_id, *row_position, *row_at; /* (max_tokens): data of the inputs ids, positions and at */
-    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1) each: data of the inputs start and last; for
-                                                each row of logits, index in `slot` of its sequence */
+    int32_t *starts, *picked, *picked_slot;  /* starts, picked: data of the inputs start and last;
+                                                picked_slot: for each row of logits, the index in `slot` of
+                                                the row's sequence. Each: (max_seqs + 1) */
     float *scores;                           /* (max_seqs, vocab): logits */
     int32_t *order;                          /* (vocab): scratch memory for a heap of tokens */
 };
@@ -42350,8 +42472,8 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* of "cpu*8 in 4 processes"
-                                                                                   takes "cpu*8" */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* "cpu*8" of the name "cpu*8
+                                                                                   in 4 processes" */
         if (!c.device) c.device = device;
         if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
@@ -42443,7 +42565,8 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     for (int v = 0; v < vocab; v++) {
         const float weight = expf((x[v] - max) * slope);
         if (all || s->top_k == 0) sum += weight;
-        if (all) x[v] = weight; /* else the heap compares scores: different scores may have one weight */
+        if (all) x[v] = weight; /* without `all`, x keeps the scores, which the heap compares, because
+                                   different scores may round to one weight */
     }
     if (all) {
         double left = u * sum;
@@ -42734,13 +42857,14 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
 /* ------------------------------------------------------------------------------------------ gradient caching
    Trains embeddings with the negatives of a whole step, which has several micro-batches (Gao et al., "Scaling
    deep contrastive learning batch size under memory limited setup", 2021). First the program `embed` computes
-   the embeddings of all micro-batches, with dropout. Then the program `loss` computes the contrastive loss of
-   all embeddings, which are its parameter, and their gradients. Then the training program repeats each
-   micro-batch's forward with the same dropout, and its backward begins with these gradients. All programs
-   share one arena. */
+   the embeddings of all micro-batches, with dropout. The embeddings become the parameter of the program
+   `loss`, which computes the contrastive loss and the gradients of the embeddings. Then the training program
+   repeats each micro-batch's forward with the same dropout, and begins its backward with the gradients of the
+   embeddings. All programs share one arena. */
 
-/* Names of the inputs of the training program, (seqs, width): the embeddings with opposite signs; and the
-   numbers from which the backward's gradient follows (tt__surrogate_loss). */
+/* Names of two inputs of the training program, (seqs, width). TT__CACHED_MINUS: the embeddings with opposite
+   signs. TT__CACHED_TARGET: the numbers from which the gradient of the embeddings follows
+   (tt__surrogate_loss). */
 #define TT__CACHED_MINUS "embeddings.minus"
 #define TT__CACHED_TARGET "embeddings.target"
 
@@ -42760,8 +42884,9 @@ typedef struct tt__grad_cache {
 } tt__grad_cache;
 
 /* Records the loss of the training program. minus: the embeddings with opposite signs, so that their sum with
-   the embeddings is 0. The mean squared error of 0 and `target` has the gradient -2 * target / elements, so
-   target = -gradient * elements / 2, where `elements` counts all numbers of a step's embeddings. */
+   the embeddings is 0. The mean squared error of 0 and `target` has the gradient
+   `-2 * target / elements`, where `elements` is the number of all numbers of a step's embeddings. So the
+   target for a gradient is `-gradient * elements / 2`. */
 static tt_value tt__surrogate_loss(tt_tape *t, tt_value embeddings)
 {
     const int64_t rows = tt_value_axis(t, embeddings), width = tt_value_width(t, embeddings);
@@ -42831,8 +42956,8 @@ static tt_status tt__grad_cache_loss(tt__grad_cache *g, const tt_train_options *
     return g->loss ? TT_OK : g->ctx->status;
 }
 
-/* Compiles the programs beside the training program `train`, which tape t was compiled into. embeddings: the
-   model's output on the tape. */
+/* Compiles the programs `embed` and `loss`. train: the training program, compiled from tape t. embeddings:
+   the model's output on the tape. */
 static tt_status tt__grad_cache_new(tt_context *ctx, tt_tape *t, tt_value embeddings,
                                     const tt_train_options *o, const tt_program *train, tt__attempt *attempt,
                                     tt__grad_cache **made)
@@ -42869,7 +42994,8 @@ static const tt_array *tt__array_of(const tt_batch *b, const char *name)
     return NULL;
 }
 
-/* Copies the rows of the step's loss from an array of the next micro-batch, and adds `first` to each. */
+/* Appends to `to`, which has *n numbers, the row numbers in array `name` of the next micro-batch. Adds
+   `first` to each: the array counts rows within the micro-batch, and `to` counts rows within the step. */
 static tt_status tt__grad_cache_index(tt__grad_cache *g, const tt_batch *b, const char *name, int first,
                                       int32_t *to, int *n)
 {
@@ -42922,7 +43048,8 @@ static tt_status tt__grad_cache_add(tt__grad_cache *g, const tt_batch *b)
 }
 
 /* Computes the loss of the step's embeddings, and the targets from which the backward's gradients follow.
-   Afterwards `embeddings` has opposite signs, and `gradient` has the targets. stats: of the step's loss. */
+   Afterwards `embeddings` has opposite signs, and `gradient` has the targets. stats: gets the statistics of
+   the step's loss. */
 static tt_status tt__grad_cache_differentiate(tt__grad_cache *g, tt_stats *stats)
 {
     const size_t used = (size_t)g->seqs * (size_t)g->width, all = (size_t)g->max_seqs * (size_t)g->width;
@@ -42950,8 +43077,8 @@ static tt_status tt__grad_cache_differentiate(tt__grad_cache *g, tt_stats *stats
    The features (src/passes/features.h) of each example of a source, computed once and kept in the host's
    memory. */
 
-/* The features of a source's examples. The features of an example are stored one after another: of each
-   feature one row or, if by_token, a row for each token of the example. */
+/* The features of a source's examples. An example's features are stored one after another. A feature takes
+   one row or, if by_token, one row for each token of the example. */
 typedef struct tt__feature_set {
     int64_t examples;   /* 1 + the largest index of an example */
     int64_t room;       /* number of examples that `place` and `tokens` have room for */
@@ -42992,7 +43119,7 @@ static void tt__features_free(tt__features *f)
     tt__free(f->ctx, f);
 }
 
-/* Returns the axis of the input `name` of a tape; 0: no such input. */
+/* Returns the axis of the input `name` of a tape. Returns 0 if the tape has no such input. */
 static int32_t tt__axis_of_input(const tt_tape *t, const char *name)
 {
     for (int32_t v = 1; v < t->n_values; v++)
@@ -43039,8 +43166,8 @@ static tt__features *tt__features_new(tt_tape *t, tt_value output, tt_tape **hea
     return NULL;
 }
 
-/* Returns the number of tokens of sequence s of a batch. same: the number that each sequence has; 0: the
-   number is that of seq_start. */
+/* Returns the number of tokens of sequence s of a batch. same: the number of tokens of every sequence; 0:
+   sequences may differ, and seq_start of the batch tells the number, which is 1 without seq_start. */
 static int32_t tt__tokens_in(const tt_batch *b, int s, int same)
 {
     return same ? same : b->seq_start ? b->seq_start[s + 1] - b->seq_start[s] : 1;
@@ -43065,7 +43192,8 @@ static tt_status tt__has_index(tt_context *ctx, const tt_batch *b)
     return TT_OK;
 }
 
-/* Gives the examples of a batch their places in a set. same: see tt__tokens_in. */
+/* Gives the examples of a batch their places in a set. same: the number of tokens of every example; 0:
+   examples may differ. */
 static tt_status tt__feature_places(const tt__features *f, tt__feature_set *to, const tt_batch *b, int same)
 {
     tt_status status = tt__has_index(f->ctx, b);
@@ -43090,8 +43218,8 @@ static tt_status tt__feature_places(const tt__features *f, tt__feature_set *to, 
     return status;
 }
 
-/* Returns where set->data has feature k of the example with index `at`. NULL: the set lacks the example, or
-   the example has another number of tokens. */
+/* Returns where set->data has feature k of the example with index `at`. Returns NULL if the set lacks the
+   example, or if the example in the set has another number of tokens. */
 static float *tt__feature_at(const tt__features *f, const tt__feature_set *set, int k, int64_t at,
                              int64_t tokens)
 {
@@ -43101,7 +43229,8 @@ static float *tt__feature_at(const tt__features *f, const tt__feature_set *set, 
     return set->data + place;
 }
 
-/* Copies features of a micro-batch that a data rank of program p has computed into a set. */
+/* Copies the features of a micro-batch into a set. Data rank `rank` of program p has computed the
+   features. */
 static tt_status tt__features_get(const tt__features *f, tt_program *p, int rank, const tt__feature_set *to,
                                   const int64_t *index, const int32_t *tokens, int seqs)
 {
@@ -43118,8 +43247,8 @@ static tt_status tt__features_get(const tt__features *f, tt_program *p, int rank
     return status;
 }
 
-/* Sets the features of a batch on a data rank of a program that reads the features. same: see
-   tt__tokens_in. */
+/* Sets the inputs of a data rank of program p, which reads features, to the features of a batch's examples.
+   same: the number of tokens of every example; 0: examples may differ. */
 static tt_status tt__features_set(const tt__features *f, tt_program *p, int rank, const tt_batch *b, int same)
 {
     tt_status status = tt__has_index(f->ctx, b);
@@ -43251,8 +43380,8 @@ struct tt_trainer {
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
-    /* With features_once, else NULL: `train` and `head` read features, and `head` evaluates; `eval` computes
-       the features and all that follows. */
+    /* The next two fields are NULL without features_once. With features_once, `train` and `head` read
+       features, `head` evaluates, and `eval` computes the features and everything after them. */
     tt__features *features;
     tt_program *head;
     bool by_features; /* evaluations use `head` */
@@ -43274,7 +43403,8 @@ struct tt_trainer {
                              weights */
     float *teacher_rows; /* (max_seqs, classes) and (max_seqs, 1): the teacher's inputs of a batch; NULL: no
                             teacher */
-    void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
+    void *zeros; /* zeros: the data that predictions set for inputs that only the loss reads; as large as the
+                    largest of these inputs */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -43501,8 +43631,9 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
 
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that a saved state contains. state: 0: a parameter; 1 and, for Adam, 2: the optimizer's states of
-   the parameter; TT__EMA: its moving average. stage: the first pipeline stage that has the value. */
+/* A value that a saved state contains. state: 0 for a parameter; 1 and, with Adam, 2 for the optimizer's
+   states of the parameter; TT__EMA for the parameter's moving average. stage: the first pipeline stage that
+   has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
@@ -43530,7 +43661,7 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
-/* Returns the value of a stage that entry *x of a state describes; 0: the stage lacks the value. */
+/* Returns the value of a stage that entry *x of a state describes. Returns 0 if the stage lacks the value. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
@@ -43928,7 +44059,8 @@ static tt_status tt__cached_embeddings(tt_trainer *r)
     return status;
 }
 
-/* Runs forward and backward of the step's micro-batches, which begins with the cached gradients. */
+/* Runs the forward and the backward of each micro-batch of the step. The backward begins with the cached
+   gradients. */
 static tt_status tt__cached_backward(tt_trainer *r)
 {
     tt__grad_cache *g = r->cache;
@@ -43951,7 +44083,8 @@ static tt_status tt__cached_backward(tt_trainer *r)
     return status;
 }
 
-/* Keeps a micro-batch; runs the step if it is the last. The statistics are those of the step's loss. */
+/* Keeps a copy of a micro-batch. If the micro-batch is the last of its step, runs the step. The statistics
+   are those of the step's loss. */
 static tt_status tt__cached_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
 {
     tt__grad_cache *g = r->cache;
@@ -44020,8 +44153,8 @@ static int64_t tt__prediction_count(const tt_predictions *p)
     return p->task == TT_TASK_LABELS ? p->rows * p->classes : p->rows;
 }
 
-/* Counts for each class how often a prediction is right, wrong (the class is predicted, and is not there) and
-   missed. counts: (classes, 3). */
+/* Counts the predictions of each class. counts: (classes, 3) how often the class was predicted and is there,
+   was predicted and is not there, and was not predicted but is there. */
 static void tt__f1_counts(const tt_predictions *p, int64_t *counts)
 {
     memset(counts, 0, sizeof *counts * 3 * (size_t)p->classes);
@@ -44052,8 +44185,8 @@ static double tt__f1(const int64_t counts[3], double absent)
     return all > 0 ? right / all : absent;
 }
 
-/* Computes F1 of each class to f1 (classes), if f1 is not NULL, and of all classes together. Returns NaN if
-   the task has no classes, or if memory runs out. */
+/* Returns F1 of all classes together, and writes F1 of each class to f1 (classes), unless f1 is NULL. Returns
+   and writes NaN if the task has no F1 of classes, or if memory runs out. */
 static double tt__f1_of(const tt_predictions *p, double *f1)
 {
     int64_t all[3] = {0, 0, 0};
@@ -44220,9 +44353,10 @@ tt_metric tt_spearman(void) { return tt__prediction_metric("spearman", tt__spear
 /* ---------------------------------------------------------------------------------------------------- recall
    The share of texts whose pair is among the nearest of all pairs and negatives. */
 
-/* unit: (rows, width) the embeddings divided by their lengths. anchors: (n) the rows of the texts.
-   candidates: (all) the rows of their n pairs, in the order of the texts, then of the negatives. hits: (n)
-   1 if a text's pair is among its `nearest` candidates. */
+/* The data of a recall. The pair of a text is the other text of its example. unit: (rows, width) the
+   embeddings, each divided by its length. anchors: (n) the row in `unit` of each text. candidates: (all) the
+   row of the pair of each of the n texts, then the rows of the negatives. hits: (n) 1 if the pair of a text
+   is among the `nearest` candidates of the text. */
 typedef struct tt__recall {
     float *unit;
     int64_t *anchors, *candidates;
@@ -44241,8 +44375,8 @@ static float tt__inner(const float *x, const float *y, int64_t n)
     return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }
 
-/* Sets hits[task]. Candidates that are as near as the pair share their mean rank, so that equal embeddings of
-   all texts are no hits. */
+/* Sets hits[task]. If candidates are as near as the pair, the pair counts at the mean of their ranks, so that
+   equal embeddings of all texts are no hits. */
 static void tt__recall_task(void *arg, int64_t task, int thread)
 {
     const tt__recall *r = (const tt__recall *)arg;
@@ -44370,8 +44504,8 @@ static void tt__source_lines(const tt_source *s, const char *what, tt__text_buff
               (unsigned long long)(s->hash ? s->hash(s->self) : 0), what);
 }
 
-/* Returns `status`, the result of a user's callback `what`. If the callback failed without an error message,
-   sets a message. The caller clears the message before the callback. */
+/* Returns `status`, the result of a user's callback. what: the name of the callback. If the callback failed
+   without an error message, sets a message. The caller clears the message before it calls the callback. */
 static tt_status tt__returned(tt_context *ctx, tt_status status, const char *what, int64_t epoch,
                               int64_t step)
 {
@@ -44412,7 +44546,8 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 /* Returns the number of items (tokens, images, ...) of a batch: rows or, if it has no rows, sequences. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
-/* The predictions of an evaluation while they are collected. `p`, the first field, shows the arrays. */
+/* The predictions of an evaluation, while they are collected. The pointers of `p`, the first field, are set
+   to the arrays at the end of the collection. */
 typedef struct tt__collected {
     tt_predictions p;
     int64_t done;              /* rows whose predictions are known; the labels of later rows are known */
@@ -44454,7 +44589,8 @@ static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
     return true;
 }
 
-/* Keeps for tt__collect_outputs the labels of a batch that will run on a data rank. */
+/* Keeps the labels of a batch that will run on a data rank. tt__collect_outputs adds the predictions for the
+   batch after the run. */
 static tt_status tt__collect_labels(tt_trainer *r, tt__collected *c, int rank, const tt_batch *b)
 {
     const bool tags = c->p.task == TT_TASK_TAGS;
@@ -44540,7 +44676,7 @@ static tt__collected *tt__collect(tt_trainer *r, const tt_source *source)
     return c;
 }
 
-/* Ends the collection: shows the arrays in c->p. */
+/* Ends the collection: sets the pointers of c->p to the arrays. */
 static void tt__collected_show(tt__collected *c)
 {
     c->p.seq_start = c->seq_start;
@@ -44550,8 +44686,8 @@ static void tt__collected_show(tt__collected *c)
     c->p.outputs = c->outputs;
 }
 
-/* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the items that were read.
-   Collects predictions in *c. stop and c may be NULL. */
+/* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the number of items that
+   were read. Collects predictions in *c. stop and c may be NULL. */
 static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, const volatile int *stop,
                               tt_stats *stats, double *items, tt__collected *c)
 {
@@ -45038,8 +45174,8 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     return TT_OK;
 }
 
-/* Copies the rows of the fp8 history that a stage uses, from its first rank to `history`; with `write`, from
-   `history` to each rank. All ranks of a stage have equal rows. */
+/* Copies the rows of the fp8 history that a stage uses: from the first rank of the stage to `history` or, if
+   `write`, from `history` to each rank of the stage. All ranks of a stage have equal rows. */
 static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float *history)
 {
     const tt_program *p = s->p->stage[stage];
@@ -45428,7 +45564,8 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
 /* ------------------------------------------------------------------------------------------------------ ema
    Exchanges parameters and their moving averages. */
 
-/* Copies the average of a parameter to `to` or, if `to` is NULL, copies `from` to all ranks that have it. */
+/* Copies the average of a parameter to `to`. If `to` is NULL, copies `from` into the average instead, on all
+   ranks of this process that store the average. */
 static tt_status tt__move_average(const tt_program *head, const tt__kept *x, float *to, const float *from)
 {
     tt_status status = TT_OK;
@@ -45521,17 +45658,19 @@ typedef struct tt__fit_point {
 typedef struct tt__fit_run {
     tt_trainer *r;
     const tt_source *train, *validation;
-    int n_metrics, by;           /* number of the model's metrics; index of the metric that texts and the
-                                    picture show */
-    tt_metric metric;            /* metric number `by`; without a name: none */
+    int n_metrics, by;           /* n_metrics: number of the model's metrics; by: index of the metric that
+                                    texts and the picture show */
+    tt_metric metric;            /* metric number `by`; if its name is NULL, the model has no metric */
     double values[TT_METRICS];   /* the metrics of the last validation */
     const tt__feature_set *judged; /* features of the validation source */
     const char *unit;            /* name of the items that the model counts */
     bool best_by_metric;         /* whether the metric, not the loss, tells the best validation */
     tt_fit_options o;
     tt_progress p;
-    int64_t steps, first_step;   /* number of steps of an epoch; number of steps done before tt_fit began */
-    double started, saved;       /* clock in seconds: start of tt_fit plus time of validations; last save */
+    int64_t steps, first_step;   /* steps: number of steps of an epoch; first_step: number of steps done
+                                    before tt_fit began */
+    double started, saved;       /* clock in seconds; started: start of tt_fit plus the time of validations;
+                                    saved: the last save */
     double began;                /* clock in seconds at the start of the current step */
     struct { bool any; float lr; double items; int64_t reads; } last; /* a step not yet counted, if any */
     double items, flops, peak;   /* items and FLOPs since tt_fit began; the machine's peak FLOP/s */
@@ -45542,15 +45681,16 @@ typedef struct tt__fit_run {
     bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
     void *lock;                  /* the open and locked file `lock_path`, while tt_fit runs */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* number of steps skipped since the last step that updated; those of them
-                                    that were not finite and that no validation has judged yet */
+    int in_row, not_finite;      /* in_row: number of steps skipped since the last step that updated;
+                                    not_finite: number of steps since then that were not finite and that no
+                                    validation has judged yet */
     char why[TT__ERROR];         /* reason of the last skipped step */
     int64_t updated;             /* number of steps since tt_fit began that were not skipped */
     bool reported_skipped;           /* a skipped step was logged */
     bool reported_diverged;          /* a diverged loss was logged */
     bool stopped;                /* with several processes: a process was asked to stop */
-    bool reported_short, reported_idle;  /* logged: an epoch with too few steps; data ranks without
-                                            micro-batches */
+    bool reported_short, reported_idle;  /* reported_short: an epoch with too few steps was logged;
+                                            reported_idle: data ranks without micro-batches were logged */
     char *csv;                   /* text of metrics.csv so far */
     size_t csv_bytes, csv_room;
     tt__fit_point *point;        /* the `points` lines of metrics.csv */
@@ -46031,7 +46171,8 @@ static void tt__fit_panel(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_va
 /* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
 static void tt__fit_draw(tt__text_buffer *svg, const void *arg)
 {
-    /* In pixels: the tops of the panels of the loss and of the metric; the height of the metric's panel. */
+    /* In pixels. LOSS, METRIC: tops of the panels of the loss and of the metric; PANEL: height of the
+       metric's panel. */
     enum { LOSS = 40, METRIC = 316, PANEL = 168 };
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
     const tt__fit_run *f = (const tt__fit_run *)arg;
@@ -46139,7 +46280,8 @@ static tt_status tt__fit_save(tt__fit_run *f)
     return status;
 }
 
-/* Returns the step that is in the name of a kept state, state-STEP.safetensors; -1: it is another file. */
+/* Returns the step that is in the name of a kept state, state-STEP.safetensors. Returns -1 if the name is
+   that of another file. */
 static int64_t tt__kept_step(const char *name)
 {
     static const char before[] = "state-", after[] = ".safetensors";
@@ -46294,8 +46436,8 @@ static tt_status tt__fit_stuck(const tt__fit_run *f)
 }
 
 /* Skips a step that updated nothing because none of its targets counts, or because the loss or a gradient is
-   not finite, and counts it like a step that loss scaling skips. Fails after too many skipped steps in a row.
-   Returns `status`, the step's error, if it has another cause. lr: the step's learning rate. */
+   not finite. Counts the step like a step that loss scaling skips. Fails after too many skipped steps in a
+   row. If `status`, the step's error, has another cause, returns `status`. lr: the step's learning rate. */
 static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
 {
     enum { MAX_IN_A_ROW = 10 };
@@ -46376,7 +46518,8 @@ static void tt__fit_forget_features(tt__fit_run *f)
     }
 }
 
-/* Makes evaluations read the features of the validation source, if there are features, or ends that. */
+/* Does nothing without features. If `begin`, makes evaluations read the features of the validation source;
+   otherwise ends that, and micro-batches take the features of the training source again. */
 static void tt__fit_judge(tt__fit_run *f, bool begin)
 {
     tt__features *x = f->r->features;
@@ -46410,7 +46553,8 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     return status == TT_OK ? back : status;
 }
 
-/* Calls `keep`, while the parameters are their moving averages if there are any. */
+/* Calls the callback `keep`. If there are moving averages, the parameters have their values during the
+   call. */
 static tt_status tt__fit_keep(tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -46614,7 +46758,8 @@ static bool tt__fit_is_stale(const tt__fit_run *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Returns the name that has this hash, "loss" or the name of a metric; "metric" if none has it. */
+/* Returns the name, "loss" or the name of a metric, that has this hash. Returns "metric" if no name has the
+   hash. */
 static const char *tt__fit_name_of(const tt__fit_run *f, uint64_t hash)
 {
     for (int k = 0; k < f->n_metrics; k++)

@@ -6,14 +6,14 @@
 // A program that is compiled with device = "cuda" runs here. Tape, passes and plan are those of the CPU; only
 // the kernels differ.
 //
-// Folders, in this order: cuda/ (portability, device, numbers, rows), then ops/ (kernels of elementwise ops,
-// rows, norms, embedding, losses, optimizers, collectives, attention, matrix products and fp8, and the table
-// of kernels).
+// Folders, in this order: cuda/ (portability, devices, numbers, sums and elementwise work on groups of
+// columns), then ops/ (kernels of elementwise ops, rows, embedding, losses, norms, optimizers, collectives,
+// attention, matrix products and fp8, and the table of kernels).
 //
-// All kernels obey these rules. Sums are at least f32 and in a fixed order, without atomics on floats, so
-// that every run has the same bits. Kernels read everything that changes from step to step (seed, step,
-// learning rate, loss scale) from values on the device, never from arguments, so that a captured step can be
-// replayed. No block waits for another block. Random numbers are those of the CPU backend.
+// All kernels obey these rules. Sums are computed in f32 or f64, in a fixed order and without atomics on
+// floats, so that every run has the same bits. Kernels read everything that changes from step to step (seed,
+// step, learning rate, loss scale) from values on the device, never from arguments, so that a captured step
+// can be replayed. No block waits for another block. Random numbers are those of the CPU backend.
 /* ==== src/cuda/system.cuh */
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
@@ -47,8 +47,9 @@
 #define TT__DYN_SHARED(T, name)                                    \
     extern __shared__ __align__(128) unsigned char tt__dyn_smem[]; \
     T *name = (T *)tt__dyn_smem
-// Launches a kernel: TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) is a cudaError_t. A
-// template needs parentheses: (kernel<64, 2>). The stream may be a tt__stream.
+// Launches a kernel: TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...). The result is a
+// cudaError_t. A kernel that is a template needs parentheses: (kernel<64, 2>). The stream may be a
+// tt__stream.
 #define TT__LAUNCH(kernel, grid, block, shared, stream, ...) \
     tt__launch_kernel(kernel, grid, block, shared, tt__stream_of(stream), __VA_ARGS__)
 
@@ -85,8 +86,8 @@ __device__ __forceinline__ void tt__begin_kernel()
 #endif
 }
 
-// Returns x and hides its value from the compiler. So the compiler does not compute values that depend on x
-// before a loop, which would have no registers for them.
+// Returns x and hides its value from the compiler. Without this function the compiler would compute values
+// that depend on x ahead of a loop that uses them, and the loop has no registers to hold the values.
 __device__ __forceinline__ int tt__opaque(int x)
 {
     asm volatile("" : "+r"(x));
@@ -379,10 +380,10 @@ __device__ __forceinline__ uint32_t tt__bytes(uint32_t low, uint32_t high, uint3
 #endif
 
 // Returns the lower half of the matrix descriptor of rows in shared memory that a warpgroup's product reads
-// (PTX ISA, "Matrix Descriptor Format", "Canonical Layouts"). Chunk c, of 16 bytes, of a row of 128 bytes is
-// stored at chunk c ^ row % 8. Groups of eight rows follow one another, the first at a multiple of 1,024
-// bytes; the leading dimension is not read. p: row 0 of a group of 8, at a multiple of 16 columns. The
-// descriptor of an address n bytes further is larger by n / 16.
+// (PTX ISA, "Matrix Descriptor Format", "Canonical Layouts"). A row of 128 bytes has 8 chunks of 16 bytes.
+// Chunk `c` of row `r` is stored at the place of chunk `c ^ (r % 8)`. Groups of eight rows follow one
+// another, the first at a multiple of 1,024 bytes; the leading dimension is not read. p: row 0 of a group of
+// 8, at a multiple of 16 columns. The descriptor for an address n bytes after p is larger by `n / 16`.
 __device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 {
     return (tt__shared_address(p) & 0x3ffff) >> 4 | 1 << 16;
@@ -487,7 +488,8 @@ cudaError_t drain(tt__device *d)
     return first;
 }
 
-// Returns stream `number`, which the first call for this number makes; NULL if that fails.
+// Returns stream `number` of the device. The first call for a number makes the stream. Returns NULL if the
+// stream cannot be made.
 cudaStream_t stream_of(tt__device *d, int number)
 {
     if (number == TT__COMPUTE_STREAM) return d->stream;
@@ -602,8 +604,8 @@ __global__ void find_wgmma(int *to)
     *to = TT__HAS_WGMMA;
 }
 
-// Sets d->wgmma, whether attention uses the kernels of warpgroups (src/ops/attention): the device has wgmma,
-// and its machine code of this file uses it.
+// Sets d->wgmma, which says whether attention runs the kernels of warpgroups (src/ops/attention). The kernels
+// need a device that has wgmma, and machine code of this file for that device that contains wgmma.
 tt_status choose_wgmma(tt__device *d)
 {
     const char *asked = getenv("TINYTRAIN_WGMMA");
@@ -685,7 +687,7 @@ void describe_device(text_buffer *text, int index)
           index, p.name, p.major, p.minor, 1e-9 * (double)total, 1e-9 * (double)available);
     print(text, "    %d multiprocessors, up to %d MHz; %.0f MiB of L2; memory of %d bits at %d MHz\n",
           p.multiProcessorCount, clock / 1000, p.l2CacheSize / 1048576.0, bus, memory_clock / 1000);
-    // The maximum speed of the link, because the link is slower while nothing runs.
+    // Reads the maximum speed of the link: while nothing runs, the current speed is lower.
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/max_link_speed", p.pciDomainID,
              p.pciBusID, p.pciDeviceID);
     first_line(path, speed);
@@ -1008,8 +1010,8 @@ __device__ __forceinline__ uint32_t pack_as(tt_dtype dtype, float low, float hig
     return dtype == TT_BF16 ? pack<bf16>(low, high) : pack<f16>(low, high);
 }
 
-// Loads elements [i, i + 8) of p, of which the first `left` exist; the others become `absent`. i is a
-// multiple of 8; wide: p is a multiple of 16 bytes.
+// Loads elements [i, i + 8) of p, of which the first `left` exist; the elements that do not exist become
+// `absent`. i is a multiple of 8. wide: whether the address p is a multiple of 16 bytes.
 __device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left,
                                       bool wide, float absent = 0)
 {
@@ -1025,7 +1027,7 @@ __device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dty
 }
 
 // Stores eight 16-bit numbers, whose bits are h, to elements [i, i + 8) of p, of which the first `left`
-// exist. i is a multiple of 8; wide: p is a multiple of 16 bytes.
+// exist. i is a multiple of 8. wide: whether the address p is a multiple of 16 bytes.
 __device__ __forceinline__ void store8_bits(void *p, int64_t i, int64_t left, bool wide,
                                             const uint32_t (&h)[8])
 {
@@ -1176,7 +1178,8 @@ __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t ke
     }
 }
 
-// The keys of all rounds of a draw, two rounds in a uint4, for kernels with few keys in shared memory.
+// The keys of all rounds of Philox for one draw; a uint4 holds the keys of two rounds. Kernels that use few
+// draw keys keep the expanded keys in shared memory.
 typedef uint4 philox_keys[(TT__DRAW_ROUNDS + 1) / 2];
 __device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
 {
@@ -1197,7 +1200,7 @@ __device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint
     return (uint64_t)out[1] << 32 | out[0];
 }
 
-// Returns the sum over a warp, added in a fixed order, in every lane.
+// Returns to every lane of a warp the sum of the lanes' v. The sum is added in a fixed order.
 template <class V> __device__ __forceinline__ V warp_sum(V v)
 {
     TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
@@ -1209,8 +1212,8 @@ __device__ __forceinline__ float warp_max(float v)
     return v;
 }
 
-// Returns the sum over a block of THREADS threads, added in a fixed order, in every thread. All threads must
-// call this function.
+// Returns to every thread of a block the sum of the threads' v. The sum is added in a fixed order. THREADS:
+// number of threads of the block, which must all call this function.
 template <int THREADS, class V> __device__ __forceinline__ V block_sum(V v)
 {
     TT__SHARED(V, part, [THREADS / 32]);
@@ -1280,8 +1283,9 @@ namespace {
 #define TT__ROW_THREADS 256
 struct loss_sums { double loss, weight, right; };
 
-// The resident workspace that a launch may use. In matrix products cuBLASLt uses the first part, and bias
-// gradients, or a bias in another dtype, the second part; other kernels use all of it.
+// The resident workspace that a launch may use. A matrix product uses it in two parts: cuBLASLt uses the
+// first part, and the sums for a bias gradient, or a bias in another dtype, use the second. Other kernels use
+// the whole workspace.
 union resident_workspace {
     static constexpr size_t BYTES = TT__CUDA_RESIDENT, BIAS_BYTES = (BYTES / 32 + 4095) / 4096 * 4096;
     static constexpr size_t LT_BYTES = BYTES - BIAS_BYTES;
@@ -1308,9 +1312,9 @@ __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
     return load_any(m.data, m.dtype, i * m.ld + j);
 }
 
-// The last step of a sum: to[c] becomes the sum over `parts` rows of `partial`, which are `stride` floats
-// apart, or grows by that sum if `add`. The structure has no padding, because in arrays of structures gcc 12
-// with -ftrivial-auto-var-init clears wrong bytes instead of the padding.
+// Arguments of the last step of a sum. `partial` has `parts` rows, `stride` floats apart. The sum of column c
+// of the rows becomes `to[c]` or, if `add`, is added to `to[c]`. The structure has no padding, because in
+// arrays of structures gcc 12 with -ftrivial-auto-var-init clears wrong bytes instead of the padding.
 struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
 struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
 
@@ -1344,8 +1348,8 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
     all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
 }
 
-// Adds up the rows of partial sums of all sums. A launch takes sums with different results; sums that add to
-// one result run one after another.
+// Does the last step of all sums of `all`. A launch of finish_sums does the last step of consecutive sums
+// that have different results. Sums that are added to one result need launches one after another.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
     const int64_t sums = all->count;
@@ -1389,9 +1393,10 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
     return sum;
 }
 
-// Returns the number of blocks that sum rows: `each` for each multiprocessor of the device, but at most
-// `pieces`, the number of blocks that have rows to sum, and at most the number whose f32 sums, of `bytes`
-// bytes a block, fit the resident workspace after its first `used` bytes.
+// Returns the number of blocks that sum rows: at least 1, and otherwise the smallest of three numbers. The
+// first is `each` for each multiprocessor of the device. The second is `pieces`, the number of blocks that
+// have rows to sum. The third is the number of blocks whose f32 sums, `bytes` bytes a block, fit the resident
+// workspace after its first `used` bytes.
 int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
@@ -1400,10 +1405,10 @@ int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, s
 
 #define TT__ROW_COLUMNS 4096 // largest number of columns of a row that fits the registers of a block
 
-// Returns the number of rows in a chunk of column sums. All kernels that sum the columns of a gradient must
-// give the same bits, because a pipeline stage may itself sum a gradient from the next stage. So each kernel
-// sums the numbers as they are stored, chunk by chunk. The threads of a block form sum_teams() teams, which
-// take the rows of a chunk in turn.
+// Returns the number of rows in a chunk of column sums. The columns of a gradient may be summed by the kernel
+// that computes the gradient, or by another kernel, if a pipeline stage gets the gradient from the next
+// stage. The bits must be equal. So each kernel sums the numbers as they are stored, chunk by chunk. The
+// threads of a block form sum_teams() teams, which take the rows of a chunk in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
     // Number of layernorm_backward's blocks that fit a multiprocessor.
@@ -1459,8 +1464,8 @@ tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-// Writes the sums of the columns of dy to `to`, or adds them to it if `add`. Each launch takes as many
-// columns as have room for their partial sums.
+// Writes the sums of the columns of dy to `to`, or adds them to `to` if `add`. Each launch takes some of the
+// columns, because their partial sums must fit the resident workspace.
 cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
 {
     tt__device *d = l->device;
@@ -1528,8 +1533,8 @@ cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times,
 // columns that begins at column c of row r, or returns false where nothing is to be written.
 struct group_args { tt__mat a, b, y; bool add, vector; int64_t per_row, first, all; };
 
-// Computes y by op.get(). X: dtype of the operands; Y: dtype of the result. Without launch bounds for X ==
-// ANY the compiler would spill a register for compute capability 10.0.
+// Computes y by op.get(). X: dtype of the operands; Y: dtype of the result. The launch bounds for X == ANY
+// keep the compiler from spilling a register for compute capability 10.0.
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS, X == ANY ? 2 : 0) each_group(group_args g, OP op)
 {
@@ -1583,9 +1588,9 @@ __device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, i
 }
 
 // Computes y as each_group does, and writes to partial[blockIdx.y][c] the sum of rows_each rows of column c
-// of y. OP also has finish(), which computes the results v from the elements v of a and `other` of b, and is
-// told whether b exists. A thread has 8 columns. Each block leaves a row of partial sums, so there are few
-// blocks, and a thread loads the rows of its next turn ahead.
+// of y. OP also has finish(both, r, c, v, other). Before the call, v has elements of a, and `other` has
+// elements of b if `both`; after the call, v has the results. A thread has 8 columns. Each block leaves a row
+// of partial sums, so there are few blocks, and a thread loads the rows of its next turn ahead.
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     each_group_sums(group_args g, OP op, float *partial, int64_t rows_each)
@@ -1656,9 +1661,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     }
 }
 
-// The typed kernels that are compiled for an op, beside its kernel for any dtype. RARE: no typed kernel; HOT:
-// one for each dtype that all operands and the result have; HOT_CASTS: also one for each 16-bit dtype of the
-// result of f32 operands.
+// The typed kernels that are compiled for an op, beside its kernel for any dtype. RARE: none. HOT: for each
+// float dtype, a kernel whose operands and result have that dtype. HOT_CASTS: the kernels of HOT, and for
+// bf16 and f16 a kernel that computes a result of that dtype from f32 operands.
 enum { RARE, HOT, HOT_CASTS };
 
 bool is_typed(const group_args &g)
@@ -1682,8 +1687,8 @@ template <class OP> cudaError_t launch_typed_groups(tt__device *d, const group_a
     return launch_groups<OP, ANY, ANY>(d, g, op);
 }
 
-// Computes y (or y += if `add`) by op. by_row: the op uses numbers of rows or columns, so contiguous matrices
-// are not taken as one long row. Operands whose data is NULL are absent.
+// Computes y (or y += if `add`) by op. by_row: whether the op uses the numbers of rows or columns as indices.
+// If not, contiguous matrices are taken as one long row. Operands whose data is NULL are absent.
 template <class OP>
 cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
 {
@@ -1771,8 +1776,8 @@ enum {
 // Returns the kernels of op number OP. Without a TT__RUN_BY(OP, ...) CUDA has no kernel for the op.
 template <int OP> op_kernels kernels_of() { return {}; }
 
-// Says by which function an op runs, and optionally the max numbers of rows and columns. The line stands
-// below that function.
+// Says by which function an op runs, and optionally the max numbers of rows and columns. Write the TT__RUN_BY
+// of an op below that function.
 #define TT__RUN_BY(OP, ...) \
     template <> op_kernels kernels_of<TT__OP_##OP>() { return {__VA_ARGS__}; }
 

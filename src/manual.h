@@ -123,8 +123,8 @@
      A program that shares another program's arena (evaluation) costs the larger of the two, not the sum. The
      arena is released with the last of its programs and parameters: in tt_close, if it holds parameters.
      recompute and offload (tt_compile_options) need less memory of the device, and in return more computation
-     or more memory of the host, which the plan counts. The results stay the same bits. Device "cpu" computes
-     in the host's memory, so offload saves nothing there.
+     or more memory of the host, which the plan counts. The bits of the results stay the same. Device "cpu"
+     computes in the host's memory, so offload saves nothing there.
 
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits: for any number of threads, after a
@@ -145,7 +145,7 @@
      add up in different orders, so their results differ by rounding of fp32 sums, and, depending on whether
      GELU or its slope is part of a product, by one rounding to 16 bits in between. Timing finds the fastest,
      and two ways that are about as fast may change places between runs: two runs from the start have the same
-     bits only if they read the ways from the same file (tune names it). This is why "off" is the default: the
+     bits only if they read the ways from the same file (tune names it). Therefore "off" is the default: the
      same inputs give the same bits unless the caller says otherwise. Within a run nothing changes: the ways
      are found once, before the first step, and are the same on all ranks. A state holds them, and a run that
      is resumed from the state has the bits of an uninterrupted run, on the same kind of GPU with the same

@@ -6,14 +6,14 @@
 // A program that is compiled with device = "cuda" runs here. Tape, passes and plan are those of the CPU; only
 // the kernels differ.
 //
-// Folders, in this order: cuda/ (portability, device, numbers, rows), then ops/ (kernels of elementwise ops,
-// rows, norms, embedding, losses, optimizers, collectives, attention, matrix products and fp8, and the table
-// of kernels).
+// Folders, in this order: cuda/ (portability, devices, numbers, sums and elementwise work on groups of
+// columns), then ops/ (kernels of elementwise ops, rows, embedding, losses, norms, optimizers, collectives,
+// attention, matrix products and fp8, and the table of kernels).
 //
-// All kernels obey these rules. Sums are at least f32 and in a fixed order, without atomics on floats, so
-// that every run has the same bits. Kernels read everything that changes from step to step (seed, step,
-// learning rate, loss scale) from values on the device, never from arguments, so that a captured step can be
-// replayed. No block waits for another block. Random numbers are those of the CPU backend.
+// All kernels obey these rules. Sums are computed in f32 or f64, in a fixed order and without atomics on
+// floats, so that every run has the same bits. Kernels read everything that changes from step to step (seed,
+// step, learning rate, loss scale) from values on the device, never from arguments, so that a captured step
+// can be replayed. No block waits for another block. Random numbers are those of the CPU backend.
 #include "cuda/system.cuh"
 
 #ifndef TT__PORTABILITY_ONLY // the emulator's tests include only this part of the file

@@ -35,8 +35,8 @@ typedef struct tt_tape tt_tape;       /* the recorded values and instructions of
 typedef struct tt_program tt_program; /* a compiled program: instructions with places in one arena */
 typedef struct tt_param tt_param;     /* a named tensor that outlives programs */
 
-/* Lets the compiler check a function that formats like printf: `text` is the number of the format argument,
-   `first` the number of the first argument to format (0: a va_list). */
+/* Lets the compiler check a function that formats like printf. `text`: the number of the format argument.
+   `first`: the number of the first argument to format; 0 if the arguments come in a va_list. */
 #ifdef __GNUC__
 #define TT_PRINTF(text, first) __attribute__((__format__(__printf__, text, first)))
 #else
@@ -45,14 +45,14 @@ typedef struct tt_param tt_param;     /* a named tensor that outlives programs *
 
 typedef enum tt_log_level { TT_LOG_DEBUG, TT_LOG_INFO, TT_LOG_WARNING, TT_LOG_ERROR } tt_log_level;
 
-/* Receives messages. id is a short stable word ("threads", "checkpoint"), message one sentence without a
+/* Receives messages. `id` is a short stable word ("threads", "checkpoint"), `message` one sentence without a
    newline. */
 typedef struct tt_logger {
     void (*log)(void *user, tt_log_level level, const char *id, const char *message);
     void *user;
 } tt_logger;
 
-/* Memory functions. allocate returns memory aligned to `alignment` (a power of two, at least 64) or NULL. A
+/* Memory functions. `allocate` returns memory aligned to `alignment` (a power of two, at least 64) or NULL. A
    context calls one of these functions at a time, but not always from the same thread. */
 typedef struct tt_allocator {
     void *(*allocate)(void *user, size_t bytes, size_t alignment);
@@ -60,9 +60,9 @@ typedef struct tt_allocator {
     void *user;
 } tt_allocator;
 
-/* File functions. open takes mode 'r' or 'w' (create or truncate) and returns NULL on failure. read and write
-   move exactly n bytes or return false; reads are positioned, writes are sequential. reason() describes the
-   last failure. */
+/* File functions. `open` takes mode 'r' or 'w' (create or truncate) and returns NULL on failure. `read` and
+   `write` move exactly n bytes or return false; reads are positioned, writes are sequential. `reason`
+   describes the last failure. */
 typedef struct tt_files {
     void *(*open)(void *user, const char *path, char mode);
     int64_t (*size)(void *user, void *file);
@@ -73,15 +73,16 @@ typedef struct tt_files {
     bool (*rename)(void *user, const char *from, const char *to);
     bool (*remove)(void *user, const char *path);
     bool (*make_folder)(void *user, const char *path); /* returns true also if the folder already exists */
-    /* Calls each() with the name of every entry until each() returns false. Returns false if the folder does
+    /* Calls `each` with the name of every entry until `each` returns false. Returns false if the folder does
        not exist, or on an error. */
     bool (*list)(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg);
     const char *(*reason)(void *user);
     void *user;
-    /* lock and space may be NULL. lock opens a file, creates the file if necessary, writes a text into it and
-       locks it. Until the file is closed or the process has ended, no second call can lock the file, not even
-       in this process. lock returns NULL on failure, and sets *held to true if the file is already locked.
-       space returns how many bytes can still be written to a folder, or -1 if the number is unknown. */
+    /* `lock` and `space` may be NULL. `lock` opens a file, creates the file if necessary, writes a text into
+       it and locks it. Until the file is closed or the process has ended, no second call can lock the file,
+       not even in this process. `lock` returns NULL on failure, and sets *held to true if the file is already
+       locked. `space` returns how many bytes can still be written to a folder, or -1 if the number is
+       unknown. */
     void *(*lock)(void *user, const char *path, const char *text, bool *held);
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
@@ -124,9 +125,9 @@ typedef struct tt_context_options {
                                "portable", "avx2", "avx512", "neon"; default NULL: TINYTRAIN_ISA in the
                                environment if it is set, else the best */
     double timeout;         /* Set it higher if a rank may keep the other ranks waiting for longer than ten
-                               minutes, and lower to notice a failure sooner: seconds, above 0, that a rank
-                               waits for another rank before all fail, and tt_open and tt_close for other
-                               processes; default 600 */
+                               minutes, and lower to notice a failure sooner: seconds, above 0. A rank that
+                               has waited so long for another rank fails, and all ranks with it; tt_open and
+                               tt_close wait so long for other processes; default 600 */
     const char *bf16;       /* Set it to get the same bits of bf16 training on CPUs of different models:
                                "convert" (to fp32), "dot" (bf16 dot-product instructions) or "tiles" (Intel
                                AMX); default NULL: TINYTRAIN_BF16 in the environment if it is set, else the
@@ -158,8 +159,8 @@ void tt_close(tt_context *ctx);
 const char *tt_error(const tt_context *ctx);
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
-/* Return the number of this process, and how many processes a launcher such as mpirun has started (needs
-   TINYTRAIN_MPI). Without a launcher the functions return 0 and 1. */
+/* tt_process returns the number of this process, tt_processes the number of processes that a launcher such as
+   mpirun has started (needs TINYTRAIN_MPI). Without a launcher tt_process returns 0 and tt_processes 1. */
 int tt_process(const tt_context *ctx);
 int tt_processes(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* returns "avx512", "avx2", "neon" or "portable" */

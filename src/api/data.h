@@ -27,8 +27,8 @@ typedef enum tt_task {
    labels of TT_TASK_LABELS, the scores of TT_TASK_SCORES or the tags of TT_TASK_TAGS. */
 typedef struct tt_dataset tt_dataset;
 
-/* A word of a text: the bytes [begin, end), at least one, and the number of its tag; -1: no tag, the word
-   does not count in the loss. */
+/* A word of a text: the bytes [begin, end), at least one, and the number of the word's tag. A word with tag
+   -1 does not count in the loss. */
 typedef struct tt_word { size_t begin, end; int tag; } tt_word;
 
 /* A text, which may contain NULs, perhaps with a second text, and its labels. */
@@ -75,7 +75,8 @@ typedef struct tt_table_options {
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
-/* Reads a dataset from a table in a text file in UTF-8 (see tt_text_begin), by the end of its name:
+/* Reads a dataset from a table in a text file in UTF-8 (see tt_text_begin). The end of the file's name tells
+   the format:
    - .jsonl or .json: each line is a JSON object; its members are the columns.
    - With TT_TASK_TAGS any other file is in the format of CoNLL: a line for each word, which begins with the
      word and ends with its tag; spaces or tabs divide them and the columns between them. An empty line ends
@@ -94,7 +95,8 @@ tt_table_options tt_table_options_default(void);
    - TT_TASK_EMBED: none. The pair's column is required instead.
    - TT_TASK_MASKED_LM: none. A file whose name ends in .txt has no columns: each line that is not empty is a
      text.
-   Lists of 0 and 1 and scores have the classes LABEL_0, LABEL_1 and so on, unless `classes` names them.
+   The labels of lists of 0 and 1, and scores, are named LABEL_0, LABEL_1 and so on, unless `classes` names
+   them.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
    "valid", "val" and "dev" are synonyms. If split is one of these, "train" or "test", a row with any other
    word is an error. In a file without a split column, "test" is a tenth of the rows of each class, chosen by
@@ -128,10 +130,11 @@ typedef struct tt_image_source {
     const char *const *class_names;  /* (classes) names in UTF-8; copied */
     int classes;
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the
-       image cannot be decoded. A loader's threads call read and release, several at a time. */
+       image cannot be decoded. A loader's threads call `read` and `release`, several at a time. */
     const char *(*read)(void *user, int64_t index, tt_image *image);
-    void (*release)(void *user, tt_image *image); /* releases the image that `read` returned, soon after. May
-                                                     be NULL */
+    void (*release)(void *user, tt_image *image); /* releases an image that `read` has returned, once the
+                                                     loader no longer needs the pixels. NULL: images need no
+                                                     release */
     const char *(*name)(void *user, int64_t index); /* returns a name for errors, such as a path. NULL: errors
                                                        use the index */
     void *user;
@@ -180,8 +183,8 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    ceil(batch / accumulate) sequences and at most max_tokens tokens. max_seqs is lower if the dataset has
    fewer sequences, or if max_tokens / 2 is less.
    With parallel.groups > 1 the loader instead deals out the sequences of a step so that the micro-batches
-   have similar numbers of tokens, and each group has equally many micro-batches, as far as there are
-   sequences: the micro-batches are the same for any number of ranks.
+   have similar numbers of tokens. The number of micro-batches is a multiple of `groups`, as far as there are
+   sequences, so that the micro-batches are the same for any number of ranks.
    A pair of texts is one sequence, cut as tt_tokenizer_encode cuts pairs. With TT_TASK_EMBED each text is a
    sequence of its own: `batch` then counts pairs or triplets, and max_seqs of the loader counts sequences. A
    micro-batch of n pairs has n texts, then their n pairs, then perhaps n negatives. Its labels are 0 for a
@@ -239,16 +242,16 @@ typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_
 typedef struct tt_image_options {
     int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
                                         default */
-    int channels;                    /* Set it if the model reads another number of channels than 3, 1..4;
-                                        default 3. An image must have this number of channels; for 3, an image
-                                        may also have 1 (grey, copied into all three) or 4 (alpha is
-                                        dropped) */
+    int channels;                    /* Set it if the model does not read 3 channels: the number of channels,
+                                        1..4; default 3. An image must have this number of channels. If the
+                                        number is 3, an image may also have 1 channel (grey, copied into all
+                                        three) or 4 (alpha is dropped) */
     int resize_height, resize_width; /* Set them if all images should get one size before they are cropped,
                                         whatever their proportions (tt_image_resize), 1..65535; default 0, 0:
                                         not resized */
     int resize_shortest;             /* Set it, instead of resize_height and resize_width, if images should
-                                        keep their proportions: the length of the shorter side, 1..65535; that
-                                        of the other is rounded down; default 0 */
+                                        keep their proportions: the length of the shorter side, 1..65535; the
+                                        length of the longer side follows and is rounded down; default 0 */
     tt_resample resample;            /* Set it if the model was trained on images resized with another filter;
                                         default TT_BILINEAR */
     int pad;                         /* Set it, with random_crop, to shift training images at random: the rows
@@ -271,9 +274,9 @@ typedef struct tt_array {
 } tt_array;
 
 /* A micro-batch. A trainer sets each input of its model to the array with the input's name: an element of
-   `arrays`, or else the field of that name; "first" is the first row of each sequence. Data that no input
-   reads may be missing. Pointers are valid until the next call on the loader or source that set the
-   pointers. */
+   `arrays`, or else the field of that name. The input "first" gets the first row of each sequence, from
+   seq_start. Data that no input reads may be missing. Pointers are valid until the next call on the loader or
+   source that set the pointers. */
 typedef struct tt_batch {
     int seqs;                 /* number of sequences, images or examples. Speeds, such as tokens per second,
                                  count rows, or seqs if rows is 0 */
@@ -284,8 +287,8 @@ typedef struct tt_batch {
     const int32_t *types;     /* (rows) token types: 0, and in the second text of a pair 1 if the tokenizer's
                                  template says so */
     const int32_t *seq_start; /* (seqs + 1) */
-    const int32_t *labels;    /* (seqs) class of each sequence; with TT_TASK_EMBED see tt_loader_options; with
-                                 other tasks than TT_TASK_CLASS -1 */
+    const int32_t *labels;    /* (seqs) TT_TASK_CLASS: the class of each sequence; TT_TASK_EMBED: see
+                                 tt_loader_options; other tasks: -1 */
     const float *label_values; /* (seqs, values) values of TT_TASK_LABELS and TT_TASK_SCORES */
     int values;               /* number of labels or scores */
     const int32_t *tags;      /* (rows) TT_TASK_TAGS: the tag of a word at its first token, else -100 */
@@ -310,8 +313,9 @@ typedef struct tt_source {
        gives fewer, the logger gets one warning from tt_fit. The last micro-batch of a step must set
        last_of_step. */
     int64_t steps;
-    /* Largest micro-batch in sequences and tokens (0: unknown), and whether a step may have more
-       micro-batches than the trainer has data ranks. tt_train_options_make_room reads all three. */
+    /* max_seqs, max_tokens: size of the largest micro-batch in sequences and in tokens; 0: unknown.
+       accumulates: whether a step may have more micro-batches than the trainer has data ranks.
+       tt_train_options_make_room reads all three. */
     int max_seqs, max_tokens;
     bool accumulates;
     /* Returns a hash of all training data, so that a resumed run notices other data. NULL: no check. */
@@ -383,7 +387,8 @@ typedef struct tt_stream_options {
     int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id out
                                       of range; default 0: the tokenizer's size */
     bool bare;                     /* Set it if the model was trained without a token before a document;
-                                      default false: the tokenizer's, if any */
+                                      default false: the token that the tokenizer puts before a text, if it
+                                      puts one there */
     const char *separator;         /* Set it if a text has several documents, to the line that separates them,
                                       such as "<|endoftext|>"; "": one or more empty lines; default NULL: a
                                       text is one document */

@@ -19,13 +19,13 @@ typedef struct tt_predictions {
                                 embedding */
     int64_t rows, seqs;
     const int64_t *seq_start; /* (seqs + 1) the first row of each sequence */
-    /* (rows) TT_TASK_CLASS and TT_TASK_TAGS: the class of a row, and the class with the largest logit, the
-       first of equal ones. A row whose label is not in 0..classes - 1 does not count. TT_TASK_EMBED: the
-       labels of tt_loader_options; `predicted` is NULL. */
+    /* (rows) labels: with TT_TASK_CLASS and TT_TASK_TAGS the class of each row; with TT_TASK_EMBED the labels
+       of tt_loader_options. A row whose label is not in 0..classes - 1 does not count. predicted: the class
+       with the largest logit of each row, the first of equal ones; with TT_TASK_EMBED NULL. */
     const int32_t *labels, *predicted;
-    /* (rows, classes) TT_TASK_LABELS: 0 or 1 for each label, and logits, which predict the label if they are
-       above 0. TT_TASK_SCORES: the scores and the predicted scores. TT_TASK_EMBED: NULL, and the
-       embeddings. */
+    /* (rows, classes) values: with TT_TASK_LABELS 0 or 1 for each label, with TT_TASK_SCORES the scores, with
+       TT_TASK_EMBED NULL. outputs: with TT_TASK_LABELS logits, which predict a label if they are above 0;
+       with TT_TASK_SCORES the predicted scores; with TT_TASK_EMBED the embeddings. */
     const float *values, *outputs;
     const char *const *class_names; /* (classes) the source's names; NULL: no names */
 } tt_predictions;
@@ -37,8 +37,9 @@ typedef struct tt_metric {
     double (*of)(const tt_stats *s); /* computes the metric from the sums of an evaluation; NULL:
                                         of_predictions computes it */
     bool lower_is_better;
-    /* Set it to compute the metric from predictions, in evaluations alone. NaN: the metric is undefined. The
-       model needs `classes`, and each process the labels of all data ranks. */
+    /* Set it to compute the metric from predictions, in evaluations alone. The function returns NaN if the
+       metric is undefined. The model must have `classes`, and each process must have the labels of all data
+       ranks. */
     double (*of_predictions)(const tt_predictions *p);
 } tt_metric;
 tt_metric tt_accuracy(void);   /* "accuracy": the share of targets predicted right (cross-entropy) */
@@ -51,13 +52,15 @@ tt_metric tt_f1_micro(void);
    tag B-X begins an entity of type X, I-X continues the entity, other names are outside of entities. NaN if
    no tag has a name of this form. */
 tt_metric tt_f1_entities(void);
-/* "pearson" and "spearman": the correlation of the scores of TT_TASK_SCORES with the predicted scores, or of
-   their ranks, where equal numbers share their mean rank; with several scores, the mean of their
-   correlations. NaN if labels or predictions are constant. */
+/* "pearson" of TT_TASK_SCORES: the correlation of the scores with the predicted scores. "spearman": the
+   correlation of their places in sorted order, where equal numbers share their mean place. With several
+   scores, either metric is the mean of the scores' correlations. NaN if labels or predictions are
+   constant. */
 tt_metric tt_pearson(void);
 tt_metric tt_spearman(void);
-/* "recall_at_1" and "recall_at_10" of TT_TASK_EMBED: the share of texts whose pair is the nearest, or among
-   the 10 nearest, of the pairs and negatives of the whole evaluation, by cosine. */
+/* Metrics of TT_TASK_EMBED. "recall_at_1": the share of texts whose pair is the nearest, by cosine, of the
+   pairs and negatives of the whole evaluation. "recall_at_10": the share of texts whose pair is among the 10
+   nearest. */
 tt_metric tt_recall_at_1(void);
 tt_metric tt_recall_at_10(void);
 /* Computes F1 of each class, label or tag, f1 (classes): 2 * right / (2 * right + wrong + missed). wrong
@@ -72,8 +75,8 @@ enum { TT_METRICS = 4 }; /* max metrics of a model */
 typedef struct tt_model {
     const void *self; /* argument of record */
     /* Declares inputs and records the ops for a micro-batch of up to o->max_seqs sequences (or examples) and
-       o->max_tokens tokens. Returns the loss (1, 1). *output, if record sets it, is the value that tt_forward
-       gives. An input has the name of the array in a batch that is the input's data. */
+       o->max_tokens tokens. Returns the loss (1, 1). The function may set *output, to the value that
+       tt_forward gives. An input's name is the name of the batch's array that has the input's data. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     /* The metrics, of which the first decides by default which validation is best (tt_fit_options.best_by). A
        NULL name ends the list. */
@@ -117,7 +120,7 @@ typedef enum tt_bert_kind {
     TT_BERT,
     TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
                       TT_TASK_TAGS no kind has layers before the classifier */
-    TT_ROBERTA,    /* positions start at pad_token + 1, one token type; head: classifier.dense, tanh */
+    TT_ROBERTA,    /* positions start at pad_token + 1; one token type; head: classifier.dense, tanh */
     TT_BIG_BIRD,   /* head: classifier.dense, then `activation`. BigBird's pooler is kept but unused */
     TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
     TT_ALBERT      /* all layers share one set of parameters, and embeddings have embedding_size columns;
@@ -195,12 +198,13 @@ typedef struct tt_bert {
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
 /* Loads a Hugging Face folder: config.json and model.safetensors (tensor names with or without a prefix such
    as "bert."), or instead of it the files that model.safetensors.index.json names. Tensors stream into place
-   when a program allocates its arena. classes 0: the task and the number in config.json; else TT_TASK_CLASS.
-   If the file lacks the classifier or the layer before it, or if the classifier has another size, or is of
-   tokens while the model's is of sequences, these layers start with random weights: new_head is true, and the
-   logger gets a warning with their names. A missing or misshapen tensor of the body is an error, reported
-   before anything of config.json's sizes is allocated. The task in config.json is TT_TASK_TAGS if
-   "architectures" names a class ...ForTokenClassification, TT_TASK_MASKED_LM if it names ...ForMaskedLM, else
+   when a program allocates its arena. classes 0: config.json gives the task and the number of classes; any
+   other number: the task is TT_TASK_CLASS. If the file lacks the classifier or the layer before it, if the
+   classifier has another size, or if it is for tokens and the model's for sequences, these layers start with
+   random weights: new_head is true, and the logger gets a warning with their names. A missing or misshapen
+   tensor of the body is an error, reported before anything of config.json's sizes is allocated.
+   The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification,
+   TT_TASK_MASKED_LM if it names ...ForMaskedLM, else
    that of "problem_type"; without problem_type TT_TASK_SCORES if there is one class, as in transformers, else
    TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
    class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are read from its files. */
@@ -221,11 +225,12 @@ tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head);
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* Makes a model and a dataset agree on the numbers of the classes (labels, scores or tags). Both need one
-   task and equally many classes, named by at most 63 bytes each. Call the function before a loader reads the
-   dataset. If both have the same names, the model keeps its numbers and the dataset's labels change: call the
-   function for each dataset, also for one that tt_dataset_split took out before. Otherwise the model takes
-   the dataset's names, and the logger gets a warning if the classifier is from a checkpoint. */
+/* Makes a model and a dataset agree on the numbers of the classes (labels, scores or tags). The model and the
+   dataset must have the same task and equally many classes, each with a name of at most 63 bytes. Call the
+   function before a loader reads the dataset. If both have the same names, the model keeps its numbers and
+   the dataset's labels change: call the function for each dataset, also for one that tt_dataset_split took
+   out before. Otherwise the model takes the dataset's names, and the logger gets a warning if the classifier
+   is from a checkpoint. */
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d);
 /* Records the encoder on a tape. Returns the last hidden states (rows, hidden). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
@@ -239,12 +244,12 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Records the encoder, and the embedding of each sequence according to the config's pooling and normalize.
    Any task. Returns the embeddings (seqs, hidden) (Reimers, Gurevych, "Sentence-BERT", 2019). */
 tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
-/* Returns the model for a trainer. Its output are the logits, and its loss is that of the task: with
+/* Returns the model for a trainer. The model's output is the logits, and its loss is that of the task: with
    TT_TASK_CLASS the mean cross-entropy of the classes in "labels", with TT_TASK_TAGS that of the tags in
    "tags", with TT_TASK_LABELS the mean sigmoid cross-entropy and with TT_TASK_SCORES the mean squared error
    of all numbers in "label_values". Accuracy is the share of sequences or, with TT_TASK_TAGS, of tokens that
    are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
-   output are the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
+   output is the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
    right if its pair is the nearest candidate of its micro-batch. With compile.train = false there is no loss.
    With TT_TASK_MASKED_LM the loss is the mean cross-entropy of the ids in "targets" over the rows in
    "masked"; the logits of these rows are the output if compile.train is false, else there is no output. m
@@ -307,9 +312,9 @@ tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
    single .safetensors file; config.json and preprocessor_config.json are read if the same folder has them.
    Tensors have the names of transformers (with or without "vit.") or of torchvision's vit_b_16 and so on.
    Without config.json the shapes of the tensors give the sizes (heads have 64 columns, in H/14 80).
-   image_size and classes 0 mean the checkpoint's. For another image_size, positions are interpolated
-   (bicubic, as transformers does), and `resize` changes in proportion. A classifier that is missing or of
-   another size starts with random weights, and the logger gets a warning. Every key of
+   image_size 0 and classes 0 stand for the checkpoint's numbers. For another image_size, positions are
+   interpolated (bicubic, as transformers does), and `resize` changes in proportion. A classifier that is
+   missing or of another size starts with random weights, and the logger gets a warning. Every key of
    preprocessor_config.json that changes pixels is followed as transformers' ViTImageProcessorPil does, or
    refused by name: a size as height and width or shortest_edge, the four filters of tt_resample, do_resize,
    do_center_crop with a crop_size, image_mean, image_std, do_normalize. Streaming and errors are those of
@@ -424,17 +429,17 @@ typedef struct tt_lm {
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
 /* Loads a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
    files that the index names, which must be in the folder. The function refuses, by name, a key of
-   config.json that asks for something unsupported (such as another rope_type), and a last product's weight
-   that differs from the embedding to which config.json ties it. The function sets m->stop, from
-   generation_config.json if the folder has that file. Tensors stream into place when a program allocates its
-   arena. */
+   config.json that asks for something unsupported (such as another rope_type), and a weight of the logits'
+   linear layer that differs from the embedding although config.json ties the two. The function sets m->stop,
+   from generation_config.json if the folder has that file. Tensors stream into place when a program allocates
+   its arena. */
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
-/* Writes config.json, model.safetensors and, if the model was loaded with one, generation_config.json into a
-   folder, which it creates if necessary, as transformers reads them. A model of more than shard_bytes becomes
-   several files of at most shard_bytes each, and their index. Each file is replaced as a whole. If a save of
-   several files is interrupted, some are still the old model's, and tt_lm_load refuses the folder. The
-   function refuses a folder that holds an adapter, because transformers would add the adapter to the model.
-   The function removes files of an older save that have other names. */
+/* Writes files that transformers reads into a folder, which the function creates if necessary: config.json,
+   model.safetensors and, if the model was loaded with one, generation_config.json. A model of more than
+   shard_bytes becomes several files of at most shard_bytes each, and their index. Each file is replaced as a
+   whole. If a save of several files is interrupted, some are still the old model's, and tt_lm_load refuses
+   the folder. The function refuses a folder that holds an adapter, because transformers would add the adapter
+   to the model. The function removes files of an older save that have other names. */
 tt_status tt_lm_save(const tt_lm *m, const char *folder);
 void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it closes */
 
@@ -497,10 +502,10 @@ typedef struct tt_sampling {
                                  are divided by it; 0: always the likeliest token; default 1 */
     int top_k;                /* Set it, for example to 50, if unlikely tokens spoil answers: only the
                                  likeliest top_k tokens are chosen among; default 0: all */
-    float top_p;              /* Set it, for example to 0.9, for the same purpose: only the fewest likeliest
-                                 tokens whose probabilities sum up to top_p are chosen among; default 1: all.
-                                 In (0, 1] (Holtzman et al., "The curious case of neural text degeneration",
-                                 2020). top_p applies to the tokens that top_k leaves */
+    float top_p;              /* Set it, for example to 0.9, if unlikely tokens spoil answers: only the fewest
+                                 likeliest tokens whose probabilities sum up to top_p are chosen among;
+                                 default 1: all. In (0, 1] (Holtzman et al., "The curious case of neural text
+                                 degeneration", 2020). top_p applies to the tokens that top_k leaves */
     float repetition_penalty; /* Set it above 1, for example to 1.1, if answers repeat themselves: tokens that
                                  already occurred become less likely; default 1. The penalty divides a
                                  positive logit and multiplies a negative logit (Keskar et al., "CTRL", 2019).
@@ -525,7 +530,7 @@ tt_sampling tt_sampling_default(void);
    other sequences, but products of few rows may round differently from products of many. */
 tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
                       const tt_sampling *sampling, int32_t *out, int *count);
-/* Continues a text. put receives the bytes that the answer adds to the text, as they come, in whole
+/* Continues a text. `put` receives the bytes that the answer adds to the text, as they come, in whole
    characters; returning false ends the answer. k: the model's tokenizer; NULL: tokens are bytes, and 256 ends
    a document. The function does not read `token` and `user` of `sampling` (NULL: defaults). tt_lm.stop and
    the token that ends a document end the answer as well. A text without tokens is continued as a new

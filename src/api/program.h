@@ -58,8 +58,9 @@ typedef struct tt_optimizer_options {
        step, usually to 0.99 to 0.9999; default 0: none. In [0, 1). The exponential moving averages of the
        trained parameters are a further state of the optimizer. The first update copies the parameters; each
        later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
-       get_ema_avg_fn. The averages are f32, so the parameters must be: precision "32-true" or one that ends
-       with "-mixed". A saved state has them with "ema." before the names. See tt_trainer_use_ema. */
+       get_ema_avg_fn. The averages are f32, so the parameters must be f32, too: precision "32-true" or one
+       that ends with "-mixed". A saved state has them with "ema." before the names. See
+       tt_trainer_use_ema. */
     float ema_decay;
     float clip_norm;                /* Set it, usually to 1, if single large gradients disturb the training:
                                        the largest norm of all gradients together; default 0: no limit */
@@ -68,8 +69,8 @@ tt_optimizer_options tt_optimizer_options_default(void);
 
 /* Table of the schedules of the learning rate: X(kind, name). WSD: warmup, stable, decay (Hu et al.,
    "MiniCPM", 2024): the learning rate is constant until the last decay_steps, in which it falls linearly or,
-   as 1 - sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations",
-   2024), first steeply and then slowly. */
+   with "wsd-sqrt", first steeply and then slowly: as `1 - sqrt(x)` after the fraction x of these steps
+   (Haegele et al., "Scaling laws and compute-optimal training beyond fixed training durations", 2024). */
 #define TT__SCHEDULES(X) \
     X(TT_CONSTANT, "constant") X(TT_LINEAR, "linear") X(TT_COSINE, "cosine") X(TT_WSD, "wsd") \
     X(TT_WSD_SQRT, "wsd-sqrt")
@@ -119,11 +120,11 @@ typedef struct tt_parallel {
     /* Set `tensor` if a layer is too large or too slow for one device; `data` then follows. The fields are
        the numbers of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor / pipeline.
        With several data ranks, gradients are divided by the loss's targets on all data ranks; several losses
-       need tt_loss_total. Tensor ranks divide large embeddings, and groups of 1,000,000 weights or more:
-       consecutive linear layers with the ops between them, and attention, by heads, if the number of heads is
-       a multiple of the number of tensor ranks. Each tensor rank computes everything else whole.
-       tt_plan.split_params says how much is divided. If a program keeps a layer whole because the layer's
-       hidden values are an output, later programs with the layer's parameters keep it whole. */
+       need tt_loss_total. Tensor ranks divide large embeddings. Tensor ranks also divide groups of 1,000,000
+       weights or more: consecutive linear layers with the ops between them and, if the number of heads is a
+       multiple of the number of tensor ranks, attention by heads. Each tensor rank computes everything else
+       whole. tt_plan.split_params says how much is divided. If a program keeps a layer whole because the
+       layer's hidden values are an output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
     /* Set it higher if several data ranks need too much memory each, and to 0 to shard nothing: the tensors
        that are sharded over the data ranks; default 1 (Rajbhandari et al., "ZeRO", 2020). 0: none; 1: the
@@ -181,8 +182,8 @@ typedef struct tt_costs {
     double memory;                      /* bytes a second of the device's memory, which no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second from the device to the host, from the host to
                                                  the device, and between ranks */
-    double launch, barrier;             /* seconds to start an op; seconds of a barrier before ranks move
-                                           data */
+    double launch, barrier;             /* launch: seconds to start an op; barrier: seconds of a barrier
+                                           before ranks move data */
 } tt_costs;
 /* Returns the costs of an imagined device, an A100 or H100 with PCIe 4: 300 TFLOP/s in 16 bits and 60 in
    fp32, 2 TB/s of memory, links of 25 GB/s to the host and 50 GB/s between ranks, 50 GB/s of updates in the
@@ -276,13 +277,13 @@ typedef struct tt_compile_options {
     bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them; default
                         false */
     /* Set it to read gradients after a step as well (tt_get_gradient), until the next step begins; default
-       false. The plan then keeps all gradients. It excludes update "backward", which reuses the memory of
-       gradients, and parallel.pipeline. */
+       false. The plan then keeps all gradients. keep_gradients excludes update "backward", which reuses the
+       memory of gradients, and parallel.pipeline. */
     bool keep_gradients;
-    /* Set it to read or change gradients before an update; default NULL. It is called with `user` in each
-       step (counted from 0), when the step's gradients are complete and before the update reads them. It may
-       call tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates
-       nothing and fails with that error. With several processes it is called in each. It implies
+    /* Set it to read or change gradients before an update; default NULL. The function is called with `user`
+       in each step (counted from 0), when the step's gradients are complete and before the update reads them.
+       It may call tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates
+       nothing and fails with that error. With several processes it is called in each. before_update implies
        keep_gradients. */
     tt_status (*before_update)(void *user, tt_program *p, int64_t step);
     void *user; /* argument of before_update */
@@ -368,8 +369,8 @@ typedef struct tt_plan {
     const char *device;                /* kind of device: "cpu", "cuda" */
     int ranks, data, tensor, pipeline; /* number of all ranks, and numbers of ranks along each axis
                                           (tt_parallel) */
-    int64_t params, split_params;      /* numbers in the program's parameters, and in the parameters that are
-                                          sharded over the tensor ranks */
+    int64_t params, split_params;      /* params: numbers in the program's parameters; split_params: numbers
+                                          in those parameters that are sharded over the tensor ranks */
     size_t bytes;                      /* the arena: exactly this much is allocated. If an earlier program's
                                           arena holds parameters, only that program's plan counts them.
                                           `bytes` and the fields below describe rank 0, which has most */
@@ -390,11 +391,12 @@ typedef struct tt_plan {
                                           resident workspace */
     /* Bytes of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps
        there, where programs that share an arena share the parameters. If the device has its own memory, also
-       each input twice, in transit, and a buffer of 64 KiB that the programs of an arena share; with several
-       ranks, each has 4 MiB more that all programs share. With several processes, each rank has 8 MiB for
-       messages, on any device. A pipeline adds the inputs of parallel.micros micro-batches of a data rank (of
-       one if it is 0; more are allocated as they come), and, if devices have their own memory, each
-       micro-batch's values in transit from a stage to another process. */
+       two buffers for each input, from which it is copied to the device, and a buffer of 64 KiB that the
+       programs of an arena share; with several ranks, each has 4 MiB more that all programs share. With
+       several processes, each rank has 8 MiB for messages, on any device. A pipeline adds the inputs of
+       parallel.micros micro-batches of a data rank (of one if it is 0; more are allocated as they come), and,
+       if devices have their own memory, each micro-batch's values in transit from a stage to another
+       process. */
     size_t host_bytes;
     /* Bytes that a rank copies between device and host because of `offload`, in a step of one full
        micro-batch on each data rank, and in each further micro-batch. */

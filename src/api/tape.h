@@ -119,9 +119,9 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p);
 typedef enum tt_rotary_pairs { TT_ROTARY_HALVES, TT_ROTARY_NEIGHBOURS } tt_rotary_pairs;
 /* Frequencies for sequences longer than in the pretraining. PLAIN: base^(-2j / size) for pair j. LINEAR:
    PLAIN / `factor` (Chen et al., "Extending context window of large language models via positional
-   interpolation", 2023). Between PLAIN and LINEAR: LLAMA3 by wavelength (Llama 3.1), YARN by turns within
-   `original` positions (Peng et al., "YaRN: Efficient context window extension of large language models",
-   2023). */
+   interpolation", 2023). LLAMA3 and YARN: a frequency between those of LINEAR and PLAIN. In LLAMA3 (Llama
+   3.1) it depends on the pair's wavelength, in YARN on the pair's turns within `original` positions (Peng et
+   al., "YaRN: Efficient context window extension of large language models", 2023). */
 typedef enum tt_rotary_scaling {
     TT_ROTARY_PLAIN, TT_ROTARY_LINEAR, TT_ROTARY_LLAMA3, TT_ROTARY_YARN
 } tt_rotary_scaling;
@@ -238,7 +238,8 @@ tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value se
                     const tt_patch_options *o);
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* returns a view of `width` columns
                                                                            of x, from column `from` on */
-/* Records a view of x as (rows, width), with as many elements. An axis of rows keeps the width of x. */
+/* Records a view of x as (rows, width), with as many elements as x. If rows is an axis, width must be the
+   width of x. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
     int ignore_index;      /* Set it if another target value than -100 marks rows that do not count; default
@@ -299,14 +300,14 @@ void tt_loss_total(tt_tape *t, tt_value loss, tt_value total);
 typedef struct tt_custom_array { void *data; tt_dtype dtype; int64_t rows, width; } tt_custom_array;
 
 /* An op whose kernels are the caller's functions on the CPU. Each run calls them with its rows, from the
-   thread of each rank. They must be pure: recompute calls forward again, with the same inputs, for the same
-   output. A function that returns an error fails the run, which then has updated nothing. */
+   thread of each rank. The functions must be pure: recompute calls `forward` again, with the same inputs, for
+   the same output. A function that returns an error fails the run, which then has updated nothing. */
 typedef struct tt_custom_op {
     const char *name; /* names the op in plans and errors */
-    /* Computes out from the n inputs. */
+    /* Computes `out` from the n inputs. */
     tt_status (*forward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out);
-    /* Computes the gradients din of the inputs from the inputs, the output and its gradient dout. din[k].data
-       is NULL if input k needs no gradient. NULL: the op has no backward. */
+    /* Computes the gradients `din` of the inputs from the inputs, the output and its gradient `dout`.
+       din[k].data is NULL if input k needs no gradient. NULL: the op has no backward. */
     tt_status (*backward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out,
                           const tt_custom_array *dout, const tt_custom_array *din);
     void *user;       /* argument of `forward` and `backward` */

@@ -64,7 +64,7 @@ int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* returns -1 i
 /* Returns the id of the token with this purpose, or -1. With vocab.txt the special tokens are BERT's.
    Otherwise tokenizer_config.json, special_tokens_map.json and config.json (bos_token_id and so on), in this
    order, name the special tokens. If none of the files names TT_TOKEN_EOS, which ends a document, that token
-   is "<|endoftext|>" if it exists; likewise, with a warning to the logger, if config.json names a token that
+   is "<|endoftext|>" if it exists; so it is, with a warning to the logger, if config.json names a token that
    ordinary texts contain. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* The range of bytes [begin, end) of a text. */
@@ -118,8 +118,8 @@ int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
 /* Decodes ids as they come, in constant time for each. `put` returns the text that is certain so far and was
    not returned before, `end` the remaining text; all returned texts together are the text of all ids. The
    text is valid until the next call, and not terminated. The stream holds back an incomplete character, and
-   an incomplete run of tokens for single bytes, because only whole runs form texts. Both return NULL when out
-   of memory. */
+   an incomplete run of tokens for single bytes, because only whole runs form texts. `put` and `end` return
+   NULL when out of memory. */
 typedef struct tt_decode_stream tt_decode_stream;
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special);
 const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_t n, size_t *bytes);

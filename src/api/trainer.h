@@ -171,12 +171,13 @@ typedef struct tt_progress {
     int64_t epoch, step;          /* the epoch and the step to train next */
     double loss_sum, targets, correct; /* sums of losses, targets and right predictions over the epoch so
                                           far */
-    double best, best_loss;       /* the best validation so far: the value that tt_fit_options.best_by
-                                     compares, and the loss */
+    double best, best_loss;       /* the best validation so far. best: the value that tt_fit_options.best_by
+                                     compares; best_loss: the loss */
     uint64_t best_by;             /* hash of the name of the value in `best`; 0: unknown */
     int64_t validated, worse;     /* validated: steps of all epochs, skipped ones included, before the last
                                      validation; worse: validations since the best validation */
-    uint64_t classes, data;       /* hash of the class names, hash of the examples; see tt_fit; 0: none */
+    uint64_t classes, data;       /* classes: hash of the class names; data: hash of the examples; see tt_fit;
+                                     0: none */
 } tt_progress;
 
 /* Save and load the state of the training program (tt_program_save, tt_program_load), with the progress
@@ -187,7 +188,7 @@ tt_status tt_trainer_load(tt_trainer *t, const char *path, tt_progress *progress
 /* Progress of tt_fit, after each step and each validation. */
 typedef struct tt_fit_event {
     int64_t epoch, epochs;         /* epoch counts from 0 */
-    int64_t step, steps;           /* steps done in this epoch; steps of an epoch */
+    int64_t step, steps;           /* step: steps done in this epoch; steps: steps of an epoch */
     double loss;                   /* mean loss over the targets of this epoch so far */
     const char *metric_name;       /* the metric of best_by, or else the model's first; NULL: no metric,
                                       or only validations have it */
@@ -263,7 +264,7 @@ tt_fit_options tt_fit_options_default(void);
    continues from an earlier state. The loss has diverged if the mean of the last 4 steps is more than ten
    times the loss of the first step and exceeds it by more than 1. While the loss has diverged, states are
    written to state.diverged.safetensors beside the last good state.safetensors. A resumed run continues from
-   the newer of the two; remove the first to continue from the second.
+   the newer of the two files; remove state.diverged.safetensors to continue from state.safetensors.
    tt_fit refuses a run before its first step if the disk has no room for its states, or if its plan needs
    more memory than the machine can give.
    No other run can use the folder meanwhile: the folder holds run.lock, which is removed at the end. The

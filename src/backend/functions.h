@@ -6,14 +6,14 @@
 
 /* ------------------------------------------------------------------------------------- a backend's functions
    Pointers called `memory` point to the device's memory: only the backend reads and writes through them.
-   launch and stage use the stream of their instruction, all other functions the stream of computation. A
-   stream does its work in the order of the calls, possibly after the calls return. read and wait return only
-   when their work is done. A function that fails returns a status or NULL, and error() says why in a
+   `launch` and `stage` use the stream of their instruction, all other functions the stream of computation. A
+   stream does its work in the order of the calls, possibly after the calls return. `read` and `wait` return
+   only when their work is done. A function that fails returns a status or NULL, and error() says why in a
    sentence. One thread uses a device at a time. */
 
-/* Streams of a device run in parallel; only mark and after order their work. There is a stream for
-   computation, one for copies to the host's memory, one for copies from the host's memory and one for
-   collectives. TT__HOST_STREAM is not a stream: the host waits for an event. */
+/* Streams of a device run in parallel; only `mark` and `after` order the work of different streams. There is
+   a stream for computation, one for copies to the host's memory, one for copies from the host's memory and
+   one for collectives. TT__HOST_STREAM is not a stream: the host waits for an event. */
 enum {
     TT__HOST_STREAM = -1, TT__COMPUTE_STREAM, TT__OUT_STREAM, TT__IN_STREAM, TT__RANKS_STREAM, TT__STREAMS
 };
@@ -28,7 +28,7 @@ typedef struct tt__backend {
     void (*release)(tt__device *d, void *memory);
     /* Allocates memory that moves between the device and the host as it is used. *available receives the
        bytes that the device had free; without `beyond` the function refuses to allocate more than those
-       bytes. allocate_managed, keep and prefetch are NULL if the device has no such memory. */
+       bytes. `allocate_managed`, `keep` and `prefetch` are NULL if the device has no such memory. */
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
     tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks the device to keep the bytes in its
                                                                      memory */
@@ -47,30 +47,30 @@ typedef struct tt__backend {
                       uint64_t key);
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
-    /* mark makes `event` stand for all work that the stream was given so far. If *event is NULL, mark first
-       creates the event, which release_event frees. after makes all later work of the stream wait for
-       `event`; with TT__HOST_STREAM the caller waits. */
+    /* `mark` makes *event stand for all work that the stream was given so far. If *event is NULL, `mark`
+       first creates the event, which `release_event` frees. `after` makes all later work of the stream wait
+       for `event`; with TT__HOST_STREAM the caller waits. */
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* Launches n instructions. n is 1; or the instructions have one op and stream and are independent, and
-       the device may run them at once or, if they have a workspace, one after another. Or n is 2, and the
-       second instruction, of another op, reads result 0 of the first: dropout and a norm, or a norm's
-       backward and dropout. The device may fuse the two if no result of the second is stored over an operand
-       of the first. */
+    /* Launches n instructions. n may be 1. Or the n instructions have one op and one stream and are
+       independent: the device may run them at once or, if they have a workspace, one after another. Or n is
+       2, and the second instruction, of another op, reads result 0 of the first: dropout and a norm, or a
+       norm's backward and dropout. The device may fuse the two if no result of the second is stored over an
+       operand of the first. */
     tt_status (*launch)(const tt__launch *l, int n);
     /* The next four functions record and replay launches. Launches after `capture` are recorded, not run.
-       captured ends the recording and returns it; NULL: recording failed, and nothing is left to forget.
-       replay runs a recording any number of times, until forget. In a recording, the stream of computation
-       gets the first work, and in the end waits for all work of the other streams. All four functions are
-       NULL if the device cannot record. */
+       `captured` ends the recording and returns it. If recording failed, `captured` returns NULL, and nothing
+       is left for `forget`. `replay` runs a recording any number of times, until `forget` frees it. In a
+       recording, the stream of computation gets the first work, and in the end waits for all work of the
+       other streams. All four functions are NULL if the device cannot record. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
     void (*forget)(tt__device *d, void *recording);
-    /* Returns NULL if the backend, or device number `index` if it exists, can run an instruction; else the
-       reason why not, in words that end an error message. The operands of `l` have their full capacity and no
-       data; no device need be open. */
+    /* Returns NULL if device number `index` can run an instruction or, if there is no such device, if the
+       backend can. Otherwise returns the reason why not, in words that end an error message. The operands of
+       `l` have their full capacity and no data; no device need be open. */
     const char *(*refuses)(int index, const tt__launch *l);
     /* Writes the text that tt_device_text returns. Device number `index` need not exist. */
     void (*describe)(tt_context *ctx, int index, char *to, size_t capacity);
@@ -88,8 +88,8 @@ typedef struct tt__backend {
     /* Finds the matrix products that launches of one op need. If `times`, measures, for each product that has
        no measurement yet, all ways to compute it, in memory that is freed again, and keeps the fastest way
        for launches that are `tuned`. A measurement also serves equal products with other numbers of rows.
-       *untimed grows by the number of products for which memory does not suffice. tune, tuned_text and learn
-       are NULL if the device has only one way to compute a product. */
+       *untimed grows by the number of products for which memory does not suffice. `tune`, `tuned_text` and
+       `learn` are NULL if the device has only one way to compute a product. */
     tt_status (*tune)(const tt__launch *l, int n, bool times, int *untimed);
     /* Writes the device's choices to `to`, a line of text for each product, and returns the length of the
        whole text, even if `to` is too small. */

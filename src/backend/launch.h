@@ -116,10 +116,10 @@ typedef enum tt__segment {
 
 /* Ranks: devices that run one program together, each on its shards of the tensors. The ranks form a grid of
    stages, data ranks and tensor ranks. Rank number = (stage * data ranks + data rank) * tensor ranks + tensor
-   rank. A collective runs on all ranks of one line of the grid, the collective's members, which are numbered
-   in the order of ranks, except that stages are numbered from the last to the first. TIED (a parameter that
-   two stages share): the members are the ranks at the same place of these stages, `from` and `to`. SLOTS: the
-   members are the slots of one storage (tt__tape_value.slots). */
+   rank. A collective runs on all ranks of one line of the grid: its members. Members are numbered in the
+   order of their ranks, but in a collective over stages from the last stage to the first. TIED (a parameter
+   that two stages share): the members are the ranks at the same place of these stages, `from` and `to`.
+   SLOTS: the members are the slots of one storage (tt__tape_value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
@@ -130,8 +130,8 @@ typedef struct tt__move {
     tt__reduce reduce;
     int64_t unit;       /* elements that stay together: shards are whole units                              */
     bool root;          /* member 0's shard is the whole tensor, other shards are empty                     */
-    int from, to;       /* numbers of the members that send and receive. A RECV over stages has no operand:
-                           the sent value is on another tape */
+    int from, to;       /* from: number of the member that sends; to: number of the member that receives. A
+                           RECV over stages has no operand: the sent value is on another tape */
 } tt__move;
 
 /* Computes the shard that `member` of `members` has of a tensor: elements [*first, *first + count) of its
@@ -185,6 +185,7 @@ typedef struct tt__instr {
        partial sums: only tensor rank 0 is launched with these operands. */
     uint32_t once;
     int slot;           /* 1 + number of the instruction's slot of gradients; 0: none                       */
-    size_t workspace;   /* bytes of scratch memory of the instruction, and this memory's place in the arena */
+    size_t workspace;   /* bytes of scratch memory of the instruction; workspace_place: place of this memory
+                           in the arena */
     size_t workspace_place;
 } tt__instr;

@@ -33,16 +33,18 @@
 #define TT__MOVES 0x10000    /* out[0] is in[0], a part of in[0], in[0] times a factor, or a sum with in[0] */
 #define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                          */
 /* The backward may recompute out[0] instead of saving it. CHEAP: if in[0], or a shard of in[0], is saved
-   anyway. CHEAP_ATTENTION: under the same condition, if recompute is "attention". CHEAP_KEPT: if in[0] is an
+   anyway. CHEAP_ATTENTION: on the condition of CHEAP, if recompute is "attention". CHEAP_KEPT: if in[0] is an
    input or a parameter. */
 #define TT__CHEAP 0x40000
 #define TT__CHEAP_ATTENTION 0x80000
 #define TT__CHEAP_KEPT (TT__CHEAP | TT__CHEAP_ATTENTION)
-/* Row r of out[0] depends only on row r of the operands in `slots`: bit k is for operand k, k < 4. */
+/* Row r of out[0] depends on row r alone of each operand in `slots`. Bit k of `slots` stands for operand k, 0
+   to 3. */
 #define TT__BY_ROW(slots) ((slots) << 20)
 /* Each of the next three flags holds the number of an operand; 0: none. WEIGHT: a matrix that a product may
    round while reading it (attr.narrow). RESIDUAL: a summand, added to all else that out[0] is computed from.
-   NUMBERS: i32 (rows, 1), the batch's rows that out[0] has, if out[0] lacks some (tt__pass_rows). */
+   NUMBERS: i32 (rows, 1), for each row of out[0] its number in the batch, if out[0] lacks some of the batch's
+   rows (tt__pass_rows). */
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
@@ -51,8 +53,8 @@
    outputs, and only if the device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-/* Numbers of operands of losses, and of the output that has a loss's counts. TOTAL: the operand that
-   tt_loss_total sets. */
+/* The numbers of three operands of losses, and the number of the output that has a loss's counts. TOTAL: the
+   operand that tt_loss_total sets. */
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_COUNTS = 2 };
 
 #define TT__OPS(X) \
@@ -189,7 +191,8 @@ enum {
 /* Settings of a step, which the host writes before it runs a segment. */
 typedef struct tt__step_settings {
     uint64_t seed;
-    int64_t step, micro;    /* optimizer steps done so far; number of the micro-batch in this step          */
+    int64_t step, micro;    /* step: optimizer steps done so far; micro: number of the micro-batch in this
+                               step */
     float lr;
     double loss_norm;       /* divisor of gradients while the number of targets is unknown (accumulation) */
 } tt__step_settings;
@@ -203,8 +206,8 @@ typedef struct tt__scale_state {
                                    all steps without an update */
 } tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
-typedef struct tt__clipped { /* the gradient's norm (not finite: no parameter was changed), and the factor
-                                that updates apply to gradients */
+typedef struct tt__clipped { /* norm: the gradient's norm; if it is not finite, no parameter was changed.
+                                factor: the factor that updates apply to gradients */
     float norm, factor;
 } tt__clipped;
 typedef struct tt__results { tt__totals totals; tt__scale_state scale; tt__clipped clipped; } tt__results;
@@ -239,8 +242,8 @@ typedef struct tt__launch {
     const tt__mat *peer_in, *peer_out;
     /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
        holds what tt__backend.stage copied from member k (NULL: kernels can load from it). Only elements
-       [from, from + max) of each shard are processed. staged NULL: all elements, from peer_in and
-       peer_out. */
+       [from, from + max) of each shard are processed. If `staged` is NULL, all elements are processed, from
+       peer_in and peer_out. */
     void *const *staged;
     int64_t from, max;
     void *workspace;        /* scratch memory of tt__device_kind.workspace bytes */
@@ -293,11 +296,12 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
    dropped. A rate above 0 gives a threshold of at least 1. */
 #define TT__ATTENTION_DROP(p) ((p) * 256.0f < 0.5f ? (p) > 0 : (int32_t)((p) * 256.0f + 0.5f))
 
-/* Computes the masks with which a kernel compares 16 random numbers of 8 bits, one draw of Philox, with the
-   threshold `drop` at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The kernel compares from
-   bit 0 to bit 7. The word `kept` has a bit for each number: whether the number's bits so far are at least
-   the threshold's. If the threshold has a bit, a number must have this bit and be kept before; if not, one of
-   the two is enough. A word x gives kept = (x & kept) | (either & (x | kept)), first for the lower halves of
+/* Computes the masks with which a kernel compares 16 random numbers of 8 bits (one draw of Philox) with the
+   threshold `drop`, all at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The kernel goes
+   from bit 0 to bit 7. Its word `kept` has a bit for each number: whether the number's bits seen so far are
+   at least those of the threshold. If bit b of the threshold is 1, a number stays in `kept` only if its bit b
+   is 1, too. If bit b of the threshold is 0, a number is in `kept` if it was before or if its bit b is 1. For
+   a word x of random bits this is `kept = (x & kept) | (either & (x | kept))`, first for the lower halves of
    the words, then for the higher. */
 static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 {
@@ -376,8 +380,9 @@ static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype d
     return (bytes + TT__CUDA_ALIGN - 1) / TT__CUDA_ALIGN * TT__CUDA_ALIGN;
 }
 
-/* Returns the bytes of scratch memory for padded copies of a product's operands and result; 0: all are even.
-   The product computes `result`, one of x (rows, in), w (out, in) and y (rows, out), from the other two. */
+/* Returns the bytes of scratch memory for padded copies of a product's operands and result; 0 if none needs
+   padding. The product computes `result`, one of x (rows, in), w (out, in) and y (rows, out), from the other
+   two. */
 static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, const tt__mat *y,
                                             const tt__mat *result)
 {
@@ -422,9 +427,9 @@ static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat 
     return rows * q->cols * 4;
 }
 
-/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 * (head +
-   1) / n. For any other number of heads, n is the largest power of two below it: the first n heads have the
-   slopes of n heads, the others have every second slope of 2 * n heads. */
+/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, the result is -8 *
+   (head + 1) / n. For any other number of heads, n is the largest power of two below that number: the first n
+   heads have the slopes of n heads, the others have every second slope of 2 * n heads. */
 static inline double tt__alibi_exponent(int head, int heads)
 {
     int n = 1;

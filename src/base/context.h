@@ -8,8 +8,8 @@
 
 typedef struct tt__pool tt__pool;
 typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see src/cpu/ */
-/* How the CPU's kernels multiply bf16 matrices: converted to fp32, by dot-product instructions, or by Intel
-   AMX. tt_context_options.bf16 forces one. */
+/* The way in which the CPU's kernels multiply bf16 matrices: after conversion to fp32, by dot-product
+   instructions, or by the tiles of Intel AMX. tt_context_options.bf16 can demand one of the ways. */
 typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16;
 
 /* The CPU as a device: the threads that run its kernels, and the kernels' instruction set. */
@@ -29,8 +29,8 @@ struct tt_context {
     char error[TT__ERROR];
     size_t allocated;
     pthread_mutex_t mutex; /* guards the allocator, `allocated` and the fields about errors */
-    bool late;             /* set by tests: the CPU does the work of all streams but the compute stream only
-                              when a WAIT for that work runs */
+    bool late;             /* set by tests: the CPU postpones work on streams other than the compute stream
+                              until a WAIT for that work runs */
     bool apart;            /* set by tests: device "cpu" has its own memory, as GPUs have */
     bool ranks_run;        /* several ranks run: only the first of their errors is kept */
     bool rank_failed;      /* an error was recorded since the ranks began to run */
@@ -45,8 +45,8 @@ struct tt_context {
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* number of tapes made so far */
-    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error; "":
-                               none */
+    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error, or "" if
+                               none failed */
     uint32_t *param_slots, n_param_slots; /* hash table of parameter names (tt__param_slot). An entry is 1 +
                                              the parameter's index; 0: free */
     bool writes_nothing;   /* this process writes no files; the first process writes all files */
@@ -75,9 +75,10 @@ static bool tt__is_option(const char *field, size_t n)
     return k < TT__COUNT(fields);
 }
 
-/* Copies an error message and writes options in the program's words. Where FIELD is an option in TT__OPTIONS,
-   "{FIELD VALUE}" loses its braces, and if tt_context_options.wording has a name for FIELD (such as "--lr"),
-   that name replaces FIELD, and VALUE loses quotes and "=". Other text in braces is copied unchanged. */
+/* Copies an error message, and names the options in the message as the user's program does. The message has
+   an option of TT__OPTIONS as "{FIELD VALUE}", for example "{batch = 8}". The copy has no braces. If
+   tt_context_options.wording has a name for FIELD, such as "--batch", the name replaces FIELD, and quotes and
+   "=" are left out of VALUE. Other text in braces is copied unchanged. */
 static void tt__name_options(const tt_context *ctx, const char *from, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};
@@ -98,8 +99,9 @@ static void tt__name_options(const tt_context *ctx, const char *from, char *to, 
     }
 }
 
-/* Records the sentence that tt_error() returns, and returns `status`. Names options by tt__name_options.
-   While several ranks run, keeps the first of their errors. */
+/* Records the sentence that tt_error() returns, and returns `status`. In the sentence, tt__name_options
+   replaces the names of options by those of the user's program. While several ranks run, keeps the first of
+   their errors. */
 TT_PRINTF(3, 4)
 static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
 {

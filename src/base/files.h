@@ -157,7 +157,7 @@ static tt_status tt__writer_end(tt__writer *w)
     return w->status;
 }
 
-/* Returns whether heapsort puts item a before item b. The function must be a strict total order. Heapsort
+/* Returns whether heapsort puts item a before item b. The function must define a strict total order. Heapsort
    needs no memory and takes n log n steps for any input. */
 typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
 

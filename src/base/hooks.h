@@ -90,7 +90,7 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
     int error = 0;
     if (!folder) return false;
     for (struct dirent *entry;;) {
-        errno = 0; /* errno then tells an error of readdir from the end of the folder */
+        errno = 0; /* so that errno tells whether readdir failed or the folder has no more entries */
         if (!(entry = readdir(folder))) { error = errno; break; }
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         if (!each(arg, entry->d_name)) break;
@@ -100,9 +100,9 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
     return error == 0;
 }
 
-/* Locks the file `path` with flock, which drops the lock when the process ends in any way, and writes `text`
-   to it. If the previous holder removes the file between open and flock, the locked file no longer has the
-   name `path`. The loop then tries again with a new file. */
+/* Locks the file `path` with flock, and writes `text` to the file. The system drops the lock when the process
+   ends in any way. If the previous holder removes the file between open and flock, the locked file no longer
+   has the name `path`. The loop then tries again with a new file. */
 static void *tt__posix_lock(void *user, const char *path, const char *text, bool *held)
 {
     *held = false;

@@ -19,7 +19,7 @@ static double tt__quota_in(const char *folder)
         FILE *f = fopen(path, "r");
         if (!f) continue;
         int read = fscanf(f, k == 0 ? "%lf %lf" : "%lf", &value[at], &value[1]);
-        if (read < 1) value[at] = 0; /* the file holds the word "max" */
+        if (read < 1) value[at] = 0; /* the file holds the word "max": there is no quota */
         fclose(f);
     }
     for (int k = 0; k < 4; k += 2)
@@ -38,7 +38,8 @@ static void tt__each_group(const char *root, const char *controller,
     if (snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) >= (int)sizeof folder) return;
     FILE *f = fopen(folder, "r");
     if (!f) return;
-    while (fgets(line, sizeof line, f)) { /* a line is number:controllers:/path, in version 2 number::/path */
+    while (fgets(line, sizeof line, f)) { /* a line is `number:controllers:/path`, in version 2
+                                             `number::/path` */
         char *controllers = strchr(line, ':'), *group = controllers ? strchr(++controllers, ':') : NULL;
         if (!group) continue;
         *group++ = 0;
@@ -74,7 +75,8 @@ static double tt__cgroup_quota(const char *root)
     return quota;
 }
 
-/* Returns the number after `key` in the first line of folder/file that begins with `key`; -1 if none does. */
+/* Returns the number after `key` in the first line of folder/file that begins with `key`; -1 if no line
+   begins with `key` and a number. */
 static double tt__number_in(const char *folder, const char *file, const char *key)
 {
     char path[8192], line[256], *end;
@@ -92,9 +94,9 @@ static double tt__number_in(const char *folder, const char *file, const char *ke
     return n;
 }
 
-/* Memory that the process may still allocate. bytes: the bytes that the tightest limit leaves. limit: that
-   limit in bytes. of: that limit's name for messages. group_limit: the smallest limit of the control groups
-   in bytes. swap: bytes of free swap space. */
+/* Memory that the process may still allocate. bytes: the bytes that the tightest limit leaves. limit: the
+   tightest limit in bytes. of: the name of the tightest limit, for messages. group_limit: the smallest limit
+   of the control groups in bytes. swap: bytes of free swap space. */
 typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
 
 static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)

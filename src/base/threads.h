@@ -62,10 +62,10 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
     return failed == 0;
 }
 
-/* A function that does one task. A pool runs the function for `count` tasks on all threads, the caller
-   included. In each call a thread begins with its own slice of the tasks, whose data may still be in the
-   thread's cache; then it helps with the slices of other threads. Results must depend on the task only, not
-   on the thread or the number of threads. Idle workers sleep. */
+/* A function that does one task. tt__run_tasks runs the function once for each task of a call, on all threads
+   of the pool, the caller included. In each call a thread begins with its own slice of the tasks, whose data
+   may still be in the thread's cache; then the thread helps with the slices of other threads. Results must
+   depend on the task only, not on the thread or the number of threads. Idle workers sleep. */
 typedef void (*tt__task_function)(void *arg, int64_t task, int thread);
 
 typedef struct tt__worker {

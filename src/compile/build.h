@@ -99,7 +99,7 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
 }
 
 /* Notes the SEND instructions of a pipeline stage, and for each SEND the segment that first writes its
-   operand. first: from tt__first_writers. */
+   operand. first: for each storage, 1 + the first instruction that writes it (tt__first_writers). */
 static void tt__note_sends(tt__built *b, const int32_t *first)
 {
     const tt_tape *t = b->t;

@@ -19,8 +19,8 @@
 /* ------------------------------------------------------------------------------------------------- commit */
 
 /* Gives persistent storage v a place in the program's arena, unless v already has a place in an arena. The
-   place is directly after storage `before` or, if `before` is 0, at the end of the arena. The padding that
-   aligns `before` then follows v. Returns whether v got a place. */
+   place is directly after storage `before` or, if `before` is 0, at the end of the arena. The padding at the
+   end of `before` then comes after v. Returns whether v got a place. */
 static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
 {
     tt_tape *t = p->built.t;
@@ -247,7 +247,7 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
 typedef struct tt__short_stages {
     size_t needs, advised;  /* tt__attempt.needs and .advised of the stage that needs the most bytes */
     size_t max;             /* largest tt__attempt.advised of all stages */
-    int at;                 /* number of that stage */
+    int at;                 /* number of the stage with the largest tt__attempt.advised */
     char error[TT__ERROR];  /* error of the stage that needs the most bytes; "": all stages fit */
 } tt__short_stages;
 
@@ -310,7 +310,8 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* Prints, one a line, the facts on which the bits of results depend, so that all processes need the same. */
+/* Prints, one a line, the facts on which the bits of results depend. The lines must be equal in all
+   processes. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};

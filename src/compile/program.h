@@ -17,8 +17,8 @@
    nothing on the device. Uses all sections above.
    ======================================================================================================== */
 
-/* A device's recording of the launches of a stretch: consecutive instructions (a CUDA graph). A recording of
-   a stretch of micro-batches can be replayed only with equal numbers of rows. */
+/* A device's recording (a CUDA graph) of the launches of a stretch, that is, of consecutive instructions. A
+   recording of a stretch of micro-batches can be replayed only with equal numbers of rows. */
 typedef struct tt__recording {
     void *made;             /* the device's recording; NULL: the stretch ran only once so far */
     tt__segment segment;
@@ -59,7 +59,8 @@ typedef struct tt__settings {
     tt__matmul_precision matmul;
     tt__recompute_policy recompute;
     unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
-    bool offload_fits, zero_fits; /* the option `offload` is "budget"; `parallel.zero` is TT_ZERO_BUDGET */
+    bool offload_fits, zero_fits; /* offload_fits: the option `offload` is "budget"; zero_fits:
+                                     `parallel.zero` is TT_ZERO_BUDGET */
     tt__update_place update;
     tt__memory_kind memory;
     bool scales;            /* the program uses loss scaling */
@@ -73,7 +74,8 @@ enum { TT__AHEAD = 2 }; /* max of tt__choice.ahead on devices that have streams 
 typedef struct tt__choice {
     tt__recompute_policy recompute;
     unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
-    int activations;        /* with TT__OUT_ACTIVATIONS: number of blocks to offload, never the last */
+    int activations;        /* with TT__OUT_ACTIVATIONS: number of blocks to offload, counted from the first;
+                               the last block is never one */
     tt__update_place update;
     int ahead;              /* number of blocks that copies and collectives may run ahead; 0: no overlap */
     int blocks;             /* policy "blocks" recomputes the first `blocks` blocks, never the last */
@@ -86,12 +88,13 @@ typedef struct tt__choice {
 /* Arguments and results of a call of tt__try_compile beside tt_compile_options. */
 typedef struct tt__attempt {
     bool quiet;             /* a trial of a search for the largest size: no warnings, errors without advice */
-    bool unbudgeted;        /* the caller of that search has no budget and will compile without one */
+    bool unbudgeted;        /* the caller of a search for the largest size has no budget, and will compile
+                               without one */
     bool dropout;           /* a program that does not train keeps its dropout */
     bool no_arrivals;       /* reserve no memory for the inputs of the next run, as under a tight budget */
     size_t needs;           /* bytes of the smallest possible program with the options as they are */
-    size_t advised;         /* bytes of the smallest program that an error's advice leads to; 0: the advice
-                               fits the budget */
+    size_t advised;         /* bytes of the smallest program that an error's advice leads to; 0: the program
+                               that follows the advice fits the budget */
 } tt__attempt;
 
 /* A tape after all passes, with its plan. Persistent storages have no place yet: their place depends on the
@@ -104,7 +107,7 @@ typedef struct tt__built {
     int n_boxes;
     size_t transient;       /* bytes of the region that holds the boxes on the device */
     size_t bound;           /* largest number of bytes of boxes in use at one instruction */
-    int peak_at;            /* number of that instruction, the peak */
+    int peak_at;            /* number of the instruction with `bound` bytes in use, the peak */
     /* Bytes of host memory for this program alone, in this order: persistent bytes, transient bytes, and
        bytes that only data rank 0 has (host_of_first). */
     size_t host_persistent, host_transient, host_of_first;
@@ -217,7 +220,8 @@ struct tt_program {
     struct tt_program *stage[TT__RANKS]; int stages;
     tt__queued *queued; int n_queued, cap_queued; /* entry r * data + d: micro-batch r of data rank d */
     size_t *queued_at; /* byte offset of each input in tt__queued.inputs; then the total; NULL: no pipeline */
-    int n_recorded, n_axes; /* numbers of values and of axes of the tape that was compiled */
+    int n_recorded, n_axes; /* n_recorded: number of values of the tape that was compiled; n_axes: number of
+                               its axes */
     int64_t last_round;     /* last round that was run */
     tt__step_settings run;            /* settings of the next run; each rank sets `micro` in its own copy */
     tt__results results;    /* results of all ranks when they were last read */

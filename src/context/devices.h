@@ -40,14 +40,15 @@ static void tt__device_group_try(tt_context *ctx, tt__device_group *c)
     else if (pairs) tt__log(ctx, TT_LOG_WARNING, "peers", "%s", first);
 }
 
-/* Opens the devices of a device group that are not open yet, and starts its threads. */
+/* Opens the devices of a device group that are not open yet, and starts the group's threads. */
 static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
 {
     char why[512] = "no reason given", name[32];
     for (int r = c->first; r < c->first + c->local; r++) {
         if (c->device[r]) continue;
         c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
-        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory or threads for a CPU device */
+        if (!c->device[r] && c->kind->host) return ctx->status; /* a CPU device: the error (no memory or
+                                                                   threads) is set */
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
                             tt__device_name(c->kind, c->index[r], name), why,
@@ -113,8 +114,9 @@ static void tt__device_group_task(void *arg, int64_t task, int thread)
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
-    if (!job->failed || (named && !job->named)) { /* a rank without an error message of its own failed only
-                                                     because another rank did */
+    if (!job->failed || (named && !job->named)) { /* a rank that has no error message of its own failed only
+                                                     because of another rank, so a named error replaces its
+                                                     error */
         job->status = status;
         job->failed = rank + 1;
         job->named = named;
@@ -215,8 +217,8 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
     return tt__device_status(a->group->ctx, a->group, x->rank, status);
 }
 
-/* Returns `option` or, if it is NULL or empty, the value of environment variable `variable`; NULL if that is
-   not set or empty. */
+/* Returns `option`. If `option` is NULL or empty, returns the value of the environment variable `variable`;
+   NULL if the variable is not set or empty. */
 static const char *tt__option(const char *option, const char *variable)
 {
     if (!option || !*option) option = getenv(variable);
@@ -268,9 +270,10 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* Returns the device group that has in each process the `local` devices with numbers index[]. Makes the group
-   if it does not exist; its devices are not open then. moved: the number of devices that this host's earlier
-   processes take, which is included in index[]. Returns NULL after tt__fail. */
+/* Returns the device group in which each process has `local` devices. index: the numbers of this process's
+   devices. moved: the number of devices that earlier processes of this host take; index[] already counts from
+   there. Makes the group if it does not exist; the devices of a new group are not open. Returns NULL after
+   tt__fail. */
 static tt__device_group *tt__device_group_of(tt_context *ctx, const tt__device_kind *kind, const int *index,
                              int local, int moved)
 {

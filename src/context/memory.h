@@ -19,7 +19,7 @@ typedef struct tt__placement {
     tt__part part;      /* the shard of the parameter that a rank stores */
 } tt__placement;
 
-/* The values of the option `memory`, and below the words by which users give them. */
+/* The values of the option `memory`. tt__memory_names has the words by which users give the values. */
 typedef enum tt__memory_kind {
     TT__OWN_MEMORY, TT__MANAGED, TT__OVERSUBSCRIBED, TT__MEMORY_KINDS
 } tt__memory_kind;
@@ -32,15 +32,18 @@ static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "manage
 enum { TT__WINDOWS = 3 }; /* number of windows of instructions that are on the device at a time: one runs, the
                              next ones are prefetched */
 
-/* State of an arena in managed memory that exceeds the device's free memory: which blocks should be on the
-   device. A window of instructions is consecutive instructions whose blocks are prefetched together. */
+/* State of an arena that is in managed memory and is larger than the device's free memory: which blocks of
+   the arena should be on the device. A window of instructions is consecutive instructions whose blocks are
+   prefetched together. */
 typedef struct tt__paging {
     size_t room;        /* bytes on the device for all blocks that are not `kept` there */
     size_t blocks;      /* number of blocks of the arena */
-    uint64_t *used;     /* for each block: `clock` at the start of the last window that used it; 0: none */
-    uint64_t *stamp;    /* for each block: `stamps` when an instruction last added it to a window */
+    uint64_t *used;     /* for each block: value of `clock` when the last window of instructions that uses the
+                           block began; 0: no window has used the block */
+    uint64_t *stamp;    /* for each block: value of `stamps` when an instruction last added the block to a
+                           window */
     bool *kept;         /* for each block: it always stays on the device */
-    uint64_t clock;     /* 1 + bytes of blocks, without kept blocks, that all windows so far have used */
+    uint64_t clock;     /* 1 + bytes of the blocks, without kept blocks, that all windows so far have used */
     uint64_t stamps;    /* number of instructions added to windows so far */
     uint64_t prefetched; /* bytes prefetched so far */
     void *began, *there[TT__WINDOWS]; /* began: event at the start of the window of instructions that runs;
@@ -76,8 +79,8 @@ typedef struct tt__arena {
     const void *results_of; /* program whose last outputs are still in the transient bytes; NULL: none */
 } tt__arena;
 
-/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, which the
-   device's backend names. */
+/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, for which the
+   device's backend sets the message. */
 static char *tt__host_allocate(tt_context *ctx, const tt__device_group *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
@@ -162,9 +165,10 @@ static tt_status tt__placements_grow(tt_context *ctx, tt__arena *a)
     return TT_OK;
 }
 
-/* Returns the arena in which a program of arena `a` finds parameter p; NULL if none stores p yet. That is p's
-   `owner` or, in a pipeline of `stages` stages, the one of `owner` and `second_owner` that belongs to stage
-   `stage`. If the device has no backend in this build, parameters have no owner, and the arena is `a`. */
+/* Returns the arena in which a program of arena `a` finds parameter p: p's `owner` or, in a pipeline of
+   `stages` stages, the one of `owner` and `second_owner` that belongs to stage `stage`. Returns NULL if no
+   arena stores p for that stage yet. If the device has no backend in this build, parameters have no owner,
+   and the result is `a` if `a` stores p. */
 static tt__arena *tt__placement_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {

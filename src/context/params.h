@@ -60,7 +60,8 @@ static bool tt__param_slots_grow(tt_context *ctx)
 tt_param *tt_param_find(tt_context *ctx, const char *name)
 {
     uint32_t found = ctx->n_params ? *tt__param_slot(ctx, name) : 0;
-    if (found) ctx->unmade[0] = 0; /* the parameter exists: forgets the error of a second tt_param_new */
+    if (found) ctx->unmade[0] = 0; /* the caller finds the existing parameter, so the error of a second
+                                      tt_param_new for it no longer counts */
     return found ? ctx->params[found - 1] : NULL;
 }
 
@@ -204,8 +205,8 @@ static tt__stored tt__param_stored(const tt_param *p)
     return tt__stored_of(p, &tt__param_placement(p)->part, p->owner);
 }
 
-/* Returns how many elements of the tensor a rank stores. Sets *first to the number of the first one, counted
-   within the shard of its tensor rank. */
+/* Returns how many elements of the tensor a rank stores. Sets *first to the number of the rank's first
+   element, counted within the shard of its tensor rank. */
 static int64_t tt__stored_shard(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;

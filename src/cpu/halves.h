@@ -110,8 +110,8 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
     TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
 }
 
-/* Loads f16, or fewer than TT__LANES elements, for load_as. load_rest and store_rest are not inlined, because
-   many places call them for few elements. */
+/* Does the rarer work of load_as: loads f16, or fewer than TT__LANES elements. load_rest and store_rest are
+   not inlined, because many places call them for few elements. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     uint16_t some[TT__LANES] = {0};
@@ -130,7 +130,8 @@ TT__OUTLINE void TT__K(store_rest)(void *p, tt_dtype dtype, int64_t i, tt__vf x,
     memcpy((uint16_t *)p + i, some, (size_t)n * 2);
 }
 
-/* Loads the first TT__LANES of n elements from element i of an array of any float dtype, zeros beyond n. */
+/* Loads TT__LANES elements of an array of any float dtype, from element i on. The array has n elements from
+   there on. If n < TT__LANES, the other lanes become 0. */
 TT__INLINE tt__vf TT__K(load_as)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     if (n >= TT__LANES && dtype == TT_F32) return TT__K(load)((const float *)p + i);

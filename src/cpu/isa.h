@@ -11,9 +11,9 @@
 
 struct tt__isa_table {
     const char *name;
-    /* Functions that run the fastest multiply-adds in a loop, in one thread: peak[0] in fp32,
-       peak[TT__BF16_DOT] and peak[TT__BF16_TILES] in bf16; NULL: the instruction set has none. They return
-       the number of FLOPs done. */
+    /* Functions that run the fastest multiply-adds in a loop, in one thread, and return the number of FLOPs
+       done. peak[0]: in fp32; peak[TT__BF16_DOT], peak[TT__BF16_TILES]: in bf16, or NULL if the instruction
+       set has none. */
     double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
     bool optimized; /* the compiler optimised the kernels */

@@ -7,9 +7,10 @@
 /* ---- one variant for each instruction set ----
 
    The variants are most of a compiler's work. A build of many programs, such as the Makefile's build of the
-   tests, compiles them once: an object compiled with TT__KERNELS_ONLY has the variants' tables, and its
-   source ends here; programs compiled with TT__KERNELS_ELSEWHERE only declare the tables. The object also has
-   the public functions above. The linker is told to take the first definition, which is the program's own. */
+   tests, compiles the variants once, into an object for which TT__KERNELS_ONLY is defined. The source of that
+   object ends here. The programs are compiled with TT__KERNELS_ELSEWHERE and only declare the variants'
+   tables. The object and each program define the public functions above. The linker is told to take the
+   first definition, which is the program's own. */
 
 #define TT__LANES 4
 #define TT__ISA portable

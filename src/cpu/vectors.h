@@ -153,7 +153,7 @@ TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
     static const float c[] = {1.559467754e-4f, 1.340664390e-3f, 9.617692975e-3f, 5.550310551e-2f,
                               2.402265278e-1f, 6.931472150e-1f, 1.0f};
     const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23 + 127: adding `magic` rounds to an
-                                                                integer, plus the exponent's bias */
+                                                                integer and adds the exponent's bias */
     x = TT__K(max)(TT__K(splat)(-126.0f), x); /* x comes second: max() returns its second operand for NaN */
     tt__vf shifted = x + magic, r = x - (shifted - magic);
     /* the low bits of `shifted` are the biased exponent */

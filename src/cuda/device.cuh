@@ -66,7 +66,8 @@ cudaError_t drain(tt__device *d)
     return first;
 }
 
-// Returns stream `number`, which the first call for this number makes; NULL if that fails.
+// Returns stream `number` of the device. The first call for a number makes the stream. Returns NULL if the
+// stream cannot be made.
 cudaStream_t stream_of(tt__device *d, int number)
 {
     if (number == TT__COMPUTE_STREAM) return d->stream;
@@ -181,8 +182,8 @@ __global__ void find_wgmma(int *to)
     *to = TT__HAS_WGMMA;
 }
 
-// Sets d->wgmma, whether attention uses the kernels of warpgroups (src/ops/attention): the device has wgmma,
-// and its machine code of this file uses it.
+// Sets d->wgmma, which says whether attention runs the kernels of warpgroups (src/ops/attention). The kernels
+// need a device that has wgmma, and machine code of this file for that device that contains wgmma.
 tt_status choose_wgmma(tt__device *d)
 {
     const char *asked = getenv("TINYTRAIN_WGMMA");
@@ -264,7 +265,7 @@ void describe_device(text_buffer *text, int index)
           index, p.name, p.major, p.minor, 1e-9 * (double)total, 1e-9 * (double)available);
     print(text, "    %d multiprocessors, up to %d MHz; %.0f MiB of L2; memory of %d bits at %d MHz\n",
           p.multiProcessorCount, clock / 1000, p.l2CacheSize / 1048576.0, bus, memory_clock / 1000);
-    // The maximum speed of the link, because the link is slower while nothing runs.
+    // Reads the maximum speed of the link: while nothing runs, the current speed is lower.
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/max_link_speed", p.pciDomainID,
              p.pciBusID, p.pciDeviceID);
     first_line(path, speed);

@@ -12,8 +12,9 @@ namespace {
 #define TT__ROW_THREADS 256
 struct loss_sums { double loss, weight, right; };
 
-// The resident workspace that a launch may use. In matrix products cuBLASLt uses the first part, and bias
-// gradients, or a bias in another dtype, the second part; other kernels use all of it.
+// The resident workspace that a launch may use. A matrix product uses it in two parts: cuBLASLt uses the
+// first part, and the sums for a bias gradient, or a bias in another dtype, use the second. Other kernels use
+// the whole workspace.
 union resident_workspace {
     static constexpr size_t BYTES = TT__CUDA_RESIDENT, BIAS_BYTES = (BYTES / 32 + 4095) / 4096 * 4096;
     static constexpr size_t LT_BYTES = BYTES - BIAS_BYTES;
@@ -40,9 +41,9 @@ __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
     return load_any(m.data, m.dtype, i * m.ld + j);
 }
 
-// The last step of a sum: to[c] becomes the sum over `parts` rows of `partial`, which are `stride` floats
-// apart, or grows by that sum if `add`. The structure has no padding, because in arrays of structures gcc 12
-// with -ftrivial-auto-var-init clears wrong bytes instead of the padding.
+// Arguments of the last step of a sum. `partial` has `parts` rows, `stride` floats apart. The sum of column c
+// of the rows becomes `to[c]` or, if `add`, is added to `to[c]`. The structure has no padding, because in
+// arrays of structures gcc 12 with -ftrivial-auto-var-init clears wrong bytes instead of the padding.
 struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
 struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
 
@@ -76,8 +77,8 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
     all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
 }
 
-// Adds up the rows of partial sums of all sums. A launch takes sums with different results; sums that add to
-// one result run one after another.
+// Does the last step of all sums of `all`. A launch of finish_sums does the last step of consecutive sums
+// that have different results. Sums that are added to one result need launches one after another.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
     const int64_t sums = all->count;
@@ -121,9 +122,10 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
     return sum;
 }
 
-// Returns the number of blocks that sum rows: `each` for each multiprocessor of the device, but at most
-// `pieces`, the number of blocks that have rows to sum, and at most the number whose f32 sums, of `bytes`
-// bytes a block, fit the resident workspace after its first `used` bytes.
+// Returns the number of blocks that sum rows: at least 1, and otherwise the smallest of three numbers. The
+// first is `each` for each multiprocessor of the device. The second is `pieces`, the number of blocks that
+// have rows to sum. The third is the number of blocks whose f32 sums, `bytes` bytes a block, fit the resident
+// workspace after its first `used` bytes.
 int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
@@ -132,10 +134,10 @@ int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, s
 
 #define TT__ROW_COLUMNS 4096 // largest number of columns of a row that fits the registers of a block
 
-// Returns the number of rows in a chunk of column sums. All kernels that sum the columns of a gradient must
-// give the same bits, because a pipeline stage may itself sum a gradient from the next stage. So each kernel
-// sums the numbers as they are stored, chunk by chunk. The threads of a block form sum_teams() teams, which
-// take the rows of a chunk in turn.
+// Returns the number of rows in a chunk of column sums. The columns of a gradient may be summed by the kernel
+// that computes the gradient, or by another kernel, if a pipeline stage gets the gradient from the next
+// stage. The bits must be equal. So each kernel sums the numbers as they are stored, chunk by chunk. The
+// threads of a block form sum_teams() teams, which take the rows of a chunk in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
     // Number of layernorm_backward's blocks that fit a multiprocessor.
@@ -191,8 +193,8 @@ tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-// Writes the sums of the columns of dy to `to`, or adds them to it if `add`. Each launch takes as many
-// columns as have room for their partial sums.
+// Writes the sums of the columns of dy to `to`, or adds them to `to` if `add`. Each launch takes some of the
+// columns, because their partial sums must fit the resident workspace.
 cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
 {
     tt__device *d = l->device;
@@ -260,8 +262,8 @@ cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times,
 // columns that begins at column c of row r, or returns false where nothing is to be written.
 struct group_args { tt__mat a, b, y; bool add, vector; int64_t per_row, first, all; };
 
-// Computes y by op.get(). X: dtype of the operands; Y: dtype of the result. Without launch bounds for X ==
-// ANY the compiler would spill a register for compute capability 10.0.
+// Computes y by op.get(). X: dtype of the operands; Y: dtype of the result. The launch bounds for X == ANY
+// keep the compiler from spilling a register for compute capability 10.0.
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS, X == ANY ? 2 : 0) each_group(group_args g, OP op)
 {
@@ -315,9 +317,9 @@ __device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, i
 }
 
 // Computes y as each_group does, and writes to partial[blockIdx.y][c] the sum of rows_each rows of column c
-// of y. OP also has finish(), which computes the results v from the elements v of a and `other` of b, and is
-// told whether b exists. A thread has 8 columns. Each block leaves a row of partial sums, so there are few
-// blocks, and a thread loads the rows of its next turn ahead.
+// of y. OP also has finish(both, r, c, v, other). Before the call, v has elements of a, and `other` has
+// elements of b if `both`; after the call, v has the results. A thread has 8 columns. Each block leaves a row
+// of partial sums, so there are few blocks, and a thread loads the rows of its next turn ahead.
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     each_group_sums(group_args g, OP op, float *partial, int64_t rows_each)
@@ -388,9 +390,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     }
 }
 
-// The typed kernels that are compiled for an op, beside its kernel for any dtype. RARE: no typed kernel; HOT:
-// one for each dtype that all operands and the result have; HOT_CASTS: also one for each 16-bit dtype of the
-// result of f32 operands.
+// The typed kernels that are compiled for an op, beside its kernel for any dtype. RARE: none. HOT: for each
+// float dtype, a kernel whose operands and result have that dtype. HOT_CASTS: the kernels of HOT, and for
+// bf16 and f16 a kernel that computes a result of that dtype from f32 operands.
 enum { RARE, HOT, HOT_CASTS };
 
 bool is_typed(const group_args &g)
@@ -414,8 +416,8 @@ template <class OP> cudaError_t launch_typed_groups(tt__device *d, const group_a
     return launch_groups<OP, ANY, ANY>(d, g, op);
 }
 
-// Computes y (or y += if `add`) by op. by_row: the op uses numbers of rows or columns, so contiguous matrices
-// are not taken as one long row. Operands whose data is NULL are absent.
+// Computes y (or y += if `add`) by op. by_row: whether the op uses the numbers of rows or columns as indices.
+// If not, contiguous matrices are taken as one long row. Operands whose data is NULL are absent.
 template <class OP>
 cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
 {

@@ -32,8 +32,8 @@ enum {
 // Returns the kernels of op number OP. Without a TT__RUN_BY(OP, ...) CUDA has no kernel for the op.
 template <int OP> op_kernels kernels_of() { return {}; }
 
-// Says by which function an op runs, and optionally the max numbers of rows and columns. The line stands
-// below that function.
+// Says by which function an op runs, and optionally the max numbers of rows and columns. Write the TT__RUN_BY
+// of an op below that function.
 #define TT__RUN_BY(OP, ...) \
     template <> op_kernels kernels_of<TT__OP_##OP>() { return {__VA_ARGS__}; }
 

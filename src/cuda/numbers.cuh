@@ -90,8 +90,8 @@ __device__ __forceinline__ uint32_t pack_as(tt_dtype dtype, float low, float hig
     return dtype == TT_BF16 ? pack<bf16>(low, high) : pack<f16>(low, high);
 }
 
-// Loads elements [i, i + 8) of p, of which the first `left` exist; the others become `absent`. i is a
-// multiple of 8; wide: p is a multiple of 16 bytes.
+// Loads elements [i, i + 8) of p, of which the first `left` exist; the elements that do not exist become
+// `absent`. i is a multiple of 8. wide: whether the address p is a multiple of 16 bytes.
 __device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left,
                                       bool wide, float absent = 0)
 {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dty
 }
 
 // Stores eight 16-bit numbers, whose bits are h, to elements [i, i + 8) of p, of which the first `left`
-// exist. i is a multiple of 8; wide: p is a multiple of 16 bytes.
+// exist. i is a multiple of 8. wide: whether the address p is a multiple of 16 bytes.
 __device__ __forceinline__ void store8_bits(void *p, int64_t i, int64_t left, bool wide,
                                             const uint32_t (&h)[8])
 {
@@ -258,7 +258,8 @@ __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t ke
     }
 }
 
-// The keys of all rounds of a draw, two rounds in a uint4, for kernels with few keys in shared memory.
+// The keys of all rounds of Philox for one draw; a uint4 holds the keys of two rounds. Kernels that use few
+// draw keys keep the expanded keys in shared memory.
 typedef uint4 philox_keys[(TT__DRAW_ROUNDS + 1) / 2];
 __device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
 {
@@ -279,7 +280,7 @@ __device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint
     return (uint64_t)out[1] << 32 | out[0];
 }
 
-// Returns the sum over a warp, added in a fixed order, in every lane.
+// Returns to every lane of a warp the sum of the lanes' v. The sum is added in a fixed order.
 template <class V> __device__ __forceinline__ V warp_sum(V v)
 {
     TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
@@ -291,8 +292,8 @@ __device__ __forceinline__ float warp_max(float v)
     return v;
 }
 
-// Returns the sum over a block of THREADS threads, added in a fixed order, in every thread. All threads must
-// call this function.
+// Returns to every thread of a block the sum of the threads' v. The sum is added in a fixed order. THREADS:
+// number of threads of the block, which must all call this function.
 template <int THREADS, class V> __device__ __forceinline__ V block_sum(V v)
 {
     TT__SHARED(V, part, [THREADS / 32]);

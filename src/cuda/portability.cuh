@@ -14,8 +14,9 @@
 #define TT__DYN_SHARED(T, name)                                    \
     extern __shared__ __align__(128) unsigned char tt__dyn_smem[]; \
     T *name = (T *)tt__dyn_smem
-// Launches a kernel: TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) is a cudaError_t. A
-// template needs parentheses: (kernel<64, 2>). The stream may be a tt__stream.
+// Launches a kernel: TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...). The result is a
+// cudaError_t. A kernel that is a template needs parentheses: (kernel<64, 2>). The stream may be a
+// tt__stream.
 #define TT__LAUNCH(kernel, grid, block, shared, stream, ...) \
     tt__launch_kernel(kernel, grid, block, shared, tt__stream_of(stream), __VA_ARGS__)
 
@@ -52,8 +53,8 @@ __device__ __forceinline__ void tt__begin_kernel()
 #endif
 }
 
-// Returns x and hides its value from the compiler. So the compiler does not compute values that depend on x
-// before a loop, which would have no registers for them.
+// Returns x and hides its value from the compiler. Without this function the compiler would compute values
+// that depend on x ahead of a loop that uses them, and the loop has no registers to hold the values.
 __device__ __forceinline__ int tt__opaque(int x)
 {
     asm volatile("" : "+r"(x));
@@ -346,10 +347,10 @@ __device__ __forceinline__ uint32_t tt__bytes(uint32_t low, uint32_t high, uint3
 #endif
 
 // Returns the lower half of the matrix descriptor of rows in shared memory that a warpgroup's product reads
-// (PTX ISA, "Matrix Descriptor Format", "Canonical Layouts"). Chunk c, of 16 bytes, of a row of 128 bytes is
-// stored at chunk c ^ row % 8. Groups of eight rows follow one another, the first at a multiple of 1,024
-// bytes; the leading dimension is not read. p: row 0 of a group of 8, at a multiple of 16 columns. The
-// descriptor of an address n bytes further is larger by n / 16.
+// (PTX ISA, "Matrix Descriptor Format", "Canonical Layouts"). A row of 128 bytes has 8 chunks of 16 bytes.
+// Chunk `c` of row `r` is stored at the place of chunk `c ^ (r % 8)`. Groups of eight rows follow one
+// another, the first at a multiple of 1,024 bytes; the leading dimension is not read. p: row 0 of a group of
+// 8, at a multiple of 16 columns. The descriptor for an address n bytes after p is larger by `n / 16`.
 __device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 {
     return (tt__shared_address(p) & 0x3ffff) >> 4 | 1 << 16;

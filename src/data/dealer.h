@@ -27,10 +27,12 @@ enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
 
 typedef struct tt__dealer {
     const char *of;                /* name of the loader in messages */
-    int batch, max_seqs;           /* examples of a step; max examples of a micro-batch */
+    int batch, max_seqs;           /* batch: number of examples of a step; max_seqs: max number of examples of
+                                      a micro-batch */
     int groups, data;              /* values of tt_parallel.groups and tt_parallel.data */
     bool shuffle, accumulates;     /* accumulates: a step may have more micro-batches than `data` */
-    int64_t count, used, steps;    /* number of all examples; of examples in an epoch; of steps in an epoch */
+    int64_t count, used, steps;    /* count: number of all examples; used, steps: number of examples and of
+                                      steps in an epoch */
     int64_t epoch, step;           /* epoch and step of the next micro-batch */
     uint32_t *order;               /* the numbers of all `count` examples, in the epoch's order */
 } tt__dealer;
@@ -96,9 +98,9 @@ static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, in
     return TT_OK;
 }
 
-/* The tokens of a sequence: of a text or a pair, or, with TT_TASK_EMBED, of each text of a pair or triplet.
-   ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens; types: NULL if all are 0; tags:
-   for TT_TASK_TAGS, as in tt_batch. */
+/* The tokens of a sequence. A sequence is a text or a pair of texts; with TT_TASK_EMBED, one text of a pair
+   or triplet. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens; types: NULL if all are
+   0; tags: for TT_TASK_TAGS, as in tt_batch. */
 typedef struct tt__tokens {
     const void *ids;
     const uint8_t *types;
@@ -131,15 +133,17 @@ struct tt_loader {
     int32_t *labels;
     int64_t *index;
     tt_source source;
-    pthread_mutex_t mutex;         /* guards `failed`, the fields of images listed below, and, while texts
-                                      are tokenized, `chunks`, `longest`, `cut` and `empty` */
+    pthread_mutex_t mutex;         /* guards `failed` and the fields that the comment about images below
+                                      lists; while texts are tokenized, also `chunks`, `longest`, `cut` and
+                                      `empty` */
     bool failed;
 
     /* ---- fields for texts, all of which are tokenized when the loader is created */
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
     bool typed;                    /* token types may differ from 0 */
-    bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
+    bool sort;                     /* sort the texts of each window by length, and shuffle the window's steps;
+                                      a window is consecutive steps */
     int parts;                     /* sequences of an example: with TT_TASK_EMBED 2 or 3, else 1 */
     tt__tokens *tokens;            /* (count, parts) the tokens of each example */
     tt__chunk *chunks;             /* memory of the ids */
@@ -154,14 +158,16 @@ struct tt_loader {
     uint32_t *sorted, *step_order;
     int micro;                     /* micro-batches of the current step that were handed out */
     /* dealt: texts of the current step, one micro-batch after another; ends: the end of each micro-batch in
-       `dealt`. Scratch: by_length: the places in the step, longest text first; micro_of: the micro-batch of
-       each place; filled: the number of tokens of each micro-batch. All have `batch` entries. */
+       `dealt`. The other arrays are scratch memory. by_length: the places of the step's texts, longest text
+       first. micro_of: the micro-batch of the text at each place. filled: the number of tokens of each
+       micro-batch. All arrays have `batch` entries. */
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
     int32_t *tags;                 /* tags of the micro-batch, for TT_TASK_TAGS */
     float *label_values;           /* values of the micro-batch, for TT_TASK_LABELS and TT_TASK_SCORES */
-    int32_t *roles;                /* TT_TASK_EMBED: 0, 1, 2, ..., which all three arrays share */
+    int32_t *roles;                /* TT_TASK_EMBED: the numbers 0, 1, 2, ...; the data of each of `arrays`
+                                      are a part of them */
     tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives";
                                       TT_TASK_MASKED_LM: "masked" and "targets" */
     /* TT_TASK_MASKED_LM: the kind of each token of the vocabulary; scratch memory for a text's words, and
@@ -224,7 +230,8 @@ static void tt__loader_tags(const tt__example *e, const tt_span *spans, int firs
     }
 }
 
-/* Returns how sequence `number` of a loader is encoded, without memory for the result. */
+/* Returns the options with which sequence `number` of a loader is encoded. The caller adds the pointers to
+   memory for the result. */
 static tt_encoding tt__loader_encoding(const tt_loader *l, int64_t number)
 {
     const tt__example *e = &l->d->examples[number / l->parts];
@@ -289,8 +296,8 @@ static int tt__example_tokens(const tt__tokens *tokens, int parts, uint32_t exam
     return (int)tt__min(n, INT32_MAX);
 }
 
-/* A list of examples, by whose indices (places) tt__place_longer sorts. The example at a place has the number
-   texts[place] or, if `texts` is NULL, the number `place`. */
+/* The argument of tt__place_longer, which compares two places (indices) of a list of examples. The example at
+   a place has the number texts[place] or, if `texts` is NULL, the number `place`. */
 typedef struct tt__step_texts {
     const tt__tokens *tokens;
     int parts;

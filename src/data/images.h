@@ -65,8 +65,9 @@ static bool tt__image_channels(const tt_image_options *o, int channels, char why
     return false;
 }
 
-/* Returns the pixel at which a crop of `wanted` of `size` pixels begins along an axis; negative: in the
-   padding. */
+/* Returns the pixel at which a crop begins along an axis; a negative pixel is in the padding. size: number of
+   pixels of the axis without padding; wanted: number of pixels of the crop; random: any number, for a random
+   crop. */
 static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int wanted)
 {
     int spare = size + 2 * o->pad - wanted;

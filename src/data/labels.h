@@ -116,8 +116,9 @@ static tt_status tt__table_value(tt__table *t, float x)
     return TT_OK;
 }
 
-/* Checks that the dataset's last row, whose values begin at index `first`, has as many values as the rows
-   before, or as there are classes. */
+/* Checks the number of values of the dataset's last row, whose values begin at index `first`. The row must
+   have as many values as the rows before or, in the first row, as there are classes, if the caller has named
+   classes. */
 static tt_status tt__table_row_end(const tt_dataset *d, tt__table *t, int first)
 {
     const int n = t->n_values - first, width = t->width ? t->width : t->order ? d->n_classes : n;

@@ -324,8 +324,9 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
-/* Sets for which data ranks, first to end - 1 of `data`, this process needs images. Threads make no images
-   for other ranks. by_step: a micro-batch goes to a rank by its number in the step, not in the epoch. */
+/* Tells the loader for which of the `data` data ranks this process needs images: for the ranks [first, end).
+   Threads make no images for other ranks. by_step: a micro-batch goes to a rank by its number in the step,
+   not in the epoch. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -373,9 +374,9 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Collects the texts of a window (consecutive steps) and, if l->sort, sorts them by length, so that the texts
-   of a step have similar lengths, and shuffles the window's steps. An incomplete last step remains the last
-   of its epoch. */
+/* Collects the texts of a window, which is a number of consecutive steps. If l->sort, sorts the texts by
+   length, so that the texts of a step have similar lengths, and shuffles the window's steps. An incomplete
+   last step remains the last of its epoch. */
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;

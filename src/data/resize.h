@@ -13,12 +13,14 @@
 #define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
 #define TT__WEIGHT_BITS 22   /* fraction bits of a weight: a sum has 32 bits, a pixel takes 8, 2 are spare */
 
-/* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is the sum over
-   t < used[x] of weights[x * taps + t] * (input pixel first[x] + t). */
+/* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is a weighted sum of
+   used[x] consecutive input pixels, the first of which has the number first[x]. The t-th of the input pixels,
+   from 0 on, has the weight weights[x * taps + t]. */
 typedef struct tt__filter {
     int in, out, taps;
     tt_resample kind;
-    int32_t *first, *used; /* for each output pixel: the first input pixel; the number of input pixels */
+    int32_t *first, *used; /* for each output pixel: number of the first input pixel (first) and number of
+                              input pixels (used) */
     int32_t *weights;      /* (out, taps), times 2^TT__WEIGHT_BITS; a row's weights sum to about 1 */
     tt__buffer memory;
 } tt__filter;
@@ -92,7 +94,7 @@ static uint32_t tt__level(uint32_t sum)
 typedef struct tt__window { int top, left, height, width; bool mirror; } tt__window;
 
 /* Resamples one row of an image horizontally to the columns of a window. A pixel of `in` has `stride`
-   channels. Channel c of an output pixel comes from channel c * step of `in`. */
+   channels. Channel c of an output pixel comes from channel `c * step` of `in`. */
 static void tt__resample_across(const tt__filter *f, const tt__window *window, const uint8_t *in, int stride,
                                 int step, int channels, uint32_t *out)
 {
@@ -186,9 +188,9 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
 }
 
 /* Resizes an image to height * width pixels and writes a window of the result to `to`, whose rows are `pitch`
-   bytes apart. channels: number of channels of `to`: the image's number; 3 for an image with 4 channels,
-   whose alpha is left out; or any number for an image with 1 channel, which is repeated. Returns false if
-   memory runs out. */
+   bytes apart. channels: number of channels of `to`. An image with 1 channel allows any number and repeats
+   the channel. An image with 4 channels also allows 3 and leaves out alpha. For all other images it is the
+   image's number of channels. Returns false if memory runs out. */
 static bool tt__resample_image(tt_context *ctx, tt__resampler *r, const tt_image *image, int height,
                                int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)

@@ -192,7 +192,7 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
     return tt__row_labels(d, t, j, line, at[TT__COLUMN_LABEL], e);
 }
 
-/* Reads a file whose lines are JSON objects. The dataset keeps copies, so that the file is closed. */
+/* Reads a file whose lines are JSON objects, and closes the file: the dataset has copies of the texts. */
 static tt_status tt__read_json_rows(tt_dataset *d, tt__table *t, const char *split)
 {
     tt_status status = TT_OK;

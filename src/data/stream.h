@@ -24,8 +24,9 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* number of special ids that the tokenizer puts before each document */
-    int64_t spelled[2]; /* number of documents whose text begins with the spelling of the special ids; whose
-                           text ends with the spelling of the token `end` */
+    int64_t spelled[2]; /* spelled[0]: number of documents whose text begins with the spelling of the special
+                           ids; spelled[1]: number of documents whose text ends with the spelling of token
+                           `end` */
     bool texts;         /* the stream was built from texts: tokens stand for known texts or bytes */
 };
 
@@ -117,8 +118,9 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
     return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
 }
 
-/* Adds a document to a stream: its special tokens, its tokens, the end token. *scratch: memory for *capacity
-   ids, which the function grows if necessary. *room: number of ids for which the store has memory. */
+/* Adds a document to a stream: first its special tokens, then the tokens of its text, then the end token.
+   *scratch: memory for *capacity ids, which the function grows if necessary. *room: number of ids for which
+   the store has memory. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -188,7 +190,7 @@ static const char *tt__document_end(const char *text, const char *end, const cha
 }
 
 /* Adds the documents of a text to a stream, except documents that are only white space. path: the name of the
-   text in messages, if it must be UTF-8; NULL: any bytes are allowed. */
+   text in messages; the text must then be UTF-8. NULL: the text may have any bytes. */
 static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const char *text, size_t bytes,
                                      const char *separator, int64_t *room)
 {

@@ -16,7 +16,7 @@ static const char *tt__table_separator(char separator, char name[24])
     return name;
 }
 
-/* Returns the first character of a text that commonly separates columns; 0: none does. */
+/* Returns the first character of a text that commonly separates columns, or 0 if the text has none. */
 static char tt__table_other_separator(const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)

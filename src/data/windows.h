@@ -44,9 +44,9 @@ void tt_token_loader_free(tt_token_loader *l)
 /* The state of a sweep over all tokens, which computes the hash of the ids and the max number of documents in
    a window, where a part of a document counts as a document. */
 typedef struct tt__window_survey {
-    int32_t end; /* the token that ends a document; -1: no token does */
+    int32_t end; /* the token that ends a document, or -1 if documents have no such token */
     /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
-       of documents that end among these tokens; max: max number of documents in a window so far */
+       of documents that end in the current window so far; max: max number of documents in a window so far */
     int length, at, here, max;
     uint64_t hash;
 } tt__window_survey;

@@ -16,8 +16,8 @@ typedef enum tt__json_kind {
     TT__JSON_OBJECT
 } tt__json_kind;
 
-/* A value of a JSON text. Nodes are stored in the order of the text: the first child of node i is i + 1, its
-   next sibling nodes[i].after. */
+/* A value of a JSON text. Nodes are stored in the order of the text: the first child of `nodes[i]` is
+   `nodes[i + 1]`, and the next sibling of `nodes[i]` is `nodes[nodes[i].after]`. */
 typedef struct tt__json_node {
     uint8_t kind;
     bool exact;              /* the number is an integer that `integer` holds */
@@ -254,7 +254,8 @@ static bool tt__json_less(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Sorts the members of an object that was read to its end by key. Fails if two members have the same key. */
+/* Sorts the members of an object by key, after the object was read to its end. Fails if two members have the
+   same key. */
 static bool tt__json_index(tt__json *j, int object)
 {
     int from = j->n_sorted, member = object + 1;
@@ -379,8 +380,8 @@ static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
     return status;
 }
 
-/* Returns the node of member `key` of an object; -1: the object has no such member, or the node is no
-   object. */
+/* Returns the node of member `key` of an object. Returns -1 if the object has no such member, or if the node
+   is no object. */
 static int tt__json_get(const tt__json *j, int object, const char *key)
 {
     if (object < 0 || j->nodes[object].kind != TT__JSON_OBJECT || !j->nodes[object].count) return -1;
@@ -397,7 +398,8 @@ static int tt__json_get(const tt__json *j, int object, const char *key)
     return -1;
 }
 
-/* Returns the text of a string node. NULL: the node is not a string, or the string holds a NUL. */
+/* Returns the text of a string node. Returns NULL if the node is not a string, or if the string holds a
+   NUL. */
 static const char *tt__json_text(const tt__json *j, int node)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;

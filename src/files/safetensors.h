@@ -262,7 +262,8 @@ const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key)
     return tt__json_text(&s->json, tt__json_get(&s->json, tt__json_get(&s->json, 0, "__metadata__"), key));
 }
 
-/* Fails unless tensor i exists and has n elements, or n bytes if not `elements`, from number `first` on. */
+/* Fails unless tensor i exists and has the elements [first, first + n) or, if not `elements`, the bytes
+   [first, first + n). */
 static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t first, uint64_t n,
                                        bool elements)
 {

@@ -10,9 +10,9 @@
 #include "lm_config.h"
 
 /* ------------------------------------------------------------------------------------- low-rank adapters
-   An adapter adds scale * x * A^T * B^T to the output of a module (peft's word for a linear layer), where x
-   is the module's input. Only A (rank, in) and B (out, rank) are trained. Files have the rows of B in the
-   order in which they have the rows of the module's weight. */
+   An adapter adds `scale * x * A^T * B^T` to the output of a module (peft's word for a linear layer),
+   where x is the module's input. Only A (rank, in) and B (out, rank) are trained. In files, the rows of B
+   have the order that the rows of the module's weight have in files. */
 
 tt_lora_options tt_lora_options_default(void)
 {
@@ -38,8 +38,9 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
     return y;
 }
 
-/* Returns the weight of module (linear layer) k, from 0 on in the order of the layout; NULL if the model has
-   fewer modules. Sets `name` to the module's name and *order to the order of the weight's rows in files. */
+/* Returns the weight of module number k. The modules, which are linear layers, are numbered from 0 in the
+   order of the layout. Returns NULL if the model has at most k modules. Sets `name` to the module's name and
+   *order to the order of the weight's rows in files. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -267,7 +268,7 @@ tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
 }
 
 /* Reads adapter_config.json into *o, and fails if the file has settings that this library does not support.
-   Sets *base to the name of the base model, if the file has that name, which lives as long as j. */
+   If the file has the name of the base model, sets *base to the name, which lives as long as j. */
 static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, const char **base)
 {
     static const char *const none[] = {"use_dora", "use_rslora", "lora_bias", "use_qalora"};

@@ -165,7 +165,8 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
     return tt__task_loss(t, m->config.task, *output, &in, o);
 }
 
-/* Sets the metrics of a model's task. Tags whose names begin with "B-" are those of entities. */
+/* Sets the metrics of a model's task. TT_TASK_TAGS gets the metrics of entities if a class has a name that
+   begins with "B-". */
 static void tt__bert_metrics(const tt_bert *m, tt_metric to[TT_METRICS])
 {
     bool entities = false;
@@ -305,7 +306,8 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
     memset(m, 0, sizeof *m);
     tt_status status = tt__checkpoint_open(ctx, folder, &from);
     if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
-    /* A classifier may have been saved into a folder of sentence-transformers. */
+    /* A classifier may have been saved into a folder of sentence-transformers, whose other files then do not
+       count. */
     if (status == TT_OK && !tt__bert_is(&from.config, "*For*Classification"))
         status = tt__embedder_read(ctx, folder, &config);
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);

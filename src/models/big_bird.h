@@ -45,8 +45,8 @@ static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 }
 
 /* Writes the candidates for the random blocks of block i (of n blocks) to x, and returns their number.
-   Candidates are the blocks of the first 1024 tokens that are not near block i. transformers follows this
-   plan of the paper for 1024, 3072 and 4096 positions. */
+   Candidates are the blocks of the first 1024 tokens that are not near block i. transformers has these
+   candidates, which are those of the BigBird paper, for 1024, 3072 and 4096 positions. */
 static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
 {
     int last = n - 1, count = 0, start = i - 2, end = i; /* excludes blocks start + 1 to end + 1 */
@@ -61,9 +61,9 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Returns whether block j may be a random block of block i where the paper has no plan: transformers then
-   draws from the first `max` blocks. Excluded are block i, its neighbours, and blocks 0 and max - 1; block 1
-   and block max - 2 also exclude each other. */
+/* Returns whether block j may be a random block of block i for other numbers of positions than 1024, 3072 and
+   4096. transformers then draws from the first `max` blocks. Excluded are block i, its neighbours, and blocks
+   0 and max - 1; block 1 and block max - 2 also exclude each other. */
 static bool tt__big_bird_may(int i, int j, int max)
 {
     const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == max - 1;

@@ -33,8 +33,9 @@ struct tt_generator {
     /* Shapes of the arrays are in parentheses. */
     tt__continued *slot;                     /* (max_seqs): the sequences in work */
     int32_t *row_id, *row_position, *row_at; /* (max_tokens): data of the inputs ids, positions and at */
-    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1) each: data of the inputs start and last; for
-                                                each row of logits, index in `slot` of its sequence */
+    int32_t *starts, *picked, *picked_slot;  /* starts, picked: data of the inputs start and last;
+                                                picked_slot: for each row of logits, the index in `slot` of
+                                                the row's sequence. Each: (max_seqs + 1) */
     float *scores;                           /* (max_seqs, vocab): logits */
     int32_t *order;                          /* (vocab): scratch memory for a heap of tokens */
 };
@@ -118,8 +119,8 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* of "cpu*8 in 4 processes"
-                                                                                   takes "cpu*8" */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* "cpu*8" of the name "cpu*8
+                                                                                   in 4 processes" */
         if (!c.device) c.device = device;
         if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
@@ -211,7 +212,8 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     for (int v = 0; v < vocab; v++) {
         const float weight = expf((x[v] - max) * slope);
         if (all || s->top_k == 0) sum += weight;
-        if (all) x[v] = weight; /* else the heap compares scores: different scores may have one weight */
+        if (all) x[v] = weight; /* without `all`, x keeps the scores, which the heap compares, because
+                                   different scores may round to one weight */
     }
     if (all) {
         double left = u * sum;

@@ -44,8 +44,8 @@ typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
     int naming;                /* index of the naming for config.json and a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
-    const char *activation_key, *more;   /* key of the activation in config.json; members of config.json that
-                                            are equal in all models */
+    const char *activation_key, *more;   /* activation_key: key of the activation in config.json; more:
+                                            members of config.json that are equal in all models */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
                                     Without %d all layers share one layer's parameters */
@@ -58,13 +58,15 @@ typedef struct tt__architecture {
     size_t hidden, layers, heads, classes, activation, range; /* offsets of fields in the config's struct; 0:
                                                                  no such field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
-    /* Appends to `all` the mistakes in a config that its table rows cannot tell; or NULL. */
+    /* Appends to `all` the mistakes in a config that the table rows do not show. NULL: the table rows show
+       all mistakes. */
     void (*check)(tt__text_buffer *all, const void *config);
     /* Reads a tensor whose shape differs from the parameter's, if the model can adapt the tensor, and sets
        *done. NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
     size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
-    /* Prints the members of config.json that no table row describes; or NULL. */
+    /* Prints the members of config.json that no table row describes. NULL: the table rows describe all
+       members. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
     /* Returns the end of the class name in "architectures", after class_name. "Model": the model has no

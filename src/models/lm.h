@@ -86,8 +86,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     return TT_OK;
 }
 
-/* Reads generation_config.json, if the folder has that file, and the ids that end an answer from it or else
-   from config.json. */
+/* Reads generation_config.json, if the folder has that file. Reads the ids of the tokens that end an answer
+   from that file or, if the folder lacks the file, from config.json. */
 static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const char *folder)
 {
     char path[TT__PATH];

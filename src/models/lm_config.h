@@ -285,9 +285,9 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 
 static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* Prints the members of config.json for rotary positions, except members that `said` has (NULL: none).
-   transformers 5 reads rope_parameters. Older versions read the other keys, and use base 10,000 if a key for
-   the base is missing. */
+/* Prints the members of config.json for rotary positions, except members that `said` has (NULL: all members
+   are printed). transformers 5 reads rope_parameters. Older versions read all members but rope_parameters,
+   and use base 10,000 if the member for the base is missing. */
 static void tt__lm_print_rotary(tt__text_buffer *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};

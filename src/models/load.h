@@ -95,9 +95,9 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* Makes tensor `index` of file s, whose shape must be `dims`, the source of parameter p. part: the third of
-   the tensor, 1 to 3, that is p; 0: p is the whole tensor. order: the order of the file's elements; NULL: the
-   order of p. */
+/* Makes a tensor the source of parameter p: tensor `index` of file s. dims: the shape that p demands of the
+   tensor (see tt__tensor_fits). part: 1 to 3 if p is only that third of the tensor; 0 if p is the whole
+   tensor. order: the order of the file's elements, or NULL if it is the order of p. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
                                      int part, const tt__packing *order)
 {
@@ -154,8 +154,9 @@ static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, in
     return NULL;
 }
 
-/* Returns whether a tensor of the checkpoint is a classifier (letter C, K or N) for another task or with
-   another number of classes than the model's, which then keeps its random initial values. */
+/* Returns whether tensor `info`, a classifier (its shape begins with the letter C, K or N), does not fit the
+   model: it is for another task or another number of classes. The model's classifier then keeps its random
+   initial values. */
 static bool tt__starts_anew(const tt__layout *l, const tt__tensor_row *row, const tt_tensor_info *info,
                             const int64_t *dims)
 {

@@ -151,7 +151,7 @@ static void tt__list_names(tt__text_buffer *to, const char *const *names, int n)
 /* Gives a model and a dataset the same names and numbers of classes, for tt_bert_name_classes and
    tt_vit_name_classes. If both have the same names, renumbers the dataset's classes as the model numbers
    them; otherwise gives the model the dataset's names. names: the model's class names, (classes, 64). kept:
-   the model's classifier comes from a checkpoint. */
+   the model's classifier comes from a checkpoint, so the function warns when it replaces the names. */
 static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[64], int classes, bool kept,
                                   tt_dataset *d)
 {

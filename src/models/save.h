@@ -160,7 +160,8 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
-/* The state of a search for a file of an earlier save, whose name has another number of files. */
+/* The state of a search for a file of an earlier save. The name of the file has a number of files that is not
+   `files`. */
 typedef struct tt__stale_files { int files; char name[64]; } tt__stale_files;
 
 static bool tt__find_stale(void *arg, const char *name)

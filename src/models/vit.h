@@ -95,9 +95,9 @@ static void tt__cubic_weights(float x, float w[4])
     }
 }
 
-/* Interpolates the position embeddings of a grid of from * from patches to a grid of to * to patches, as
-   transformers does: bicubic, with pixel centres aligned and edges repeated. Copies the class token's
-   embedding. Shapes: old (1 + from^2, n), now (1 + to^2, n). */
+/* Interpolates position embeddings, from a square grid with `from` patches on a side to a square grid with
+   `to` patches on a side. Does so as transformers does: bicubic, with pixel centres aligned and edges
+   repeated. Copies the class token's embedding. Shapes: `old` (1 + from^2, n), `now` (1 + to^2, n). */
 static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
 {
     memcpy(now, old, sizeof *now * (size_t)n);

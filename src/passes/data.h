@@ -35,7 +35,7 @@ static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
 }
 
 /* Returns the collective `op` over the data ranks that reads x and writes y. part: the shard that x or y is;
-   NULL or unit 0: both are whole tensors. */
+   NULL or unit 0: x and y are whole tensors. */
 static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *part)
 {
     tt__instr i = tt__instr_of(op, x, y);
@@ -75,10 +75,10 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
     return i;
 }
 
-/* Appends a part of the sum of v at the end of a step. v is a storage of gradients or of counts, with a slot
-   for each leaf. In stages 0 and 1 the data ranks sum slot k: in stage 0 if each rank needs only its shard of
-   the sum, in stage 1 if each rank needs the whole sum. In stage 2 each rank sums its slots. The last stage
-   that is needed writes `total` if that is not 0, else v. */
+/* Appends part number `stage` of the sum of v at the end of a step; the parts are no stages of a pipeline. v
+   is a storage of gradients or of counts, with a slot for each leaf. Parts 0 and 1 sum slot k over the data
+   ranks: part 0 if each rank needs only its shard of the sum, part 1 if each rank needs the whole sum. Part 2
+   sums the slots of each rank. The last part that is needed writes `total` or, if `total` is 0, v. */
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
@@ -94,7 +94,8 @@ static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__pa
 }
 
 /* Appends the sums of gradients over data ranks and slots at the end of a step. Gives each trained
-   parameter's gradient a slot for each leaf of the tree of sums, and makes the sum its `grad`. */
+   parameter's gradient a slot for each leaf of the tree of sums, and makes the sum the `grad` of the
+   parameter. */
 static tt_status tt__sum_steps(tt_tape *t)
 {
     const int values = t->n_values;
@@ -126,8 +127,8 @@ static tt_status tt__sum_steps(tt_tape *t)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Makes a persistent storage for the sum of gradients like g; with several slots, for the leaves of the tree
-   of sums. `part` is the shard of g that the storage holds. */
+/* Makes a persistent storage for the sum of gradients like g. If `slots` is above 1, the storage has a slot
+   for each leaf of the tree of sums on a rank. `part` is the shard of g that the storage holds. */
 static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
 {
     const tt__tape_value *like = &t->values[g];
@@ -144,7 +145,8 @@ static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slot
 }
 
 /* Returns whether the data ranks sum the gradient of parameter v together with other gradients, at the end of
-   each micro-batch's backward. If the backward updates parameters, only small gradients wait for its end. */
+   each micro-batch's backward. If the backward updates parameters, only small gradients wait for the end of
+   the backward. */
 static bool tt__sums_at_end(const tt_tape *t, int32_t v)
 {
     const tt__shape *s = &t->values[v].shape;

@@ -6,14 +6,15 @@
 
 /* ------------------------------------------------------------------------------------------------- features
    The frozen part of a recorded tape consists of the instructions that depend on inputs and frozen parameters
-   alone. Its results that the rest of the tape reads are the features. A program can read features as inputs,
-   in place of computing the frozen part. */
+   alone. The features are the results of the frozen part that the rest of the tape reads. A program can read
+   features as inputs, in place of computing the frozen part. */
 
-/* Facts about a tape that tt__find_features needs. Flags of storages are at the number of the base. */
+/* Facts about a tape that tt__find_features needs. The index of a storage's flags is the number of its base
+   value. */
 typedef struct tt__frozen_part {
     bool *trained;   /* of a storage: depends on a trained parameter */
     bool *fed;       /* of a storage: depends on an input */
-    bool *needed;    /* of a storage: an instruction reads it, directly or not, before a frozen parameter */
+    bool *needed;    /* of a storage: an instruction that reads a frozen parameter depends on it */
     bool *made;      /* of a storage: an instruction of the frozen part writes it */
     bool *feature;   /* of a storage: it is a feature */
     bool *within;    /* of an instruction: it belongs to the frozen part */
@@ -42,9 +43,9 @@ static bool tt__only_of_part(const tt_tape *t, const tt__instr *i, const bool *m
 }
 
 /* Notes the frozen part of the tape. An instruction belongs to the frozen part if it does not depend on a
-   trained parameter, and if it reads a frozen parameter or comes before an instruction that reads one. So do
-   the instructions after the last frozen parameter, such as the choice of the first row of each sequence, up
-   to the first dropout, which stays with the trained part. */
+   trained parameter, and if it reads a frozen parameter or comes before an instruction that reads one. The
+   instructions after the last frozen parameter also belong to the frozen part, such as the choice of the
+   first row of each sequence, up to the first dropout, which stays with the trained part. */
 static void tt__note_frozen_part(const tt_tape *t, tt__frozen_part *p)
 {
     for (int32_t v = 1; v < t->n_values; v++) {

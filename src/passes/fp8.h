@@ -71,8 +71,8 @@ typedef struct tt__fp8 {
     tt_tape *t;
     tt__quantized *of;   /* of[2 * v + 1]: QUANTIZE of value v as a gradient, in E5M2; of[2 * v]: of value v
                             as any other operand, in E4M3 */
-    int *written, *read; /* for each storage: 1 + the last instruction visited that writes it; 1 + the last
-                            instruction that reads it unrounded */
+    int *written, *read; /* written: for each storage, 1 + the last instruction visited that writes it; read:
+                            for each storage, 1 + the last instruction that reads it unrounded */
 } tt__fp8;
 
 /* Makes a value for the fp8 copy of v, or of its transpose, in the layout that QUANTIZE writes: rows start at

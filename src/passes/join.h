@@ -8,17 +8,17 @@
 
 /* ---------------------------------------------------------------------------------------------------- join
    Makes products run together that would be one product if their operands were adjacent in memory
-   (tt__is_one_product). Their transient operands become views of one value. tt__place_persistent makes
-   parameters and persistent gradients adjacent. If the operands are not adjacent in the end, each product is
-   launched alone. */
+   (tt__is_one_product). The transient operands of these products become views of one value.
+   tt__place_persistent makes parameters and persistent gradients adjacent. If the operands are not adjacent
+   in the end, each product is launched alone. */
 
 /* Largest distance, in instructions. Products further apart are not joined. Values whose first write or last
    read is further apart are not joined either, because both would then stay in memory for longer. */
 enum { TT__TOGETHER = 32 };
 
-/* Returns, for each storage, whether it must keep its own place in memory: another stream or a collective
-   uses the storage, or an instruction overwrites it with a result in place, or it holds such a result. The
-   caller frees the array. NULL: out of memory. */
+/* Returns, for each storage, whether it must keep its own place in memory. It must if another stream or a
+   collective uses it, if an instruction stores its result in the place of the storage, or if the storage is
+   such a result in the place of another storage. The caller frees the array. NULL: out of memory. */
 static bool *tt__never_joined(const tt_tape *t)
 {
     bool *apart = (bool *)tt__calloc(t->ctx, sizeof *apart * (size_t)t->n_values);
@@ -46,8 +46,8 @@ static bool tt__is_plain(const tt_tape *t, int32_t v)
            x->part.split == TT__WHOLE && x->space == TT__DEVICE;
 }
 
-/* Returns whether v may become a view of a joined value: v does not outlive the step, and its rows are
-   multiples of the 16 bytes to which kernels need rows aligned. */
+/* Returns whether v may become a view of a joined value: v does not outlive the step, and the bytes of a row
+   are a multiple of 16, because kernels need rows that are aligned to 16 bytes. */
 static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
 {
     const tt__tape_value *x = &t->values[v];
@@ -58,7 +58,8 @@ static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const b
            row % 16 == 0;
 }
 
-/* Returns whether another storage may directly follow persistent storage v: v fills all its bytes. */
+/* Returns whether another storage may directly follow persistent storage v: whether v has no padding at its
+   end. */
 static bool tt__may_be_followed(const tt_tape *t, int32_t v)
 {
     const tt__shape *x = &t->values[v].shape;
@@ -117,7 +118,8 @@ static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
 }
 
 /* Sorts products by the numbers of their weights, or of the gradients of their weights, and makes them run
-   together. Persistent values have this order in the arena, and recomputed products the same order. */
+   together. The arena has persistent values in the order of their numbers, and recomputed products are in the
+   order of the products that they repeat. */
 static void tt__order_products(tt_tape *t, int first, int last)
 {
     for (int k = first + 1; k <= last; k++) {

@@ -57,11 +57,12 @@ static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
                       x->part.unit == y->part.unit && x->part.split == y->part.split);
 }
 
-/* How a range of instructions uses a storage. several: they use more than one view of the storage.
-   reads_several: they read more than one. all_slots: one of them sums all slots. always: one of them also
-   runs on ranks without a micro-batch. */
+/* How a range of instructions uses a storage. several: the instructions use more than one view of the
+   storage. reads_several: they read more than one view. all_slots: one instruction sums all slots. always:
+   one instruction also runs on ranks without a micro-batch. */
 typedef struct tt__use {
-    int32_t any, read, written;   /* first values of the storage that the range uses, reads, writes; 0:
+    int32_t any, read, written;   /* any: first value of the storage that the range uses; read: first value
+                                     that the range reads; written: first value that the range writes; 0:
                                      none */
     bool several, reads_several, all_slots, always;
     bool in;                      /* the range reads contents that were written before the range */
@@ -124,10 +125,10 @@ static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32
     return x && y && tt__insert(t, before, &i);
 }
 
-/* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. If the range
-   uses only one shard or slot, the copy has only that; otherwise the copy has the whole storage, so that
-   kernels find the layout that they find without copies. Sets *like to the value of v that the copy
-   corresponds to. Returns 0 if out of memory. */
+/* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. If the
+   instructions use only one shard or one slot of v, the copy has only that shard or slot. Otherwise the copy
+   has the whole storage, so that kernels find the layout that they find without copies. Sets *like to the
+   value of v that the copy corresponds to. Returns 0 if out of memory. */
 static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *like)
 {
     const tt__tape_value base = t->values[v], x = t->values[u->any];
@@ -146,8 +147,8 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     return d;
 }
 
-/* Inserts, before instruction `from`, the copies into storage d of the elements that the use u reads. Storage
-   d is a copy of value `like`. */
+/* Inserts, before instruction `from`, copies of the elements that the use u reads into storage d, which is a
+   copy of value `like`. */
 static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, int32_t d)
 {
     const tt__instr first = t->code[from];
@@ -166,8 +167,8 @@ static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, i
     return ok;
 }
 
-/* Makes instructions [from, to] use a copy of storage v in the memory on which they work. Inserts the copies
-   from v before them and back to v after them. Returns false if out of memory. */
+/* Makes instructions [from, to] use a copy of storage v in the memory on which they work. Inserts copies from
+   v before these instructions, and copies back to v after them. Returns false if out of memory. */
 static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
 {
     const tt__use u = tt__use_of(t, v, from, to);
@@ -265,8 +266,9 @@ static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
 
 /* Cuts a group off the instructions that run together from k on, and returns its range; the remaining
    instructions run together after the group. The instructions of a group work on one memory and use at most
-   `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes that
-   the group would have so far if `max` were TT__OFFLOAD_TOGETHER. */
+   `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes so
+   far of the group that there would be if `max` were TT__OFFLOAD_TOGETHER; goes on from one call to the
+   next. */
 static tt__range tt__cut_group(tt_tape *t, int k, size_t max, size_t *largest)
 {
     tt__range r = {k, k};

@@ -135,8 +135,9 @@ static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
 }
 
 /* Returns the seconds that instruction i takes with all axes at their capacity. Computation takes the longer
-   of its arithmetic and its memory traffic, a transfer the time of its bytes; each launch is added. first: i
-   is the first of the instructions that are launched together, and alone has the cost of the launch. */
+   of two times, that of its arithmetic and that of its memory traffic. A transfer takes the time of its
+   bytes. Each launch adds costs->launch. first: i is the first of the instructions that are launched
+   together; the others add no launch. */
 static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *costs, bool first)
 {
     const int stream = tt__stream_beside(t, i);
@@ -155,7 +156,8 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 
 /* Estimated seconds of a program's instructions. */
 typedef struct tt__spent {
-    double compute, exposed;    /* computation; exposed: time for which computation waits for transfers */
+    double compute, exposed;    /* compute: seconds of computation; exposed: seconds for which computation
+                                   waits for transfers */
     double on_host;             /* part of `compute` that the host's processor computes */
     double busy[TT__STREAMS];   /* for each stream: seconds of its transfers */
 } tt__spent;
@@ -206,7 +208,7 @@ static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *
 typedef struct tt__order {
     tt_tape *t;
     int n;              /* number of instructions, including WAITs */
-    int *at, *place;    /* number of the instruction at each place; place of each instruction */
+    int *at, *place;    /* at: number of the instruction at each place; place: place of each instruction */
     double *begin;      /* for each instruction: seconds of computation before it */
     double *seconds;    /* for each instruction: seconds of computation that it takes */
     double *moves;      /* for each start: seconds for which its transfer occupies the stream */
@@ -269,8 +271,9 @@ static void tt__move_to(tt__order *o, int x, int to)
     o->place[x] = to;
 }
 
-/* Returns whether place k is between updates in the host's memory that run together. A transfer does not stop
-   there but moves past all of them, and so runs beside them, because they take long. */
+/* Returns whether place k is between updates in the host's memory that run together. A transfer moves past
+   all these updates instead of stopping between them, and so runs beside them, because updates in the host's
+   memory take long. */
 static bool tt__amid_updates(const tt__order *o, int k)
 {
     const tt__instr *i = &o->t->code[o->at[k - 1]];
@@ -335,9 +338,9 @@ static bool tt__brings(const tt_tape *t, const tt__instr *i)
            (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
 
-/* Moves start x up so that its transfer can end after `due` seconds of computation. If x's stream also takes
-   results away, x moves before any such transfer that would keep the stream busy too long. x moves at most
-   `ahead` blocks above the block of its WAIT. */
+/* Moves start x up so that its transfer can end by the time that `due` seconds of computation are done. If
+   x's stream also takes results away, x moves before any such transfer that would keep the stream busy too
+   long. x moves at most `ahead` blocks above the block of its WAIT. */
 static void tt__hoist(tt__order *o, int x, double due, int ahead)
 {
     double until = due - o->moves[x];
@@ -365,9 +368,10 @@ static int tt__last_reader(const tt_tape *t, int32_t v)
     return last;
 }
 
-/* Marks the instructions that end a block. In the forward, an instruction that writes a value marked by
-   tt_block_end does; in the backward, the last one that reads a marked value. Without marks, each product
-   ends a block. At the end of a step, each group of instructions that run together is a block. */
+/* Marks the instructions that end a block. In the forward, an instruction ends a block if it writes a value
+   marked by tt_block_end. In the backward, the last instruction that reads a marked value ends a block.
+   Without marks, each product ends a block. At the end of a step, each group of instructions that run
+   together is a block. */
 static void tt__mark_blocks(tt__order *o, int n)
 {
     tt_tape *t = o->t;
@@ -473,9 +477,10 @@ static tt_status tt__reorder(tt__order *o)
     return TT_OK;
 }
 
-/* Gives each input that instructions read a second value. The host copies the next run's data there while
-   this run is in flight. A run begins with a copy from there to the input (tt__take_arrivals), so that
-   instructions, also recorded ones (CUDA graphs), find the input always at one address. */
+/* Gives each input that instructions read a second value. The host copies the next run's data to the second
+   value while this run is in flight. A run begins with a copy from the second value to the input
+   (tt__take_arrivals), so that instructions, also recorded ones (CUDA graphs), find the input always at one
+   address. */
 static tt_status tt__pass_arrivals(tt_tape *t)
 {
     const int32_t values = t->n_values;

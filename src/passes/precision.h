@@ -78,7 +78,7 @@ static bool tt__into_residual(tt_tape *t, int32_t v)
 }
 
 /* Marks the values of residual streams: the first summand of a stream, the results of residual additions, and
-   rows gathered from them. */
+   rows gathered from values of the stream. */
 static void tt__mark_residual(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {

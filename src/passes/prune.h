@@ -30,7 +30,7 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
         const tt__tape_value *x = &t->values[i->out[1]];
-        /* out[1] stays if its dtype is another: out[0] is then computed from the rounded values of out[1] */
+        /* out[1] stays if its dtype is not that of out[0], which is then computed from the rounded out[1] */
         bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
         if (same && !needed[x->base]) i->out[1] = 0;
     }

@@ -95,7 +95,7 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
 
 /* Computes only those rows of a result that are read, back to the first instruction that needs all rows (see
    ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. The gather moves to the
-   place of the op. Its index exists there, because an index is an input. */
+   place of the op. The gather's index exists there, because an index is an input. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
     tt__gathers g;

@@ -19,8 +19,8 @@
    stage saves all that its backward reads once for each micro-batch in flight (tt__tape_value.copies). A
    stage has the parameters that it reads. */
 
-/* A possible cut of the forward: after instruction `at`, all later instructions depend only on its result
-   `value`. */
+/* A possible cut of the forward, after instruction `at`: of all results before the cut, later instructions
+   read only `value`. */
 typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* FLOPs before the cut */
 
 static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
@@ -41,9 +41,9 @@ static int32_t *tt__first_writers(const tt_tape *t)
     return first;
 }
 
-/* Finds the places where tt_block_end marks allow to cut the forward, writes them to `cut`, and returns their
-   number. `cut` has room for n + 1 entries; `cross` is scratch memory for n + 1 numbers, all 0 at first. Sets
-   *all to the FLOPs of the whole forward. */
+/* Finds the places where the forward can be cut, at tt_block_end marks. Writes the places to `cut` and
+   returns their number. `cut` has room for n + 1 entries; `cross` is scratch memory for n + 1 numbers, all 0
+   at first. Sets *all to the FLOPs of the whole forward. */
 static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut *cut, int *cross, double *all)
 {
     int cuts = 0, crossing = 0;
@@ -167,7 +167,7 @@ static void tt__number_stages(tt_tape *t)
 
 typedef struct tt__cutter {
     tt_tape *t;
-    int n, forward;     /* number of instructions; number of those in the forward */
+    int n, forward;     /* n: number of instructions; forward: number of instructions of the forward */
     int me;             /* 1 + the number of this stage */
     bool *kept;         /* for each instruction: this stage runs it */
     bool *written;      /* for each storage: an instruction visited so far writes it */
@@ -180,7 +180,7 @@ static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
 }
 
 /* Returns the storage of the gradient that the backward of stages 1 to `stage` reads from later stages; 0:
-   none. *other: a second storage that the backward reads from them; 0: none. */
+   none. *other: a second storage that this backward reads from later stages; 0: none. */
 static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *other)
 {
     tt_tape *t = c->t;
@@ -235,7 +235,8 @@ static void tt__note_reading(const tt__cutter *c)
 }
 
 /* Sets `elsewhere` for parameters that this stage does not read, and `tied` for parameters that two stages
-   read. Fails if more stages read one. A parameter that no stage reads belongs to the first stage. */
+   read. Fails if more than two stages read a parameter. A parameter that no stage reads belongs to the first
+   stage. */
 static tt_status tt__share_parameters(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -297,8 +298,8 @@ static bool tt__begin_gradients(const tt__cutter *c)
     return true;
 }
 
-/* Inserts, before instruction `at`, a SEND of v to stage `stage` or, if not `sends`, a RECV of v from there.
-   Returns false if out of memory. */
+/* Inserts, before instruction `at`, a SEND of v to stage `stage` or, if not `sends`, a RECV of v from stage
+   `stage`. Returns false if out of memory. */
 static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, tt__segment segment)
 {
     tt__instr i = tt__instr_of(sends ? TT__OP_SEND : TT__OP_RECV, sends ? v : 0, sends ? 0 : v);

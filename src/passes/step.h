@@ -17,7 +17,7 @@ static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int3
     tt__set_fixed(&shape, dtype, 1, cols);
     if (of) return tt__new_view(t, of, &shape, (int64_t)offset, cols, name);
     int32_t id = tt__new_value(t, &shape, TT__STEP, "%s", name);
-    /* The host accesses its own memory faster. */
+    /* Kernels of a GPU can access these numbers only in the device's memory. */
     if (id) t->values[id].space = t->host ? TT__HOST : TT__DEVICE;
     return id;
 }

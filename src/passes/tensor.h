@@ -14,8 +14,8 @@
    al., "Megatron-LM", 2019). The pass itself finds the regions of the tape to split. A region begins at
    linear layers that read replicated values: their weights are sharded by rows, so their results are sharded
    by columns. The region goes on through ops that compute columns from the same columns (in attention,
-   heads). It ends at linear layers whose weights are sharded by columns: the ranks sum their results. With
-   `sequence`, values between regions are sharded by rows instead of replicated. */
+   heads). The region ends at linear layers whose weights are sharded by columns: the ranks sum their results.
+   With `sequence`, values between regions are sharded by rows instead of replicated. */
 
 /* Fewest weights of a region to split: in smaller regions, ranks would wait longer than they compute. */
 #ifndef TT__TENSOR_LEAST /* tests set a smaller number */
@@ -188,8 +188,8 @@ static bool tt__find_region(tt__tensor *s, int k)
 static bool tt__has_rows(const tt__tape_value *x) { return x->shape.axis && !x->shape.extra; }
 
 /* Finds the head: a linear layer with many output columns, and the loss that alone reads its results. Each
-   rank computes a shard of the rows of both. The loss must be the root, because no rank knows the loss until
-   all have counted. */
+   rank computes a shard of the rows of the layer and of the loss. The loss must be the root, because no rank
+   knows the loss until all have counted. */
 static void tt__find_head(tt__tensor *s)
 {
     const tt_tape *t = s->t;
@@ -410,8 +410,8 @@ static bool tt__by_own_rows(const tt__tensor *s, int k)
     return fits && out[0] == TT__ROWS;
 }
 
-/* Counts, for each storage, the operands that instructions of role OWN (each rank computes its shard of the
-   rows) read whole, in own_uses. */
+/* Counts in own_uses, for each storage, the operands through which instructions of role OWN (each rank
+   computes its shard of the rows) read the storage whole. */
 static void tt__count_own_uses(tt__tensor *s)
 {
     memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
@@ -422,9 +422,9 @@ static void tt__count_own_uses(tt__tensor *s)
     }
 }
 
-/* Returns whether the operands that instruction k, of role OWN (each rank computes its shard of the rows),
-   reads whole may have partial gradients. Each of these operands must be a parameter that only instructions
-   of role OWN read, so that the ranks can sum all its gradients. */
+/* Returns whether gradients may be partial for the operands that instruction k reads whole. Instruction k has
+   the role OWN: each rank computes its shard of the rows. Each of the operands must be a parameter that only
+   instructions of role OWN read, so that the ranks can sum all gradients of the parameter. */
 static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];
@@ -532,9 +532,10 @@ static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
     return held && (p->uses > 1 || s->role[p->reader] == TT__APART);
 }
 
-/* Gives parameters of which an arena holds shards the same layout in this program. Fails if a parameter is
-   needed whole, unless all parameters that are needed whole can be gathered: shards of rows, without views.
-   The error first names a parameter sharded by rows, and the value that keeps its region whole. */
+/* Gives parameters of which an arena holds shards the same layout in this program. If this program needs some
+   of these parameters whole, each of them must be sharded by rows and have no views, so that it can be
+   gathered; otherwise the function fails. The error names a parameter sharded by rows, if there is one,
+   before one sharded by columns, and the value that keeps the parameter's region whole. */
 static tt_status tt__check_held(tt__tensor *s)
 {
     bool gathers = true;

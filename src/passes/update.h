@@ -120,7 +120,8 @@ static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 /* The pass's notes on a trained parameter. */
 typedef struct tt__due {
     int32_t clipped;        /* value with the gradient's norm and the factor that the update reads */
-    int32_t target, state[2]; /* values that this rank updates: the parameter or its shard, its states */
+    int32_t target, state[2]; /* values that this rank updates. target: the parameter or its shard; state: the
+                                 optimizer states or their shards */
     int32_t average;        /* the parameter's moving average; 0: none */
     uint32_t random;
     int32_t chunks;         /* value with the squared norm of each chunk of the gradient; 0: none yet */
@@ -135,7 +136,8 @@ typedef struct tt__updater {
     int n, parted;
     int32_t parts;          /* value with the squared norms of this rank's shards of the first `parted`
                                gradients */
-    int *row, rows;         /* indices in `list` of the parameters that the pass updates together now */
+    int *row, rows;         /* row: indices in `list` of the parameters that the pass updates together now;
+                               rows: their number */
     tt__due *due;           /* for each value; used for trained parameters only */
 } tt__updater;
 
@@ -146,8 +148,9 @@ static int32_t tt__number_view(tt_tape *t, int32_t x, int row)
     return tt__new_view(t, x, &number, row, 1, t->values[x].name);
 }
 
-/* Appends the squared norms of gradients. The norm of a whole gradient is one instruction. Of a sharded
-   gradient, each data rank squares the chunks of its shard, and gathers and sums those of all ranks. */
+/* Appends the squared norms of gradients. The squared norm of a gradient that each rank has whole is one
+   instruction. If a gradient is sharded, each data rank squares the chunks of its shard, gathers the squares
+   of all ranks and sums them. */
 static bool tt__square_gradients(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -159,7 +162,8 @@ static bool tt__square_gradients(tt__updater *u)
         ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
                            tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
     }
-    /* Stage 0 squares the chunks of each shard, stage 1 gathers the squares, stage 2 sums them. */
+    /* In turn 0 (`stage`) each shard's chunks are squared, in turn 1 the squares are gathered, in turn 2
+       summed. */
     for (int stage = 0; stage < 3; stage++)
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
@@ -233,8 +237,8 @@ static bool tt__append_zeros(tt_tape *t, int32_t v)
 }
 
 /* Appends the work of a pipeline that comes before squaring gradients. The last stage sends the counts of
-   losses to all stages. Two stages that share a parameter sum their gradients of it. Squared norms start as
-   0, because a stage writes only those of its own gradients. */
+   losses to all stages. Two stages that share a parameter sum their two gradients of the parameter. Squared
+   norms start as 0, because a stage writes only those of its own gradients. */
 static bool tt__before_squares(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -388,10 +392,10 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
     }
 }
 
-/* Inserts the updates of trained parameters into the backward, of n instructions. An update is due after the
-   last instruction that writes the gradient, reads the parameter, or adds to the counts of losses. Due
-   updates wait until their gradients have TT__UPDATE_FROM elements. head: scratch memory for n numbers, all
-   0 at first. */
+/* Inserts the updates of trained parameters into the backward. n: number of instructions of the tape before.
+   An update is due after the last instruction that writes the gradient, reads the parameter, or adds to the
+   counts of losses. Due updates wait until their gradients have TT__UPDATE_FROM elements. head: scratch
+   memory for n numbers, all 0 at first. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;

@@ -179,9 +179,9 @@ static tt__split *tt__first_layouts(const tt_tape *t)
     return layout;
 }
 
-/* Verifies a tape. Each value is written once, and before it is read; results have the shapes and the kinds
-   of dtypes of their op's rule. Work on another stream has one WAIT, before which no instruction uses its
-   results or changes its operands. */
+/* Verifies a tape. Each value is written once, and before it is read; results have the shapes, and the kinds
+   of dtypes, that the shape rule of their op gives. Work on another stream has one WAIT, before which no
+   instruction uses its results or changes its operands. */
 static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;

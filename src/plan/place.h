@@ -173,8 +173,8 @@ static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int l
     return tt__taken_lists(t, b, 2 * node + 1, lo + width / 2, width / 2, heads, n);
 }
 
-/* Returns the place of the lowest gap (or the tightest one) of at least b's size between the bytes that are
-   in use during b's life. */
+/* Returns the place of the lowest gap or, with `tightest`, of the smallest gap that has room for b, between
+   the bytes that are in use during b's life. */
 static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
@@ -201,9 +201,9 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
     }
 }
 
-/* Places boxes (storages) in the given order, each into the lowest gap (or the tightest one) between the
-   boxes placed before that are alive at the same time. Returns the height, where the highest box ends; stops
-   at the first height above `limit`. SIZE_MAX: out of memory. */
+/* Places boxes (storages) in the given order, each into the lowest gap or, with `tightest`, the smallest gap
+   that has room, between the boxes placed before that are alive at the same time. Returns the height, where
+   the highest box ends; stops at the first height above `limit`. SIZE_MAX: out of memory. */
 static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit,
                                  tt__taken *taken)
 {
@@ -368,8 +368,8 @@ static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, s
 }
 
 /* Finds the lifetimes of a tape's transient storages and workspaces. The caller frees *out. Operands of
-   instructions that run together live from the first to the last of these; operands of work on another stream
-   live until its WAIT. */
+   instructions that run together live from the first to the last of these instructions; operands of work on
+   another stream live until its WAIT. */
 static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
 {
     tt_context *ctx = t->ctx;

@@ -17,11 +17,16 @@ typedef struct tt__collective {
     tt__device_group *group;
     tt__launch *l;          /* array of n launches */
     int n;
-    tt__members all, near;  /* all members; the members of this process or, in a pair, both members */
-    int rank, me, low;      /* this rank; its member number; the lowest member number in this process */
-    int processes, own;     /* number of processes with members; number of this process among them */
-    int grain, nodes;       /* number of consecutive members that form a node; nodes of a process */
-    int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
+    tt__members all, near;  /* all: all members; near: the members of this process or, in a pair, both
+                               members */
+    int rank, me, low;      /* rank: this rank; me: its member number; low: lowest member number in this
+                               process */
+    int processes, own;     /* processes: number of processes with members; own: number of this process among
+                               them */
+    int grain, nodes;       /* grain: number of consecutive members that form a node; nodes: nodes of a
+                               process */
+    int leader, tag;        /* leader: the rank that sends and receives for this process; tag: tag of its
+                               messages */
     bool no_peer;             /* some ranks in `near` cannot load from one another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in staging memory on the host */
 } tt__collective;
@@ -198,7 +203,7 @@ static tt_status tt__net_all_there(tt__mail *m)
     return come ? TT_OK : tt__net_late(m, late, why);
 }
 
-/* Waits until the first n messages of *m have been sent or received. Others stay in flight. */
+/* Waits until the first n messages of *m have been sent or received. The other messages stay in flight. */
 static tt_status tt__net_first_there(tt__mail *m, int n)
 {
     tt__mail first = *m;

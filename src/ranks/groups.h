@@ -10,9 +10,10 @@
 typedef struct tt__device_group {
     tt_context *ctx;
     const tt__device_kind *kind;
-    int ranks, index[TT__RANKS];   /* number of ranks; for each rank: number of its device */
+    int ranks, index[TT__RANKS];   /* ranks: number of ranks; index: for each rank, the number of its
+                                      device */
     int first, local;
-    int moved;                     /* number that index[] adds to the device numbers in the name */
+    int moved;                     /* the device numbers in index[] are those in the name plus this number */
     char name[96];                 /* such as "cuda:0,2" or "cpu*2 in 4 processes"; cut if too long */
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */

@@ -183,7 +183,8 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
 
 /* A batch of messages in flight, for one or more jobs (parts of collectives). Elements for process q begin at
    byte to[q] of the batch's send memory; elements from process q begin at byte from[q] of its receive memory.
-   Both are ordered by job, then by shard, then by node (c->grain consecutive members, whose sum is sent). */
+   The elements in either memory are ordered by job, then by shard, then by node (c->grain consecutive
+   members, whose sum is sent). */
 typedef struct tt__net_batch {
     tt__net_job job[TT__NET_JOBS];
     int jobs;
@@ -214,7 +215,7 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
 }
 
 /* Copies a rank's elements of all shards, one after another, to the second half of its staging memory. Other
-   ranks of the process read them there if they cannot load from the rank's memory. */
+   ranks of the process that cannot load from the rank's memory read the copy. */
 static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
 {
     char *to = (char *)c->group->stage[c->rank] + TT__STAGE + b->begin;
@@ -526,7 +527,8 @@ static tt_status tt__net_phase(const tt__collective *c)
 }
 
 /* Runs all phases of c->n collectives on a rank. The members of the process wait at a barrier before and
-   after each phase. met: the members have just passed a barrier, so the first one is left out. */
+   after each phase. met: the members have just passed a barrier, so they do not wait before the first
+   phase. */
 static tt_status tt__run_collective(const tt__collective *c, bool met)
 {
     const int phases = tt__rules_of(c->l->instr)->phases;

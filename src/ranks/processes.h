@@ -63,17 +63,19 @@ typedef struct tt__net {
     int failed;             /* atomic: the common work of the processes has ended */
     tt_status status;
     char why[1100];         /* why the common work has ended */
-    tt__end end, ended[TT__RANKS]; /* this process's end message; each process's, guarded by `mutex` */
+    tt__end end, ended[TT__RANKS]; /* end: this process's end message; ended: for each process, its end
+                                      message, guarded by `mutex` */
     bool has_ended[TT__RANKS];     /* guarded by `mutex`; for each process: `ended` has its end message */
     char last_message[TT__RANKS][128]; /* guarded by `mutex`; for each process: the instruction for which a
                                           message of that process came last */
     int ranks;              /* number of ranks of each process in the last program that ran; 0: none yet */
     tt__note *note;         /* for each process: its note in the last tt__agree */
     bool cuda_aware;        /* MPI can access GPU memory in every process */
-    double sent, min;       /* guarded by `mutex`: bytes that collectives have sent so far; minimum that any
-                               method must send */
+    double sent, min;       /* guarded by `mutex`. sent: bytes that collectives have sent so far; min: the
+                               minimum that any method must send */
 #ifdef TINYTRAIN_MPI
-    MPI_Comm talk, data;    /* communicators: for notes and end messages; for collectives */
+    MPI_Comm talk, data;    /* talk: communicator for notes and end messages; data: communicator for
+                               collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
 #endif
 } tt__net;
@@ -223,7 +225,7 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            /* An error of test: the other process cannot be reached, so the message never ends. */
+            /* An error of `test`: the other process cannot be reached, so the message never ends. */
             if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true;
             left += !r[k].done;
         }
@@ -358,7 +360,7 @@ static void tt__net_close(tt_context *ctx)
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }
-    if (all) n->transport->close(n); /* otherwise close would wait for a process that is gone */
+    if (all) n->transport->close(n); /* otherwise `close` would wait for a process that is gone */
     ctx->net = NULL;
     pthread_mutex_destroy(&n->mutex);
     tt__free(ctx, n->note);

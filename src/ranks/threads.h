@@ -92,7 +92,8 @@ static void tt__rank_group_reset(tt__rank_group *w)
     w->failed = 0;
 }
 
-/* Notes the op and the value on which a rank works, for the error of a rank that waits too long for it. */
+/* Notes the op and the value on which a rank works, for the error of another rank that waits too long for
+   this rank. */
 static void tt__rank_group_note(tt__rank_group *w, int rank, const char *op, const char *on)
 {
     __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);

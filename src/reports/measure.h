@@ -21,9 +21,9 @@
    with one row measures the update, which dominates its steps. */
 
 /* TT__STEP_LONG and TT__COPY_LONG: seconds from which a step or a copy is long enough to measure.
-   TT__STEPS_LONG: seconds of steps after which a program runs no more. ..._WIDTH: number of rows and of
-   columns of a block; TT__UPDATE_WIDTH: number of columns of a block with one row. ..._COPY: bytes of a
-   copy. */
+   TT__STEPS_LONG: a program runs 2 to 6 steps, until they have taken this many seconds together. ..._WIDTH:
+   number of rows and of columns of a block; TT__UPDATE_WIDTH: number of columns of a block with one row.
+   ..._COPY: bytes of a copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
@@ -116,8 +116,8 @@ typedef struct tt__profile {
 } tt__profile;
 
 /* Runs some steps and takes the shortest time of each launch, because other work on the machine slows down
-   some steps but seldom all. *seconds: the sum of these times or, if steps are very long, the duration of the
-   last step. */
+   some steps but seldom all. *seconds: the sum of the launches' shortest times or, if steps are very long,
+   the duration of the last step. */
 static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
@@ -178,9 +178,10 @@ static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool si
     }
 }
 
-/* Computes the seconds of a launch from steps whose launches are not timed: the shortest of them, less the
-   seconds that the rates predict for its work, divided by the number of launches. min: seconds of a step
-   whose launches were timed one by one, an upper bound. */
+/* Sets costs->launch, the seconds that a launch takes beside its work. Runs steps whose launches are not
+   timed, subtracts the seconds that the rates predict for the work of a step from the seconds of the shortest
+   step, and divides the difference by the number of launches. min: seconds of a step whose launches were
+   timed one by one; the shortest step counts as at most that long. */
 static tt_status tt__measure_launch(tt__sample *s, double min, tt_costs *costs)
 {
     double seconds;

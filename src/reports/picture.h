@@ -29,8 +29,9 @@ static void tt__print_xml(tt__text_buffer *text, const char *name)
 }
 
 /* The categories of memory, in the order of the plot's layers from below. tt__live_layers returns live[k * N
-   + c]: the bytes in use in column k of the categories tt__layer[0] to tt__layer[c]. If several of the n
-   instructions share a column, it shows the one with the most bytes. NULL: out of memory. */
+   + c]: for column k of the plot, the bytes in use of the categories tt__layer[0] to tt__layer[c] together. A
+   column that stands for several of the n instructions shows the instruction with the most bytes. Returns
+   NULL if memory runs out. */
 static const tt_category tt__layer[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS,
                                         TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
 static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
@@ -74,8 +75,8 @@ static void tt__label(tt__text_buffer *text, int x, int y, const char *anchor, c
 }
 
 /* Draws the layers of memory, the highest first and each down to the axis, so that lower layers cover higher
-   ones. The unit of coordinates is a tenth of a pixel; they begin in the lower left corner. scale: tenths of
-   a pixel per byte. drawn: receives, for each layer, whether it has any bytes. */
+   ones. Coordinates are tenths of a pixel from the lower left corner. scale: tenths of a pixel per byte.
+   drawn: gets, for each layer, whether the layer has any bytes. */
 static void tt__draw_layers(tt__text_buffer *text, const int64_t *live, int columns, double scale,
                             const char *const *colour, bool *drawn)
 {
@@ -121,7 +122,8 @@ static bool tt__is_marked(const tt_tape *t, const tt__instr *i, int kind)
     return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->recomputed;
 }
 
-/* Draws a line below each instruction for which tt__is_marked returns true. Returns whether there is any. */
+/* Draws a line below each instruction for which tt__is_marked returns true. Returns whether a line was
+   drawn. */
 static bool tt__draw_marks(tt__text_buffer *text, const tt_tape *t, int kind, const char *colour)
 {
     bool any = false;

@@ -92,8 +92,8 @@ static double tt__moved_by(const tt_program *p, int rank, double *min)
         const tt__members all = tt__members_of(p, rank, &i->move, &me);
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
-        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* or counts of losses
-                                                                                    (F64) */
+        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* also true for counts of
+                                                                                    losses (F64) */
         if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *min += item * loads.min;
     }
     return bytes;

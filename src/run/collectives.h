@@ -11,7 +11,8 @@
 
 /* ---- collectives ---- */
 
-/* Returns how many members contribute data to collective i. These are always the first members. */
+/* Returns how many members contribute data to collective i. The members that contribute are always the first
+   ones. */
 static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
     const tt__now *now = &p->rank[rank].now;

@@ -498,10 +498,10 @@ static bool tt__adds_later(const tt_program *p, tt__segment segment)
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* Returns the entry of r->recordings for a run with this stretch, slot and these numbers of rows; NULL if
-   there is none. In that case, takes one credit from the entries in turn, and gives an entry that has no
-   credit left to this run, for its next time. Each use of an entry adds credit, so frequent runs keep their
-   recordings, however many other runs there are. */
+/* Returns the entry of r->recordings for a run with this stretch and slot and with equal numbers of rows;
+   NULL if there is none. If there is none, takes a credit from the entry whose turn it is. If that entry has
+   no credit left, it now belongs to this run, and the run's next repetition finds the entry. Each use of an
+   entry adds credit, so frequent runs keep their recordings, however many other runs there are. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];

@@ -29,8 +29,8 @@ typedef struct tt__rank_progress {
                                (tt__instr.always) */
     bool later;             /* the run adds to gradients of earlier micro-batches */
     /* `met`: the ranks (data ranks, tensor ranks, ...) that have passed a barrier on stream `met_stream` and
-       have launched nothing since. Both fields are equal on all these ranks, also on ranks without a
-       micro-batch. */
+       have launched nothing since. `met` and `met_stream` are equal on all these ranks, also on ranks without
+       a micro-batch. */
     tt__over met;
     int met_stream;
 } tt__rank_progress;
@@ -40,8 +40,8 @@ static bool tt__is_left_out(const tt__rank_progress *at, const tt__instr *i)
     return (at->absent && !i->always) || (i->later && !at->later);
 }
 
-/* Waits until instruction k is done on rank 0, and keeps the seconds since `begin`, its launch, if they are
-   the fewest so far. */
+/* Waits until instruction k is done on rank 0. Computes the seconds since its launch, which was at time
+   `begin`, and keeps them if they are the fewest so far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
     const tt__device_group *c = p->settings.group;

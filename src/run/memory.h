@@ -402,9 +402,9 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
-/* Fails if each of some processes needs more memory than this machine has available for all of them;
-   otherwise the system might kill a process later. Does not check memory of a caller's allocator. what: what
-   needs the memory; advice: what the message advises. */
+/* Fails if this machine has too little memory available for `processes` processes that need `bytes` bytes
+   each; otherwise the system might kill a process later. Does not check memory of a caller's allocator. what:
+   what needs the memory; advice: what the message advises. */
 static tt_status tt__machine_has(tt_context *ctx, double bytes, int processes, const char *what,
                                  const char *advice)
 {

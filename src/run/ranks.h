@@ -35,8 +35,8 @@ static tt_program *tt__stage_of(const tt_program *p, int rank)
 
 static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
-/* tt__is_here returns whether a rank is in this process, tt__has_data_rank whether a rank of a data rank
-   is. */
+/* tt__is_here returns whether a rank is in this process. tt__has_data_rank returns whether this process has a
+   rank of a data rank. */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.group, rank); }
 
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
@@ -85,7 +85,8 @@ static int tt__slots(const tt_program *p)
 
 static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
-/* Returns how many slots have contents when `segment` sums them. These are always the first slots. */
+/* Returns how many slots have contents when `segment` sums them. The slots that have contents are always the
+   first ones. */
 static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);

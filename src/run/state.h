@@ -66,8 +66,8 @@ static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
     return false;
 }
 
-/* Continues a hash with attributes of the instructions at the end of a step, and returns it: those of CLIP,
-   of the updates in the order of the parameters in the tape, and of LOSS_SCALE. */
+/* Continues a hash with attributes of the instructions at the end of a step, and returns the hash. These
+   instructions are CLIP, the updates in the order of the parameters in the tape, and LOSS_SCALE. */
 static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 {
     const tt_tape *t = p->built.t;

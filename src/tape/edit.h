@@ -68,8 +68,8 @@ static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
     return v && !kept && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
 }
 
-/* Returns whether instruction `at` may run at place `later` instead. No other instruction may write its
-   out[0], and no instruction in between may write one of its operands. */
+/* Returns whether instruction `at` may run at place `later` instead. No other instruction may write out[0] of
+   instruction `at`, and no instruction in between may write an operand of instruction `at`. */
 static bool tt__may_wait(const tt_tape *t, int at, int later)
 {
     bool written = false; /* an instruction after `at` writes an operand */
@@ -151,8 +151,8 @@ static tt_status tt__settle(tt_tape *t, int n)
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    /* For each place, the number of instructions that are inserted there; later, the new number of the first
-       of them that is not yet moved. */
+    /* For each place, the number of instructions that are inserted there. Later, for each place, the new
+       number of the first inserted instruction that is not yet moved. */
     int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;

@@ -89,8 +89,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     return id;
 }
 
-/* Gives value id the properties of value v that passes need: the shard, needs_grad, and pinned_f32 if value
-   id is f32. Returns id; does nothing if id is 0. */
+/* Gives value number `id` the properties of value v that passes need: the shard, needs_grad and, if value
+   `id` is f32, pinned_f32. Returns `id`; does nothing if `id` is 0. */
 static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
 {
     const tt__tape_value *like = &t->values[v];
@@ -148,8 +148,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     return t;
 }
 
-/* Encodes an axis as a number of rows for tt_input and others. The code is negative, unlike a fixed number of
-   rows, and contains the tape's number. */
+/* Encodes an axis as a number of rows, which tt_input and other recording functions take. The code is
+   negative, unlike a fixed number of rows, and contains the tape's number. */
 static int64_t tt__axis_code(const tt_tape *t, int32_t axis, int32_t extra)
 {
     return -((int64_t)(t->number >> 2) << 32 | ((int64_t)axis * 4 + extra)) - 1;

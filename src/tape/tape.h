@@ -60,8 +60,8 @@ typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
 typedef enum tt__split { TT__WHOLE, TT__ROWS, TT__COLS, TT__PARTIAL, TT__ZEROS } tt__split;
 /* Shard of a tensor that a value or a placement has. Over the tensor ranks: `split` is WHOLE, ROWS or COLS,
    and the shape counts the elements of one rank. A view may be a rank's shard of the rows of a replicated
-   storage. Over the data ranks: if `unit` is not 0, tt__shard computes the shard from the tensor's number of
-   elements `of`, `unit` and `root`, and the shape is (1, elements of the largest shard). */
+   storage. Over the data ranks: `of` is the number of elements of the tensor. If `unit` is not 0, tt__shard
+   computes the shard from `of`, `unit` and `root`, and the shape is (1, elements of the largest shard). */
 typedef struct tt__part {
     tt__split split;
     bool root;          /* member 0 has the whole tensor (see tt__shard) */
@@ -82,8 +82,8 @@ typedef struct tt__tape_value {
     tt__space space;
     tt__part part;
     /* slots: number of slots of a storage, which are stored one after another; each slot has the gradients of
-       one leaf of the tree of sums (src/ranks/threads.h). 0: one slot. slot: 1 + number of the slot of a
-       view; 0: the slot of the micro-batch that runs. */
+       one leaf of the tree of sums (src/ranks/threads.h). 0: one slot. slot: of a view, 1 + the number of its
+       slot; 0: the slot of the micro-batch that runs. */
     int32_t slots, slot;
     bool host_copy;        /* temporary host copy of a device storage, for an update in host memory */
     /* Fields of a pipeline stage's storages. saved: the contents are saved from the forward of a micro-batch
@@ -112,8 +112,9 @@ typedef struct tt__tape_value {
     bool needs_grad;    /* the value depends on a trainable parameter */
     int32_t grad;       /* number of the value that holds the gradient; 0: none yet */
     /* Set by tt__index. producer: 1 + the first instruction that writes the value; 0: none. The other fields
-       count over a base and its views together. uses: operands that read it. writes: results that write it.
-       views: its views. reader, writer: the last instruction that reads it, and the last that writes it. */
+       are for a storage, that is, for a base and its views together. uses: number of operands that read the
+       storage. writes: number of results that write the storage. views: number of views. reader: the last
+       instruction that reads the storage. writer: the last instruction that writes the storage. */
     int32_t producer, uses, writes, views, reader, writer;
     int32_t after;     /* of a persistent storage: the storage, of a higher number, that must be placed
                           directly after it; 0: none */
@@ -143,8 +144,9 @@ struct tt_tape {
     bool accumulate;                                /* a step may have several micro-batches, on one rank or
                                                        on several */
     bool by_totals;                                 /* all losses have a total (tt_loss_total) */
-    int data, slots;                                /* number of data ranks; number of leaves of the tree of
-                                                       sums (src/ranks/threads.h) on each data rank */
+    int data, slots;                                /* data: number of data ranks; slots: number of leaves of
+                                                       the tree of sums (src/ranks/threads.h) on each data
+                                                       rank */
     int zero;                                       /* tt_parallel.zero */
     bool unverified;                                /* the verifier skips this tape, which only serves an
                                                        estimate */
@@ -154,14 +156,15 @@ struct tt_tape {
     bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
                                                        summed over ranks after each micro-batch, see
                                                        src/ranks/threads.h */
-    int stages, stage;                              /* number of pipeline stages; number of this tape's stage,
-                                                       from 0. Both are 0 without a pipeline */
+    int stages, stage;                              /* stages: number of pipeline stages; stage: number of
+                                                       this tape's stage, from 0. Both fields are 0 without a
+                                                       pipeline */
     int tensor;                                     /* number of tensor ranks; 0 and 1 mean one */
     /* Values of the step's settings and results. `totals`, `scale` and `clipped` are views of `results`:
        tt__totals, tt__scale_state, tt__clipped. 0: none. */
     int32_t run, results, totals, scale, clipped;
-    int32_t counted;    /* value of the counts of losses on a rank, per slot, which are then summed into
-                           `totals`; 0: losses count into `totals` */
+    int32_t counted;    /* value with the counts of losses on a rank, one part for each slot; the parts are
+                           summed into `totals` later. 0: losses count into `totals` directly */
     /* f32 (trained parameters, 1): squared norm of each gradient. Parameters that the tensor ranks shard come
        first. 0: none. */
     int32_t squares;

@@ -34,9 +34,10 @@ static void tt__bpe_put(tt__bpe_symbols *s, int32_t id, size_t bytes)
     s->ids[s->n++] = id;
 }
 
-/* Adds the symbols of one character, of `of` bytes. The symbols are the character's token or, without one,
-   the tokens of its bytes. Without these too, the character is unknown: adds its bytes to *unknown and no
-   symbol, as following unknown characters may share one unknown token. */
+/* Adds the symbols of one character, which takes `of` bytes of the word. The symbols are the character's
+   token or, without one, the tokens of its bytes. If the vocabulary also lacks a token of a byte, the
+   character is unknown: adds `of` to *unknown, but no symbol, as following unknown characters may share one
+   unknown token. */
 static void tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, size_t of, tt__bpe_symbols *s, size_t *unknown)
 {
     char text[4];
@@ -182,8 +183,8 @@ static void tt__bpe_merge_long(tt__encoder *e, tt__bpe_symbols *s)
 }
 
 /* Adds the ids of a word or of a part of it. No run of U+2581, which stands for a space, begins inside the
-   part. e->at moves on by the bytes of the symbols, as the package `tokenizers` counts: an unknown character
-   without a symbol does not count. */
+   part. Moves e->at by the bytes of all symbols. An unknown character without a symbol counts no bytes, as in
+   the package `tokenizers`. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;

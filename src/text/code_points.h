@@ -318,23 +318,28 @@ enum {
     TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* Hangul */
 };
 
-/* The unpacked tables. c << 11 | x: a code point in the upper 21 bits of a number and a small number x in the
-   lower 11. */
+/* The unpacked tables. An expression `c << 11 | x` stands for a number with a code point c in the upper
+   21 bits and a small number x in the lower 11 bits. */
 typedef struct tt__unicode {
     uint8_t bits[0x110000];               /* TT__IS_... */
     uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
-    uint32_t marks[TT__MARK_ROWS][2];     /* runs of combining marks: first << 11 | last - first; rank of
-                                             their combining class */
-    uint32_t pairs[TT__PAIRS][3];         /* decompositions: c << 11 | whether NFC composes c; the first and
-                                             the second code point of c, or 0 */
+    uint32_t marks[TT__MARK_ROWS][2];     /* runs of combining marks. [0]:
+                                             `first << 11 | (last - first)`; [1]: rank of their
+                                             combining class */
+    uint32_t pairs[TT__PAIRS][3];         /* decompositions of code points c. [0]: `c << 11 | x`, where x
+                                             is 1 if NFC composes c, else 0; [1], [2]: the first and the
+                                             second code point of the decomposition, or 0 */
     uint32_t by_pair[TT__COMPOSED_PAIRS]; /* indices of the rows of `pairs` that NFC composes, sorted by the
                                              two code points */
     uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
-    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* runs of code points of one class: first << 11; last << 4 |
-                                                 TT__GRAPHEME_... */
-    uint32_t lower[TT__LOWER_RUNS][2];        /* runs of capitals: first << 11 | last - first (8 bits) << 3 |
-                                                 (stride - 1) * 3 + step; lower case of `first` */
-    uint32_t compat[TT__COMPAT_ROWS][2];      /* compatibility decompositions: c << 11; index in
-                                                 compat_points << 5 | number of code points there */
+    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* runs of code points of one class. [0]: `first << 11`; [1]:
+                                                 `last << 4 | TT__GRAPHEME_...` */
+    uint32_t lower[TT__LOWER_RUNS][2];        /* runs of capitals. [0]:
+                                                 `first << 11 | (last - first) << 3 | x` with 8 bits
+                                                 for last - first and x = `(stride - 1) * 3 + step`;
+                                                 [1]: lower case of `first` */
+    uint32_t compat[TT__COMPAT_ROWS][2];      /* compatibility decompositions of code points c. [0]:
+                                                 `c << 11`; [1]: `at << 5 | n` for the n code points
+                                                 from compat_points[at] on */
     uint32_t compat_points[TT__COMPAT_POINTS];
 } tt__unicode;

@@ -55,7 +55,7 @@ static int tt__hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-/* Returns the byte that a token such as "<0x0A>" stands for; -1: `text` is no such token. */
+/* Returns the byte for which a token such as "<0x0A>" stands. Returns -1 if `text` is not such a token. */
 static int tt__byte_token(const char *text, size_t bytes)
 {
     if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
@@ -187,7 +187,7 @@ static void tt__decode_step(const tt__text_step *s, const tt__parts *from, tt__p
     tt__free(to->ctx, run);
 }
 
-/* Returns the text of an id, as the first decoder step reads it. NULL: the id has no text. */
+/* Returns the text of an id, as the first decoder step reads the text. Returns NULL if the id has no text. */
 static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
 {
     if (id < 0 || id >= k->size) return NULL;
@@ -278,8 +278,9 @@ void tt_decode_stream_free(tt_decode_stream *s)
     tt__free(s->k->ctx, s);
 }
 
-/* Removes ids whose text has been returned, except the context of the next ids, which must have a text.
-   clean: the text of all ids has been returned. */
+/* Removes ids whose text has been returned from s->ids, but keeps some of them as context of the next ids.
+   Removes none if the ids that remain would have no text. clean: the text of all ids has been returned.
+   Returns false if memory runs out. */
 static bool tt__stream_cut(tt_decode_stream *s, bool clean)
 {
     const int from = clean ? s->context

@@ -80,8 +80,8 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
 }
 
 /* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids and spans; ids or
-   spans may be NULL. Returns the number of ids; -1: out of memory. Unless `whole`, encoding and counting may
-   end after `room` ids. */
+   spans may be NULL. Returns the number of ids, or -1 if memory runs out. Unless `whole`, encoding and
+   counting may end after `room` ids. */
 static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, tt_span *spans,
                           int64_t room, bool whole)
 {
@@ -223,7 +223,7 @@ int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *
 }
 
 /* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns the
-   number of ids of the text; -1: out of memory. */
+   number of ids of the text, or -1 if memory runs out. */
 static int64_t tt__encode_ids(const tt_tokenizer *k, const char *text, size_t bytes, bool special,
                               int32_t *ids, int64_t room)
 {

@@ -45,8 +45,8 @@ struct tt__encoder {
                               the text before normalization. A part that begins with one of these bytes is
                               the first part of the text */
     /* The fields from here to `at` are used if spans are wanted. whole_text: the text before all changes;
-       layer: the text that normalizers and splitters have made of it so far; map: the span of each byte of
-       `layer` in `whole_text`; NULL: both are the same text. */
+       layer: the text that normalizers and splitters have made of whole_text so far; map: the span of each
+       byte of `layer` in `whole_text`, or NULL if `layer` is the same text as `whole_text`. */
     const char *whole_text, *layer;
     size_t whole_bytes;
     const tt_span *map;
@@ -110,8 +110,9 @@ static void tt__encoder_trim(const tt__encoder *e, const char *text, size_t byte
     if (walked == trailing) span->end = end > span->begin ? end : span->begin;
 }
 
-/* Adds the span of a token. text: the bytes of e->layer that the token stands for. added: the token is an
-   added token, and white space is trimmed as in e->layer, not as in the vocabulary. */
+/* Adds the span of a token. text: the bytes of e->layer that the token stands for. added: whether the token
+   is an added token. If spans are trimmed, the white space at the ends of a text leaves the span. An added
+   token's text is then `text`; any other token's text is its text in the vocabulary. */
 static void tt__encoder_add_span(tt__encoder *e, int32_t id, const char *text, size_t bytes, bool added)
 {
     const tt__finisher *f = &e->k->finish;
@@ -150,7 +151,7 @@ static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, siz
     return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
 }
 
-/* Returns the id of the token that stands for the word `text`; -1: none. */
+/* Returns the id of the token that stands for the word `text`, or -1 if no token does. */
 static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__ids_by_text *t = &e->k->vocab.by_word;

@@ -128,7 +128,7 @@ static const char tt__llama_way[] =
     "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
     "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
 
-/* Returns the string member `key` of JSON file j. NULL: the file or the member is missing. */
+/* Returns the string member `key` of JSON file j. Returns NULL if the file or the member is missing. */
 static const char *tt__folder_text(const tt__json *j, const char *key)
 {
     return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
@@ -142,8 +142,8 @@ static bool tt__class_is(const char *name, const char *which)
     return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
 }
 
-/* Returns the row of tt__classes with this class name or, if `name` is NULL, with this model type. -1:
-   none. */
+/* Returns the row of tt__classes with this class name or, if `name` is NULL, with this model type. Returns -1
+   if there is no such row. */
 static int tt__class_of(const char *name, const char *type)
 {
     for (int i = 0; i < TT__COUNT(tt__classes); i++)

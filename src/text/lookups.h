@@ -16,7 +16,8 @@ static uint32_t tt__byte_char(uint32_t b)
     return tt__byte_prints(b) ? b : 0x100 + (b <= 0x20 ? b : b <= 0xA0 ? b - 0x7F + 33 : 67);
 }
 
-static int tt__char_byte(uint32_t c) /* returns the byte for which GPT-2's character c stands; -1: none */
+static int tt__char_byte(uint32_t c) /* returns the byte for which GPT-2's character c stands, or -1 if c
+                                        stands for none */
 {
     if (c < 0x100) return tt__byte_prints(c) ? (int)c : -1;
     if (c > 0x143) return -1;
@@ -114,7 +115,8 @@ static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t byt
     return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
 }
 
-/* Returns the id of the vocabulary's or the added token with this text; -1: no token has this text. */
+/* Returns the id of the token with this text, in the vocabulary or among the added tokens. Returns -1 if no
+   token has this text. */
 static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
 {
     const int id = tt__token_find(&k->vocab.by_text, text, bytes);
@@ -122,7 +124,7 @@ static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
 }
 
 /* Returns the index in t->edges of an edge, or of the free entry where the edge belongs. key: the edge's
-   parent << 8 | byte. */
+   `parent << 8 | byte`. */
 static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key)
 {
     size_t at = (size_t)(key * 0x9E3779B97F4A7C15u >> t->shift);

@@ -59,8 +59,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Sets the spans of the bytes of the piece that was written last to the span of the old character that the
-   piece replaces. */
+/* Gives each byte of the piece that was written last the span of the old character that the piece
+   replaces. */
 static void tt__rewrite_map(tt__rewrite *w)
 {
     const size_t all = (w->mapped + w->size) * sizeof(tt_span);
@@ -79,9 +79,9 @@ static void tt__rewrite_map(tt__rewrite *w)
     for (size_t i = 0; i < w->size; i++) spans[w->mapped++] = span;
 }
 
-/* Ends the piece that was written last: moves past the old characters that the piece replaces. If these
-   belong to the front (tt__encoder.front) of the old text, the piece's bytes belong to the front of the new
-   text. */
+/* Ends the piece that was written last: moves past the old characters that the piece replaces. If the piece
+   comes from a character of the old text's front (tt__encoder.front), the piece's bytes belong to the front
+   of the new text. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -259,8 +259,9 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 /* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    /* The characters read last are, if `picture`, a picture and its extenders; if `joined`, these and then a
-       joiner; if `consonant`, a consonant and its extenders; if `linked`, these with a linker among them. */
+    /* Flags for the characters read last. picture: a picture and its extenders. joined: a picture, its
+       extenders and then a joiner. consonant: a consonant and its extenders. linked: a consonant and its
+       extenders, with a linker among them. */
     bool picture = false, joined = false;
     bool consonant = false, linked = false;
     int before = TT__GRAPHEME_OTHER;
@@ -295,11 +296,11 @@ static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t by
     return bytes;
 }
 
-/* Finds the shortest prefix of `text` that a Precompiled map has, and returns the text that replaces it.
-   NULL: the map has no prefix of `text`. The map is a double-array trie (Aoe 1989; Yata's darts-clone), an
-   array of 32-bit units. A byte b leads from a node at position p to the unit at p xor b, whose lowest 8 bits
-   must equal b. If bit 8 of that unit is set, the map has the prefix that ends with b, and the unit at the
-   new node's position has the offset of the replacing text. */
+/* Finds the shortest prefix of `text` that a Precompiled map has, and returns the text that replaces the
+   prefix. Returns NULL if the map has no prefix of `text`. The map is a double-array trie (Aoe 1989; Yata's
+   darts-clone), an array of 32-bit units. A byte b leads from a node at position p to the unit at p xor b,
+   whose lowest 8 bits must equal b. If bit 8 of that unit is set, the map has the prefix that ends with b,
+   and the unit at the new node's position has the offset of the replacing text. */
 static const char *tt__precompiled_find(const tt__text_step *s, const char *text, size_t bytes,
                                         size_t *to_bytes)
 {

@@ -7,8 +7,8 @@
 
 /* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
 
-/* Returns the characters of a JSON string, which may contain a NUL, and their number in *bytes. NULL: the
-   node is not a string. */
+/* Returns the characters of a JSON string, which may contain a NUL. Sets *bytes to their number. Returns NULL
+   if the node is not a string. */
 static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -78,8 +78,9 @@ static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node,
     return status;
 }
 
-/* Returns the "type" of a component. Returns NULL if the component is null, if *status is an error, or if the
-   component is a Sequence, whose components, in its array `key`, the function then reads. */
+/* Returns the "type" of a component; NULL if the component is null. If the component is a Sequence, reads the
+   Sequence's components, in the array `key`, by function `read`, and returns NULL. Returns NULL after an
+   error, too. */
 static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, const char *what,
                                  const char *key, tt__reader read, tt_status *status)
 {
@@ -120,7 +121,7 @@ static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, 
                     j->path, j->base + j->nodes[node].offset);
 }
 
-/* Returns the value of a base-64 digit (RFC 4648). -1: c is not a digit. */
+/* Returns the value of a base-64 digit (RFC 4648). Returns -1 if c is not a digit. */
 static int tt__base64_digit(char c)
 {
     if (c >= 'A' && c <= 'Z') return c - 'A';

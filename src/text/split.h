@@ -11,8 +11,9 @@
 
 static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
 
-/* Returns the number of bytes of an English contraction ('s, 'll, ...) at `text`, directly after the
-   apostrophe; 0: none. any_case: also accepts capitals and U+017F, which is a form of "s". */
+/* Returns the number of bytes at `text` that form an English contraction with the apostrophe directly before
+   `text` ('s, 'll, ...). Returns 0 if there is no contraction. any_case: also accepts capitals and U+017F,
+   which is a form of "s". */
 static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
 {
     const char other = any_case ? 0x20 : 0;
@@ -95,8 +96,8 @@ static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, s
     }
 }
 
-/* Returns whether the part that begins at text + from is the first part of the whole text. first: whether a
-   part that begins at `text` may be the first. */
+/* Returns whether the part that begins at `text + from` is the first part of the whole text. first: whether
+   a part that begins at `text` may be the first. */
 static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);

@@ -26,7 +26,7 @@ static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int no
 
 /* Reads a list of a template, [{"SpecialToken": {"id": name, "type_id": n}}, {"Sequence": {"id": "A",
    "type_id": n}}, ...]: sets the types of the texts "A" and "B" and adds the ids around them to `to`. Writes
-   the letters of the texts, in their order, to `order`, which has room for room - 1 letters and a NUL. */
+   the letters of the texts, in their order, and a NUL to `order`, which has space for `room` characters. */
 static tt_status tt__read_pieces(const tt_tokenizer *k, const tt__json *j, int node, int list,
                                  tt__template *to, char *order, int room)
 {

@@ -63,29 +63,32 @@ typedef struct tt__text_step {
     bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each mark,
                                       the character that stands for a space */
     bool prefix_space;             /* BYTES: puts a space before the text */
-    bool prefix_always, prefix_first; /* METASPACE: puts the mark for a space before each part of the text;
-                                         prefix_first: only before the first part */
+    bool prefix_always, prefix_first; /* METASPACE: puts the mark for a space before each part of the text
+                                         (prefix_always) or only before the first part (prefix_first) */
     bool left, right;              /* TRIM: removes white space at the text's start (left), end (right) */
     const char *from, *to;         /* REPLACE: replaces `from` by `to`. SPACES: replaces each run of two or
                                       more spaces by `to`. PREPEND: puts `to` before the text. STRIP: removes
                                       the character `from`. PRECOMPILED: `from` has the trie's units, `to` the
                                       replacing texts, each ended by a NUL */
     size_t from_bytes, to_bytes;
-    int64_t start, stop;           /* STRIP: max number of characters to remove at the start; at the end */
+    int64_t start, stop;           /* STRIP: max number of characters to remove at the start of the text
+                                      (start) and at its end (stop) */
 } tt__text_step;
 
 typedef struct tt__step_list { tt__text_step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
-typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* place of a text in a buffer; bytes
-                                                                  TT__NO_TOKEN: no text */
+typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* place of a text in a buffer; if
+                                                                            `bytes` is TT__NO_TOKEN, there is
+                                                                            no text */
 /* A slot of a hash table of texts. head: the first 8 bytes of a text, padded with zeros; bytes: the text's
    length; id: -1 in a free slot. */
 typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
 
 /* Hash table from texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    /* The table leaves out the first `skipped` bytes of each text. base: address of the texts plus `skipped`;
-       the slice of a text has its offset from there. */
+    /* The table leaves out the first `skipped` bytes of each text. base: address of the texts plus `skipped`.
+       A slice has the place of a whole text: `base` plus the slice's start is the address of the bytes that
+       are not left out. */
     const char *base;
     uint32_t skipped;
     const tt__text_slice *slices; /* the slice of each id */
@@ -162,7 +165,8 @@ typedef struct tt__around { int32_t ids[TT__AROUND], types[TT__AROUND]; int n; }
 
 /* The ids that the post-processor puts around one text, or around and between a pair of texts. */
 typedef struct tt__template {
-    tt__around around[3];          /* ids before the first text; after it; after the second text of a pair */
+    tt__around around[3];          /* ids before the first text, after the first text, and after the second
+                                      text of a pair */
     int32_t types[2];              /* the token type of each text's ids */
 } tt__template;
 
@@ -183,10 +187,10 @@ struct tt_tokenizer {
     tt__unicode *unicode;
     tt__chunk *chunks;            /* texts of steps and added tokens */
     tt__step_list normalize, split;
-    bool maps_ascii;              /* to an ASCII text the normalizers do only what `ascii` says */
+    bool maps_ascii;              /* the normalizers change an ASCII text only as `ascii` says */
     uint8_t ascii[128];           /* for each ASCII character: its normalized form; above 0x7F: dropped */
-    int mapped_at;                /* number of the ByteLevel splitter: later splitters see bytes as
-                                     characters; split.n: none */
+    int mapped_at;                /* number of the ByteLevel splitter, after which splitters see bytes as
+                                     characters; split.n if there is no ByteLevel splitter */
     tt__vocab vocab;
     tt__token_model model;
     tt__finisher finish;
@@ -195,7 +199,8 @@ struct tt_tokenizer {
     int n_added, cap_added;
     int32_t *added_of;            /* for each id: its index in `added`; -1: not an added token */
     tt__added_tree trees[2];      /* added tokens to find before and after normalization */
-    bool lowercase;               /* option of a tokenizer from a vocab.txt, a file that `kept` lacks */
+    bool lowercase;               /* option of a tokenizer that was loaded from a vocab.txt; `kept` lacks that
+                                     file */
     tt__kept_file kept[6];        /* the loaded files, which tt_tokenizer_save writes unchanged */
     int n_kept;
 };

@@ -25,8 +25,8 @@ static uint32_t tt__unicode_from(uint32_t before, const char **at)
 }
 
 /* Sets the bits of each code point in `to` from `rows` runs of code points. A row is two numbers: the
-   distance of the run's first code point from the end of the previous run, and (last - first) << shift |
-   bits. texts: one string, or several. */
+   distance of the run's first code point from the end of the previous run, and
+   `(last - first) << shift | bits`. texts: one string, or several. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
 {
     const char *at = *texts;
@@ -117,7 +117,7 @@ static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees the res
 }
 
 /* Returns how many rows of a sorted table begin with a code point that is at most c. A row has `columns`
-   numbers, of which the first is code point << 11. */
+   numbers, of which the first is the row's code point, shifted left by 11 bits. */
 static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
 {
     int low = 0, high = rows;
@@ -149,8 +149,8 @@ static int tt__grapheme_class(const tt__unicode *u, uint32_t c)
     return (int)(u->graphemes[row][1] & 15);
 }
 
-/* Returns the rank of the combining class of code point c; higher classes have higher ranks. 0: c is a
-   starter, not a mark. */
+/* Returns the rank of the combining class of code point c; higher classes have higher ranks. Returns 0 if c
+   is a starter, not a mark. */
 static uint32_t tt__mark_rank(const tt__unicode *u, uint32_t c)
 {
     int row = c < 0x300 ? -1 : tt__rows_to(&u->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
@@ -208,7 +208,7 @@ static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint3
     return n;
 }
 
-/* Returns the composition of two code points. 0: a and b do not compose. */
+/* Returns the composition of two code points. Returns 0 if a and b do not compose. */
 static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
 {
     if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xAC00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;

@@ -7,12 +7,14 @@
 
 /* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
-/* An entry for each byte of a word: the best spelling, a sequence of tokens, of the word up to this byte; and
-   the token of the whole word's best spelling that begins at this byte. */
+/* An entry for each place between two bytes of a word, and for its start and end. score, from, id: the best
+   spelling, which is a sequence of tokens, of the word up to the place. to, next: the token that begins at
+   the place in the best spelling of the whole word. */
 typedef struct tt__naming {
     double score;
-    int32_t from, id;      /* start (-1: no spelling yet) and id of the last token before this byte */
-    int32_t to, next;      /* end and id of the token that begins at this byte */
+    int32_t from, id;      /* from, id: start and id of the last token of the spelling up to here;
+                              from = -1: no spelling yet */
+    int32_t to, next;      /* to, next: end and id of the token that begins here */
 } tt__naming;
 
 static void tt__naming_try(tt__naming *s, double score, size_t from, int32_t id)

@@ -39,7 +39,7 @@ static void tt__token_put(tt__ids_by_text *t, int id)
 typedef struct tt__recipe { /* the files from which a tokenizer is built */
     const tt__json *j;            /* tokenizer.json, or a substitute without a vocabulary */
     const char *text;             /* the text that was parsed into j */
-    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: `j` is */
+    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: `j` is the source */
     tt__first_word first;
     const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in `j` or in `lines` */
     const tt__file_bytes *lines;  /* vocab.txt; NULL: no such file */
@@ -51,9 +51,9 @@ typedef struct tt__recipe { /* the files from which a tokenizer is built */
 typedef struct tt__vocab_reader {
     const tt__recipe *r;
     const tt__json *j;
-    int node, child, place;       /* nodes of the vocabulary and of the next token; number of the next
-                                     token */
-    size_t at, offset;            /* offset of the next line; offset of the last JSON token */
+    int node, child, place;       /* node: the node of the vocabulary; child: the node of the next token;
+                                     place: the number of the next token */
+    size_t at, offset;            /* at: offset of the next line; offset: offset of the last token in JSON */
 } tt__vocab_reader;
 
 /* Reads the next line of vocab.txt, a token without the white space at its end. */
@@ -105,8 +105,8 @@ static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char
                     j->base + at->offset, *id, tt__json_kind_name(j, child), TT__IDS_LIMIT);
 }
 
-/* Writes the bytes that a token of byte-level encoding stands for, and returns their number. TT__NO_TOKEN:
-   the token does not stand for bytes. */
+/* Writes the bytes for which a token of byte-level encoding stands, and returns their number. Returns
+   TT__NO_TOKEN if the token does not stand for bytes. */
 static uint32_t tt__token_bytes(const char *token, size_t n, char *to)
 {
     uint32_t made = 0;

@@ -8,7 +8,7 @@
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
 /* Returns the id of the longest token of t with which a text begins, and sets *taken to the token's number of
-   bytes. -1: no token does. */
+   bytes. Returns -1 if the text begins with no token of t. */
 static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, const char *text, size_t bytes,
                               size_t *taken)
 {

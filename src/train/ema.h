@@ -14,7 +14,8 @@
 /* ------------------------------------------------------------------------------------------------------ ema
    Exchanges parameters and their moving averages. */
 
-/* Copies the average of a parameter to `to` or, if `to` is NULL, copies `from` to all ranks that have it. */
+/* Copies the average of a parameter to `to`. If `to` is NULL, copies `from` into the average instead, on all
+   ranks of this process that store the average. */
 static tt_status tt__move_average(const tt_program *head, const tt__kept *x, float *to, const float *from)
 {
     tt_status status = TT_OK;

@@ -87,8 +87,8 @@ static void tt__source_lines(const tt_source *s, const char *what, tt__text_buff
               (unsigned long long)(s->hash ? s->hash(s->self) : 0), what);
 }
 
-/* Returns `status`, the result of a user's callback `what`. If the callback failed without an error message,
-   sets a message. The caller clears the message before the callback. */
+/* Returns `status`, the result of a user's callback. what: the name of the callback. If the callback failed
+   without an error message, sets a message. The caller clears the message before it calls the callback. */
 static tt_status tt__returned(tt_context *ctx, tt_status status, const char *what, int64_t epoch,
                               int64_t step)
 {
@@ -129,7 +129,8 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 /* Returns the number of items (tokens, images, ...) of a batch: rows or, if it has no rows, sequences. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
-/* The predictions of an evaluation while they are collected. `p`, the first field, shows the arrays. */
+/* The predictions of an evaluation, while they are collected. The pointers of `p`, the first field, are set
+   to the arrays at the end of the collection. */
 typedef struct tt__collected {
     tt_predictions p;
     int64_t done;              /* rows whose predictions are known; the labels of later rows are known */
@@ -171,7 +172,8 @@ static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
     return true;
 }
 
-/* Keeps for tt__collect_outputs the labels of a batch that will run on a data rank. */
+/* Keeps the labels of a batch that will run on a data rank. tt__collect_outputs adds the predictions for the
+   batch after the run. */
 static tt_status tt__collect_labels(tt_trainer *r, tt__collected *c, int rank, const tt_batch *b)
 {
     const bool tags = c->p.task == TT_TASK_TAGS;
@@ -257,7 +259,7 @@ static tt__collected *tt__collect(tt_trainer *r, const tt_source *source)
     return c;
 }
 
-/* Ends the collection: shows the arrays in c->p. */
+/* Ends the collection: sets the pointers of c->p to the arrays. */
 static void tt__collected_show(tt__collected *c)
 {
     c->p.seq_start = c->seq_start;
@@ -267,8 +269,8 @@ static void tt__collected_show(tt__collected *c)
     c->p.outputs = c->outputs;
 }
 
-/* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the items that were read.
-   Collects predictions in *c. stop and c may be NULL. */
+/* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the number of items that
+   were read. Collects predictions in *c. stop and c may be NULL. */
 static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, const volatile int *stop,
                               tt_stats *stats, double *items, tt__collected *c)
 {

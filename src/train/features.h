@@ -16,8 +16,8 @@
    The features (src/passes/features.h) of each example of a source, computed once and kept in the host's
    memory. */
 
-/* The features of a source's examples. The features of an example are stored one after another: of each
-   feature one row or, if by_token, a row for each token of the example. */
+/* The features of a source's examples. An example's features are stored one after another. A feature takes
+   one row or, if by_token, one row for each token of the example. */
 typedef struct tt__feature_set {
     int64_t examples;   /* 1 + the largest index of an example */
     int64_t room;       /* number of examples that `place` and `tokens` have room for */
@@ -58,7 +58,7 @@ static void tt__features_free(tt__features *f)
     tt__free(f->ctx, f);
 }
 
-/* Returns the axis of the input `name` of a tape; 0: no such input. */
+/* Returns the axis of the input `name` of a tape. Returns 0 if the tape has no such input. */
 static int32_t tt__axis_of_input(const tt_tape *t, const char *name)
 {
     for (int32_t v = 1; v < t->n_values; v++)
@@ -105,8 +105,8 @@ static tt__features *tt__features_new(tt_tape *t, tt_value output, tt_tape **hea
     return NULL;
 }
 
-/* Returns the number of tokens of sequence s of a batch. same: the number that each sequence has; 0: the
-   number is that of seq_start. */
+/* Returns the number of tokens of sequence s of a batch. same: the number of tokens of every sequence; 0:
+   sequences may differ, and seq_start of the batch tells the number, which is 1 without seq_start. */
 static int32_t tt__tokens_in(const tt_batch *b, int s, int same)
 {
     return same ? same : b->seq_start ? b->seq_start[s + 1] - b->seq_start[s] : 1;
@@ -131,7 +131,8 @@ static tt_status tt__has_index(tt_context *ctx, const tt_batch *b)
     return TT_OK;
 }
 
-/* Gives the examples of a batch their places in a set. same: see tt__tokens_in. */
+/* Gives the examples of a batch their places in a set. same: the number of tokens of every example; 0:
+   examples may differ. */
 static tt_status tt__feature_places(const tt__features *f, tt__feature_set *to, const tt_batch *b, int same)
 {
     tt_status status = tt__has_index(f->ctx, b);
@@ -156,8 +157,8 @@ static tt_status tt__feature_places(const tt__features *f, tt__feature_set *to, 
     return status;
 }
 
-/* Returns where set->data has feature k of the example with index `at`. NULL: the set lacks the example, or
-   the example has another number of tokens. */
+/* Returns where set->data has feature k of the example with index `at`. Returns NULL if the set lacks the
+   example, or if the example in the set has another number of tokens. */
 static float *tt__feature_at(const tt__features *f, const tt__feature_set *set, int k, int64_t at,
                              int64_t tokens)
 {
@@ -167,7 +168,8 @@ static float *tt__feature_at(const tt__features *f, const tt__feature_set *set, 
     return set->data + place;
 }
 
-/* Copies features of a micro-batch that a data rank of program p has computed into a set. */
+/* Copies the features of a micro-batch into a set. Data rank `rank` of program p has computed the
+   features. */
 static tt_status tt__features_get(const tt__features *f, tt_program *p, int rank, const tt__feature_set *to,
                                   const int64_t *index, const int32_t *tokens, int seqs)
 {
@@ -184,8 +186,8 @@ static tt_status tt__features_get(const tt__features *f, tt_program *p, int rank
     return status;
 }
 
-/* Sets the features of a batch on a data rank of a program that reads the features. same: see
-   tt__tokens_in. */
+/* Sets the inputs of a data rank of program p, which reads features, to the features of a batch's examples.
+   same: the number of tokens of every example; 0: examples may differ. */
 static tt_status tt__features_set(const tt__features *f, tt_program *p, int rank, const tt_batch *b, int same)
 {
     tt_status status = tt__has_index(f->ctx, b);

@@ -92,7 +92,8 @@ static tt_status tt__fit_save(tt__fit_run *f)
     return status;
 }
 
-/* Returns the step that is in the name of a kept state, state-STEP.safetensors; -1: it is another file. */
+/* Returns the step that is in the name of a kept state, state-STEP.safetensors. Returns -1 if the name is
+   that of another file. */
 static int64_t tt__kept_step(const char *name)
 {
     static const char before[] = "state-", after[] = ".safetensors";
@@ -247,8 +248,8 @@ static tt_status tt__fit_stuck(const tt__fit_run *f)
 }
 
 /* Skips a step that updated nothing because none of its targets counts, or because the loss or a gradient is
-   not finite, and counts it like a step that loss scaling skips. Fails after too many skipped steps in a row.
-   Returns `status`, the step's error, if it has another cause. lr: the step's learning rate. */
+   not finite. Counts the step like a step that loss scaling skips. Fails after too many skipped steps in a
+   row. If `status`, the step's error, has another cause, returns `status`. lr: the step's learning rate. */
 static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
 {
     enum { MAX_IN_A_ROW = 10 };
@@ -329,7 +330,8 @@ static void tt__fit_forget_features(tt__fit_run *f)
     }
 }
 
-/* Makes evaluations read the features of the validation source, if there are features, or ends that. */
+/* Does nothing without features. If `begin`, makes evaluations read the features of the validation source;
+   otherwise ends that, and micro-batches take the features of the training source again. */
 static void tt__fit_judge(tt__fit_run *f, bool begin)
 {
     tt__features *x = f->r->features;
@@ -363,7 +365,8 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     return status == TT_OK ? back : status;
 }
 
-/* Calls `keep`, while the parameters are their moving averages if there are any. */
+/* Calls the callback `keep`. If there are moving averages, the parameters have their values during the
+   call. */
 static tt_status tt__fit_keep(tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -567,7 +570,8 @@ static bool tt__fit_is_stale(const tt__fit_run *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Returns the name that has this hash, "loss" or the name of a metric; "metric" if none has it. */
+/* Returns the name, "loss" or the name of a metric, that has this hash. Returns "metric" if no name has the
+   hash. */
 static const char *tt__fit_name_of(const tt__fit_run *f, uint64_t hash)
 {
     for (int k = 0; k < f->n_metrics; k++)

@@ -9,13 +9,14 @@
 /* ------------------------------------------------------------------------------------------ gradient caching
    Trains embeddings with the negatives of a whole step, which has several micro-batches (Gao et al., "Scaling
    deep contrastive learning batch size under memory limited setup", 2021). First the program `embed` computes
-   the embeddings of all micro-batches, with dropout. Then the program `loss` computes the contrastive loss of
-   all embeddings, which are its parameter, and their gradients. Then the training program repeats each
-   micro-batch's forward with the same dropout, and its backward begins with these gradients. All programs
-   share one arena. */
+   the embeddings of all micro-batches, with dropout. The embeddings become the parameter of the program
+   `loss`, which computes the contrastive loss and the gradients of the embeddings. Then the training program
+   repeats each micro-batch's forward with the same dropout, and begins its backward with the gradients of the
+   embeddings. All programs share one arena. */
 
-/* Names of the inputs of the training program, (seqs, width): the embeddings with opposite signs; and the
-   numbers from which the backward's gradient follows (tt__surrogate_loss). */
+/* Names of two inputs of the training program, (seqs, width). TT__CACHED_MINUS: the embeddings with opposite
+   signs. TT__CACHED_TARGET: the numbers from which the gradient of the embeddings follows
+   (tt__surrogate_loss). */
 #define TT__CACHED_MINUS "embeddings.minus"
 #define TT__CACHED_TARGET "embeddings.target"
 
@@ -35,8 +36,9 @@ typedef struct tt__grad_cache {
 } tt__grad_cache;
 
 /* Records the loss of the training program. minus: the embeddings with opposite signs, so that their sum with
-   the embeddings is 0. The mean squared error of 0 and `target` has the gradient -2 * target / elements, so
-   target = -gradient * elements / 2, where `elements` counts all numbers of a step's embeddings. */
+   the embeddings is 0. The mean squared error of 0 and `target` has the gradient
+   `-2 * target / elements`, where `elements` is the number of all numbers of a step's embeddings. So the
+   target for a gradient is `-gradient * elements / 2`. */
 static tt_value tt__surrogate_loss(tt_tape *t, tt_value embeddings)
 {
     const int64_t rows = tt_value_axis(t, embeddings), width = tt_value_width(t, embeddings);
@@ -106,8 +108,8 @@ static tt_status tt__grad_cache_loss(tt__grad_cache *g, const tt_train_options *
     return g->loss ? TT_OK : g->ctx->status;
 }
 
-/* Compiles the programs beside the training program `train`, which tape t was compiled into. embeddings: the
-   model's output on the tape. */
+/* Compiles the programs `embed` and `loss`. train: the training program, compiled from tape t. embeddings:
+   the model's output on the tape. */
 static tt_status tt__grad_cache_new(tt_context *ctx, tt_tape *t, tt_value embeddings,
                                     const tt_train_options *o, const tt_program *train, tt__attempt *attempt,
                                     tt__grad_cache **made)
@@ -144,7 +146,8 @@ static const tt_array *tt__array_of(const tt_batch *b, const char *name)
     return NULL;
 }
 
-/* Copies the rows of the step's loss from an array of the next micro-batch, and adds `first` to each. */
+/* Appends to `to`, which has *n numbers, the row numbers in array `name` of the next micro-batch. Adds
+   `first` to each: the array counts rows within the micro-batch, and `to` counts rows within the step. */
 static tt_status tt__grad_cache_index(tt__grad_cache *g, const tt_batch *b, const char *name, int first,
                                       int32_t *to, int *n)
 {
@@ -197,7 +200,8 @@ static tt_status tt__grad_cache_add(tt__grad_cache *g, const tt_batch *b)
 }
 
 /* Computes the loss of the step's embeddings, and the targets from which the backward's gradients follow.
-   Afterwards `embeddings` has opposite signs, and `gradient` has the targets. stats: of the step's loss. */
+   Afterwards `embeddings` has opposite signs, and `gradient` has the targets. stats: gets the statistics of
+   the step's loss. */
 static tt_status tt__grad_cache_differentiate(tt__grad_cache *g, tt_stats *stats)
 {
     const size_t used = (size_t)g->seqs * (size_t)g->width, all = (size_t)g->max_seqs * (size_t)g->width;

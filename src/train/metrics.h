@@ -10,8 +10,8 @@ static int64_t tt__prediction_count(const tt_predictions *p)
     return p->task == TT_TASK_LABELS ? p->rows * p->classes : p->rows;
 }
 
-/* Counts for each class how often a prediction is right, wrong (the class is predicted, and is not there) and
-   missed. counts: (classes, 3). */
+/* Counts the predictions of each class. counts: (classes, 3) how often the class was predicted and is there,
+   was predicted and is not there, and was not predicted but is there. */
 static void tt__f1_counts(const tt_predictions *p, int64_t *counts)
 {
     memset(counts, 0, sizeof *counts * 3 * (size_t)p->classes);
@@ -42,8 +42,8 @@ static double tt__f1(const int64_t counts[3], double absent)
     return all > 0 ? right / all : absent;
 }
 
-/* Computes F1 of each class to f1 (classes), if f1 is not NULL, and of all classes together. Returns NaN if
-   the task has no classes, or if memory runs out. */
+/* Returns F1 of all classes together, and writes F1 of each class to f1 (classes), unless f1 is NULL. Returns
+   and writes NaN if the task has no F1 of classes, or if memory runs out. */
 static double tt__f1_of(const tt_predictions *p, double *f1)
 {
     int64_t all[3] = {0, 0, 0};
@@ -210,9 +210,10 @@ tt_metric tt_spearman(void) { return tt__prediction_metric("spearman", tt__spear
 /* ---------------------------------------------------------------------------------------------------- recall
    The share of texts whose pair is among the nearest of all pairs and negatives. */
 
-/* unit: (rows, width) the embeddings divided by their lengths. anchors: (n) the rows of the texts.
-   candidates: (all) the rows of their n pairs, in the order of the texts, then of the negatives. hits: (n)
-   1 if a text's pair is among its `nearest` candidates. */
+/* The data of a recall. The pair of a text is the other text of its example. unit: (rows, width) the
+   embeddings, each divided by its length. anchors: (n) the row in `unit` of each text. candidates: (all) the
+   row of the pair of each of the n texts, then the rows of the negatives. hits: (n) 1 if the pair of a text
+   is among the `nearest` candidates of the text. */
 typedef struct tt__recall {
     float *unit;
     int64_t *anchors, *candidates;
@@ -231,8 +232,8 @@ static float tt__inner(const float *x, const float *y, int64_t n)
     return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }
 
-/* Sets hits[task]. Candidates that are as near as the pair share their mean rank, so that equal embeddings of
-   all texts are no hits. */
+/* Sets hits[task]. If candidates are as near as the pair, the pair counts at the mean of their ranks, so that
+   equal embeddings of all texts are no hits. */
 static void tt__recall_task(void *arg, int64_t task, int thread)
 {
     const tt__recall *r = (const tt__recall *)arg;

@@ -202,7 +202,8 @@ static void tt__fit_panel(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_va
 /* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
 static void tt__fit_draw(tt__text_buffer *svg, const void *arg)
 {
-    /* In pixels: the tops of the panels of the loss and of the metric; the height of the metric's panel. */
+    /* In pixels. LOSS, METRIC: tops of the panels of the loss and of the metric; PANEL: height of the
+       metric's panel. */
     enum { LOSS = 40, METRIC = 316, PANEL = 168 };
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
     const tt__fit_run *f = (const tt__fit_run *)arg;

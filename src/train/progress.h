@@ -21,17 +21,19 @@ typedef struct tt__fit_point {
 typedef struct tt__fit_run {
     tt_trainer *r;
     const tt_source *train, *validation;
-    int n_metrics, by;           /* number of the model's metrics; index of the metric that texts and the
-                                    picture show */
-    tt_metric metric;            /* metric number `by`; without a name: none */
+    int n_metrics, by;           /* n_metrics: number of the model's metrics; by: index of the metric that
+                                    texts and the picture show */
+    tt_metric metric;            /* metric number `by`; if its name is NULL, the model has no metric */
     double values[TT_METRICS];   /* the metrics of the last validation */
     const tt__feature_set *judged; /* features of the validation source */
     const char *unit;            /* name of the items that the model counts */
     bool best_by_metric;         /* whether the metric, not the loss, tells the best validation */
     tt_fit_options o;
     tt_progress p;
-    int64_t steps, first_step;   /* number of steps of an epoch; number of steps done before tt_fit began */
-    double started, saved;       /* clock in seconds: start of tt_fit plus time of validations; last save */
+    int64_t steps, first_step;   /* steps: number of steps of an epoch; first_step: number of steps done
+                                    before tt_fit began */
+    double started, saved;       /* clock in seconds; started: start of tt_fit plus the time of validations;
+                                    saved: the last save */
     double began;                /* clock in seconds at the start of the current step */
     struct { bool any; float lr; double items; int64_t reads; } last; /* a step not yet counted, if any */
     double items, flops, peak;   /* items and FLOPs since tt_fit began; the machine's peak FLOP/s */
@@ -42,15 +44,16 @@ typedef struct tt__fit_run {
     bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
     void *lock;                  /* the open and locked file `lock_path`, while tt_fit runs */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* number of steps skipped since the last step that updated; those of them
-                                    that were not finite and that no validation has judged yet */
+    int in_row, not_finite;      /* in_row: number of steps skipped since the last step that updated;
+                                    not_finite: number of steps since then that were not finite and that no
+                                    validation has judged yet */
     char why[TT__ERROR];         /* reason of the last skipped step */
     int64_t updated;             /* number of steps since tt_fit began that were not skipped */
     bool reported_skipped;           /* a skipped step was logged */
     bool reported_diverged;          /* a diverged loss was logged */
     bool stopped;                /* with several processes: a process was asked to stop */
-    bool reported_short, reported_idle;  /* logged: an epoch with too few steps; data ranks without
-                                            micro-batches */
+    bool reported_short, reported_idle;  /* reported_short: an epoch with too few steps was logged;
+                                            reported_idle: data ranks without micro-batches were logged */
     char *csv;                   /* text of metrics.csv so far */
     size_t csv_bytes, csv_room;
     tt__fit_point *point;        /* the `points` lines of metrics.csv */

@@ -126,8 +126,8 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     return TT_OK;
 }
 
-/* Copies the rows of the fp8 history that a stage uses, from its first rank to `history`; with `write`, from
-   `history` to each rank. All ranks of a stage have equal rows. */
+/* Copies the rows of the fp8 history that a stage uses: from the first rank of the stage to `history` or, if
+   `write`, from `history` to each rank of the stage. All ranks of a stage have equal rows. */
 static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float *history)
 {
     const tt_program *p = s->p->stage[stage];

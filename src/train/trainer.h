@@ -26,8 +26,8 @@ struct tt_trainer {
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
-    /* With features_once, else NULL: `train` and `head` read features, and `head` evaluates; `eval` computes
-       the features and all that follows. */
+    /* The next two fields are NULL without features_once. With features_once, `train` and `head` read
+       features, `head` evaluates, and `eval` computes the features and everything after them. */
     tt__features *features;
     tt_program *head;
     bool by_features; /* evaluations use `head` */
@@ -49,7 +49,8 @@ struct tt_trainer {
                              weights */
     float *teacher_rows; /* (max_seqs, classes) and (max_seqs, 1): the teacher's inputs of a batch; NULL: no
                             teacher */
-    void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
+    void *zeros; /* zeros: the data that predictions set for inputs that only the loss reads; as large as the
+                    largest of these inputs */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -276,8 +277,9 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
 
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that a saved state contains. state: 0: a parameter; 1 and, for Adam, 2: the optimizer's states of
-   the parameter; TT__EMA: its moving average. stage: the first pipeline stage that has the value. */
+/* A value that a saved state contains. state: 0 for a parameter; 1 and, with Adam, 2 for the optimizer's
+   states of the parameter; TT__EMA for the parameter's moving average. stage: the first pipeline stage that
+   has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
@@ -305,7 +307,7 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
-/* Returns the value of a stage that entry *x of a state describes; 0: the stage lacks the value. */
+/* Returns the value of a stage that entry *x of a state describes. Returns 0 if the stage lacks the value. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
@@ -703,7 +705,8 @@ static tt_status tt__cached_embeddings(tt_trainer *r)
     return status;
 }
 
-/* Runs forward and backward of the step's micro-batches, which begins with the cached gradients. */
+/* Runs the forward and the backward of each micro-batch of the step. The backward begins with the cached
+   gradients. */
 static tt_status tt__cached_backward(tt_trainer *r)
 {
     tt__grad_cache *g = r->cache;
@@ -726,7 +729,8 @@ static tt_status tt__cached_backward(tt_trainer *r)
     return status;
 }
 
-/* Keeps a micro-batch; runs the step if it is the last. The statistics are those of the step's loss. */
+/* Keeps a copy of a micro-batch. If the micro-batch is the last of its step, runs the step. The statistics
+   are those of the step's loss. */
 static tt_status tt__cached_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
 {
     tt__grad_cache *g = r->cache;
