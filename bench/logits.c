@@ -6,7 +6,7 @@
                                                      a language model, masked or not, or a tagger prints a
                                                      line for each token, any other text model a line for
                                                      each text; a model without classifier prints embeddings
-       build/logits --ids FOLDER COPY < ids.txt      also saves the model, BERT or its kin, as COPY
+       build/logits --ids FOLDER COPY < ids.txt      also saves the model, an encoder of texts, as COPY
        build/logits --ids FOLDER ADAPTER COPY < ids.txt
                                                      with the adapter of a peft folder, which is also saved as
                                                      COPY

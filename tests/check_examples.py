@@ -255,7 +255,7 @@ def options_make_a_budget_fit(folder):
             expect(planned_mb <= whole - 0.2, whole, "MB and", planned_mb) # `beside` varies
     options += ["--device=cuda*2", "--vit=Ti/16", *by_hand]
     whole = planned(*options, program=IMAGES)[0]
-    # the inputs of the next step need 1.5 MB
+    # A plan first gives up the inputs of the next step, which need 1.5 MB. For 3 MB, zero must change, too.
     less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"]
     refused(IMAGES, "--plan", *less, "--server", saying="--server keeps whole gradients")
     refused(IMAGES, "--plan", *less, "--pipeline=2", saying="with --zero budget: use --zero 0 or 1")
@@ -598,7 +598,8 @@ def tags_of_words(folder):
 
 @check
 def features_of_a_frozen_encoder(folder):
-    """Checks that --features-once gives the head of a frozen encoder, which is resumed and predicts."""
+    """Checks that --features-once trains the head of a frozen encoder as without the option, and that the
+    run can be resumed and predicts."""
     run, options = os.path.join(folder, "run"), ["--freeze=encoder", "--dropout=0", "--epochs=3", "--lr=1e-2"]
     results = []
     for k, features in enumerate(([], ["--features-once"])):
@@ -666,7 +667,8 @@ def few_steps_get_more_epochs(folder):
 
 @check
 def from_scratch_in_any_folder(folder):
-    """Checks that a program finds the sample data in a folder above its own, or names the places."""
+    """Checks that a program finds the sample data in a folder above its own. If there is no sample data, the
+    error must name the folders that were searched."""
     programs, elsewhere = os.path.join(folder, "tree", "build", "all"), os.path.join(folder, "elsewhere")
     os.makedirs(programs)
     os.makedirs(elsewhere)

@@ -9,9 +9,10 @@ B: folder of the built examples (build), CC: compiler (cc), both from the enviro
 
   - every ```c block compiles unchanged, with -Werror, and has a mark that says how it runs:
     run             ends with 0 and prints the words of the block ```output, if that comes next
-    resume          prints and saves the same when it is killed (after the step that its argument names) and
-                    started again
-    tune, predict   train a tiny model on a table; classify a text with such a model
+    resume          is killed after the step that the argument names, is started again, and must then print
+                    and save the same as without the kill
+    tune            trains a tiny model on a table
+    predict         classifies a text with a tiny model
     labels          prints the labels of examples/data/requests.tsv
     similar         compares the embeddings of two texts
     pairs           trains embeddings on a table of pairs
@@ -26,7 +27,7 @@ B: folder of the built examples (build), CC: compiler (cc), both from the enviro
   - the parser of an example accepts every flag of its --help, as --flag value and --flag=value, and refuses
     other flags
   - in README.md and docs/, every --flag that stands alone in `backticks` is in the --help of an example
-  - every relative link leads to a file, and one with an #anchor to a heading of that file
+  - every relative link leads to a file, and a link with an #anchor leads to a heading of that file
   - README.md has a link to each page of docs/; lines of text in docs/ have at most 110 columns
 """
 import functools
@@ -347,7 +348,8 @@ int main(void)
     return !opened;
 }
 """
-# A main for each function that docs/ shows alone. It ends with 0 if the function does what the page says.
+# A main for each function that docs/ shows alone. The main ends with 0 if the function does what the page
+# says.
 PARTS = {
     # The probabilities of two images sum to 1 each and differ.
     "classify_image(": """

@@ -239,8 +239,9 @@ TEST(states_of_processes_resume_anywhere)
     }
 }
 
-/* In collectives, processes together send at most 3% more than they must. Without ZeRO each process does so.
-   With ZeRO the processes' shards differ in size, because the tensors have only a few chunks. */
+/* In collectives, processes together send at most 3% more than they must. Without ZeRO this bound holds for
+   each process alone. With ZeRO the processes' shards differ in size, because the tensors have only a few
+   chunks. */
 TEST(bytes_of_processes)
 {
     for (int zero = 0; zero < 3; zero++) {

@@ -1,6 +1,7 @@
-/* Includes examples/datasets.h so that call number reader_faults.at (from 1) of kind reader_faults.fail
-   fails: 'm'emory, 'o'pen, si'z'e, 'r'ead, a read that ends early because the file was 'c'ut off, 'l'ist, or
-   a name of a list ('n'). Included after test.h. */
+/* Includes examples/datasets.h with functions of the C library replaced by functions that can fail: among the
+   calls of kind reader_faults.fail, call number reader_faults.at (from 1) fails. The kinds: 'm': allocates
+   memory; 'o': opens a file; 'z': finds a file's size; 'r': reads; 'c': reads a file that was cut off, so the
+   read ends early; 'l': opens a folder; 'n': reads the next name in a folder. Include test.h first. */
 #ifndef TINYTRAIN_READERS_H
 #define TINYTRAIN_READERS_H
 

@@ -180,9 +180,8 @@ static inline void test__remove(const char *path) /* removes a file, or a folder
     remove(path);
 }
 
-/* Buffers of the returned paths: a path is valid for the next seven calls of test_folder, test_path or
-   test__golden. test_folder makes an empty folder below $TMPDIR or /tmp, which the end of the program
-   removes. */
+/* Returns a buffer for a path. There are eight buffers, used in turn: the path that test_folder, test_path or
+   test__golden returns is valid during the next seven calls of these functions. */
 static inline char *test__buffer(void)
 {
     static char buffers[8][1024];
@@ -190,6 +189,7 @@ static inline char *test__buffer(void)
     return buffers[next++ % 8];
 }
 
+/* Makes an empty folder below $TMPDIR or /tmp. The end of the program removes the folder. */
 static inline char *test_folder(void)
 {
     char *path = test__buffer();

@@ -367,8 +367,8 @@ typedef struct sweep {
     test_files f;
     tt_context *ctx;
     training r;              /* a training in ctx, for the rows of the table below that train */
-    char in[1024], out[1024]; /* folders: `in` holds the input, made once; `out` takes the output, empty each
-                                 time */
+    char in[1024], out[1024]; /* folders: `in` holds the input files, which are made once; `out` takes
+                                 the output, and is empty before each run */
     int steps;               /* number of steps that tt_fit has done */
     volatile int stop;       /* tells tt_fit to stop */
     int stop_at;             /* the step after which tt_fit stops; 0: none */
@@ -493,7 +493,7 @@ static bool sweep_open(sweep *s, bool trains)
     if (!trains) return CHECK((s->ctx = tt_open(&o)) != NULL);
     bool ok = open_training(&s->r, &o);
     s->ctx = s->r.ctx;
-    return ok && sweep_evaluation(s); /* the evaluation's first run allocates host memory */
+    return ok && sweep_evaluation(s); /* evaluates once, as the first evaluation allocates memory */
 }
 
 static void sweep_close(sweep *s, bool trains)
@@ -597,7 +597,7 @@ TEST(each_allocation_and_file_operation_fails)
                 s.a.fail_at = 0;
                 snprintf(text, sizeof text, "%s, %c %ld: %s, %s", rows[row].name, *kind, at,
                          failed ? "failed" : "did not fail", ok ? "went well" : "");
-                bool ignored = ok && *kind == 'c'; /* closing a file that was read may fail */
+                bool ignored = ok && *kind == 'c'; /* a failed close of a file that was read is no error */
                 fine = test__check(ok == !failed || ignored, __FILE__, __LINE__, text);
                 if (!ok) {
                     tt_status status = *kind == 'a' ? TT_ERR_MEMORY : TT_ERR_FILE;

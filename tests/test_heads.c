@@ -137,8 +137,8 @@ static double difference(const float *a, const float *b, int64_t n)
     return max;
 }
 
-/* Saves the model, and checks that the folder has the tensors and the class of the golden folder, and that
-   loading gives the same model. */
+/* Saves the model, and checks that the saved folder has the golden folder's tensors and the golden folder's
+   class name ("architectures" in config.json), and that loading gives the same model. */
 static void check_saved(golden *g, const struct head_row *row)
 {
     char text[64];
@@ -285,8 +285,8 @@ static bool losses_of(const char *name, const tt_train_options *o, double losses
     return r != NULL;
 }
 
-/* Data ranks, shards, stages, recompute and offload change no loss of any head. The stages of ALBERT share
-   its layers, whose gradients are then summed in another order. */
+/* Data ranks, shards, stages, recompute and offload change no loss of any head, except for rounding: ALBERT's
+   stages share parameters, so gradients are summed in another order than on one rank. */
 TEST(heads_on_several_ranks)
 {
     for (int k = 0; k < TEST_COUNT(heads); k++) {
@@ -309,7 +309,8 @@ TEST(heads_on_several_ranks)
     }
 }
 
-/* Predictions are the softmax, the sigmoid or the logits themselves, and need no targets. */
+/* Predictions are, by task, the softmax of the logits, the sigmoid of the logits, or the logits. Predictions
+   need no targets. */
 TEST(predictions_of_tasks)
 {
     for (int k = 0; k < TEST_COUNT(heads); k++) {
@@ -375,8 +376,8 @@ TEST(predictions_that_are_not_finite)
     }
 }
 
-/* The body of a folder loads for any task. The classifier is new if the folder has none, if the folder's is
-   for tokens instead of sequences, or if its size differs. */
+/* The body of a folder loads for any task. The classifier is new if the folder has none, if the folder's
+   classifier is for tokens instead of sequences, or if the number of outputs differs. */
 TEST(folders_for_other_tasks)
 {
     static const struct {
@@ -420,7 +421,8 @@ TEST(folders_for_other_tasks)
     }
 }
 
-/* Writes config.json with `from` replaced by `to` and the golden folder's model into a new folder. */
+/* Copies a golden folder's model.safetensors and config.json to a new folder. In the copy of config.json,
+   `to` replaces `from`. */
 static const char *edited(const char *name, const char *from, const char *to)
 {
     static char folder[1024];
@@ -505,7 +507,8 @@ TEST(tasks_of_a_config)
         else CHECK(m.config.task == rows[k].task);
         tt_head head;
         const tt_status read = tt_bert_read_head(ctx, edited(rows[k].name, rows[k].from, rows[k].to), &head);
-        const bool named = strstr(rows[k].to, "architectures") == NULL; /* by a class ...Classification */
+        /* Whether the edited config.json still says that the folder has a classifier. */
+        const bool named = strstr(rows[k].to, "architectures") == NULL;
         if (strcmp(rows[k].name, "bert_masked_lm") == 0) /* no classifier */
             CHECK(read == TT_OK && !head.task && !head.outputs);
         else
@@ -516,8 +519,9 @@ TEST(tasks_of_a_config)
     }
 }
 
-/* class_weights are the positive weights of labels, and the weights of tags. label_smoothing and
-   class_weights of scores are refused. */
+/* With labels, class_weights multiply the loss terms of the labels that apply (PyTorch's pos_weight). With
+   tags, class_weights multiply the losses of tags. label_smoothing and class_weights of scores are
+   refused. */
 TEST(weights_and_smoothing_of_tasks)
 {
     static const float weights[4] = {0.5f, 2, 3, 1.25f};
@@ -601,8 +605,8 @@ static tt_tokenizer *words_tokenizer(tt_context *ctx)
     return tt_tokenizer_load(ctx, folder);
 }
 
-/* Trains a small model of a kind on a file, and returns its loss afterwards. *accuracy: the share of targets
-   that it predicts right. */
+/* Trains a small model of a kind on a file, and returns the trained model's loss. *accuracy: the share of
+   targets that the trained model predicts right. */
 static double trained_on(tt_bert_kind kind, tt_task task, const char *file, const char *text,
                          double *accuracy)
 {
@@ -838,8 +842,8 @@ TEST(embedders_without_logits)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Old and new files of sentence-transformers are read, some modules are refused. In a row, NULL says that the
-   folder lacks the file, or that no error is expected. */
+/* Old and new files of sentence-transformers are read, some modules are refused. In a row, a NULL content
+   says that the folder lacks the file; a NULL `error` says that loading succeeds. */
 TEST(files_of_sentence_transformers)
 {
     static const char list[] = "[{\"type\": \"sentence_transformers.models.Transformer\", \"path\": \"\"}, "

@@ -44,7 +44,8 @@ TEST(resize_golden) /* results equal Pillow's bit for bit */
 
 static double triangle(double x) { return fabs(x) < 1 ? 1 - fabs(x) : 0; }
 
-/* For all sizes a resized image equals sums over the whole image in float64, within two roundings. */
+/* For all sizes each pixel of a resized image equals, within two roundings, a float64 sum: the sum of all
+   pixels of the original image, weighted by a triangle. */
 TEST(resize_reference)
 {
     test_allocator a;
@@ -85,8 +86,8 @@ TEST(resize_limits)
     tt_context *ctx = test_open(&a);
     uint8_t *line = (uint8_t *)malloc(65535), to[4] = {9, 9, 9, 9};
     tt_image image = {line, 1, 65535, 1};
-    /* The only pixel of the result is a sum of 65535 weighted pixels: rounding errors could add up to more
-       than 255. */
+    /* The only pixel of the result is a sum of 65535 weighted pixels, whose rounding errors could add up to
+       more than 255. The result may be smaller than the exact sum by at most 3. */
     for (int level = 0; level < 256; level += 51) {
         memset(line, level, 65535);
         CHECK(tt_image_resize(ctx, &image, 1, 1, to) == TT_OK && to[0] <= level && level - to[0] <= 3);
@@ -231,7 +232,7 @@ TEST(cifar_files)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(cifar_split) /* the split takes an equal share of each class, by the seed */
+TEST(cifar_split) /* the split takes an equal share of each class; the seed chooses the images */
 {
     char folder[600];
     int different = 0, previous[20];
@@ -266,7 +267,7 @@ TEST(cifar_split) /* the split takes an equal share of each class, by the seed *
 
         int first[20], seen[60] = {0};
         memcpy(first, previous, sizeof first);
-        tt_dataset *part = tt_dataset_split(d, 5); /* the part keeps its images */
+        tt_dataset *part = tt_dataset_split(d, 5); /* keeps its images when d is freed */
         REQUIRE(part);
         CHECK(tt_dataset_count(part) == 5 && tt_dataset_count(d) == 15 && tt_dataset_classes(part) == 10 &&
               strcmp(tt_dataset_class_name(part, 3), "cat") == 0);
@@ -292,12 +293,12 @@ TEST(cifar_split) /* the split takes an equal share of each class, by the seed *
 
 /* ------------------------------------------------------------------------------------------------ sources */
 
-/* A source that draws images, of class i % 3 for image i, and counts its calls. */
+/* A source that draws images and counts its calls. Image i has the class `i % 3`. */
 typedef struct drawing {
     pthread_mutex_t mutex;
     int height, width;     /* size; 0: each image has another size */
     int channels;          /* number of channels; 0: 1, 3, 4, 1, ... */
-    int fail_at;           /* number of the image that fails, together with the next; -1: none */
+    int fail_at;           /* the images fail_at and fail_at + 1 fail; -1: none fails */
     const tt_image *instead; /* returned in place of a failing image, if not NULL */
     bool meet;             /* a read waits until a second read is in flight */
     int slow;              /* min microseconds of a read; the max is seven times as long */

@@ -113,7 +113,7 @@ static tt_batch golden_batch(const golden *g, int k, batch_data *d)
     return b;
 }
 
-/* Ranks on which golden_options trains; NULL and 0: one rank. */
+/* The ranks that golden_options asks for. NULL and 0 stand for one rank. */
 static struct { const char *device; int tensor, pipeline, zero; } ranks;
 
 static tt_train_options golden_options(const char *precision)
@@ -149,8 +149,9 @@ static double distance(const float *a, const float *b, int64_t n)
 
 static double worse(double a, double b) { return b <= a || a != a ? a : b; } /* NaN is the worst */
 
-/* Ignores the biases of keys without rotary positions. They do not change a softmax, so their gradient is
-   only rounding, from which Adam makes steps of up to lr. They are the second third of a tensor. */
+/* Makes the comparison ignore the biases of keys, where keys have no rotary positions. These biases do not
+   change a softmax, so the biases' gradient is only rounding, from which Adam makes steps of up to lr. The
+   biases of keys are the second third of the tensor `name`. */
 static void forget_key_biases(const golden *g, const char *name, float *x, const float *as, double max)
 {
     const tt_lm_config *c = &g->m.config;
@@ -164,8 +165,9 @@ static void forget_key_biases(const golden *g, const char *name, float *x, const
     }
 }
 
-/* Largest differences from the reference. gradient: of a tensor, L2, relative. step5: of a parameter after
-   five steps, L2, relative to the parameter's change. norms: relative. logits, losses: absolute. */
+/* Largest differences from the reference. `logits` and `losses` are absolute, `norms` is relative.
+   `gradient`: L2 difference of a tensor's gradient, relative to the gradient. `step5`: L2 difference of a
+   parameter after five steps, relative to the parameter's change. */
 typedef struct differences { double logits, losses, norms, gradient, step5; } differences;
 
 static void compare_steps(golden *g, differences *d)
@@ -268,8 +270,8 @@ TEST(golden_lm_recomputed)
 }
 
 
-/* Heads and layers divided over two ranks, or layers over two stages, give the golden results: no model has
-   its own code for ranks. */
+/* Two tensor ranks, which divide heads and layers, and two stages give the golden results. No model has code
+   of its own for ranks. */
 TEST(golden_lm_on_ranks)
 {
     for (int k = 0; k < 2 * TEST_COUNT(names); k++) {
@@ -282,7 +284,7 @@ TEST(golden_lm_on_ranks)
     ranks.device = NULL;
 }
 
-/* bf16 has 8 bits: each rounded product has an error of about 2^-9. */
+/* bf16 keeps 8 bits of the mantissa, so each rounded product has an error of up to 2^-9. */
 TEST(golden_lm_bf16)
 {
     static const differences bf16 = {0.1, 0.01, 0.02, 0.05, 1.5};
@@ -560,8 +562,8 @@ TEST(models_are_not_saved_beside_an_adapter)
     TEST_CLOSE(ctx, &a);
 }
 
-/* config.json holds rope_parameters for transformers 5, and rope_theta, rotary_pct and rope_scaling, from
-   which older versions read the base, the share of columns and the scaling. */
+/* config.json holds rope_parameters for transformers 5. For older versions config.json also holds rope_theta
+   (the base), rotary_pct (the share of rotated columns) and rope_scaling. */
 TEST(rotary_bases_are_saved_in_both_spellings)
 {
     static const struct { const char *name, *members[3]; } rows[] = {
@@ -732,7 +734,7 @@ TEST(configs)
         {"qwen2", "\"layer_types\"", "\"layer_kinds\""},
         /* no effect: layer_types says which layers have a window */
         {"qwen2", "\"max_window_layers\": 1", "\"max_window_layers\": 28"},
-        /* Shares of columns that transformers ignores. */
+        /* Shares of rotated columns, in members that transformers ignores for the model. */
         {"mistral", "\"rope_parameters\": {",
          "\"partial_rotary_factor\": 0.5, \"rope_parameters\": {\"partial_rotary_factor\": 0.5, "},
         {"falcon", "\"rope_parameters\": {",
@@ -848,8 +850,9 @@ TEST(shapes_are_kept)
         }
 }
 
-/* A saved config.json lacks original_max_position_embeddings, which transformers would prefer, if its
-   rope_parameters have changed. It always lacks quantization_config, as saved weights are plain. */
+/* transformers prefers original_max_position_embeddings of the outermost object to that of rope_parameters.
+   So a save after rope_parameters have changed leaves the outermost member out. A saved config.json never has
+   quantization_config, because saved weights are plain. */
 TEST(members_that_are_not_saved_again)
 {
     for (int k = 0; k < 3; k++) {
@@ -880,8 +883,8 @@ TEST(members_that_are_not_saved_again)
     }
 }
 
-/* A config for chosen sizes has the kind's number of heads that share keys, width of the MLP, and columns of
-   a head that rotate. */
+/* For chosen sizes, a config gets three numbers by the rule of its kind: key heads, width of the MLP, and
+   columns of a head that rotate. */
 TEST(sized_models)
 {
     static const struct { const char *kind; int heads, key_heads, intermediate, turning; } rows[] = {
@@ -1073,7 +1076,7 @@ TEST(greedy_tokens)
     }
 }
 
-/* Runs more rows than bf16 can count exactly, in one sequence, and a few tokens at a time. */
+/* Runs one sequence with more rows than bf16 can count exactly: at once, and a few tokens at a time. */
 TEST(alibi_of_a_long_sequence)
 {
     enum { LONG = 300, LAST = 8 };
@@ -1115,7 +1118,7 @@ TEST(alibi_of_a_long_sequence)
     golden_close(&g);
 }
 
-/* A token after a prompt that runs in several parts has the scores that it has in the whole sequence. */
+/* A prompt that runs in several parts gives the logits that the whole sequence gives. */
 TEST(cached_scores)
 {
     for (int k = 0; k < 2 * TEST_COUNT(names); k++) {
@@ -1183,7 +1186,7 @@ static void shares_of(const float scores[WORDS], const tt_sampling *s, double sh
     }
 }
 
-/* Compares each setting with probabilities from plain loops, within 5 deviations of a share. */
+/* Each setting draws each word as often as plain loops say, within 5 standard deviations. */
 TEST(sampled_shares)
 {
     static const float scores[WORDS] = {0.5f, 2, -1, 2, 0, 1.2f, -30};
@@ -1330,7 +1333,8 @@ static bool tell(void *user, const char *text, size_t bytes)
     return x->bytes < x->max;
 }
 
-/* The continuation of a text equals that of the text's bytes. tests/check_examples.py checks tokenizers. */
+/* Without a tokenizer, the bytes of a text are its tokens: a text continues as its bytes continue.
+   tests/check_examples.py checks tokenizers. */
 TEST(continued_texts)
 {
     test_allocator a;
@@ -1415,9 +1419,9 @@ TEST(samples_while_training)
     golden_close(&g);
 }
 
-/* A trainer of several ranks samples the tokens that a trainer of one rank samples. The last layer is the
-   largest, but a generator computes few of its rows: a generator that did not share the trainer's parameters
-   would get other stages. */
+/* A trainer of several ranks samples the tokens that a trainer of one rank samples. The last layer
+   has the most work in a training, but little work in a generator, which computes few of the layer's rows. So
+   a generator that did not share the trainer's parameters would be cut into other stages. */
 static bool sample_while_training(int32_t out[2][2][6], const tt_lm_config *c, const char *device,
                                   const tt_parallel *parallel, const char *offload)
 {
@@ -1576,7 +1580,8 @@ TEST(generation_errors)
     CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "prompt 0 has 19 tokens, but must have at least 1 and fewer than");
     CHECK(tt_generate(made, ids, start, 0, &s, out, n) == TT_OK); /* 0 sequences: nothing to do */
 
-    /* An error names the parameter that is not finite, and the caches forget the rows that it made NaN. */
+    /* An error names the parameter that is not finite, and the caches forget the rows that the
+       parameter made NaN. */
     start[1] = 4;
     start[2] = 6;
     const int64_t size = tt_param_size(g.m.layer[0].down_b);

@@ -176,10 +176,11 @@ static double distance(const float *a, const float *b, int64_t n)
 /* Returns the larger of two errors; NaN is the largest. */
 static double worse(double a, double b) { return b <= a || a != a ? a : b; }
 
-/* Largest differences from the reference. gradient: of each tensor, L2, relative to its reference. step5: of
-   each parameter, L2, relative to the reference's change in five steps. Biases of keys count separately:
-   their gradient is only rounding, from which Adam makes steps of up to lr. losses: of batch 0 forward and of
-   five steps. norms: relative. */
+/* Largest differences from the reference. `logits` and `losses` (batch 0 forward, then five steps) are
+   absolute, `norms` is relative. `gradient`: L2 difference of a tensor's gradient, relative to the reference
+   gradient. `step5`: L2 difference of a parameter after five steps, relative to the reference's change. The
+   biases of keys count apart, in `key_gradient` and `key_step5`: their gradient is only rounding, from which
+   Adam makes steps of up to lr. */
 typedef struct differences {
     double logits, losses, norms, gradient, key_gradient, step5, key_step5;
 } differences;
@@ -465,7 +466,8 @@ TEST(golden_bf16_mixed)
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "bf16-mixed", &max);
 }
 
-/* Near 1 a parameter is a multiple of 1/128: stochastic rounding exceeds five steps of 1/1000. */
+/* Near 1 a bf16 parameter is a multiple of 1/128, so stochastic rounding moves the parameter further than
+   five steps of 1/1000 do. */
 TEST(golden_bf16_true)
 {
     static const differences max = {0.06, 0.05, 0.1, 0.2, 0.004, 4, 0.02};
@@ -474,16 +476,16 @@ TEST(golden_bf16_true)
 }
 
 TEST(golden_16_mixed)
-/* f16 has three bits more than bf16: differences are about an eighth of bf16's. But Adam's steps differ as
-   much as in bf16 where a small gradient changes its sign. */
+/* f16 keeps three bits of mantissa more than bf16: differences are about an eighth of bf16's. But Adam's
+   steps differ as much as in bf16 where a small gradient changes its sign. */
 {
     static const differences max = {0.005, 0.004, 0.02, 0.02, 0.0003, 0.3, 5.1 * GOLDEN_LR};
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "16-mixed", &max);
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "16-mixed", &max);
 }
 
-/* Near 1 a parameter is a multiple of 1/1024. ViT's weights in fp16 change its logits by 0.0096 in PyTorch,
-   too. */
+/* Near 1 an f16 parameter is a multiple of 1/1024, so a rounding is about as large as a step of 1/1000.
+   Weights in f16 change the logits of ViT by 0.0096, in PyTorch, too. */
 TEST(golden_16_true)
 {
     static const differences max = {0.012, 0.0065, 0.02, 0.03, 0.0005, 0.5, 5.1 * GOLDEN_LR};
@@ -518,8 +520,8 @@ TEST(same_bits_for_any_number_of_threads)
         }
 }
 
-/* Computes the losses of four steps of a small DistilBERT with dropout, and returns its plan. all: all hidden
-   rows of the last layer are outputs; otherwise only [CLS] is used. */
+/* Computes the losses of four steps of a small DistilBERT with dropout, and returns the program's
+   plan. If `all`, all hidden rows of the last layer are outputs; otherwise only rows of [CLS] are used. */
 static tt_plan train_on_first_rows(bool all, const char *precision, const char *recompute, float loss[4])
 {
     enum { SEQS = 3, LENGTH = 7, TOKENS = SEQS * LENGTH };
@@ -851,8 +853,8 @@ TEST(frozen_parameters_take_no_memory)
     if (!golden_trainer(&g, "32-true", true)) return;
     head = tt_program_plan(tt_trainer_program(g.r));
     CHECK(head.at_peak[TT_MEM_PARAMETERS] == all.at_peak[TT_MEM_PARAMETERS]);
-    /* Only the head has a gradient and Adam's two averages, of the shapes (2, 32) and (2), in lines of 64
-       bytes. */
+    /* Only the head's parameters, (2, 32) and (2), have a gradient and Adam's two averages. Each of these
+       tensors takes a multiple of 64 bytes. */
     CHECK(head.persistent_bytes - head.at_peak[TT_MEM_PARAMETERS] == 3 * (256 + 64));
     CHECK(head.bytes - head.persistent_bytes < all.bytes - all.persistent_bytes);
     golden_close(&g);
@@ -969,7 +971,8 @@ TEST(save_and_reload)
     }
 }
 
-TEST(save_before_anything_is_allocated) /* saves straight from the checkpoint, also into its folder */
+/* A save reads the tensors from the checkpoint, also if the save replaces the checkpoint. */
+TEST(save_before_anything_is_allocated)
 {
     test_allocator a;
     tt_bert m, again;
@@ -1052,7 +1055,7 @@ typedef struct edit {
     const char *drop;          /* pattern of tensors that are left out                                      */
     const char *longer;        /* tensor that gets one more row, of zeros                                   */
     const char *flat;          /* tensor that gets a single dimension                                       */
-    const char *retype, *dtype;/* names (a pattern); the new dtype of their tensors (integers: zeros) */
+    const char *retype, *dtype;/* tensors that match `retype` get `dtype`; integers are all 0 */
     const char *extra;         /* an additional tensor, I64 (1, 3)                                          */
 } edit;
 
@@ -1804,7 +1807,7 @@ TEST(other_activations_load)
         tt_trainer *r = tt_trainer_new(ctx, &model, &o);
         CHECK(r != NULL);
         tt_trainer_free(r);
-        m.config.activation = k ? "sine" : NULL; /* changed by the caller: refused when it is recorded */
+        m.config.activation = k ? "sine" : NULL; /* tt_trainer_new refuses this change */
         CHECK(tt_trainer_new(ctx, &model, &o) == NULL);
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, k ? "activation 'sine' is unknown: use gelu, gelu_new, relu or silu"
                                             : "activation '(null)' is unknown");

@@ -6,12 +6,14 @@
    compares gradients with central differences of the loops. A new op needs a loop in ops/, in the file of its
    family, and a line in the table in ops/cases.h.
 
-   Tolerances. f32: 2e-6 per op of the longest path, relative to the largest sum of the absolute terms of a
-   result. bf16 keeps 8 bits of mantissa, so a rounding errs by at most 2^-9: 2^-8 per op of the path
-   (operands and result). f16 keeps 11: 2^-11. Gradients: f32 2e-5; bf16 and f16 2^-8 or 2^-11 per op on the
-   path to the loss. Gradients' tolerances are relative to a sum: the largest element of the parameter's
-   gradient; for sums that cancel, a tenth (16 bits: half) of the largest of all gradients; and the largest
-   gradient that enters the case. */
+   Tolerances of results: for each op of the longest path, 2e-6 in f32, 2^-8 in bf16 and 2^-11 in f16,
+   relative to the largest sum of the absolute terms of a result. bf16 keeps 8 bits of mantissa, so a rounding
+   errs by at most 2^-9; operands and result are rounded, hence 2^-8. f16 keeps 11 bits.
+
+   Tolerances of gradients: 2e-5 in f32, and in bf16 and f16 again 2^-8 and 2^-11 for each op of the path to
+   the loss. The tolerances are relative to the sum of three numbers: the largest element of the parameter's
+   gradient; a tenth (in bf16 and f16, half) of the largest element of all gradients, because sums may cancel;
+   and the largest gradient that enters the case from the loss. */
 #define TINYTRAIN_IMPLEMENTATION
 /* linear_cross_entropy replaces every linear layer before a cross-entropy, and runs in several chunks. */
 #define TT__LOSS_CHUNK 5

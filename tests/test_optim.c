@@ -46,8 +46,8 @@ static void reference_step(reference *r, const tt_optimizer_options *o, double l
 
 static double lr_factors[2] = {1, 1}; /* factors on the learning rate of layer.0.bias, layer.2.weight */
 
-/* Returns the largest difference of parameters, relative to their size, over STEPS steps with changing
-   targets and rates. *norm_error: the largest difference of the norm. */
+/* Returns the largest difference between parameters and the float64 loop, relative to the parameters' size,
+   over STEPS steps with changing targets and rates. *norm_error: the largest difference of gradient norms. */
 static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bool decay_weight,
                               double *norm_error)
 {
@@ -148,7 +148,7 @@ TEST(adam)
     tt_optimizer_options o = tt_optimizer_options_default();
     CHECK(o.kind == TT_ADAMW && o.beta1 == 0.9f && o.beta2 == 0.999f && o.eps == 1e-8f &&
           o.weight_decay == 0.01f && !o.no_decay && o.clip_norm == 0);
-    /* If the gradient vanishes, the last bits of float32 decide m / sqrt(v) with eps 1e-8. */
+    /* The usual eps, 1e-8, would let the last bits of float32 decide `m / sqrt(v)` of small gradients. */
     o.eps = 1e-6f;
     CHECK_OPTIMIZER(&o, false, true, "adamw");
     o.weight_decay = 0.5f;
@@ -156,7 +156,7 @@ TEST(adam)
     o.clip_norm = 0.05f;
     CHECK_OPTIMIZER(&o, false, true, "adamw, clipped");
     o.kind = TT_ADAM;
-    /* A strong decay keeps elements at zero, where the float64 loop and any float32 loop differ. */
+    /* A strong decay would keep elements at zero, where float64 and float32 loops differ. */
     o.weight_decay = 0.01f;
     CHECK_OPTIMIZER(&o, false, true, "adam");
     o.clip_norm = 0;
@@ -358,8 +358,8 @@ TEST(stochastic_rounding_moves_bf16_weights)
     CHECK(memcmp(values[0], values[1], sizeof values[0]) == 0);
 }
 
-/* Four micro-batches and an update equal one step on all rows, for any weights. So does tt_step in a program
-   that accumulates. */
+/* Four micro-batches and an update equal one step on all rows, for any weights of targets. So does
+   tt_step in a program that accumulates. */
 TEST(micro_batches_equal_one_batch)
 {
     enum { BATCH = 16, IN = 7, OUT = 3 };
@@ -518,9 +518,9 @@ static tt_status chain_set(chain *c, float g)
     return status == TT_OK ? tt_set(c->p, c->target, target, PAIR) : status;
 }
 
-/* Runs a step with gradients of g. With accumulation: two micro-batches with gradients 1 and 2 g - 1, whose
-   mean is g. The number of micro-batches is not known in advance: losses are divided by 4 instead of 2, so
-   that the second micro-batch has values of about g, too. */
+/* Runs a step with gradients of g. With accumulation, two micro-batches have the gradients `1` and `2 g - 1`,
+   whose mean is g. A program that accumulates divides gradients by a power of two, here 4, instead of the 2
+   rows of a micro-batch. So the second micro-batch has values of about g, too. */
 static tt_status chain_step(chain *c, float g, tt_stats *stats)
 {
     const float lr = 1e-4f;
@@ -597,7 +597,7 @@ TEST(loss_scale_grows_where_nothing_overflows)
     static const struct { tt_loss_scale scale; float g; double after[5]; } rows[] = {
         {{1024, 2, 0.5f, 2}, 0.01f, {1024, 2048, 2048, 4096, 4096}},
         {{1, 16, 0.25f, 1}, 0.01f, {16, 256, 4096, 65536, 1048576}},
-        /* The scale stays, or reaches its max of 2^40. */
+        /* The scale stays at 256; reaches its max of 2^40; falls after an overflow, grows and falls again. */
         {{256, 1, 0.5f, 1}, 0.01f, {256, 256, 256, 256, 256}},
         {{0x1p39f, 2, 0.5f, 1}, 0, {0x1p40, 0x1p40, 0x1p40, 0x1p40, 0x1p40}},
         {{4096, 2, 0x1p-4f, 1}, 40, {256, 512, 1024, 2048, 128}}};
@@ -649,7 +649,7 @@ TEST(loss_scale_leaves_true_gradients)
 }
 
 /* If no scale prevents an overflow, the step fails once and the error names the gradient. Nothing changes,
-   and a better batch trains on. */
+   and training continues with the next batch that does not overflow. */
 TEST(loss_scale_has_a_floor)
 {
     for (int k = 0; k < 4; k++) {
@@ -984,7 +984,7 @@ TEST(before_update_reads_and_changes_gradients)
 }
 
 /* tt_set_gradient also works between the micro-batches and the update. With several ranks and groups
-   before_update reads the mean over all of them. */
+   before_update reads the mean gradient of all ranks and groups. */
 TEST(gradients_of_several_micro_batches)
 {
     static double g[2][AREA];
@@ -1095,8 +1095,8 @@ TEST(schedules)
 
 static float every_third(void *user, int64_t step) { return *(float *)user * (float)(step % 3); }
 
-/* The learning rate is constant until the last decay_steps, and then falls linearly or as 1 - sqrt; or a
-   function gives the rate. */
+/* The learning rate is constant until the last decay_steps, and then falls linearly or as 1 minus a square
+   root. Or a function gives the rate. */
 TEST(schedules_that_stay_and_functions)
 {
     static const int64_t steps[] = {0, 3, 9, 10, 11, 79, 80, 81, 95, 109, 110, 111, 5000};

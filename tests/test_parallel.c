@@ -3,8 +3,8 @@
 
    The training is a small transformer with a table that is embedding and head, a norm that two layers share,
    a frozen matrix, dropout, clipping and, in 16 bits, a loss scale that overflows at first. Its steps have
-   micro-batches of different sizes; in one step their number is no multiple of the leaves, in another it is
-   smaller than the leaves. */
+   micro-batches of different sizes. In one step the number of micro-batches is no multiple of the number of
+   leaves, in another step there are fewer micro-batches than leaves. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -19,7 +19,7 @@ static long pieces_from = 1, update_from = 1, loss_whole = 16L << 20, together =
 #include "test.h"
 
 enum {
-    WIDTH = 64, HIDDEN = 150, VOCAB = 410, LAYERS = 2, /* matrices of 1 to 7 chunks, whole and partial */
+    WIDTH = 64, HIDDEN = 150, VOCAB = 410, LAYERS = 2, /* matrices of 1 to 7 chunks, some partial */
     ROWS = 24, SEQS = 4, STEPS = 4, PARAMS = 32
 };
 
@@ -41,7 +41,7 @@ typedef struct setup {
     int tensor;              /* number of tensor ranks; 0: one */
     bool sequence;
     bool net;                /* runs on the ranks of all started processes, see mpi.c */
-    int pipeline, max;      /* tt_parallel's pipeline, schedule, micros */
+    int pipeline, max;      /* tt_parallel's `pipeline` and `micros` */
     const char *schedule;
     bool on_host;            /* parameters are updated in the host's memory */
 } setup;
@@ -273,8 +273,8 @@ static tt_status run_step(net *n, int step, int micros)
     return over ? status : tt_update(n->p, 0.01f, &n->stats);
 }
 
-/* Returns the number of micro-batches of a step. Some steps are full; in others the number is no multiple of
-   the leaves, or smaller than the number of leaves. */
+/* Returns the number of micro-batches of a step. Some steps are full. In other steps the number is no
+   multiple of the number of leaves, or smaller than the number of leaves. */
 static int micros_of(const setup *s, int step)
 {
     const int full = s->groups * s->per_leaf;
@@ -357,7 +357,8 @@ static const char *layout_text(const setup *s, char text[256])
     return text;
 }
 
-/* Compares two outcomes. file: also FLOPs and the state's file, for runs that sum in equal order. */
+/* Compares two outcomes. If `file`, compares FLOPs and the states' files, too: they are equal only if both
+   runs sum in equal order. */
 static bool same_outcome(const setup *s, const outcome *a, const outcome *b, bool file, int line)
 {
     char what[256], text[512];
@@ -398,7 +399,8 @@ static bool train(const setup *s, outcome *o)
 static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
 
 
-/* ones: one rank, which sums per step or per micro-batch. layouts: compared with `ones`. */
+/* `ones`: layouts of one rank, which sums per step or per micro-batch. Trainings on `layouts` are compared
+   with trainings on `ones`. */
 static const layout ones[] = {{"cpu", 1, 0}, {"cpu", 0, MICROS}};
 static const layout layouts[] = {
     {"cpu", 0, 0},    {"cpu", 0, SERVER},   {"cpu*2", 0, 0},      {"cpu*4", 0, 0},
@@ -844,8 +846,8 @@ TEST(parameters_of_ranks_are_set_and_read)
 {
     for (int k = 0; k < TEST_COUNT(layouts); k += 3) {
         setup s = setup_of(ones[sums_micros(layouts[k])], precisions[k % 5], 8, 1);
-        tt_stats reported[3]; /* of one rank; of several ranks, set before the allocation; of several
-                                 ranks, set after it */
+        tt_stats reported[3]; /* 0: one rank; 1: several ranks, parameters set before the allocation;
+                                 2: several ranks, parameters set after the allocation */
         for (int way = 0; way < 3; way++) {
             net n;
             if (way == 1) s.on = layouts[k];

@@ -223,8 +223,8 @@ static tt_status launch_phase(group *g, const job *j, int n, int phase)
 }
 
 /* Runs one phase of a collective through the host, part by part: each member copies the data that others
-   need, waits for all, and loads. A buffer is free again after the wait of the next part, when all members
-   have loaded. */
+   need, waits for all members, and loads the data that it needs. A buffer is free again after the wait of the
+   next part, because then all members have loaded. */
 static tt_status stage_phase(group *g, const job *j, int phase)
 {
     tt_status status = TT_OK;
@@ -512,7 +512,7 @@ TEST(squares_of_pieces)
     CHECK(cuda->copy(d.device[0], TT__COMPUTE_STREAM, d.memory[0], g, sizeof g) == TT_OK &&
           cuda->wait(d.device[0]) == TT_OK &&
           cuda->fill(d.device[0], d.memory[0] + at_table, 0xff, sizeof table) == TT_OK);
-    /* phases: each member's shards, then the sums of all */
+    /* Each phase but the last runs on one member's shards. The last phase sums all chunks. */
     for (int phase = 0; phase < MEMBERS + 1; phase++) {
         tt__instr i = tt__new_instr(phase < MEMBERS ? TT__OP_CHUNK_SQUARES : TT__OP_FOLD_SQUARES);
         tt__launch l[TENSORS];
@@ -552,8 +552,9 @@ TEST(squares_of_pieces)
 
 enum { NET_IN = 70, NET_HIDDEN = 130, NET_OUT = 5, NET_ROWS = 6, NET_STEPS = 3 };
 
-/* The work of a training: micro-batches of each step, number of leaves of the sum, rows of a micro-batch (0:
-   different numbers). update: NULL, or the option `update` for steps of one round without clipping. */
+/* The work of a training. `micros`: micro-batches of each step. `groups`: number of leaves. `rows`: rows of a
+   micro-batch; 0: micro-batches have different numbers of rows. `update`: NULL, or the option `update` for
+   steps of one round without clipping. */
 typedef struct net_work { int micros[NET_STEPS], groups, rows; const char *update; } net_work;
 static const net_work usual = {{11, 11, 0}, 8, 0, NULL}, *work = &usual;
 
@@ -563,7 +564,7 @@ typedef struct net { /* results of a training */
 } net;
 
 /* left_out: the device that skips its waits for other devices' events, from 1 in the order of their first
-   waits; 0: none. left_wait: the choice of leave_waits_out. */
+   waits; 0: none. left_wait: number of the waits that leave_waits_out removes; -1: none. */
 static int left_out, left_wait = -1;
 static void **hosts_event;
 static tt__backend fewer_waits;
@@ -589,9 +590,10 @@ static void leave_out(tt_program *p)
 }
 
 static char net_error[1024];
-/* Removes waits of updates in the host's memory: the waits for one group's copies to the host (one stream
-   completes copies in order), or the last waits for copies back, or the host's own wait. Returns the number
-   of waits that left_wait can name. */
+/* Removes waits of the updates in the host's memory, which run in groups of instructions. left_wait, from 0
+   on, names a group, and the waits for this group's copies to the host are removed; the next number names the
+   last waits for copies back to the device; the last number names the host's own wait. Copies of one stream
+   end in order, so a single missing wait would change nothing. Returns the number of choices. */
 static int leave_waits_out(tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -863,7 +865,7 @@ TEST(pairs_of_devices_are_tried)
             CHECK(n ? why && strncmp(why, links[link].expected, n) == 0 && strstr(why, " GB/s)") : !why);
             CHECK(rate > 0);
             const bool all = links[link].peers && strcmp(links[link].peers, "0") == 0;
-            why = cuda->peer(d[0], d[other], &back); /* the direction other -> 0 works */
+            why = cuda->peer(d[0], d[other], &back); /* the direction from d[other] to d[0] works */
             CHECK(all ? why && strncmp(why, "device pair 1 -> 0 is not tried", 31) == 0 : !why);
             CHECK(back > 0);
             why = cuda->peer(d[1], d[2], &same); /* two handles of one device work */

@@ -591,7 +591,8 @@ static size_t bytes_of_micros(const tt_program *p)
     return bytes;
 }
 
-/* With 1F1B stage s stores S - s micro-batches, with GPipe all. The bytes planned are the bytes allocated. */
+/* With 1F1B, stage s of S stages stores the activations of `S - s` micro-batches; with GPipe, of all. The
+   bytes planned are the bytes allocated. */
 TEST(stages_allocate_what_is_planned)
 {
     size_t bytes[2][4];
@@ -826,7 +827,7 @@ TEST(stages_that_do_not_fit_are_refused_together)
         memset(&n, 0, sizeof n);
         tt_context_options co = test_options(&a);
         n.ctx = tt_open(&co);
-        if (n.ctx) n.ctx->apart = true; /* so that the error can advise offload */
+        if (n.ctx) n.ctx->apart = true; /* the device has its own memory, so the error can advise offload */
         if (!n.ctx || !CHECK(record(&n, k / 6))) return;
         if (k % 2) tt_param_freeze(n.ctx, "table", true), tt_param_freeze(n.ctx, "layer.0.*", true);
         s.max = 4;
@@ -888,7 +889,7 @@ TEST(stages_on_cuda)
 #ifdef TINYTRAIN_CUDA
     static const char *const devices[][2] = {{"cuda:0,0", "cuda*2"}, {"cuda:0,0,0,0", "cuda*4"}};
     int several = 0, seeds = 1, skips = -1;
-#ifdef TT_EMULATE /* each slow build runs half of the cases: the trace build the half with offload */
+#ifdef TT_EMULATE /* each slow build runs half of the cases; the trace build runs the half with offload */
     several = 1;
     seeds = strcmp(emu_build(), "plain") == 0 ? 3 : 1;
     skips = strcmp(emu_build(), "plain") == 0 ? -1 : strcmp(emu_build(), "trace") == 0;

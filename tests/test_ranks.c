@@ -2,8 +2,8 @@
 
    A collective is launched by one thread per member, in the order of a run: barrier, each member sums or
    fetches its shard, barrier, each copies the others' shards, barrier. The test then compares every byte of
-   every member's memory with the result of a plain loop, which sums by its own recursion and rounds each sum,
-   and compares sums with float64. */
+   every member's memory with the result of a plain loop, which sums by its own recursion and rounds each sum.
+   The test also compares the sums with sums in float64. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -46,12 +46,12 @@ static void on_ranks(int ranks, void (*run)(void *arg, int rank), void *arg)
 
 /* ------------------------------------------------------------------------------------------------ meeting */
 
-/* Ranks, data * tensor of them, that pass barriers like the ranks of a program. */
+/* `data * tensor` ranks that pass barriers like the ranks of a program. */
 typedef struct barrier {
     tt__rank_group *rank_group;
     int data, tensor, rounds;
-    /* -1, or the rank that fails after at_round barriers; nap: that rank sleeps first, so that the other
-       ranks already sleep in a barrier */
+    /* Rank at_fault fails after at_round barriers; -1: no rank fails. If `nap`, the rank sleeps before it
+       fails, so that the other ranks already sleep in a barrier. */
     int at_fault, at_round;
     bool nap;
     int round[TT__RANKS];   /* not atomic, because a barrier makes a rank's writes visible to the others */
@@ -73,7 +73,7 @@ static void meet_and_look(barrier *m, int rank, tt__over over, int round)
     m->wrong[rank] += !tt__barrier(m->rank_group, rank, members);
     for (int k = 0; k < members.count; k++)
         m->wrong[rank] += m->round[members.first + k * members.stride] != round;
-    /* so that all ranks have read this round's numbers before one writes the next */
+    /* This barrier lets all ranks read the numbers of this round before a rank writes the next number. */
     m->wrong[rank] += !tt__barrier(m->rank_group, rank, members);
 }
 
@@ -254,8 +254,8 @@ static void wait_for_message(void *arg, int rank)
     w->status[rank] = tt__net_waited(w->net, "here", late, why);
 }
 
-/* Two ranks of a process each wait for a message while the other process ends. The rank that receives that
-   end must not write data that the other rank is reading, which ThreadSanitizer checks. */
+/* Two ranks of a process each wait for a message while the other process ends. The rank that learns
+   of the end must not write data that the other rank is reading. ThreadSanitizer checks this. */
 TEST(ranks_wait_for_a_process_that_ends)
 {
     static const tt__transport transport = {NULL, NULL, no_message, late_end, NULL};
@@ -489,7 +489,8 @@ static size_t bytes_of(const collective *c, const collective_test *t)
     return 3 * (size_t)GUARD + bytes_of_y(c) * (size_t)(slots + 1);
 }
 
-/* Returns the address of a member's x in its memory. In place, x is y or a shard of y, or the reverse. */
+/* Returns the address of a member's x in its memory. In place, x is y, x is a shard of y, or y is a
+   shard of x. */
 static char *x_of(const collective *c, const collective_test *t, char *memory, int member)
 {
     int64_t first;
@@ -918,7 +919,7 @@ TEST(rows_over_tensor_ranks) /* a rank has some of the rows, with all columns */
         if (k / 2 == 0) c.i->move.unit--;
         if (k / 2 == 1) some->shape.rows = WHOLE_ROWS + 1;
         if (k / 2 == 2) some->shape.cols = some->ld = WHOLE_COLS - 1;
-        if (k / 2 == 3) c.i->move.over = TT__OVER_DATA; /* the shard is not over data ranks */
+        if (k / 2 == 3) c.i->move.over = TT__OVER_DATA; /* only the collective is over data */
         REFUSED(gathers ? "a shard of the result" : "a shard of the operand");
     }
 }
@@ -1067,7 +1068,7 @@ static void *allocate_and_count(tt__device *d, size_t bytes)
 }
 
 /* Returns the bytes that member `me` loads in all phases of a collective that reads and writes x. With a
-   root, member 0 has all. */
+   root, member 0 has all elements. */
 static double loaded_by(tt_context *ctx, const tt__instr *i, int64_t elements, int me, int members)
 {
     tt__mat in[TT__RANKS], out[TT__RANKS];

@@ -33,9 +33,10 @@ static inline void streams_wait(tt_tape *t, int32_t to, int32_t from)
     i->in[1] = from;
 }
 
-/* Compiles h[0] = gelu(x), h[k + 1] = gelu(h[k]); y = h[last]; then, from the last k to the first, y =
-   gelu(y) + h[k]. Each h[k] is copied to the host's memory during the computation of h[k + 1], and back
-   during the step before the sum that reads h[k]. */
+/* Compiles `h[0] = gelu(x)` and, for k from 0 to STREAM_BLOCKS - 1, `h[k + 1] = gelu(h[k])`. Then `y` begins
+   as the last h, and for k from STREAM_BLOCKS - 1 down to 0, `y = gelu(y) + h[k]`. Each h[k] that is added is
+   copied to the host's memory while h[k + 1] is computed. The copy back begins one iteration before the
+   iteration that adds h[k]. */
 static inline bool streams_compile(streams *s, tt_context *ctx, const char *device)
 {
     int32_t h[STREAM_BLOCKS + 1], away[STREAM_BLOCKS], back[STREAM_BLOCKS];
@@ -65,8 +66,9 @@ static inline bool streams_compile(streams *s, tt_context *ctx, const char *devi
     return s->wait[2 * STREAM_BLOCKS - 1] > 0 && s->p->built.in_flight == 2;
 }
 
-/* Removes the operand of WAIT number `wait`, which the verifier would refuse, and makes room for the copy
-   that then stays in flight. Returns false when out of memory. */
+/* Makes WAIT number `wait` wait for nothing, by removing its operand: the verifier would refuse this tape,
+   but does not see the tape. Makes room for the copy that then stays in flight. Returns false when out of
+   memory. */
 static inline bool streams_drop(streams *s, int wait)
 {
     tt__rank *r = &s->p->rank[0];

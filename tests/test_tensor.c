@@ -363,8 +363,9 @@ static bool train(net_kind kind, const tt_compile_options *o, trained *to, bool 
     return ok;
 }
 
-/* Checks that a and b differ by at most `tolerance` times the largest number of each parameter, or a
-   hundredth of the largest number of all parameters. `what` names the case. */
+/* Checks that the elements of each parameter in a and b differ by at most `tolerance * max`. `max` is the
+   parameter's largest element in b, but at least a hundredth of b's largest element. `what` names the
+   case. */
 static void compare(net_kind kind, const float *a, const float *b, double tolerance, const char *what)
 {
     net n;
@@ -532,7 +533,8 @@ TEST(tables_and_heads)
             CHECK(split_of(n.p, "words") == expected && split_of(n.p, "head_b") == TT__WHOLE);
             if (kind == WORDS) CHECK(split_of(n.p, "head") == expected);
             CHECK(instructions(n.p, TT__OP_MEAN_LOSS) == 1);
-            /* With 600 rows of a rank the loss is fused; 300 rows are less than a chunk. */
+            /* Each of two ranks has 600 rows, so linear and loss are one instruction. Each of four ranks has
+               300 rows, fewer than a chunk. */
             CHECK(instructions(n.p, TT__OP_LINEAR_CROSS_ENTROPY) == (ranks == 2));
             CHECK(collectives(n.p, TT__OP_ALL_GATHER, false) == divides);
             CHECK(collectives(n.p, TT__OP_REDUCE_SCATTER, true) == divides);
@@ -699,7 +701,8 @@ TEST(verifier_finds_wrong_layouts)
 
 /* ----------------------------------------------------------------------------------------------- programs */
 
-/* An evaluation that shares the arena, with frozen layers in between, gives the results of "cpu". */
+/* A training with frozen layers, and an evaluation in the training's arena, give on several ranks the logits
+   of one rank. */
 TEST(frozen_layers_and_evaluation)
 {
     static float logits[2][SEQS * CLASSES];
@@ -896,8 +899,8 @@ TEST(programs_split_alike)
     }
 }
 
-/* Three programs share a table that ranks hold by rows: the loss of the tape, the logits, and a training
-   whose loss is not the root, so that the training needs whole logits. */
+/* Three programs share a table that ranks hold by rows. The first computes the tape's loss, the second the
+   logits. The third trains, and its root is the loss times 1, so that the program needs whole logits. */
 TEST(programs_share_tables)
 {
     static float logits[2][LONG * 52], value[2][FLOATS];

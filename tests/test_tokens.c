@@ -168,7 +168,7 @@ TEST(spelled_out_ends)
         o.separator = "---";
         const char *text = rows[k].plain ? rows[k].plain : rows[k].text;
         int64_t n = encode(t, text, strlen(text), true, expected, 100);
-        /* A token spelled out in a text counts as that token: "ab" after <s> may have other ids. */
+        /* A begin token that the text spells out is one token, after which "ab" may have other ids. */
         if (rows[k].begun) {
             const size_t bytes = (size_t)(strstr(rows[k].text, "ab") + 2 - rows[k].text);
             n = encode(t, rows[k].text, bytes, false, expected, 100);
@@ -226,8 +226,8 @@ TEST(ordinary_tokens_as_ends)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Bytes are counted in the text. A text for a tokenizer must be UTF-8: the tokenizer would count an invalid
-   byte as three. */
+/* A stream's number of bytes is that of its text. A text for a tokenizer must be UTF-8, because the tokenizer
+   would count an invalid byte as three. */
 TEST(invalid_texts_of_a_tokenizer_are_refused)
 {
     test_allocator a;
@@ -609,7 +609,7 @@ TEST(faults)
             f.calls = 0;
             const tt_status status = all_of_it(ctx, folder);
             const bool reached = f.calls >= at;
-            if (reached && *op != 'c') { /* closing a file after a read may fail */
+            if (reached && *op != 'c') { /* a failed close of a file that was read is no error */
                 CHECK(status == TT_ERR_FILE);
                 CHECK_ERROR(ctx, TT_ERR_FILE, "injected");
                 failed++;

@@ -56,8 +56,8 @@ def split(path):
 
 
 def check_heads(path, head, joined):
-    """Fails unless the files that a head includes are joined. A file without a body need only include joined
-    files."""
+    """Fails if a file that a head includes is not joined earlier. For an included file without a body, which
+    is not joined, checks the files that this file's head includes."""
     for used in includes(head, path):
         if used in joined or used in ROOTS:
             continue

@@ -10,19 +10,20 @@
 extern "C" {
 #endif
 
-/* How the emulator chooses the next of the runnable operations. CUDA allows each of these orders. */
+/* Rules by which the emulator chooses the next operation that runs. CUDA allows the order that each rule
+   gives. */
 typedef enum emu_scheduler {
     EMU_NEWEST,  /* the youngest: consumers run before producers unless something orders them */
     EMU_UNIFORM, /* any operation, at random */
     EMU_PCT,   /* streams have random priorities that change now and then (Burckhardt et al., ASPLOS 2010) */
-    EMU_LAZY,  /* no operation before the host waits for one, and then only those that it needs */
+    EMU_LAZY,  /* none before the host waits, and then only those for whose end the host waits */
     EMU_EAGER, /* each operation at once and in order, as with CUDA_LAUNCH_BLOCKING=1 */
     EMU_SCHEDULERS
 } emu_scheduler;
 
 /* Resets the emulator and all its state. `peers`: 1, every device can reach every other; 0, none can. Without
-   this call the first CUDA call takes EMU_DEVICES (1), EMU_MEMORY (256 MiB), EMU_PEERS (1) and EMU_SEED
-   (0). */
+   this call the first CUDA call reads the environment variables EMU_DEVICES (by default 1), EMU_MEMORY
+   (256 MiB), EMU_PEERS (1) and EMU_SEED (0). */
 void emu_configure(int devices, size_t bytes_per_device, int peers, uint64_t seed);
 
 /* Sets the compute capability of a device, until the next emu_configure, which sets 9.0. */
@@ -36,8 +37,9 @@ void emu_library_copy(void *to, const void *from, size_t n);
 void emu_set_managed(int device, int concurrent);
 
 /* Sets faults of the link from the memory of device `from` to device `to`, until the next emu_configure.
-   NO_ACCESS: no peer access. WRONG_COPIES, WRONG_LOADS: a wrong byte in each KiB that arrives by copies (if
-   one of the devices has access to the other) or by kernels' loads. */
+   `wrong` is a sum of bits. EMU_NO_ACCESS: there is no peer access. EMU_WRONG_COPIES: one byte is wrong in
+   each KiB that a copy brings, if one of the devices has access to the other. EMU_WRONG_LOADS: one byte is
+   wrong in each KiB that kernels load. */
 enum { EMU_NO_ACCESS = 1, EMU_WRONG_COPIES = 2, EMU_WRONG_LOADS = 4 };
 void emu_set_link(int from, int to, unsigned wrong);
 
@@ -72,10 +74,10 @@ typedef struct emu_counts {
     long operations, kernels, blocks, threads, switches; /* what the emulator executed */
     long launches, graph_launches;                       /* what the caller requested */
     long copies, memsets, gemms;
-    long uneven_gemms; /* cublasLtMatmul products with a size along memory, or a leading dimension, that 8
-                          does not divide */
+    long uneven_gemms; /* cublasLtMatmul products of which some matrix has a number of rows (the matrices
+                          are column-major) or a leading dimension that is no multiple of 8 */
     long gelus, gelu_slopes, bias_gradients, tf32,
-        fp8; /* matrix products with the epilogue or the operands of that name */
+        fp8; /* matrix products with the epilogue or the operands that the field names */
     long heuristics;                                     /* calls of cuBLASLt's heuristic */
     long by_algorithm[5];                                /* products of cuBLASLt, by the algorithm's number */
     long watched;                                        /* launches of emu_watch's kernel */
@@ -83,7 +85,7 @@ typedef struct emu_counts {
     long host_syncs;     /* waits of the host: synchronise calls and blocking copies */
     long event_syncs;    /* waits for an event, even for an event that has happened */
     long allocations;                                    /* calls that allocate or free memory */
-    long advised, prefetched; /* bytes of managed memory advised to stay on a device; bytes prefetched */
+    long advised, prefetched; /* bytes of managed memory: advised to stay on a device, prefetched */
     long prefetches;
 } emu_counts;
 emu_counts emu_get_counts(void);

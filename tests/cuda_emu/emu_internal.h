@@ -1,5 +1,5 @@
-// emu_internal.h - declarations that cuda_emu.cpp, cuda_emu_trace.cpp and cuda_emu_blas.cpp share. Never
-// compiled with -fsanitize=thread.
+// emu_internal.h - declarations that cuda_emu.cpp, cuda_emu_trace.cpp and cuda_emu_blas.cpp share. These
+// files are never compiled with -fsanitize=thread.
 #ifndef TT_EMU_INTERNAL_H
 #define TT_EMU_INTERNAL_H
 #include "cuda_emu.h"
@@ -22,7 +22,7 @@
 enum {
     EMU_MAX_DEVICES = 16,
     EMU_MAX_THREADS = 1024,
-    EMU_SHARED_ARENA = 384 * 1024, // more than a block may have, as there are gaps between slots
+    EMU_SHARED_ARENA = 384 * 1024, // more bytes than a block may have, for gaps between its arrays
     EMU_STATIC_SHARED = 48 * 1024, // limits of compute capability 9.0
     EMU_OPTIN_SHARED = 227 * 1024,
     EMU_REDZONE = 256,             // bytes before and after each allocation
@@ -39,12 +39,13 @@ struct emu_pin { const char *p; size_t n; bool device_writes; }; // pinned memor
 struct emu_work { // the work of an operation of a stream, or of a node of a graph
     emu_kind kind = EMU_MARK;
     std::string name;
-    // mask of devices whose memory the work may use; bit 31: a kernel, which may use no other memory
+    // mask of the devices whose memory the work may use; bit 31: the work is a kernel, which may use no other
+    // memory
     unsigned devices = 0;
-    int least_parts = 1;  // min and max number of slices; other streams' work may run between two slices
+    int least_parts = 1;  // the min and max number of parts; other streams' work may run between two parts
     int most_parts = 1;
     emu_body body;
-    double us = 0; // microseconds of virtual time, beside one for each slice
+    double us = 0; // microseconds of virtual time, without the one microsecond that each part takes
     std::vector<emu_pin> pins;
 };
 struct emu_op {
@@ -55,7 +56,7 @@ struct emu_op {
     bool done = false;
     double finished_us = 0; // virtual time of the end, in microseconds
     uint32_t number = 0;    // number among all operations, from 1
-    uint32_t ticket = 0;    // number among the operations of its stream: the component of `clock`
+    uint32_t ticket = 0;    // number among the operations of its stream: the stream's component of `clock`
     emu_clock clock;        // the operation's end and everything that happens before
 };
 typedef std::shared_ptr<emu_op> emu_op_ptr;
@@ -87,7 +88,7 @@ struct emu_device {
     char *mapped = nullptr;               // result of mmap
     char *base = nullptr, *end = nullptr; // range of the device's addresses: whole huge pages
     char *bottom = nullptr; // [bottom, end) has been handed out; each address is handed out only once
-    char *shadow = nullptr; // cells of the trace build
+    char *shadow = nullptr; // the trace build's records of accesses, one record for two bytes
     size_t used = 0, limit = 0;
     int major = 9, minor = 0;                // compute capability
     bool concurrent = true;                  // cudaDevAttrConcurrentManagedAccess
@@ -128,7 +129,7 @@ extern size_t emu_address_space; // bytes of addresses of one device
 extern emu_running_block emu_block;
 extern emu_fiber *emu_current_fiber;
 extern emu_op *emu_current_op;
-extern emu_clock emu_host_clock; // one clock of all host threads, which know each other's waits
+extern emu_clock emu_host_clock; // vector clock of the host: the waits of one host thread count for all
 extern char *emu_shared_arena;
 extern emu_counts emu_stats;
 extern unsigned emu_refused; // algorithms that cuBLASLt refuses, a bit each
@@ -148,12 +149,13 @@ cudaError_t emu_enqueue(cudaStream_t s, emu_work work);
 int emu_stream_device(cudaStream_t s); // returns -1 if the stream does not exist
 int emu_current_device();
 void emu_count_object(int by); // counts handles of cuBLAS for emu_live_objects
-bool emu_bad_range(const void *p, size_t n); // the range begins in device memory and leaves a live allocation
+// returns whether the range begins in device memory, but is not inside one live allocation
+bool emu_bad_range(const void *p, size_t n);
 uint64_t emu_random();
 
 // ---------------------------------------------------------------------------------- the trace build's checks
-// emu_touch checks an access of the running operation that no __tsan_ function sees. Copying bytes that were
-// never written is allowed.
+// emu_touch checks an access of the running operation, for accesses that no __tsan_ function sees. Copying
+// bytes that were never written is allowed.
 enum emu_access { EMU_READS, EMU_WRITES, EMU_COPIES_FROM };
 #ifdef EMU_TRACE
 void emu_trace_reset();
@@ -163,7 +165,8 @@ void emu_trace_pinned(emu_pinned &m);
 void emu_trace_pinned_gone(emu_pinned &m);
 void emu_trace_op(const emu_op &op);
 void emu_trace_pins(const emu_op &op);
-void emu_trace_undefined(const void *p, size_t n); // for shared memory to which a cp.async is in flight
+// marks shared memory as never written, until a cp.async has filled it
+void emu_trace_undefined(const void *p, size_t n);
 void emu_touch(const void *p, size_t n, emu_access access, const char *file = nullptr, int line = 0);
 #else
 inline void emu_trace_reset() {}

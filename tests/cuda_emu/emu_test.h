@@ -1,4 +1,4 @@
-// emu_test.h - tests/test.h for programs without tinytrain.h, with the macros and the output of tests/test.h.
+// emu_test.h - the macros of tests/test.h, with equal output, for programs without tinytrain.h.
 // The program's arguments are patterns ('*') of the tests to run.
 #ifndef TT_EMU_TEST_H
 #define TT_EMU_TEST_H

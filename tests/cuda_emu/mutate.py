@@ -32,7 +32,8 @@ with open(os.path.join(HERE, "emu.mk")) as makefile:
 DEFINES = re.findall(r"-D\S+", DEFINES) + ["-I" + HERE, "-I" + ROOT]
 
 # Programs that are linked with a .cu: (program, arguments of all runs, pattern of the parts of the tests,
-# environment variable that names a part; None: an argument names it). Each part is a run.
+# environment variable). Each part is a run. The environment variable names the part; if it is None, an
+# argument names the part.
 LINKED = {
     "tinytrain_cuda.cu": [
         ("tests/test_ops.c", ["reference_cuda", "gradient_cuda"], r"^    X\((\w+), [A-Z]", "TT_TEST_CASE"),
@@ -43,7 +44,7 @@ LINKED = {
     ],
 }
 
-# A pattern of the right sides of bounds: numbers of rows, columns, elements.
+# Matches the right side of a comparison with a bound: a number of rows, columns or elements.
 EXTENT = (r"(?:(?:\w+\.)?(?:cols|rows|n|length|queries|count|head_size|end|to|all|parts|left|width|columns)"
           r"|g\.[mk])")
 TERM = r"(?:\(int\))?[\w.]+(?:\[\w+\])?"
@@ -179,7 +180,7 @@ def on_device(text, at):
 
 
 def mutants(text):
-    """Returns (name, line number, line, begin, end, replacement) of each mutant, by place."""
+    """Returns (name, line number, line, begin, end, replacement) of each mutant, in source order."""
     begin, end = code_regions(text)
     found = []
     for name, pattern, instead in MUTATIONS:
@@ -351,7 +352,8 @@ def main():
         for k in wanted:
             what, number, line = found[k][:3]
             seen, tried = {}, {}
-            # The first build tells best which mutants are reached, and the last build notices most.
+            # The last build runs first, because the last build notices most. The runs of the first build
+            # choose the tests, because the first build tells best which mutants a test reaches.
             for b in reversed(builds):
                 seen[b], tried[b], spent = None, 0, 0
                 if options.first and any(seen.values()):

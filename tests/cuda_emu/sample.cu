@@ -93,7 +93,7 @@ __global__ void fill(float *a, int n, int rank, int round)
 enum { GEMM_PITCH = 40, GEMM_SHARED = 2 * 2 * 64 * GEMM_PITCH * 2 };
 __global__ void __launch_bounds__(128) gemm(float *c, const bf16 *a, const bf16 *b, int M, int N, int K)
 {
-    TT__DYN_SHARED(bf16, tiles); // [2 stages][a 64 x pitch, b 64 x pitch]
+    TT__DYN_SHARED(bf16, tiles); // two buffers, each with 64 rows of a and then 64 rows of b
     int t = threadIdx.x, lane = t & 31, warp = t >> 5, warp_m = warp >> 1, warp_n = warp & 1,
         m0 = blockIdx.y * 64, n0 = blockIdx.x * 64;
     float sum[2][4][4] = {};
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(128)
                 tt__mma_16816<bf16>(s[2 * j + 1], fa, b1);
             }
         }
-        for (int h = 0; h < 2; h++) { // h: rows lane/4 and lane/4+8
+        for (int h = 0; h < 2; h++) { // h 0: row lane / 4 of the warp's rows; h 1: row lane / 4 + 8
             int row = q0 + warp * 16 + (lane >> 2) + h * 8;
             float m = largest[h], z = 0;
             for (int j = 0; j < 8; j++) {
@@ -207,7 +207,8 @@ __global__ void __launch_bounds__(128)
             }
             sum[h] = sum[h] * correction + z;
         }
-        for (int kk = 0; kk < 4; kk++) { // C has the layout of A, so the probabilities stay in registers
+        // Results of mma have the layout of its operand A, so the probabilities stay in registers.
+        for (int kk = 0; kk < 4; kk++) {
             uint32_t fa[4] = {pack2(s[2 * kk][0], s[2 * kk][1]), pack2(s[2 * kk][2], s[2 * kk][3]),
                               pack2(s[2 * kk + 1][0], s[2 * kk + 1][1]),
                               pack2(s[2 * kk + 1][2], s[2 * kk + 1][3])};
@@ -305,14 +306,14 @@ inline cudaError_t ring_all_reduce(ring *R)
         TRY(cudaSetDevice(r));
         TRY(cudaEventRecord(R->ready[r], R->compute[r]));
     }
-    for (int s = 0; s < n - 1; s++) { // reduce-scatter: in step s rank r sends chunk r - s to rank r + 1
+    for (int s = 0; s < n - 1; s++) { // reduce-scatter: rank r sends chunk `r - s` to rank `r + 1` (modulo n)
         for (int r = 0; r < n; r++) {
             int q = (r + 1) % n, k = (r - s + n) % n;
             TRY(cudaSetDevice(r));
-            // The chunk that is sent is final.
+            // Waits until the chunk that is sent is final.
             TRY(cudaStreamWaitEvent(R->copy[r], s == 0 ? R->ready[r] : R->added[r][s - 1], 0));
             TRY(cudaStreamWaitEvent(R->copy[r], s < 2 ? R->ready[q] : R->added[q][s - 2],
-                                    0)); // the receiver's buffer is free
+                                    0)); // waits until the receiver's buffer is free
             TRY(cudaMemcpyPeerAsync(R->received[q] + (s & 1) * c, q, R->data[r] + k * c, r, c * sizeof(float),
                                     R->copy[r]));
             TRY(cudaEventRecord(R->sent[r][s], R->copy[r]));
@@ -326,7 +327,7 @@ inline cudaError_t ring_all_reduce(ring *R)
             TRY(cudaEventRecord(R->added[q][s], R->compute[q]));
         }
     }
-    for (int s = 0; s < n - 1; s++) { // all-gather: in step s rank r sends chunk r + 1 - s to rank r + 1
+    for (int s = 0; s < n - 1; s++) { // all-gather: rank r sends chunk `r + 1 - s` to rank `r + 1` (modulo n)
         for (int r = 0; r < n; r++) {
             int q = (r + 1) % n, k = (r + 1 - s + n) % n;
             TRY(cudaSetDevice(r));

@@ -161,8 +161,8 @@ TEST(tf32_rounds_to_nearest_away_from_zero)
 #endif
 }
 
-// The two warpgroups of a block multiply matrices of (64, 64): d = a b^T; then d += a c, with the rows of a
-// in registers; then d += a^T c, without a wait before the product is issued.
+// The two warpgroups of a block compute `a b^T + a c + a^T c` of matrices of (64, 64). The rows of a are in
+// registers for `a c`. The product `a^T c` is issued without a wait for the others.
 template <class T> __device__ void put_swizzled(T *tile, const T *from)
 {
     for (int i = threadIdx.x; i < 64 * 8; i += 256) {
@@ -244,8 +244,8 @@ TEST(wgmma_reads_and_leaves_what_the_manual_says)
     }
 }
 
-// One warp copies tiles of 128 floats, at most two ahead. Three other warps add the tiles up, each in its own
-// order.
+// One warp copies tiles of 128 floats, at most two tiles ahead of the warps that read them. Three other warps
+// add the tiles up, each in its own order.
 __global__ void adds_tiles(float *out, const float *in, int tiles)
 {
 #if defined(TT_EMULATE) || !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -303,8 +303,8 @@ TEST(phases_end_with_the_last_arrival)
     }
 }
 
-// Tests each load of 8 x 8 matrices: out[matrix][lane] gets the lane's two numbers. in (32, 8) holds four
-// matrices, one below another.
+// Tests each load of 8 x 8 matrices: `out[matrix][lane]` gets the lane's two numbers. The array
+// `in` of shape (32, 8) holds four matrices, one below another.
 __global__ void ldmatrix_all(uint32_t *out, const uint16_t *in)
 {
     TT__SHARED(uint16_t, tile, [32][8]);
@@ -349,7 +349,8 @@ TEST(ldmatrix_gives_each_lane_its_part)
     }
 }
 
-// Copies by cp.async 4, 8 and 16 bytes, in three groups. Copies with fewer source bytes put zeros at the end.
+// Tests cp.async with 4, 8 and 16 bytes, in three groups. If a copy has fewer source bytes, zeros fill the
+// rest.
 __global__ void cp_async_all(uint32_t *out, const uint32_t *in)
 {
     TT__SHARED(uint32_t, tile, [3][32][4]);
@@ -871,7 +872,7 @@ TEST(captures_refuse_what_cuda_refuses)
         OK(cudaStreamEndCapture(s, &g));
         OK(cudaGraphDestroy(g));
 
-        OK(cudaEventRecord(outside, t)); // records a dependency that no graph can hold
+        OK(cudaEventRecord(outside, t)); // an event outside the capture, which a graph cannot hold
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
         CHECK_EQUAL(cudaStreamWaitEvent(s, outside, 0), cudaErrorStreamCaptureIsolation);
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
@@ -1424,7 +1425,7 @@ static void check_epilogue(cublasLtEpilogue_t epilogue, float beta_value, double
     std::vector<D> aux_before = aux.host, bias_before = bias.host;
     aux.down();
     bias.down();
-    // DGELU_BGRAD sums D as written, so the rounding of each number counts.
+    // DGELU_BGRAD sums the rounded numbers of D, so the tolerance includes the rounding of each number.
     std::vector<double> bias_gradient((size_t)std::max(m, n)), rounding((size_t)std::max(m, n));
     for (int j = 0; j < n; j++) {
         for (int i = 0; i < m; i++) {
@@ -1473,7 +1474,8 @@ TEST(cublaslt_epilogues)
             check_epilogue<float, float>(e, 0.5f, 1e-5);
         }
         check_epilogue<bf16, float>(CUBLASLT_EPILOGUE_DEFAULT, 1, 1e-5);
-        // the rows of A (else of B, as b_wants says) do not run across the sum
+        // BGRADA and BGRADB are refused for an A that is transposed or a B that is not. b_wants: tests
+        // BGRADB, not BGRADA.
         for (int b_wants = 0; b_wants < 2; b_wants++) {
             lt_call other(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, 64, 64, 64,
                           true, false);
@@ -1484,7 +1486,7 @@ TEST(cublaslt_epilogues)
             other.workspace(1 << 20);
             CHECK_EQUAL(other.query(), CUBLAS_STATUS_NOT_SUPPORTED);
         }
-        // cublasLtMatmul refuses a bias without an epilogue for it; the heuristic accepts it.
+        // cublasLtMatmul refuses a bias if the epilogue adds none; the heuristic accepts such a bias.
         const float one = 1, zero = 0;
         buffer<bf16> x(1024);
         lt_call call(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, 16, 8, 24, true,
@@ -1557,7 +1559,7 @@ TEST(cublaslt_fp8_with_scales)
         lt_call wide(CUBLAS_COMPUTE_32F, CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_16BF, CUDA_R_16BF, 72, 64, 64,
                      true, false);
         OK(wide.query());
-        // The bias of an f32 result is bf16, by default too; an f32 bias is refused.
+        // The bias of an f32 result must be bf16, which is also the default. An f32 bias is refused.
         lt_call biased(CUBLAS_COMPUTE_32F, CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_32F, CUDA_R_32F, 68, 64, 64,
                        true, false);
         buffer<float> bias(68);

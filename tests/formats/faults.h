@@ -3,7 +3,8 @@
 
 /* --------------------------------------------------------------------------------- failures of allocation */
 
-/* Reads pairs with labels and sentences with tags from files of a folder, and makes their batches. */
+/* Reads a folder's files of text pairs, which have labels or scores, and of sentences, which have tags. Makes
+   batches of each file. */
 static bool use_tasks(tt_context *ctx, const char *folder, const tt_tokenizer *k)
 {
     static const struct { const char *name; tt_task task; } files[] = {

@@ -94,7 +94,7 @@ TEST(loader_batches)
                     CHECK(!seen[e.index[i]]++);
                     CHECK(e.step_of[i] == i / o.batch); /* each step is whole, except the last */
                     if (!shuffle) CHECK(e.index[i] == i);
-                    /* Within a step of a shuffled loader with a window, longer texts come first. */
+                    /* A shuffled loader whose `window` exceeds 1 puts longer texts first within a step. */
                     if (i && shuffle && o.window > 1 && e.step_of[i] == e.step_of[i - 1]) {
                         size_t n0, n1;
                         const char *t0 = tt_dataset_text(d, e.index[i - 1], &n0),
@@ -118,7 +118,7 @@ TEST(loader_batches)
                 if (shuffle && o.batch < 100)
                     CHECK(memcmp(first.index, second.index, (size_t)first.seqs * sizeof *first.index) != 0);
                 log_free(&again);
-                /* a seek to a step equals reading up to the step */
+                /* a seek to a step gives the same rest of the epoch as reading */
                 for (int step = expected; step >= 0; step -= 2) {
                     epoch_log rest = read_epoch(l, d, k, &o, 1, step);
                     int skip = step * o.batch < second.seqs ? step * o.batch : second.seqs;
@@ -139,8 +139,8 @@ TEST(loader_batches)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A table lists class after class, with texts cut to equal lengths. A step has one class no more often than
-   by chance: 2^-15 for two classes of equal size and 16 texts a step. */
+/* A table lists class after class, with texts cut to equal lengths. A step has texts of one class only no
+   more often than by chance: with probability 2^-15 for two classes of equal size and 16 texts a step. */
 TEST(loader_mixes_texts_of_the_same_length)
 {
     test_allocator a;
@@ -201,7 +201,7 @@ TEST(loader_micro_batches)
             full_tokens++;
             CHECK(x.rows + (x.seq_start[x.seqs] - x.seq_start[x.seqs - 1]) > 100);
         }
-        /* Within a window, steps are not sorted by length. */
+        /* The four steps that the option `window` puts together are not sorted by length. */
         if (got && first && ++steps % 4 != 1) longer += x.seq_start[1] > longest;
         if (got && first) longest = x.seq_start[1];
         first = got && x.last_of_step;
@@ -305,8 +305,9 @@ TEST(loader_deals_out_to_groups)
                   memcmp(rest.index, e.index + skip, (size_t)rest.seqs * sizeof *e.index) == 0);
             log_free(&rest);
             int max = 0, more = 0;
-            /* largest: tokens if each micro-batch were as long as its step's longest, which all ranks wait
-               for; all: actual tokens. Steps whose micro-batches have one text each do not count. */
+            /* `all`: the number of tokens. `largest`: the number of tokens if each micro-batch were as long
+               as the longest micro-batch of its step, for which all ranks wait. Steps whose micro-batches
+               have one text each do not count. */
             double largest = 0, all = 0;
             for (int at = 0; at < N;) {
                 bool in[N] = {false};

@@ -151,7 +151,7 @@ TEST(spans_of_any_bytes)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Templates that do not have the first text and then the second cannot encode pairs. */
+/* A template must have the first text and then the second. With other templates pairs are refused. */
 TEST(templates_without_pairs)
 {
     static const char model[] = "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"c\":2},"
@@ -394,7 +394,7 @@ TEST(tables_of_tasks_refused)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Tables of pairs and triplets for TT_TASK_EMBED are read, divided and refused. */
+/* Tables of pairs and triplets for TT_TASK_EMBED are read and divided. Wrong tables are refused. */
 TEST(tables_of_pairs_and_triplets)
 {
     static const struct { task_file file; const char *error; } rows[] = {
@@ -599,8 +599,8 @@ TEST(loader_of_tasks)
 }
 
 /* A loader of tags: the first token of each word has the tag, as in the token classification of transformers.
-   The rows are the words of the package `tokenizers` (is_pretokenized), whose first tokens have the number of
-   the word. */
+   In `rows`, the package `tokenizers` (is_pretokenized) has split the words into tokens. The first token of
+   each word has the word's number, and all other tokens have -100. */
 TEST(loader_of_tags)
 {
     static const char *const words[] = {"EU", "quick's", "jumps", "1984,", "brown-fox",

@@ -74,8 +74,8 @@ static char *field(const char **at, const char *end, size_t *bytes)
     return text;
 }
 
-/* Puts the ids into a stream, `each` at a time. Checks that the stream's texts add up to the text of all ids,
-   and that the stream keeps at most `max` ids to decode again. */
+/* Puts the ids into a tt_decode_stream, `each` at a time. Checks that the texts of all calls add up to the
+   text of all ids, and that at most `max` ids are kept to be decoded again. */
 static bool stream_is_text(const tt_tokenizer *k, const int32_t *ids, int64_t n, int64_t each, bool skip,
                            int max)
 {
@@ -88,7 +88,7 @@ static bool stream_is_text(const tt_tokenizer *k, const int32_t *ids, int64_t n,
         const int64_t now = i + each < n ? each : n - i;
         const char *text = i < n ? tt_decode_stream_put(s, ids + i, now, &more)
                          : tt_decode_stream_end(s, &more);
-        /* A stream waits for the end of a run of single-byte tokens, however long. */
+        /* In a run of single-byte tokens, however long, all ids are kept until the run ends. */
         same = text && at + more <= (size_t)bytes && (s->n <= max || s->runs);
         if (same) memcpy(made + at, text, more);
         at += more;
@@ -185,8 +185,8 @@ TEST(text_of_ids_that_come)
         REQUIRE(k != NULL);
         const int size = tt_tokenizer_size(k), e2 = tt_tokenizer_find(k, "\xc3\xa2"); /* token of byte E2 */
         const int space = kind % 3 ? 4 : 0;
-        for (int round = 0; round < 4; round++) { /* ids of the rounds: any; the first 300; the token of
-                                                     one byte; five tokens */
+        for (int round = 0; round < 4; round++) { /* round 0: any ids; 1: ids below 300; 2: the token
+                                                     of byte E2 alone; 3: five ids */
             for (int i = 0; i < N; i++) {
                 const int any = (int)(test_random(&random) % (uint64_t)(size + 2)) - 1;
                 ids[i] = round == 0 ? any : round == 1 ? any % 300 : round == 2 ? (e2 < 0 ? any : e2)
@@ -463,8 +463,8 @@ TEST(tokenizer_nasty_strings)
     golden(vocab, TEST_GOLDEN("points_cased.tsv"), false);
 }
 
-/* Writes a vocab.txt as the tokenizer.json that transformers 5 saves; older: as an older version saves it,
-   with fewer keys. */
+/* Writes a vocab.txt as the tokenizer.json that transformers 5 saves. If `older`, the file has fewer keys, as
+   older versions of transformers save it. */
 static void write_as_json(const char *folder, const char *vocab, bool lowercase, bool older)
 {
     size_t n;

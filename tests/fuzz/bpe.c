@@ -7,7 +7,7 @@
 
 enum { MAX_TOKENS = 512 };
 
-/* Encodes one text without cutting it. With room for MAX_TOKENS also checks the spans of the tokens. */
+/* Encodes one text without cutting it. If `room` is MAX_TOKENS, also checks the spans of the tokens. */
 static int64_t encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
                       int64_t room)
 {

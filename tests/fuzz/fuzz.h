@@ -192,7 +192,7 @@ static inline const char *fuzz__reason(void *user)
 
 enum {
     FUZZ_MEMORY = 64 << 20
-}; /* FUZZ_MEMORY: bytes that a context may allocate. Code that does not limit a size fails or is slow. */
+}; /* FUZZ_MEMORY: bytes that a context may allocate, so that an allocation of unlimited size fails. */
 
 static size_t fuzz_allocated;
 static bool fuzz_refused; /* an allocation was refused since fuzz_open */

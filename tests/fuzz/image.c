@@ -97,7 +97,7 @@ static void resize(fuzz_input *in)
         int more = slack(image.height, height) + slack(image.width, width);
         for (size_t k = 0; k < n; k++) {
             size_t c = k % (size_t)image.channels;
-            /* a colour divided by its alpha is rounded */
+            /* The division of a colour by its alpha is rounded, so the colour may leave its range. */
             bool rounds = alpha && c + 1 < (size_t)image.channels;
             FUZZ_CHECK(rounds || (to[k] + more >= low[c] && to[k] - more <= high[c]));
         }

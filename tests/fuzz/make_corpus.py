@@ -398,7 +398,8 @@ def reduced(name, text):
     if model["type"] == "Unigram":
         few = [pair for pair in model["vocab"] if set(pair[0]) <= set(text) | {"\u2581"}][:24]
         model["vocab"], model["unk_id"] = [["<unk>", 0.0], *few], 0
-        trie = [0] * 120  # "q" alone becomes "kw": an entry for "q", and beside it the place of "kw"
+        # The trie replaces "q" by "kw": one entry is for "q", and the entry beside it has the place of "kw".
+        trie = [0] * 120
         trie[ord("q")], trie[ord("q") ^ 1] = 1 << 10 | 1 << 8 | ord("q"), 1 << 31
         rules = struct.pack("<121I", 480, *trie) + b"kw\0"
         for step in j["normalizer"]["normalizers"]:
@@ -498,7 +499,7 @@ for name, at in (
     ("epoch", 3),
     ("best", 8),
     ("loss_scale", 17),
-):  # overwrites bytes after the JSON, for a header of any length
+):  # writes -1 over 8 bytes, at a position that edit() takes modulo the file's size
     write("state", "number_" + name, struct.pack(">HBB", 0x4000 + 8 * at, 0, 8) + struct.pack("<q", -1))
 write("state", "insert_and_delete", struct.pack(">HBB", 20, 1, 3) + b"abc" + struct.pack(">HBB", 60, 2, 5))
 write("state", "longer_header", struct.pack(">HBB", 0, 0, 2) + b"\xff\xff")

@@ -1,6 +1,6 @@
 /* Fuzzes a table of texts and labels: CSV, TSV, lines of JSON or CoNLL, for each task. Texts and labels are
-   in range, those of classes are unchanged when written with quotes and read again, and a loader gives each
-   text once.
+   in range, and a loader gives each text once. If the labels are classes, the texts and labels are unchanged
+   when they are written with quotes and read again.
 
    Input: a byte of flags; a byte that sets the batch size and the task; the file. */
 #include "fuzz.h"

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Compares the tokenizers that tinytrain.h makes from a tokenizer.json with those of Hugging Face, for each
-kind of make_bpe.py, including those that are too large to be committed. Compares ids, offsets and decoded
-texts of random strings, and of random bytes with Python's decoding with U+FFFD; of pairs of strings also the
-token types, whole and cut to some lengths. Then compares many normalizers before
-each of some splitters and a Metaspace that marks the first word, on a tenth of the strings and on texts that
-begin with characters that normalizers change; and folders whose tokenizer_config.json names a class that
-AutoTokenizer of transformers rebuilds.
+kind of make_bpe.py, including the kinds that are too large to be committed. Compares
+  - ids, offsets and decoded texts of random strings, and of random bytes, which Python decodes with U+FFFD;
+  - ids and token types of pairs of strings, whole and cut to some lengths;
+  - many normalizers before each of some splitters, and before a Metaspace that marks the first word, on a
+    tenth of the strings and on texts that begin with characters that normalizers change;
+  - folders whose tokenizer_config.json names a class that AutoTokenizer of transformers rebuilds.
 
     python tests/golden/compare_bpe.py [--strings N] [--seed N] [--only KIND]
 

@@ -9,8 +9,9 @@
     python tests/golden/compare_tokens.py [--strings N] [--seed N] [--step N]
 
 needs: transformers 5, tokenizers; a C compiler ($CC). Run by hand, since it takes minutes. --step N takes
-each Nth code point only. The vocabulary has each code point below U+32000 twice, as a word and as a piece
-that continues one, so that ids tell the characters of words, and the tokens of vocab_{cased,uncased}.txt.
+each Nth code point only. The vocabulary has the tokens of vocab_{cased,uncased}.txt, and each code point
+below U+32000 twice: as a word and as a piece that continues a word. So the ids tell which characters a word
+has.
 """
 import argparse
 import ctypes

@@ -252,8 +252,8 @@ def albert(size=600, rules=None, texts=None):
 
 
 def t5(size=500, rules=None, texts=None):
-    """Returns a tokenizer like T5's: words between white space. Unknown characters become bytes, as not in
-    T5."""
+    """Returns a tokenizer like T5's: words between white space. Unlike in T5, unknown characters become
+    bytes."""
     mark = "\u2581"
     t = unigram(size, ["<pad>", "</s>", "<unk>"] + [f"<0x{b:02X}>" for b in range(256)],
                 normalizers.Sequence([normalizers.Strip(left=True, right=True), normalizers.Precompiled(rules or charsmap()),
@@ -384,7 +384,8 @@ MORE = [
 ]
 
 
-# Texts for tokenizers with a Precompiled: graphemes, characters of its rules, unknown ones beside <unk>.
+# Texts for tokenizers with a Precompiled: graphemes, characters that the rules of the Precompiled change, and
+# unknown characters beside <unk>.
 PRECOMPILED = [
     "e\u0301 n\u0303 qu QU \u1100\u1161 A\u030a\u0301x \u0915\u093cx", "a\u200b\u0301 \u00a9\u200d\u2764\u0301 \u0915\u094d\u0915\u0301",
     "\uff28\uff45 \u2460 \ufb01x \ufdfa", "\r\n\r\r\n", "  a", "<unk>\u4e00<unk>", "<extra_id_0> x<extra_id_2>",

@@ -47,8 +47,8 @@ For comparisons
     1e-12 are stored as zero. Float32 code sees rounding noise there, which Adam divides by its own size, so
     step5 of a key bias may differ by up to 5 * lr and must not be compared tightly. Nothing else depends on
     key biases.
-  - A milder form of this holds for any element whose gradient is near float32 noise: its Adam step has the
-    right bound, not the right direction. Compare step5 by relative L2 distance of the *change* or with a
+  - Any other element whose gradient is near float32 noise has an Adam step of the right bound, but not of the
+    right direction. Compare step5 by relative L2 distance of the *change* or with a
     tolerance, not element by element to 1e-6.
   - Weight decay also moves embedding rows that no batch uses (by lr * decay * weight a step).
   - transformers' word embedding has padding_idx 0: row 0 would get no gradient even if used. So id 0 is never

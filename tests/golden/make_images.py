@@ -6,10 +6,11 @@ images that transformers' image processors have preprocessed.
                                                   preprocess.safetensors
     python tests/golden/make_images.py --check    compares with the files there, byte for byte
 
-needs: pillow 12.1 or older, numpy, safetensors, transformers 5. preprocess.safetensors has NAME.json, the
-text of a preprocessor_config.json, NAME.from, and NAME.to, pixels before they are rescaled and normalised.
-resize.safetensors has tensors NAME.from and NAME.to, U8 (height, width, channels). With alpha (2 or 4
-channels) Pillow multiplies the colours by alpha before resizing and divides them afterwards.
+needs: pillow 12.1 or older, numpy, safetensors, transformers 5. Both files have tensors NAME.from, the
+pixels of an image, and NAME.to, the pixels of the result, U8 (height, width, channels). In
+preprocess.safetensors the result is not yet rescaled and normalised, and NAME.json is the text of a
+preprocessor_config.json. With alpha (2 or 4 channels) Pillow multiplies the colours by alpha before
+resizing and divides them afterwards.
 
 Later versions of Pillow resize the height before the width if the height shrinks much more (12.2 for a very
 tall image, 13.0 if the height loses more than twice as many pixels as the width), so that the rounding in

@@ -235,8 +235,8 @@ MODELS = {
         rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5),
         **NO_DROPOUT,
     ),
-    # two numbers of positions of the pretraining: only the number beside rope_parameters counts, not the
-    # number inside (see contradict)
+    # config.json has original_max_position_embeddings twice: transformers reads the value beside
+    # rope_parameters, and not the value inside rope_parameters (see contradict)
     "llama_original": dict(
         model_type="llama",
         vocab_size=31,

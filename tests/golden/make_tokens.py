@@ -10,7 +10,7 @@ writes beside this script
     code_points.tsv              checksums of the ids of all code points, with point_vocabulary()
 
 needs: transformers 5, tokenizers. A line of tokens_* and points_* is `escaped text<TAB>ids separated by
-spaces`, ids with [CLS] and [SEP]. The text is escaped as \\n \\t \\r \\\ and \\uXXXX or \\UXXXXXXXX for
+spaces`, ids with [CLS] and [SEP]. The text is escaped as \\n \\t \\r \\\\ and \\uXXXX or \\UXXXXXXXX for
 control and all non-ASCII characters. A line of code_points.tsv is `FIRST<TAB>cased<TAB>uncased`: checksum()
 of the ids of "a", c and "b", for c from FIRST (hexadecimal) to FIRST + 0xFFF.
 
@@ -140,7 +140,8 @@ def bert_tokenizer(vocabulary, lowercase):
 
 
 def kinds_of_points():
-    """Returns {code point: kind} without letters, and {code point: fold} of code points that remain."""
+    """Returns the kind ("space", "mark" ...) of each code point that is no letter, and what each code point
+    becomes in lower case, without the code points that are dropped. Each result is {code point: ...}."""
     clean_up, strip, lower = (BertNormalizer(clean_text=i == 0, handle_chinese_chars=False, strip_accents=i >= 1,
                                              lowercase=i == 2) for i in range(3))
     kinds, folds = {}, {}

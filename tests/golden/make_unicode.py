@@ -12,24 +12,27 @@ A table is a string of numbers (see digits). The numbers form rows in the order 
 -2x - 1 if x < 0.
 
 A code point in no row has no property:
-    bert         of BertNormalizer: the distance from the end of the row before; last - first << 2 | class,
-                 see probe()
-    cjk          the code points that NFD makes of the two blocks of CJK compatibility ideographs:
-                 s(to - to of the one before)
-    letters      the distance from the end of the row before; last - first << 8 | bits, see PROPERTIES
-    marks        the distance from the end of the row before; last - first << 6 | rank, where marks of a
-                 higher combining class have a higher rank, from 1
-    graphemes    the distance from the end of the row before; last - first << 4 | class, see GRAPHEMES
-    lower        the result of lower(c) if it is not c, except for U+0130, which becomes two code points:
-                 the distance from the first of the row before; last - first (8 bits) << 3 | kind, where kind is
-                 stride * 3 - 3 + step; s(to - to of the row before - that distance). c becomes
-                 to + (c - first) / stride * step, if stride divides c - first
-    compat       NFKD(c) if it is not NFD(c): 18 * (the distance from the row before - 1) + code points -
-                 1; s(first - first of the row before - that distance); for each other code point
-                 s(it - the one before)
+    bert         classes of BertNormalizer, see probe(). Numbers of a row: `gap`, how many code points lie
+                 between the row before and this row; `(last - first) << 2 | class`
+    cjk          the code point `to` that NFD makes of each code point of the two blocks of CJK compatibility
+                 ideographs. One number for each: `s(to - previous to)`
+    letters      the bits of PROPERTIES. Numbers of a row: `gap`; `(last - first) << 8 | bits`
+    marks        marks of a higher combining class have a higher rank, from 1. Numbers of a row: `gap`;
+                 `(last - first) << 6 | rank`
+    graphemes    classes, see GRAPHEMES. Numbers of a row: `gap`; `(last - first) << 4 | class`
+    lower        code points that differ from their lower case, except for U+0130, which becomes two code
+                 points. Numbers of a row: `distance`, the distance from the first code point of the row
+                 before; `(last - first) << 3 | kind`, where `last - first` has 8 bits and `kind` is
+                 `stride * 3 - 3 + step`; `s(to - previous to - distance)`. A code point c becomes
+                 `to + (c - first) / stride * step`, if `stride` divides `c - first`
+    compat       code points c whose NFKD is not their NFD. Numbers of a row: `18 * (distance - 1) + n - 1`
+                 with `distance`, the distance from the row before, and n, the code points of the NFKD;
+                 `s(first - previous first - distance)` with `first`, the first code point of the NFKD; for
+                 each other code point of the NFKD its difference d from the one before, as s(d)
     pairs        canonical decompositions except those of Hangul, which are arithmetic, and of the CJK
-                 blocks: the distance from the row before << 1 | whether NFC composes it; s(first of the
-                 two - that of the row before); s(second, or 0 - that of the row before)
+                 blocks. Numbers of a row: `distance << 1 | composes` with `distance`, the distance from the
+                 row before, and `composes`, whether NFC composes the pair; `s(first - previous first)`;
+                 `s(second - previous second)`, where `second` is 0 for a single code point
 """
 import importlib.metadata
 import struct
@@ -53,8 +56,8 @@ def nfd(*points):
 
 
 def is_reordered(c):
-    """Returns whether c is no starter: only then U+0334, of the lowest class, moves over c to before U+0345,
-    of the highest class."""
+    """Returns whether c is no starter. The text is U+0345 of the highest combining class, c, and U+0334 of
+    the lowest class. NFD moves U+0334 before U+0345 only if c is no starter."""
     order = nfd(0x345, c, 0x334)
     return order.index("\u0334") < order.index("\u0345")
 
@@ -172,9 +175,10 @@ def cjk_numbers(blocks):
         before = to
 
 
-# The bits of a code point, from the lowest: \\p{L}, \\p{N} and \\s of a Split; Punctuation; \\w, a character
-# of a word next to which a single-word added token is not found; Digits; whether NFC may change it, or moves
-# marks over it; StripAccents.
+# The bits of a code point, from the lowest. "letter": \p{L} of a Split. "number": \p{N} of a Split. "space":
+# \s of a Split. "punctuation": the splitter Punctuation. "word": \w, a character beside which no single-word
+# added token is found. "digit": the splitter Digits. "unstable": NFC may change the code point, or moves
+# marks over it. "accent": StripAccents removes the code point.
 PROPERTIES = ["letter", "number", "space", "punctuation", "word", "digit", "unstable", "accent"]
 
 

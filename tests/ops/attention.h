@@ -21,7 +21,8 @@ TEST_PLAIN static void eval_rotary(node *n)
     note(n, 2 * IN(0)->magnitude);
 }
 
-/* Rotates x by positions below 20: `columns` columns of each head, or all of them (at most 512). */
+/* Rotates x by positions below 20. Rotates `columns` columns of each head. If `columns` is 0 or a head has no
+   more columns, rotates all columns, but at most 512. */
 static int rotary(int x, int columns, bool neighbours)
 {
     int size = g->nodes[x].cols / g->size->heads, index = new_index(g->nodes[x].kind, g->nodes[x].rows, 20);

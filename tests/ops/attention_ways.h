@@ -16,7 +16,7 @@ TEST(attention_by_warpgroups)
     for (int c = 0; c < CASE_COUNT && has; c++)
         for (int s = 0; s < SIZES; s++) {
             const char *name = cases[c].name;
-            /* these cases run other kernels */
+            /* Cases with ALiBi or with blocks run other kernels, so this test leaves them out. */
             const bool other = tt__match("*alibi*", name) || tt__match("*blocks*", name);
             const int head_size = sizes[s].head_size;
             const bool wide = (head_size > 32 && head_size <= 64) || (head_size > 96 && head_size <= 128);
@@ -261,7 +261,7 @@ TEST(attention_by_tiles)
 }
 
 /* Returns how many of the tape's instructions sum columns of attention's gradients. Writes to `got` the
-   gradients of the biases of q, k and v after two micro-batches; packed: one layer makes all three. */
+   gradients of the biases of q, k and v after two micro-batches. If `packed`, one layer makes q, k and v. */
 enum { BIASED_ROWS = 75, BIASED_HEAD = 24, BIASED_LISTED = 9 };
 static int biases_of_attention(const char *isa, const char *precision, bool packed, int key_heads,
                                bool listed, float *got)

@@ -4,8 +4,9 @@
 
 /* -------------------------------------------------------------------------------------------------- cases */
 
-/* X(name, tested op, body). R: rows; D: heads x head size; O: another width; C: classes; S: a scale of
-   scores. V: a value operand; W, B: a parameter of two dimensions, of one dimension; I: an index. */
+/* X(name, tested op, body). R: number of rows. D: number of heads times head size. O: another width. C:
+   number of classes. S: a scale of scores. V(): a value operand. W(): a parameter of two dimensions. B(): a
+   parameter of one dimension. I(): an index. */
 #define CASES(X) \
     X(linear, LINEAR, return linear(V(ROWS, D), W(O, D), B(O));) \
     X(linear_no_bias, LINEAR, return linear(V(ROWS, D), W(O, D), 0);) \

@@ -10,8 +10,8 @@ typedef struct attention_sums_case {
     bool causal, alibi, add, wgmma;
 } attention_sums_case;
 
-/* Checks that the sums of columns of result o of l equal the sums of the numbers stored in o, plus `old` if
-   `old` has data. */
+/* Checks the sums of columns that launch `l` stores for its result number `o`: they equal the sums of the
+   numbers stored in that result, plus `old` if `old` has data. */
 static void check_column_sums(const tt__launch *l, int o, const tt__mat *old)
 {
     const tt__mat *y = &l->out[o], *sums = &l->out[3 + o];

@@ -35,7 +35,8 @@ static int wrong_bits(const kept_case *c, const tt__instr *i, const tt__step_set
     return wrong;
 }
 
-/* Returns the largest difference of n 16-bit numbers, relative to the largest number of a. */
+/* Returns the largest difference between the n 16-bit numbers of `a` and of `b`, divided by the largest
+   number of `a`. */
 static double most_apart(const void *a, const void *b, tt_dtype dtype, int64_t n)
 {
     double apart = 0, max = 0;
@@ -51,10 +52,10 @@ static double most_apart(const void *a, const void *b, tt_dtype dtype, int64_t n
     return apart / max;
 }
 
-/* Checks that the backward gives the same bits of dq, dk and dv with and without room for dropout's bits,
-   also if only dq is wanted. If only dk and dv are wanted, another kernel sums dout * out, and the results
-   agree up to a 16-bit rounding. The backward leaves the bits that tt__cuda_attention_bits counts. If heads
-   do not have 64 columns, rows of `out` begin at no multiple of 16 bytes. */
+/* Checks that dq, dk and dv are bit for bit the same whether or not the workspace has room for dropout's mask
+   of bits, also if only dq is wanted. If only dk and dv are wanted, another kernel sums `dout * out`, and the
+   results agree up to a 16-bit rounding. The backward leaves a mask of the size that tt__cuda_attention_bits
+   returns. If heads do not have 64 columns, rows of `out` begin at no multiple of 16 bytes. */
 static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dtype,
                                  const tt__step_settings *run,
                                  uint64_t *s)
@@ -99,11 +100,11 @@ static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dty
     i.attr.dropout = 0; /* with a rate of 0 no kernel leaves bits */
     report(tt__cuda_attention_bits(&i.attr, &l->in[1], 5) == 0, "bits of a rate that drops none");
     i.attr.dropout = 0.3f;
-    i.workspace = room - 1; /* one byte too few: the workspace is used without bits */
+    i.workspace = room - 1; /* one byte too few for the bits: the workspace holds only the sums */
     report(run_on_cuda(l, deltas), "fails without room");
     i.workspace = room;
     for (int k = 0; k < OUTS; k++) without[k] = l->out[k].data;
-    for (int wanted = 0; wanted < 3; wanted++) { /* wanted: dq, dk and dv; dq only; dk and dv only */
+    for (int wanted = 0; wanted < 3; wanted++) { /* 0: wants dq, dk and dv; 1: dq alone; 2: dk and dv */
         for (int k = 0; k < OUTS; k++)
             l->out[k] = some(dtype, k ? rows : queries, k ? key_width : width, 0, 0, s);
         for (int k = 0; k < OUTS; k++) {
@@ -168,13 +169,13 @@ TEST(cuda_dropout_kept_for_keys)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Places of the matrices of one test. Dropout and a norm of its result, or a norm's backward and dropout of
-   its dx, leave the same bits in memory in one call as in two calls. The matrices of rows are stored one
-   after another; each field is the index of a matrix. `shift`: rows by which the second launch's result
-   begins later. */
+/* Places of the matrices of one test. The forward runs dropout and then a norm of dropout's result. The
+   backward runs a norm's backward and then dropout of the dx of that norm. One call for both ops must leave
+   the same bits in memory as two calls. The matrices of rows are stored one after another, and each field is
+   the index of a matrix. `shift`: by how many rows the second op's result begins later. */
 typedef struct norm_places {
     const char *what;
-    int from, residual, h, y; /* forward: operands and result of dropout, result of the norm */
+    int from, residual, h, y; /* forward: `h` is dropout's result, `y` is the norm's result */
     int dy, dx, masked;       /* matrices of the backward, which reads h, too */
     int shift;
 } norm_places;

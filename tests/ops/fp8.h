@@ -1,8 +1,8 @@
 /* Tests of fp8: quantizing, products, training. */
 #pragma once
 
-/* Rounds x to fp8 by the definition of fp8: 3 or 2 bits of mantissa, exponents from -6 or -14, E4M3 up to
-   448, E5M2 up to 57344. */
+/* Rounds x to fp8 by the definition of fp8. E4M3 has 3 bits of mantissa, exponents from -6 on, and numbers up
+   to 448. E5M2 has 2 bits of mantissa, exponents from -14 on, and numbers up to 57344. */
 static double to_fp8(double x, bool e5m2)
 {
     int e;
@@ -28,8 +28,8 @@ typedef struct fp8_result {
     float unscale, largest[FP8_TENSORS];
 } fp8_result;
 
-/* Runs QUANTIZE on x (rows, cols), whose largest numbers are row 1 of a history. history: NULL, or the
-   largest known number of each tensor. */
+/* Runs QUANTIZE on x (rows, cols), which is tensor 1 of a history of largest numbers. history: the largest
+   known number of each tensor, or NULL, and then the scale comes from x alone. */
 static bool quantize_on(bool cuda, const tt__mat *x, bool e5m2, bool plain, bool turned, const float *history,
                         fp8_result *to)
 {
@@ -233,7 +233,7 @@ static int exponent_from(double x, int min)
 static double fp8_sum_error(const double *a, const double *b, int n, bool a_e5m2)
 {
     enum { AT_ONCE = 32, BITS = 13, MAX_RUNS = 8 };
-    /* exact sums of the runs, each with another beginning */
+    /* exact sums of the runs of instructions; each run begins at another instruction */
     double runs[MAX_RUNS] = {0}, reach = 0, error = 0;
     for (int from = 0; from < n; from += AT_ONCE) {
         const int end = from + AT_ONCE < n ? from + AT_ONCE : n;
@@ -264,8 +264,8 @@ static bool is_hopper(tt_context *ctx)
            strstr(text, ", compute capability 9.0, ");
 }
 
-/* Tests the forward, the gradient of x and the gradient of w of a linear layer (rows, IN) -> (rows, OUT). All
-   three are products (m, n) of (m, k) and (n, k). */
+/* Tests the forward, the gradient of x and the gradient of w of a linear layer (rows, IN) -> (rows, OUT).
+   Each of the three is a product of operands of shapes (m, k) and (n, k), with a result of shape (m, n). */
 TEST(matmul_in_fp8)
 {
     enum { FEW = 33, MANY = 141, WIDE = 80, ANY = 70, MAX = MANY * WIDE };
@@ -277,7 +277,7 @@ TEST(matmul_in_fp8)
     for (int c = 0; c < 3 * 2 * 6; c++) { /* c counts products, dtypes and values */
         /* values: 0 plain, 1 tiny gradients, 2 all of A zero, 3 one of A infinite; 4: plain, but without
            cuBLASLt, which refuses lines that do not begin at multiples of 16 bytes; 5: plain, with more than
-           128 rows, which share an algorithm with other numbers of rows */
+           128 rows, where several numbers of rows share one algorithm of cuBLASLt */
         const int which = c % 3, values = c / 6 < 4 ? c / 6 : 0;
         const bool refused = c / 6 == 4;
         const int count = c / 6 == 5 ? MANY : FEW;

@@ -138,7 +138,8 @@ static void check_accumulated(tt_program *p, const expected *e, int micros, cons
     }
 }
 
-/* Checks the gradients that plain SGD with a large learning rate reveals in one tt_step. */
+/* Checks the gradients by how much one tt_step of plain SGD, with a large learning rate, changes the
+   parameters. */
 static void check_stepped(tt_program *p, const expected *e, const precision_case *precision)
 {
     const float lr = 1024;
@@ -231,8 +232,8 @@ static void gradient(const char *isa)
                     if (leaves_to_others(isa, c + s + k, 2)) continue;
                     if (sizes[s].only && k > 0 && !(sizes[s].half && p->mixed && !p->halved)) continue;
                     const bool both = k == 0 && TEST_SWEEP == 1 && !is_cuda(isa);
-                    /* On CUDA c alone takes turns, because left_out already divides the cases by c + s +
-                       k. */
+                    /* On CUDA the turn depends on `c` alone, because left_out already divides the cases by
+                       `c + s + k`. */
                     const int turn = is_cuda(isa) ? c : c + s;
                     bool wanted = sizes[s].only ? mode == AS_GATHERED : both || turn % 2 == mode - AS_PARAM;
                     if (p->halved) wanted = (c + s) % 4 == mode;

@@ -33,7 +33,7 @@ static int linear(int x, int w, int b)
     return at;
 }
 
-/* Computes a b^T or, with n->flag, a b for the actual rows of b. Other columns of a b^T hold n->a. */
+/* Computes `a b^T`, or `a b` if n->flag. Columns of `a b^T` beyond the actual rows of b hold n->a. */
 TEST_PLAIN static void eval_matmul(node *n)
 {
     const node *a = IN(0), *b = IN(1);

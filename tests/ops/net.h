@@ -285,8 +285,8 @@ TEST_PLAIN static const uint32_t *drawn(uint64_t key, uint32_t i, uint32_t j, ui
     return u;
 }
 
-/* Returns the factor of element j of row i: 0, or 1 / (1 - p). Number j % 8 of the 16-bit halves of block {i,
-   j / 8, 0, 0} decides. */
+/* Returns the factor of element j of row i: 0, or `1 / (1 - p)`. The Philox block `{i, j / 8, 0, 0}` has
+   eight 16-bit numbers, and number `j % 8` decides. */
 TEST_PLAIN static double kept(uint64_t key, uint32_t i, uint32_t j, double p)
 {
     const uint32_t threshold = (uint32_t)floor(65536 * p + 0.5);
@@ -295,8 +295,8 @@ TEST_PLAIN static double kept(uint64_t key, uint32_t i, uint32_t j, double p)
 }
 
 /* Returns the factor of the attention weight of query i for key j of head h. p is rounded to steps of 1/256,
-   at least one. Block {i, j / 16, h, 0} has an 8-bit number for each of 16 keys. Bits 0 to 3 of the number
-   are bit j % 16 of the four words; bits 4 to 7 are bit 16 + j % 16 of the words. */
+   at least one. The Philox block `{i, j / 16, h, 0}` of four words has an 8-bit number for each of 16 keys.
+   Bits 0 to 3 of the number are bit `j % 16` of each word. Bits 4 to 7 are bit `16 + j % 16` of each word. */
 TEST_PLAIN static double kept_weight(uint64_t key, uint32_t i, uint32_t j, uint32_t h, double p)
 {
     const double threshold = fmax(1, floor(256 * p + 0.5));

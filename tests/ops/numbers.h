@@ -31,8 +31,8 @@ TEST(every_op_has_a_case)
     }
 }
 
-/* Far from 0 an activation is x, 0, 1 or -1, and its derivative 1 or 0. A rounding error of 1 - 1 must not be
-   multiplied by a large x. */
+/* Far from 0 an activation is x, 0, 1 or -1, and its derivative is 1 or 0. The rounding error of a difference
+   of about `1 - 1` must not be multiplied by a large x. */
 TEST(activations_far_from_zero)
 {
     static const char *const isa[] = {"portable", "avx2", "avx512", "neon"};
@@ -74,7 +74,7 @@ TEST(activations_far_from_zero)
         }
 }
 
-/* A product a b^T may have more columns than b has rows. The columns beyond b's rows get no share of a
+/* A product `a b^T` may have more columns than b has rows. The columns beyond b's rows get no share of a
    softmax and no class of a cross-entropy, in every precision. f16 cannot hold the number that fills these
    columns in other dtypes. */
 TEST(matmul_ignores_columns_beyond)
@@ -428,7 +428,7 @@ TEST(f16_conversions)
         uint32_t ups = 0, draws = 64;
         int pattern = k / 2;
         if ((pattern & 0x7fff) > 0x7bfe) continue;
-        for (uint32_t r = 0; r < draws; r++) { /* r: evenly over 16 bits, and so over the lower 13 */
+        for (uint32_t r = 0; r < draws; r++) { /* `r * 1024` covers 16 bits evenly, so also the lower 13 */
             uint16_t y = f16_stochastic(x, r * 1024);
             CHECK(y == pattern || y == pattern + 1);
             ups += y != pattern;

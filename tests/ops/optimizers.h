@@ -88,7 +88,7 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
         for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT && ok; k++) {
             tt__mat *m = k < TT__MAX_IN ? &l.in[k] : &l.out[k - TT__MAX_IN];
             const tt__mat *h = k < TT__MAX_IN ? &host->in[k] : &host->out[k - TT__MAX_IN];
-            /* fp8 is stored by rows or by columns. */
+            /* An fp8 matrix is stored by rows or by columns, so the larger number bounds its lines. */
             const int64_t lines = tt__is_fp8(h->dtype) ? tt__max(h->rows, h->cols) : h->rows;
             size_t bytes = (size_t)(lines * h->ld) * tt_dtype_bytes(h->dtype);
             if (!h->data) continue;
@@ -116,8 +116,9 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
 
 /* Each instruction set rounds like bf16_stochastic and f16_stochastic, with the documented random numbers:
    16-bit halves of the words of Philox counter {element / 8} under the key of step, tensor and instruction.
-   From 0 with a rate of 1, a step of SGD leaves the negative gradient: numbers of every size, near the limits
-   of both dtypes, infinities and NaN; the last chunk is no whole number of vectors. */
+   A step of SGD with a rate of 1 turns parameters of 0 into the rounded negative gradient. The gradient has
+   numbers of every size, numbers near the limits of both dtypes, infinities and NaN. The last chunk is no
+   whole number of vectors. */
 TEST(stochastic_rounding_of_each_isa)
 {
     enum { N = 2 * TT__CHUNK + 1237 };

@@ -236,8 +236,8 @@ TEST(ops_refuse_wrong_operands)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A batch to refuse. One good step of the model, the batch that `spoil` breaks, and a second good step leave
-   the bits of the two good steps alone. */
+/* A batch to refuse. The model makes a good step, refuses the batch that `spoil` breaks, and makes a second
+   good step. The parameters then have the same bits as after the two good steps without the refused batch. */
 typedef struct spoiled { const char *name, *part[2]; tt_status status; void (*spoil)(batch *b); } spoiled;
 
 static void spoil_id(batch *b) { b->ids[2] = MODEL_VOCAB; }

@@ -191,7 +191,7 @@ TEST(several_losses)
     }
 }
 
-/* A row counts as predicted right, with its weight, if all its labels are. */
+/* A row counts as predicted right, with its weight, if all labels of the row are predicted right. */
 TEST(sigmoid_cross_entropy_counts)
 {
     static const char *const isa[] = {"portable", "avx2", "avx512", "neon", "cuda"};

@@ -62,7 +62,8 @@ static void build_menu(const net *n, const tt_compile_options *o, int max, menu 
                 tt__choice choice = c.base;
                 choice.ahead = pace % (c.base.ahead + 1);
                 choice.halved = halvings[pace / (c.base.ahead + 1)];
-                /* giving up room for the next inputs comes first and costs no FLOPs */
+                /* Only choices without room for the next inputs count, because giving up that room comes
+                   first and costs no FLOPs. */
                 choice.arrivals = false;
                 choice.activations = k % (blocks + 1);
                 choice.offload = (unsigned)(k / (blocks + 1) % outs) | (choice.activations ? 8u : 0);
@@ -128,7 +129,7 @@ static tt_costs slow_costs(void)
     return c;
 }
 
-/* Checks that the chosen program fits, and costs at most margin * whole more than the best choice. */
+/* Checks that the chosen program fits, and costs at most `margin * whole` more than the best choice. */
 static void check_choice(const menu *m, tt_context *ctx, tt_program *p, const tt_compile_options *c,
                          const double *cost, double whole, double margin, double *chosen)
 {
@@ -229,8 +230,9 @@ TEST(seconds_within_a_budget_against_brute_force)
         for (int q = -1; q <= 4 && m.n; q++) {
             c.memory_budget = q < 0 ? min - 1 : min + (max - min) / 4 * (size_t)q;
             tt_program *p = tt_compile(n.t, n.loss, &c);
-            if (q < 0) { /* a choice outside the menu, a policy for all blocks, may fit less than the
-                            menu's minimum */
+            /* Budget -1 is below the menu's minimum. A policy for all blocks, which the menu lacks, may still
+               fit. */
+            if (q < 0) {
                 if (p) CHECK(tt_program_plan(p).bytes <= c.memory_budget && p->builds <= 30);
                 else CHECK_ERROR(ctx, TT_ERR_BUDGET, "the plan needs ");
                 refused += !p;
@@ -759,7 +761,7 @@ TEST(what_a_large_model_reaches_is_named)
     const tt_model model = tt_vit_classifier(&m);
     REQUIRE(!tt_trainer_new(ctx, &model, &o) && tt_error_code(ctx) == TT_ERR_BUDGET);
     const size_t min = named_least(tt_error(ctx));
-    for (int k = 0; k < 4; k++) { /* budgets: a byte less than the error names; that; more, twice */
+    for (int k = 0; k < 4; k++) { /* k 0: a byte less than the error names; 1: the bytes named; 2, 3: more */
         o.compile.memory_budget = k < 2 ? min - 1 + (size_t)k : min + min / 2000 * (size_t)(k - 1);
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         const size_t bytes = t ? tt_program_plan(tt_trainer_program(t)).bytes : 0;

@@ -66,9 +66,9 @@ static tt_value encoder(tt_tape *t, const shape *e, tt_value *logits)
     return tt_cross_entropy(t, *logits, tt_input(t, "labels", TT_I32, seqs, 1), NULL);
 }
 
-/* Checks which values of all rows, except statistics, are f32 in 16-bit precisions: `sums` values of the
-   residual stream and their gradients. The stream has three values at its beginning and two per layer; the
-   last layer does not count, as it computes only [CLS]. */
+/* Checks that in 16-bit precisions, among the values that have all rows and are no statistics, only `sums`
+   values of the residual stream and their gradients are f32. The stream has three values at its beginning and
+   two per layer; the last layer does not count, as it computes only [CLS]. */
 static void check_f32_values(const tt_program *p, int64_t rows, int sums)
 {
     const tt_tape *t = p->built.t;
@@ -153,8 +153,8 @@ TEST(plans_of_real_architectures)
         CHECK(trained[1] < trained[0] && trained[2] < trained[1]);
         /* f16 needs as much as bf16 */
         CHECK(trained[6] == trained[1] && trained[4] == trained[2] && trained[5] == trained[3]);
-        /* the norms keep the sums of two additions per layer, except in the last layer; gradients keep one or
-           two sums at a time */
+        /* trained[3] has an f32 residual stream, whose sums take 2 bytes more per number than in trained[1]:
+           two sums per layer that the norms keep, except in the last layer, and one or two gradients. */
         size_t sum = (size_t)shapes[m].seqs * (size_t)shapes[m].length * (size_t)shapes[m].width * 2;
         /* The smallest model's peak is in the update. */
         CHECK(m == 2 || trained[3] >= trained[1] + (size_t)(2 * shapes[m].layers - 2) * sum);

@@ -41,8 +41,8 @@ TEST(gradients_updated_in_the_backward)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The backward of a * a, a = gelu(x W), reads a. If a is marked, a is in the host's memory between both uses,
-   and is not recomputed. A value of another tape cannot be marked. */
+/* The backward of `a * a` with `a = gelu(x W)` reads a. If a is marked, a is in the host's memory between the
+   forward and the backward, and is not recomputed. A value of another tape cannot be marked. */
 TEST(marked_values_go_to_the_hosts_memory)
 {
     static char text[20000];

@@ -43,7 +43,7 @@ TEST(lifetimes_and_places_of_each_space)
     TEST_CLOSE(o.d.ctx, &o.d.a);
 }
 
-/* The program computes gelu(x) + gelu(gelu(x)); the plan counts the copy's memory as the host's. */
+/* The program computes `gelu(x) + gelu(gelu(x))`. The plan counts the copy's memory as the host's. */
 TEST(values_in_the_hosts_memory)
 {
     offload o;
@@ -135,8 +135,9 @@ TEST(instructions_that_run_together)
 
 /* ---------------------------------------------------------------------------------------------- placement */
 
-/* Returns the smallest height of any placement. Some order of lowest fits reaches that height: take the
-   storages of a best placement in the order of their places, and each gets its place or a lower one. */
+/* Returns the smallest height of any placement, by trying every order in which each storage gets the lowest
+   place that fits. The order of the places in a best placement reaches the smallest height, because each
+   storage then gets the place of the best placement or a lower one. */
 static size_t best_height(tt__box *box, int *order, int n, int fixed, size_t best, tt__taken *taken)
 {
     if (fixed == n) {
@@ -323,8 +324,8 @@ TEST(elementwise_chains_work_in_place)
     TEST_CLOSE(ctx, &a);
 }
 
-/* An op does not work in place on a value that is still needed, as in x + x, or by a view, a later op or an
-   output. */
+/* An op does not work in place on a value that is needed otherwise: as the op's second operand (`x + x`), by
+   a view, by a later op or as an output. */
 TEST(in_place_spares_what_is_needed)
 {
     test_allocator a;

@@ -87,7 +87,8 @@ TEST(products_of_models_suit_cublaslt)
     }
 }
 
-/* Tells whether the matrices of one role in products first..last are stored one after another. */
+/* Tells whether the matrices that have the same role (such as weight or result) in products first..last are
+   stored one after another. */
 static bool parts_are_behind(const tt_program *p, int first, int last, int role)
 {
     const tt_tape *t = p->built.t;
@@ -254,9 +255,11 @@ TEST(products_of_programs_that_share)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Records products a = x w1 and b = x w2 with an instruction in between. The values of `between`: it reads a
-   (1), makes w2 (2) or does both (3): then b moves up to a, a moves down to b, or both stay. A result that an
-   op may work on in place (4), or that is an output (5), keeps its place. */
+/* Records products `a = x w1` and `b = x w2`, and runs the pass that joins products. `between` 0: nothing is
+   in between, and the products are joined. 1: an instruction in between reads a, so b moves up to a. 2: the
+   instruction makes w2, so a moves down to b. 3: the instruction does both, so both products stay. 4 and 5:
+   the products are not joined. In case 4 an op may work in place on a result; in case 5 a result is an
+   output. */
 TEST(products_that_meet)
 {
     for (int between = 0; between < 6; between++) {
@@ -402,8 +405,8 @@ TEST(products_that_do_not_join)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The values of c: three products of one operand, the third of which cannot be moved to the first two (0); a
-   pair inside another pair that moves down (1); a pair whose weights were made in reverse order (2). */
+/* c 0: three products of one operand, the third of which cannot be moved to the first two. c 1: a pair of
+   products inside another pair that moves down. c 2: a pair whose weights were made in reverse order. */
 TEST(products_among_others)
 {
     for (int c = 0; c < 3; c++) {
@@ -467,8 +470,8 @@ TEST(launches_that_become_one)
         tt__launch l[N];
         tt__instr i = tt__new_instr(c % 2 ? TT__OP_LINEAR_DW : TT__OP_LINEAR);
         const bool sums = i.op == TT__OP_LINEAR_DW;
-        /* The values of `odd`: launch 2 has another x (1), a weight stored elsewhere (2), no bias (3), fewer
-           rows (4), another dtype (5), a larger row stride (6). */
+        /* How launch 2 differs. `odd` 1: another x; 2: a weight stored elsewhere; 3: no bias; 4: fewer rows;
+           5: another dtype; 6: a larger row stride. */
         const int odd = c / 2;
         memset(l, 0, sizeof l);
         for (int k = 0; k < N; k++) {

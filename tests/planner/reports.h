@@ -55,8 +55,8 @@ static void check_values(const tt_program *p)
     free(some);
 }
 
-/* Reads the heights of each layer of the picture, `points` per layer, in the picture's unit, from the bottom;
-   -1: the layer is absent. Returns the arena's height. */
+/* Reads the height of each layer of the picture at `points` places. Heights count from the picture's bottom,
+   in the picture's unit. The heights of an absent layer are -1. Returns the arena's height. */
 static int read_picture(const char *svg, int points, int *heights)
 {
     static const char *const layers[] = {"parameters", "optimizer",   "gradients",

@@ -161,8 +161,8 @@ TEST(verifier_finds_bad_places)
 /* -------------------------------------------------------------------------------- streams, spaces and groups
    The test builds the tapes itself. */
 
-/* h = gelu(x) is copied to the host's memory while u = gelu(x) is computed, and is copied back while u2 =
-   gelu(u) is computed. */
+/* The value `h = gelu(x)` is copied to the host's memory while `u = gelu(x)` is computed, and is copied back
+   while `u2 = gelu(u)` is computed. */
 typedef struct offload { damaged d; int32_t h, a, u, b, u2, y; } offload;
 enum { COPY_OUT = 1, MEANWHILE, WAIT_OUT, COPY_IN, AFTER, WAIT_IN, SUM };
 

@@ -221,7 +221,8 @@ TEST(misuse_of_runs)
     CHECK_ERROR(ctx, TT_ERR_SHAPE,
                 "input 'labels' is set with 3 rows, but 'starts' was set with 3 on the same axis 'seqs'");
     CHECK(tt_set(train, m.labels, ids, 2) == TT_OK && tt_set(train, m.starts, ids, 1) == TT_ERR_SHAPE);
-    /* An input may be set again with other rows. Other inputs on its axis must then be set again, too. */
+    /* An input may be set again with another number of rows. Other inputs on the same axis must then be set
+       again, too. */
     CHECK(tt_set(train, m.starts, ids, 4) == TT_OK);
     CHECK(tt_set(train, m.ids, ids, 4) == TT_OK && tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'labels' was not set");
@@ -346,7 +347,8 @@ TEST(first_reasons_are_kept)
     tt_param *b = tt_param_new(ctx, "layer.b", 1, one, ones);
     CHECK(tt_param_count(ctx) == 2 && tt_param_at(ctx, 0) == w && tt_param_at(ctx, 1) == b);
     CHECK(tt_param_at(ctx, 2) == NULL && tt_param_at(ctx, -1) == NULL);
-    /* With `optional` 0 an op needs the parameter; with 1 it is a linear layer's bias, which may be NULL. */
+    /* `optional` 0: an op needs the parameter. 1: the parameter is a linear layer's bias, which may be
+       NULL. */
     for (int optional = 0; optional < 2; optional++) {
         tt_tape *t = tt_tape_new(ctx);
         const tt_value x = tt_input(t, "x", TT_F32, 5, 3);
@@ -542,8 +544,8 @@ TEST(odd_roots_and_unread_inputs)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A program is refused if another program, which holds its parameters, was freed before it was allocated.
-   Compiled a second time, the program runs. */
+/* Two programs share parameters. If the first program, which holds the parameters, is freed before it was
+   allocated, the second program is refused. Compiled again, the second program runs. */
 TEST(parameters_of_a_freed_program)
 {
     test_allocator a;
@@ -602,7 +604,8 @@ TEST(numbers_that_are_not_finite)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The sum of two losses, one of a x and one of b y: b's gradient may overflow while a's does not. */
+/* The sum of a loss of the product `a x` and a loss of the product `b y`. The gradient of b may overflow
+   while the gradient of a does not. */
 typedef struct two_losses { tt_param *a, *b; tt_tape *t; tt_value x, y, target, loss; } two_losses;
 
 static two_losses record_two(tt_context *ctx)

@@ -1,8 +1,9 @@
 /* Ops and optimizers of the caller. */
 #pragma once
 
-/* The argument of an op that computes out = a / (1 + |a|) * b from inputs a, b and, if there is a third,
-   times the integers of c. The struct counts the calls, and says which of them fails. */
+/* The argument of an op that computes `a / (1 + |a|) * b` of inputs a and b. If there is a third input, of
+   integers, each row of the result is multiplied by the row's integer. The struct counts the calls of each
+   function, and says which call of the forward fails. */
 typedef struct signer { int forwards, backwards, fails_at; bool wants[2]; } signer;
 
 static tt_status sign_forward(void *user, const tt_custom_array *in, int n, const tt_custom_array *out)
@@ -132,8 +133,9 @@ static double signed_loss(int kind, const double *w, const double *b, int rows)
     return loss / (rows * SIGN_WIDTH);
 }
 
-/* Loss and gradients equal those of float64, by finite differences, for inputs that are slices, one value
-   twice, parameters, or read by other ops as well; with recompute, offload, and in bf16. */
+/* The loss equals the loss in float64, and the gradients equal finite differences in float64. The op's inputs
+   are slices, one value twice, parameters, or values that other ops read as well. Covers recompute, offload
+   and bf16. */
 TEST(ops_of_the_caller)
 {
     static const struct { const char *precision, *recompute, *offload; double tolerance; } ways[] = {

@@ -71,8 +71,8 @@ static double averaged_error(averaged *x)
     return wrong;
 }
 
-/* The averages equal a float64 loop wherever the states lie, change no bit of the training, and are saved and
-   loaded. */
+/* The averages equal those of a float64 loop wherever the states lie, change no bit of the training, and
+   are saved and loaded. */
 TEST(moving_averages)
 {
     static const struct {

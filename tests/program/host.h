@@ -50,7 +50,7 @@ TEST(context_options)
         o.bf16 = bf16s[k];
         memset(&c, 0, sizeof c);
         tt_context *ctx = tt_open(&o);
-        CHECK((ctx != NULL) == (k == 3)); /* portable kernels have neither dot products nor tiles */
+        CHECK((ctx != NULL) == (k == 3)); /* portable kernels can only convert bf16 */
         CHECK(k == 3 || (c.count == 1 && strstr(c.message, bf16s[k]) && strstr(c.message, "convert") &&
                          strstr(c.message, "portable")));
         tt_close(ctx);
@@ -114,7 +114,7 @@ TEST(costs_of_this_machine)
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "device 'cpu:1' does not exist");
     CHECK(tt_measure_costs(ctx, "cuda:15", &costs) != TT_OK);
     CHECK(strstr(tt_error(ctx), "device 'cuda"));
-    for (long n = 1; n < 1200; n = 4 * n + 1) { /* allocations fail */
+    for (long n = 1; n < 1200; n = 4 * n + 1) { /* allocation n fails */
         a.fail_at = a.calls + n;
         const tt_status status = tt_measure_costs(ctx, NULL, &costs);
         CHECK(status == TT_OK || status == TT_ERR_MEMORY);
@@ -319,7 +319,8 @@ TEST(the_cpu_described)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Reads quotas of control groups, of both versions and of a mixture, from files below a folder. */
+/* Reads CPU quotas of control groups (cgroups) from files below a folder. The files are those of version 1,
+   of version 2, or of a mixture. */
 TEST(quotas_of_control_groups)
 {
     static const struct { const char *cgroup, *file[3], *content[3]; double quota; } cases[] = {
@@ -330,7 +331,7 @@ TEST(quotas_of_control_groups)
          "300000 100000\n"}, 2},
         {"0::/a/b\n", {"cpu.max", "a/cpu.max", "a/b/cpu.max"}, {"400000 100000\n", "max 100000\n",
          "30000 10000\n"}, 3},
-        /* The files are not on the path to the process's group. */
+        /* These files belong to other groups than the process's group, so there is no quota. */
         {"0::/a\n", {"a/b/cpu.max", "ab/cpu.max"}, {"100000 100000\n", "100000 100000\n"}, HUGE_VAL},
         {"0::/host/path\n", {"cpu.max"}, {"250000 100000"}, 2.5}, /* a container sees only the top group */
         {"4:memory:/x\n3:cpu,cpuacct:/docker/1\n", {"cpu,cpuacct/docker/1/cpu.cfs_quota_us",

@@ -44,9 +44,9 @@ TEST(logits_of_a_large_vocabulary)
             tt_plan plan = tt_program_plan(p);
             peak[whole] = plan.bytes - plan.persistent_bytes;
             tt_program_text(p, text, sizeof text);
-            /* bf16 gradients are not summed chunk by chunk */
+            /* bf16-true trains with whole logits, because bf16 gradients are not summed chunk by chunk */
             CHECK(count_lines(text, "linear_cross_entropy", "") == (!whole && (!train || k / 3 < 2)));
-            /* X needs no gradient. */
+            /* The first layer has one product fewer in training, because x needs no gradient. */
             CHECK(plan.flops == 2.0 * MAX * D * (D * (train ? 2 : 1) + V * (train ? 3.0 : 1.0)));
             for (int r = 0; r < TEST_COUNT(rows); r++) {
                 CHECK(tt_set(p, in, x, rows[r]) == TT_OK && tt_set(p, labels, y, rows[r]) == TT_OK);
@@ -300,7 +300,7 @@ TEST(options_are_the_callers_again)
     free(device);
     free(recompute);
     free(update);
-    tt_program_free(first); /* frees the parameter's memory, which was never allocated */
+    tt_program_free(first); /* gives up the parameter's place, for which no memory was allocated */
     o = tt_compile_options_default();
     o.train = false;
     o.precision = "bf16-true";
@@ -418,8 +418,8 @@ TEST(plans_count_what_their_arena_holds)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Parameters move to an arena with another dtype. A program that was compiled for their old dtype cannot be
-   allocated then. */
+/* Parameters move to another arena, and get another dtype there. Then a program that was compiled for the
+   parameters' old dtype cannot be allocated. */
 TEST(parameters_held_as_another_dtype)
 {
     test_allocator a;

@@ -228,7 +228,7 @@ TEST(frozen_parameters_cost_nothing)
         char text[32768];
         float before[512], after[512];
         tt_context *ctx = test_open(&a);
-        /* Parameters are frozen after recording, as only tt_compile reads the flag. */
+        /* Parameters may be frozen after recording, because only tt_compile asks which ones are frozen. */
         REQUIRE(model_params(ctx) && model_record(ctx, &m));
         CHECK(tt_param_freeze(ctx, "*", true) == 9);
         int trainable = 0;

@@ -329,7 +329,7 @@ TEST(largest_micro_batches)
             if (!CHECK(r != NULL)) return;
             bytes[n] = tt_program_plan(tt_trainer_program(r)).bytes;
             tt_trainer_free(r);
-            /* On a GPU, with no memory for the inputs of the next run, the program needs fewer bytes. */
+            /* With one byte less, a program of GPUs does without memory for the inputs of the next run. */
             sized.compile.memory_budget = bytes[n] - 1;
             r = tt_trainer_new(w.ctx, &model, &sized);
             if (!CHECK((r != NULL) == (k == 1))) return;

@@ -16,8 +16,8 @@ typedef struct fitting {
     int keep_fails_at;           /* number of the call of keep that fails; 0: none */
     const char *folder, *copy;   /* keep's first call copies the run's files from `folder` to `copy` */
     test_files *files;           /* files to which writing fails once the run is stopped */
-    bool ranks;                  /* the run has several ranks, which may together be faster than the
-                                    measured peak */
+    bool ranks;                  /* the run has several ranks, which may compute faster than the
+                                    measured peak speed: then of_peak is 0 */
 } fitting;
 
 /* Copies the file `name` from one folder to another, if the file exists. */
@@ -130,8 +130,8 @@ static tt_status fit(rank_group *w, const char *folder, bool resume, fitting *f,
 
 #define METRICS "step,epoch,split,loss,accuracy,f1_macro,lr,grad_norm,loss_scale,skipped,bytes"
 
-/* Returns metrics.csv without its last columns: the last 2 are time and speed, the last 3 also the bytes of
-   the arena. The caller frees it. */
+/* Returns metrics.csv without its last columns_at_end columns; the last three columns are the bytes of the
+   arena, time and speed. *lines: number of lines. The caller frees the text. */
 static char *metrics_without(int columns_at_end, const char *folder, int *lines)
 {
     size_t n, kept = 0;

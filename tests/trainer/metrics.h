@@ -232,8 +232,8 @@ TEST(pictures_of_a_training)
         snprintf(label, sizeof label, ">%s</text>", ticks[k]);
         if (!CHECK(strstr(svg, label) != NULL)) printf("  no tick %s\n", ticks[k]);
     }
-    /* 690 pixels show 4 steps, 232 a loss of 1, 124 an accuracy of 0.8, 72 a learning rate of 0.04. The
-       numbers below are tenths of pixels. */
+    /* In pixels, 4 steps are 690 wide, a loss of 1 is 232 high, an accuracy of 0.8 is 124 high, and a
+       learning rate of 0.04 is 72 high. The numbers below are tenths of pixels. */
     CHECK(strstr(svg, "d='M1725 2320h0L3450 2320L5175 2320L6900 2320'") &&
           strstr(svg, "stroke-width='65' d='M6900 1160h0'"));
     CHECK(strstr(svg, "d='M1725 388h0L3450 388L5175 388L6900 388'") &&

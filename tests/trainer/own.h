@@ -5,8 +5,8 @@
 
 enum { OWN_STEPS = 5, OWN_MICRO = 2, OWN_ROWS = 6, OWN_WORDS = 7, OWN_TOKENS = 12, OWN_EPOCHS = 3 };
 
-/* A regression of a line through noise, with a weight for each example, or, with `language`, a language model
-   of two sequences that both count up. The numbers of the step and its epoch give the data. */
+/* If `language`, a language model of two sequences that both count up; otherwise a regression of a line
+   through noise, with a weight for each example. The numbers of the step and of the epoch decide the data. */
 typedef struct own {
     test_allocator a;
     tt_context *ctx;
@@ -457,8 +457,8 @@ static bool in_folder(const char *folder, const char *name)
     return access(test_path(folder, name), F_OK) == 0;
 }
 
-/* One example makes the loss of an epoch's last step NaN. If the loss was good before, the run continues with
-   one state, with and without a validation. If the loss had already diverged, the run fails. */
+/* One example makes the loss of an epoch's last step NaN. If the loss was good before, the run continues and
+   keeps one state, with and without a validation. If the loss had already diverged, the run fails. */
 TEST(fit_goes_on_behind_a_bad_last_step)
 {
     const tt_metric none = {NULL, NULL, false, NULL};
@@ -532,8 +532,9 @@ TEST(fit_keeps_the_state_from_before_the_loss_diverged)
     }
 }
 
-/* state.diverged.safetensors can be older than state.safetensors: after a kill between writing one and
-   removing the other, or after a run of an older build. A resumed run takes the newer file. */
+/* state.diverged.safetensors can be older than state.safetensors: after a kill between the write of
+   state.safetensors and the removal of state.diverged.safetensors, or after a run of an older build. A
+   resumed run takes the newer file. */
 TEST(fit_goes_on_from_the_newer_of_two_states)
 {
     const tt_metric none = {NULL, NULL, false, NULL};
@@ -645,7 +646,7 @@ TEST(fit_looks_for_room_on_the_disk)
     CHECK(own_fit(&w, folder, true, NULL, &finished) == TT_OK && finished); /* this run writes no state */
     const tt_files files = tt_context_options_default().files;
     CHECK(files.space(files.user, folder) > 0);
-    /* /proc has no size and reports 0. */
+    /* /proc reports a size of 0, which tells nothing: `space` returns -1. */
     CHECK(files.space(files.user, "/proc") == -1 || access("/proc", F_OK) != 0);
     close_own(&w);
 }

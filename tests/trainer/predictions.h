@@ -51,7 +51,7 @@ TEST(f1_as_in_scikit_learn)
     double f1[5];
     for (int n = 0; n < 2 * TEST_COUNT(given); n++) {
         const int k = n / 2, there = given[k].classes - given[k].absent;
-        const bool tags = n % 2; /* with a row between all rows that does not count */
+        const bool tags = n % 2; /* if so, a row that does not count follows each row */
         predict_begin(&x, ctx, tags ? TT_TASK_TAGS : TT_TASK_CLASS, given[k].rows * (tags ? 2 : 1),
                       given[k].classes);
         for (int row = 0; row < given[k].rows; row++) {

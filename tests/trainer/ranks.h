@@ -205,7 +205,7 @@ TEST(a_step_of_one_round)
         free(values[1]);
     }
     REQUIRE(tt_loader_seek(a.l, 1, 0) == TT_OK);
-    /* The fourth micro-batch is not the last of the step, and fails the step. */
+    /* Four data ranks take four micro-batches. The fourth does not end the step, and so fails the step. */
     for (int micro = 0; micro < 6; micro++) {
         REQUIRE(tt_loader_next(a.l, &x));
         x.last_of_step = micro == 5;

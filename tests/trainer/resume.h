@@ -3,8 +3,8 @@
 
 /* ---------------------------------------------------------------------------------------- save and resume */
 
-/* Trains N + M steps without a stop, and N + M steps with all objects closed and reopened after N. Parameters
-   and files are equal bit for bit. */
+/* Trains `before + after` steps without a stop, and again with all objects closed and reopened after `before`
+   steps. Parameters and files are equal bit for bit. */
 static void resume(const setup *s, const setup *again, int before, int after)
 {
     char half[1024], whole[1024], resumed[1024], *folder = test_folder();
@@ -455,7 +455,7 @@ TEST(damaged_states)
         refuse(&w, bad, TT_ERR_FORMAT, "says that -5 steps were done");
         copy_state(path, bad, NULL, NULL, NULL, 2, INT64_MAX);
         refuse(&w, bad, TT_ERR_FORMAT, "says that 9223372036854775807 steps were done");
-        for (int k = 0; k < 8; k++) { /* elements 5, 3 and 4: loss scale, good steps, skipped steps */
+        for (int k = 0; k < 8; k++) { /* element 5: loss scale; 3: good steps; 4: skipped steps */
             const double scales[] = {3, 0.5, NAN, 0x1p41};
             int64_t values[] = {0, 0, 0, 0, -1, INT64_MAX, -2, INT64_MAX};
             memcpy(values, scales, sizeof scales);
@@ -631,7 +631,7 @@ TEST(a_gradient_that_is_not_finite_is_named)
     if (!open_world(&w, &s)) return;
     CHECK(train(&w, 1, NULL) == TT_OK);
     float *x = (float *)malloc(sizeof(float) * (size_t)tt_param_size(w.m.classifier_w));
-    /* The loss is huge, and the square of its gradient times these weights overflows. */
+    /* With these weights the loss is huge, and the squares of the gradients of earlier layers overflow. */
     for (int64_t k = 0; k < tt_param_size(w.m.classifier_w); k++) x[k] = (k % 2 ? 1 : -1) * 1e37f;
     CHECK(tt_param_set(w.m.classifier_w, x) == TT_OK);
     free(x);

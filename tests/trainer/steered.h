@@ -141,8 +141,8 @@ static bool has_kept(const char *folder, int step)
     return there;
 }
 
-/* A run keeps the states of its last validations, also when it is resumed. Resumed from a kept state, it ends
-   with the same bits. Files with other names and the states of later steps stay. */
+/* A run keeps the states of its last validations, also when the run is resumed. A run that resumes from a
+   kept state ends with the same bits. Files with other names and the states of later steps stay. */
 TEST(fit_keeps_states)
 {
     static const int at[] = {3, 6, 7, 9, 12, 14, 15, 18, 21};
