@@ -1581,8 +1581,9 @@ typedef enum tt_task {
     TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
     TT_TASK_SCORES, /* one or more numbers for each text */
     TT_TASK_TAGS,   /* a tag for each word of a text */
-    TT_TASK_EMBED   /* no labels: a dataset has pairs of texts with similar meanings, and the prediction is an
+    TT_TASK_EMBED,  /* no labels: a dataset has pairs of texts with similar meanings, and the prediction is an
                        embedding of each text */
+    TT_TASK_MASKED_LM /* no labels: the loader masks tokens of each text, and the model predicts them */
 } tt_task;
 
 /* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the
@@ -1608,9 +1609,9 @@ typedef struct tt_text {
 } tt_text;
 
 /* Makes a dataset of the caller's texts, at least one. class_names: (classes) names in UTF-8. The function
-   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED there are no classes (NULL and
-   0), every text has a pair, and either all texts or none have a negative. examples/datasets.h reads IMDb's
-   reviews with it. */
+   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED and TT_TASK_MASKED_LM there
+   are no classes (NULL and 0); with TT_TASK_EMBED, every text has a pair, and either all texts or none have a
+   negative. examples/datasets.h reads IMDb's reviews with it. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
@@ -1655,6 +1656,8 @@ tt_table_options tt_table_options_default(void);
    - TT_TASK_TAGS: in JSON a list of strings or numbers, one for each string of the list in the text column.
      A space joins the words to a text.
    - TT_TASK_EMBED: none. The pair's column is required instead.
+   - TT_TASK_MASKED_LM: none. A file whose name ends in .txt has no columns: each line that is not empty is a
+     text.
    The labels of lists of 0 and 1, and scores, are named LABEL_0, LABEL_1 and so on, unless `classes` names
    them.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
@@ -1751,6 +1754,13 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    text, 1 for a pair and 2 for a negative, and it has the arrays "anchors", i32 (n, 1), the sequences of the
    texts; "candidates", i32 (n or 2 n, 1), the sequences of pairs and negatives; and "positives", i32 (n, 1),
    the place of each text's pair among the candidates.
+   With TT_TASK_MASKED_LM the loader masks tokens as BERT's authors do (Devlin et al. 2019): of each text it
+   chooses mask_rate of the tokens at random (rounded, at least one), but no special token and no unknown
+   token. Of the chosen tokens, 80% become TT_TOKEN_MASK, 10% become a token of the vocabulary, all equally
+   likely, and 10% stay. A batch has the arrays "masked", i32 (n, 1), the rows of the chosen tokens in rising
+   order, and "targets", i32 (n, 1), their ids before masking; without a chosen token, one row with the target
+   -100. What is chosen depends on (seed, epoch, index of the text, position) alone, so tt_evaluate, which
+   reads epoch 0, always sees the same masks.
    tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
@@ -1775,6 +1785,12 @@ typedef struct tt_loader_options {
     int threads;      /* Set it higher if training waits for images (tt_loader_waited): the threads that
                          prepare images ahead of the trainer, 0..64; 0: tt_loader_next prepares images;
                          default 1 */
+    float mask_rate;  /* Set it higher if a large model learns its texts too easily, above 0 and below 1: the
+                         share of a text's tokens that TT_TASK_MASKED_LM predicts; default 0.15 */
+    bool whole_words; /* Set it if guessing a word from its other tokens is too easy: TT_TASK_MASKED_LM then
+                         chooses all tokens of a word or none; default false. A word ends before white space
+                         and, with WordPiece, before punctuation. Words are chosen in random order, as long as
+                         all their tokens fit into mask_rate of the text */
     tt_parallel parallel; /* Set it if the trainer has several ranks, to the trainer's `parallel` after
                              tt_check_options; default: one group on one rank. The loader reads `groups` and
                              `data` */
@@ -1882,6 +1898,8 @@ typedef struct tt_source {
        and tt_evaluate refuse a process whose lines differ from those of process 0, and name the line. NULL:
        no lines. */
     void (*describe)(void *self, char *to, size_t capacity);
+    int max_masked; /* largest number of rows of "masked" in a micro-batch; 0: unknown, or no such array.
+                       tt_train_options_make_room reads it */
 } tt_source;
 
 typedef struct tt_loader tt_loader;
@@ -2108,7 +2126,9 @@ typedef struct tt_inputs {
     tt_value types;     /* text: i32 (rows, 1): token types, if the model has them */
     tt_value pixels;    /* images: u8 (seqs, image_bytes) */
     tt_value labels;    /* i32 (seqs, 1): the class of each sequence */
-    tt_value targets;   /* language models: i32 (rows, 1), the token that follows; -100: no target */
+    tt_value targets;   /* language models: i32 (rows, 1), the token that follows; -100: no target.
+                           TT_TASK_MASKED_LM: i32 (n, 1), the id of each masked token */
+    tt_value masked;    /* TT_TASK_MASKED_LM: i32 (n, 1), the rows of the masked tokens */
 } tt_inputs;
 /* Declare the inputs of texts or images as a loader's batches have them. length: rows of an image. */
 tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o);
@@ -2118,7 +2138,9 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
    2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020), ALBERT (Lan et al. 2020) and
    BigBird (Zaheer et al. 2020) share one encoder. The task decides the head. Parameters have the names of
    transformers' ...ForSequenceClassification, for TT_TASK_TAGS of ...ForTokenClassification. With
-   TT_TASK_EMBED there is no classifier, and files have the names of transformers' ...Model. */
+   TT_TASK_EMBED there is no classifier, and files have the names of transformers' ...Model. With
+   TT_TASK_MASKED_LM they have those of ...ForMaskedLM: the masked tokens pass a linear layer, an activation
+   and a norm, and the logits of the vocabulary use the word embedding as their weight, with a bias. */
 typedef enum tt_bert_kind {
     TT_BERT,
     TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
@@ -2141,7 +2163,7 @@ typedef struct tt_bert_config {
     int pad_token;            /* id of the padding token: RoBERTa and its kin 1, BigBird 0 by default */
     bool pooler;              /* BERT: the classifier reads a dense layer + tanh of the first token. Default
                                  true */
-    int classes;              /* number of classes, labels, scores or tags. TT_TASK_EMBED: 0 */
+    int classes;              /* number of classes, labels, scores or tags. Other tasks: 0 */
     tt_pooling pooling;       /* how tt_bert_embed makes the embedding of a text. Default TT_POOL_MEAN */
     bool normalize;           /* tt_bert_embed divides each embedding by its length. Default false */
     int max_length;           /* TT_TASK_EMBED: tokens of the longest text; 0: limited by
@@ -2186,8 +2208,12 @@ typedef struct tt_bert {
                                                (hidden, embedding_size), (hidden) */
     tt_bert_layer *layer;                   /* (layers); in ALBERT all have the same parameters */
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
-    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); TT_TASK_EMBED: NULL */
+    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); NULL: no classes */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
+    tt_param *transform_w, *transform_b;    /* TT_TASK_MASKED_LM, else NULL: the layer before the logits,
+                                               (hidden, hidden), (hidden); ALBERT: embedding_size rows */
+    tt_param *transform_norm_w, *transform_norm_b; /* and its norm */
+    tt_param *word_b;                       /* the bias of the logits, (vocab) */
     bool new_head; /* whether the layers between the last hidden states and the logits begin with random
                       weights, at least in part */
 } tt_bert;
@@ -2202,7 +2228,8 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
    classifier has another size, or if it is for tokens and the model's for sequences, these layers start with
    random weights: new_head is true, and the logger gets a warning with their names. A missing or misshapen
    tensor of the body is an error, reported before anything of config.json's sizes is allocated.
-   The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification, else
+   The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification,
+   TT_TASK_MASKED_LM if it names ...ForMaskedLM, else
    that of "problem_type"; without problem_type TT_TASK_SCORES if there is one class, as in transformers, else
    TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
    class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are read from its files. */
@@ -2236,7 +2263,8 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
    layer k, all (rows, hidden); `hidden` has room for layers + 1 values. Returns hidden[layers]. */
 tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden);
 /* Records the encoder and the head. Returns the logits (seqs, classes), for TT_TASK_TAGS (rows, classes). A
-   model with TT_TASK_EMBED has no logits: the tape fails. */
+   model with TT_TASK_EMBED has no logits: the tape fails. With TT_TASK_MASKED_LM returns the logits of the
+   rows `masked`, (n, vocab). */
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Records the encoder, and the embedding of each sequence according to the config's pooling and normalize.
    Any task. Returns the embeddings (seqs, hidden) (Reimers, Gurevych, "Sentence-BERT", 2019). */
@@ -2248,7 +2276,9 @@ tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
    are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
    output is the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
    right if its pair is the nearest candidate of its micro-batch. With compile.train = false there is no loss.
-   m must stay valid. */
+   With TT_TASK_MASKED_LM the loss is the mean cross-entropy of the ids in "targets" over the rows in
+   "masked"; the logits of these rows are the output if compile.train is false, else there is no output. m
+   must stay valid. */
 tt_model tt_bert_model(const tt_bert *m);
 /* Records the contrastive loss of a micro-batch of pairs or triplets (InfoNCE: van den Oord et al.,
    "Representation learning with contrastive predictive coding", 2018): the cross-entropy of cosine(anchor,
@@ -2539,6 +2569,9 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
 /* ==== src/api/trainer.h */
 /* ------------------------------------------------------------------------------------------------ trainer */
 
+/* A teacher for distillation: the logits of a trained model for all examples of a source. */
+typedef struct tt_teacher tt_teacher;
+
 struct tt_train_options {
     /* Set its fields to choose precision, device, optimizer and memory; default: tt_compile_options_default()
        with optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for
@@ -2575,14 +2608,31 @@ struct tt_train_options {
        must have an index (tt_batch.index). Predictions, tt_evaluate and files are as without the option.
        tt_train_batch is refused, and so are several processes. */
     bool features_once;
+    /* Set `teacher` to train a classifier, or a model of labels or scores, by another model's logits as well
+       (Hinton et al., "Distilling the knowledge in a neural network", 2015); default NULL. The loss that
+       trains is (1 - teacher_weight) * loss + teacher_weight * T^2 * soft, where T is teacher_temperature and
+       `soft` is the mean cross-entropy of logits / T with the teacher's probabilities at T: softmax(teacher's
+       logits / T), or sigmoids for labels. For scores T is 1, and `soft` is the mean squared error from the
+       teacher's scores. An example weighs as much in `soft` as in `loss`, which statistics and evaluations
+       show alone. Both models have the same task and classes, in the same order. Keep the teacher until the
+       trainer is freed. */
+    const tt_teacher *teacher;
+    float teacher_weight;      /* Set it higher if the teacher is better than the labels: the share of the
+                                  teacher's part, 0 to 1; default 0.5 */
+    float teacher_temperature; /* Set it higher if the teacher is so sure that its probabilities are near 0
+                                  and 1, above 0; default 2 */
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
+    /* Set it to the largest number of masked tokens of a micro-batch (TT_TASK_MASKED_LM), or call
+       tt_train_options_make_room, so that the last layer and the logits need less memory; default 0:
+       max_tokens. */
+    int max_masked;
 };
 tt_train_options tt_train_options_default(void);
-/* Raises max_seqs and max_tokens to the sizes that the micro-batches of two sources need, and sets accumulate
-   if a step of the first source may have more micro-batches than there are data ranks. Either source may be
-   NULL. */
+/* Raises max_seqs, max_tokens and max_masked to the sizes that the micro-batches of two sources need, and
+   sets accumulate if a step of the first source may have more micro-batches than there are data ranks. Either
+   source may be NULL. */
 void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation);
 
 typedef struct tt_trainer tt_trainer;
@@ -2591,6 +2641,15 @@ typedef struct tt_trainer tt_trainer;
    message reports all contradictions of the options. Returns NULL on error. */
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
+/* Computes the logits of a trained model for the examples of epoch 0 of a source, without dropout, and keeps
+   them in the host's memory: 4 bytes for each logit. t: the trainer of the model, which may have been made
+   with train = false. Free that trainer before the student's trainer is made, and its memory is free again.
+   Batches must have an index, from which the student's batches find their rows: the source reads the dataset
+   on which the student trains, perhaps with another tokenizer. Parameters of one context have different
+   names, so the teacher needs a context of its own if its parameters are named as the student's; keep that
+   context until tt_teacher_free. For one process. Returns NULL on error. */
+tt_teacher *tt_teacher_new(tt_trainer *t, const tt_source *source);
+void tt_teacher_free(tt_teacher *k);
 /* Waits as tt_wait does for the training program's last step, after a tt_train_batch without stats. */
 tt_status tt_trainer_wait(tt_trainer *t, tt_stats *stats);
 /* Returns the largest max_seqs, up to `max`, with which a trainer of these options fits their memory_budget;
@@ -2886,6 +2945,7 @@ typedef enum tt__act {
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
     X(bool, by_class)     /* used by CROSS_ENTROPY: weights belong to classes, not to rows */ \
     X(bool, by_total)     /* used by losses and their backward: the divisor is operand TT__LOSS_TOTAL */ \
+    X(bool, uncounted)    /* used by losses: the step's counts leave out the loss (tt__uncounted_loss) */ \
     X(float, scale)       /* factor of SCALE and ATTENTION; value of FILL; in ROTARY, -1 turns back */ \
     X(bool, scaled)       /* used by SGD and ADAM: `scale` multiplies the learning rate */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
@@ -3185,7 +3245,7 @@ enum {
 /* Purposes of random numbers. The purpose is a part of the key of a stream (tt__stream_key). */
 enum {
     TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE, TT__RANDOM_IMAGE,
-    TT__RANDOM_TOKEN
+    TT__RANDOM_TOKEN, TT__RANDOM_MASK
 };
 
 /* Settings of a step, which the host writes before it runs a segment. */
@@ -8021,6 +8081,14 @@ void tt_loss_total(tt_tape *t, tt_value loss, tt_value total)
     tt__weights_in(t, &t->code[at], TT__LOSS_TOTAL, &one, 1);
 }
 
+/* Leaves a loss out of the step's counts. While micro-batches accumulate, its gradient is then divided by the
+   number of targets of the other losses, which must be its own number in each run. */
+static void tt__uncounted_loss(tt_tape *t, tt_value loss)
+{
+    for (int k = 0; k < t->n_code; k++)
+        if (tt__is(&t->code[k], TT__LOSS) && t->code[k].out[0] == loss.id) t->code[k].attr.uncounted = true;
+}
+
 /* ------------------------------------------------------------------------------------------ cross_entropy */
 
 tt_cross_entropy_options tt_cross_entropy_options_default(void)
@@ -10461,7 +10529,7 @@ static tt_status tt__pass_counts(tt_tape *t)
     bool first = true;
     int n = tt__index(t);
     for (int k = 0; k < n && t->results; k++) {
-        if (!tt__is(&t->code[k], TT__LOSS)) continue;
+        if (!tt__is(&t->code[k], TT__LOSS) || t->code[k].attr.uncounted) continue;
         const int32_t counts = t->code[k].out[TT__LOSS_COUNTS], to = t->counted ? t->counted : t->totals;
         tt__instr add = tt__instr_like(&t->code[k], TT__OP_ADD_COUNTS, counts, to);
         add.add = !first;
@@ -22270,7 +22338,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     TT__PASS(t, "precision", tt__pass_precision(t, &s->precision));
     if (t->stages > 1) tt__number_stages(t);
     for (int k = 0; k < t->n_code; k++) {
-        losses += tt__is(&t->code[k], TT__LOSS);
+        losses += tt__is(&t->code[k], TT__LOSS) && !t->code[k].attr.uncounted;
         totals += tt__is(&t->code[k], TT__LOSS) && t->code[k].attr.by_total;
     }
     t->by_totals = losses && totals == losses;
@@ -37034,7 +37102,7 @@ static tt_status tt__number_classes(tt_dataset *d, const char *const *names, int
    chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
-    const int classes = (int)tt__max(1, d->n_classes); /* TT_TASK_EMBED has none, and all labels are 0 */
+    const int classes = (int)tt__max(1, d->n_classes); /* without classes all labels are 0 */
     int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)classes), spare = n;
     if (!quota) return TT_ERR_MEMORY;
     for (int i = 0; i < d->count; i++) quota[d->examples[i].label]++;
@@ -37152,17 +37220,19 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *t
     return tt__dataset_copy(d, e);
 }
 
-static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_EMBED; }
+static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_MASKED_LM; }
+/* Returns whether the examples of a task have neither labels nor classes. */
+static bool tt__has_no_labels(tt_task task) { return task == TT_TASK_EMBED || task == TT_TASK_MASKED_LM; }
 
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes)
 {
-    const bool no_classes = task == TT_TASK_EMBED && !classes;
+    const bool none = tt__has_no_labels(task);
     if (count < 1 || count > INT_MAX || !texts || !tt__is_task(task) ||
-        !(no_classes || (task != TT_TASK_EMBED && classes > 0 && class_names)))
+        !(none ? !classes : classes > 0 && class_names))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are %lld texts%s of %d classes%s, "
                         "task %d; expected at least one text, one of tt_task, and at least one class, or 0 "
-                        "for TT_TASK_EMBED",
+                        "for TT_TASK_EMBED and TT_TASK_MASKED_LM",
                         (long long)count, texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)",
                         (int)task), (tt_dataset *)NULL;
     tt_dataset *d = tt__dataset_new(ctx, task, class_names, classes);
@@ -37418,7 +37488,7 @@ static tt_status tt__table_set(tt_dataset *d, const tt__table *t)
 static tt_status tt__table_labels(tt_dataset *d, tt__table *t)
 {
     tt_status status = TT_OK;
-    if (!d->count || t->task == TT_TASK_EMBED) return TT_OK;
+    if (!d->count || tt__has_no_labels(t->task)) return TT_OK;
     if (!t->order) status = t->width ? tt__table_unnamed(d, t->width) : tt__table_classes(d, t);
     return status == TT_OK ? tt__table_set(d, t) : status;
 }
@@ -37524,7 +37594,7 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
         return tt__fail(t->ctx, TT_ERR_FORMAT,
                         "'%s' is empty; expected a header with the columns %.100s and %.100s", t->path,
                         t->column[TT__COLUMN_TEXT],
-                        t->column[t->needs[TT__COLUMN_PAIR] ? TT__COLUMN_PAIR : TT__COLUMN_LABEL]);
+                        t->column[t->needs[TT__COLUMN_LABEL] ? TT__COLUMN_LABEL : TT__COLUMN_PAIR]);
     for (*columns = 0; !field.last; ++*columns) {
         tt_status status = tt__table_field(t, &field);
         if (status != TT_OK) return status;
@@ -37663,10 +37733,11 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split)
         e->pair = fields[TT__COLUMN_PAIR].text;
         e->pair_bytes = fields[TT__COLUMN_PAIR].bytes;
         d->pairs |= e->pair != NULL;
-        if (t->task != TT_TASK_EMBED) {
+        if (!tt__has_no_labels(t->task)) {
             status = tt__table_field_labels(d, t, e, &fields[TT__COLUMN_LABEL]);
             continue;
         }
+        if (t->task != TT_TASK_EMBED) continue;
         e->negative = fields[TT__COLUMN_NEGATIVE].text;
         e->negative_bytes = fields[TT__COLUMN_NEGATIVE].bytes;
         d->negatives |= e->negative != NULL;
@@ -37857,7 +37928,7 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
         return tt__row_fail(t, "the row has %s \"%.100s\", unlike the rows before: write it in all rows or "
                             "in none", e->negative ? "a" : "no", t->column[TT__COLUMN_NEGATIVE]);
     d->negatives |= e->negative != NULL;
-    if (embed) return TT_OK;
+    if (tt__has_no_labels(t->task)) return TT_OK;
     return tt__row_labels(d, t, j, line, at[TT__COLUMN_LABEL], e);
 }
 
@@ -37877,6 +37948,25 @@ static tt_status tt__read_json_rows(tt_dataset *d, tt__table *t, const char *spl
     tt__file_close(d->ctx, &d->file);
     memset(&d->file, 0, sizeof d->file);
     return status;
+}
+
+/* Reads a text file: each line that is not empty is an example. */
+static tt_status tt__read_lines(tt_dataset *d, tt__table *t)
+{
+    while (tt__table_row(t)) {
+        char *line = t->text + t->at, *stop = (char *)memchr(line, '\n', t->bytes - t->at);
+        char *end = stop ? stop : t->text + t->bytes;
+        t->at = (size_t)(end - t->text);
+        while (end > line && (end[-1] == ' ' || end[-1] == '\t' || end[-1] == '\r')) end--;
+        if (end == line) continue;
+        tt__example *e = tt__dataset_add(d, t->path);
+        if (!e) return t->ctx->status;
+        e->text = line;
+        e->bytes = (size_t)(end - line);
+        if (stop) t->at++, t->line++;
+        *end = 0; /* overwrites white space, the newline, or the final NUL */
+    }
+    return TT_OK;
 }
 
 /* A sentence while its lines are read from a file in the format of CoNLL. The text overwrites the lines. */
@@ -37983,7 +38073,8 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
                                       o->split_column, o->pair_column, o->negative_column};
     bool good = true;
     t->needs[TT__COLUMN_TEXT] = true;
-    t->needs[o->task == TT_TASK_EMBED ? TT__COLUMN_PAIR : TT__COLUMN_LABEL] = true;
+    t->needs[TT__COLUMN_PAIR] = o->task == TT_TASK_EMBED;
+    t->needs[TT__COLUMN_LABEL] = !tt__has_no_labels(o->task);
     t->columns = o->task == TT_TASK_EMBED ? TT__COLUMNS : TT__COLUMN_NEGATIVE;
     for (int i = 0; i < TT__COLUMNS; i++) t->column[i] = names[i] ? names[i] : "NULL";
     for (int i = 0; i < t->columns; i++)
@@ -38003,7 +38094,7 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
                         "expected an ASCII character, such as a comma", (unsigned char)o->label_delimiter);
     if (!tt__is_task(o->task))
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: task is %d; expected one of tt_task, %d to "
-                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_EMBED);
+                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_MASKED_LM);
     return TT_OK;
 }
 
@@ -38023,6 +38114,7 @@ static bool tt__ends_in(const char *path, const char *ending)
 static tt_status tt__table_file(tt_dataset *d, tt__table *t, const tt_table_options *o, const char *split)
 {
     const bool lines = tt__ends_in(t->path, ".jsonl") || tt__ends_in(t->path, ".json");
+    const bool plain = o->task == TT_TASK_MASKED_LM && tt__ends_in(t->path, ".txt");
     tt_status status = tt__file_open(d->ctx, t->path, &d->file);
     if (status != TT_OK) return status;
     t->text = d->file.bytes;
@@ -38035,12 +38127,14 @@ static tt_status tt__table_file(tt_dataset *d, tt__table *t, const tt_table_opti
         for (size_t i = 0; i < t->bytes; i++)
             if (t->text[i] == '\r') t->text[i] = '\n';
     if (status == TT_OK)
-        status = lines ? tt__read_json_rows(d, t, split)
+        status = lines ? tt__read_json_rows(d, t, split) : plain ? tt__read_lines(d, t)
                : o->task == TT_TASK_TAGS ? tt__read_conll(d, t) : tt__table_read(d, t, split);
     const int part = split && t->splits ? tt__split_of(split) : TT__SPLIT_OTHER;
     if (status != TT_OK || d->count || (part && part != TT__SPLIT_TRAIN)) return status;
-    if (!split || !t->splits) return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows: add rows", t->path,
-                                              lines || o->task == TT_TASK_TAGS ? "" : "a header but ");
+    const bool header = !lines && !plain && o->task != TT_TASK_TAGS;
+    if (!split || !t->splits)
+        return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows: add rows", t->path,
+                        header ? "a header but " : "");
     return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s': add one, or choose "
                     "another split", t->path, split);
 }
@@ -38056,9 +38150,10 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     t.path = path;
     t.task = o.task;
     t.line = 1;
-    if (o.task == TT_TASK_EMBED && n_classes)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given, but TT_TASK_EMBED has no classes: "
-                        "give NULL and 0", path, n_classes), (tt_dataset *)NULL;
+    if (tt__has_no_labels(o.task) && n_classes)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given, but %s has no classes: give NULL "
+                        "and 0", path, n_classes, o.task == TT_TASK_EMBED ? "TT_TASK_EMBED" :
+                        "TT_TASK_MASKED_LM"), (tt_dataset *)NULL;
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given%s; give at least one, or NULL and "
                         "0 to take the classes from the file", path, n_classes, classes ? "" : " as NULL"),
@@ -38084,7 +38179,8 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
 
 tt_loader_options tt_loader_options_default(void)
 {
-    tt_loader_options o = {16, 1, 512, 0, true, 50, false, 1, {0, 1, 1, false, false, 0, false}};
+    tt_loader_options o = {16, 1, 512, 0, true, 50, false, 1, 0.15f, false,
+                           {0, 1, 1, false, false, 0, false}};
     return o;
 }
 
@@ -38241,7 +38337,14 @@ struct tt_loader {
     float *label_values;           /* values of the micro-batch, for TT_TASK_LABELS and TT_TASK_SCORES */
     int32_t *roles;                /* TT_TASK_EMBED: the numbers 0, 1, 2, ...; the data of each of `arrays`
                                       are a part of them */
-    tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives" */
+    tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives";
+                                      TT_TASK_MASKED_LM: "masked" and "targets" */
+    /* TT_TASK_MASKED_LM: the kind of each token of the vocabulary; scratch memory for a text's words, and
+       which of its tokens are chosen; the n_masked of at most max_masked rows of the arrays. */
+    uint8_t *mask_kinds, *mask_chosen;
+    struct tt__mask_word *mask_words;
+    int32_t *masked, *targets;
+    int n_masked, max_masked;
 
     /* ---- fields for images. Threads make the images of micro-batches `base` to `base + slots - 1`, while
        the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, the fields of `ring`
@@ -38712,6 +38815,148 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
     return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->deal.used);
 }
 
+/* ==== src/data/masks.h */
+/* ------------------------------------------------------------------------------------------- masked tokens
+   Chooses the tokens that a model of TT_TASK_MASKED_LM predicts, and masks them (Devlin et al., "BERT:
+   pre-training of deep bidirectional transformers", 2019, section 3.1). */
+
+/* The kind of a token of the vocabulary. */
+enum {
+    TT__MASK_BEGINS,    /* the token begins a word, or is a word */
+    TT__MASK_CONTINUES, /* the token continues a word after another token */
+    TT__MASK_NEVER      /* the token is special, or stands for no text: the token is never chosen */
+};
+
+/* Returns whether a token of the vocabulary continues a word. WordPiece marks such tokens; other models mark
+   tokens that begin with white space instead, by U+2581 or, in byte-level encoding, by characters that stand
+   for the bytes 0 to 32. */
+static bool tt__mask_continues(const tt_tokenizer *k, const char *token)
+{
+    const unsigned char *c = (const unsigned char *)token;
+    if (k->model.kind == TT__MODEL_WORDPIECE)
+        return *k->model.piece && strncmp(token, k->model.piece, strlen(k->model.piece)) == 0;
+    const bool mark = c[0] == 0xE2 && c[1] == 0x96 && c[2] == 0x81;
+    const bool white = c[0] <= ' ' || (c[0] == 0xC4 && c[1] >= 0x80 && c[1] <= 0xA0); /* U+0100 to U+0120 */
+    return !mark && !white;
+}
+
+/* Returns the kind of each token of the vocabulary, which the caller frees. Returns NULL if memory runs
+   out. */
+static uint8_t *tt__mask_kinds(tt_context *ctx, const tt_tokenizer *k)
+{
+    uint8_t *kinds = (uint8_t *)tt__alloc(ctx, (size_t)k->size);
+    for (int id = 0; id < k->size && kinds; id++) {
+        const char *token = tt_tokenizer_token(k, id);
+        const int added = k->added_of[id];
+        const bool special = added >= 0 && k->added[added].special;
+        kinds[id] = !token || special ? TT__MASK_NEVER
+                    : tt__mask_continues(k, token) ? TT__MASK_CONTINUES : TT__MASK_BEGINS;
+    }
+    for (int role = 0; role < TT_TOKEN_COUNT && kinds; role++) {
+        const int id = tt_tokenizer_special(k, (tt_special_token)role);
+        if (id >= 0) kinds[id] = TT__MASK_NEVER;
+    }
+    return kinds;
+}
+
+/* A word of a text, or with whole_words = false a token: the places [begin, end) of the text's tokens. Words
+   are chosen in the order of `draw`. */
+typedef struct tt__mask_word { uint32_t draw; int begin, end; } tt__mask_word;
+
+static int tt__mask_order(const void *a, const void *b)
+{
+    const tt__mask_word *x = (const tt__mask_word *)a, *y = (const tt__mask_word *)b;
+    return x->draw != y->draw ? (x->draw > y->draw) - (x->draw < y->draw) : x->begin - y->begin;
+}
+
+/* Sets u to the random numbers of a place of a text: u[0] orders words, u[1] decides what becomes of a chosen
+   token, u[2] and u[3] choose a token of the vocabulary. */
+static void tt__mask_draw(uint64_t key, int place, uint32_t u[4])
+{
+    const uint32_t counter[4] = {(uint32_t)place, 0, 0, 0};
+    tt__philox(counter, key, u);
+}
+
+/* Lists the words of a text in random order in l->mask_words. ids: (n) the text's tokens. Returns the number
+   of words, and sets *tokens to the number of their tokens. */
+static int tt__mask_words(const tt_loader *l, uint64_t key, const int32_t *ids, int n, int *tokens)
+{
+    tt__mask_word *words = l->mask_words;
+    int count = 0;
+    *tokens = 0;
+    for (int i = 0; i < n; i++) {
+        uint32_t u[4];
+        const int kind = l->mask_kinds[ids[i]];
+        if (kind == TT__MASK_NEVER) continue;
+        ++*tokens;
+        if (l->o.whole_words && kind == TT__MASK_CONTINUES && count && words[count - 1].end == i) {
+            words[count - 1].end = i + 1;
+            continue;
+        }
+        tt__mask_draw(key, i, u);
+        words[count].draw = u[0];
+        words[count].begin = i;
+        words[count++].end = i + 1;
+    }
+    qsort(words, (size_t)count, sizeof *words, tt__mask_order);
+    return count;
+}
+
+/* Masks tokens of a text of a micro-batch, whose n tokens begin at row `first`. text: index of the text. */
+static void tt__mask_text(tt_loader *l, uint32_t text, int first, int n)
+{
+    int32_t *ids = l->ids + first;
+    const uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_MASK, (uint64_t)l->deal.epoch, text);
+    const int32_t mask = tt_tokenizer_special(l->k, TT_TOKEN_MASK);
+    int tokens, taken = 0;
+    const int count = tt__mask_words(l, key, ids, n, &tokens);
+    const int want = (int)tt__max(1, (int64_t)((double)l->o.mask_rate * tokens + 0.5));
+    for (int i = 0; i < n; i++) l->mask_chosen[i] = 0;
+    for (int w = 0; w < count; w++) {
+        const tt__mask_word *word = &l->mask_words[w];
+        if (word->end - word->begin > want - taken) continue;
+        for (int i = word->begin; i < word->end; i++) l->mask_chosen[i] = 1;
+        taken += word->end - word->begin;
+    }
+    for (int i = 0; i < n; i++) {
+        uint32_t u[4];
+        if (!l->mask_chosen[i]) continue;
+        tt__mask_draw(key, i, u);
+        const float share = tt__uniform(u[1]);
+        l->masked[l->n_masked] = first + i;
+        l->targets[l->n_masked++] = ids[i];
+        if (share < 0.8f) ids[i] = mask;
+        else if (share < 0.9f) ids[i] = (int32_t)(((uint64_t)u[3] << 32 | u[2]) % (uint64_t)l->k->size);
+    }
+}
+
+/* Sets the arrays of a micro-batch with masked tokens. */
+static void tt__mask_arrays(tt_loader *l, tt_batch *batch)
+{
+    if (!l->n_masked) {
+        l->masked[l->n_masked] = 0;
+        l->targets[l->n_masked++] = -100;
+    }
+    const tt_array arrays[] = {{"masked", l->masked, l->n_masked}, {"targets", l->targets, l->n_masked}};
+    memcpy(l->arrays, arrays, sizeof arrays);
+    batch->arrays = l->arrays;
+    batch->n_arrays = TT__COUNT(arrays);
+}
+
+/* Allocates the memory of a loader that masks tokens, whose max_tokens and max_seqs are set. Of a text of n
+   tokens at most mask_rate * n + 1 are chosen. */
+static bool tt__mask_allocate(tt_loader *l)
+{
+    const size_t length = (size_t)l->o.max_length;
+    const int64_t most = (int64_t)((double)l->o.mask_rate * l->max_tokens) + l->deal.max_seqs;
+    l->max_masked = (int)tt__min(most, l->max_tokens);
+    return (l->mask_kinds = tt__mask_kinds(l->ctx, l->k)) &&
+           (l->mask_words = (tt__mask_word *)tt__alloc(l->ctx, length * sizeof *l->mask_words)) &&
+           (l->mask_chosen = (uint8_t *)tt__alloc(l->ctx, length)) &&
+           (l->masked = (int32_t *)tt__alloc(l->ctx, (size_t)l->max_masked * 4)) &&
+           (l->targets = (int32_t *)tt__alloc(l->ctx, (size_t)l->max_masked * 4));
+}
+
 /* ==== src/data/loader.h */
 /* --------------------------------------------------------------------------------------------------- loaders
    The public functions of loaders, for texts and for images, and a loader's tt_source. dealer.h chooses the
@@ -38735,7 +38980,7 @@ void tt_loader_free(tt_loader *l)
     void *const owned[] = {l->ring, l->deal.order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
                            l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
                            l->seq_start, l->labels, l->label_values, l->tags, l->roles, l->spans, l->index,
-                           l};
+                           l->mask_kinds, l->mask_chosen, l->mask_words, l->masked, l->targets, l};
     tt__free_all(ctx, owned, TT__COUNT(owned));
 }
 
@@ -38776,6 +39021,11 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     else if (texts && pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
         tt__print(&all, "; max_length is %d, but must be at least %d for pairs of texts, with the tokens "
                   "around the texts", o->max_length, tt__ids_around(k, true));
+    if (d->task == TT_TASK_MASKED_LM && !(o->mask_rate > 0 && o->mask_rate < 1))
+        tt__print(&all, "; mask_rate is %g, but must be above 0 and below 1", o->mask_rate);
+    if (d->task == TT_TASK_MASKED_LM && tt_tokenizer_special(k, TT_TOKEN_MASK) < 0)
+        tt__print(&all, "; the tokenizer has no token that masks others, which TT_TASK_MASKED_LM needs: set "
+                  "\"mask_token\" in tokenizer_config.json");
     if (texts && o->window < 0)
         tt__print(&all, "; window is %d, but must be 0 (no sorting) or a number of batches", o->window);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
@@ -38790,6 +39040,7 @@ static bool tt__loader_allocate(tt_loader *l) /* allocates the memory of a loade
     size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch), values = 0;
     const bool valued = l->d->task == TT_TASK_LABELS || l->d->task == TT_TASK_SCORES;
     if (!tt__mul_size(seqs * sizeof *l->label_values, (size_t)l->d->n_classes, &values)) values = SIZE_MAX;
+    if (l->d->task == TT_TASK_MASKED_LM && !tt__mask_allocate(l)) return false;
     if (l->d->task == TT_TASK_TAGS && !(l->tags = (int32_t *)tt__alloc(ctx, rows * 4))) return false;
     if (l->parts > 1 && !(l->roles = (int32_t *)tt__alloc(ctx, seqs * 4))) return false;
     for (size_t k = 0; k < seqs && l->roles; k++) l->roles[k] = (int32_t)k;
@@ -39017,6 +39268,7 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
                   i->resize_width, i->pad, i->random_crop, i->flip);
     if (l->d->task != TT_TASK_CLASS) tt__print(&text, "task %d\n", (int)l->d->task);
     if (l->d->pairs) tt__print(&text, "pairs 1\n");
+    if (l->max_masked) tt__print(&text, "mask_rate %g\nwhole_words %d\n", o->mask_rate, o->whole_words);
     if (i->resize_shortest) tt__print(&text, "resize_shortest %d\n", i->resize_shortest);
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
@@ -39042,7 +39294,7 @@ const tt_source *tt_loader_source(tt_loader *l)
     if (!l) return NULL;
     tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, tt_loader_max_seqs(l),
                    l->max_tokens, l->deal.accumulates, tt__loader_source_hash, l->d->classes,
-                   l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe};
+                   l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe, l->max_masked};
     l->source = s;
     return &l->source;
 }
@@ -39119,6 +39371,7 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
     if (!l->micro) tt__loader_cut_step(l, texts, in_step);
     const int first = l->in_step, end = l->ends[l->micro++], examples = end - first;
+    l->n_masked = 0;
     for (; seqs < examples * l->parts; seqs++) {
         const uint32_t text = l->dealt[first + seqs % examples];
         const tt__tokens *tokens = &l->tokens[(int64_t)text * l->parts + seqs / examples];
@@ -39134,9 +39387,11 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
             if (l->typed) l->types[rows] = tokens->types[i];
             if (l->tags) l->tags[rows] = tokens->tags[i];
         }
+        if (l->max_masked) tt__mask_text(l, text, rows - tokens->count, tokens->count);
     }
     l->in_step = end;
     tt__loader_roles(l, examples, batch);
+    if (l->max_masked) tt__mask_arrays(l, batch);
     l->seq_start[seqs] = rows;
     batch->rows = rows;
     batch->ids = l->ids;
@@ -40255,7 +40510,7 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
 {
     if (!l) return NULL;
     const tt_source s = {l, tt__window_seek, tt__window_next, l->deal.steps, l->max_seqs, l->max_tokens,
-                         l->deal.accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe};
+                         l->deal.accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe, 0};
     l->source = s;
     return &l->source;
 }
@@ -40368,11 +40623,16 @@ static const char *tt__head_name(const tt__architecture *a, const void *config)
     return a->head ? a->head(config) : "";
 }
 
+static bool tt__classifies(const tt__architecture *a, const void *config)
+{
+    const char *head = tt__head_name(a, config);
+    return a->classes && strcmp(head, "Model") != 0 && strcmp(head, "ForMaskedLM") != 0;
+}
+
 /* Returns the number of outputs of a model's classifier; 0: the model has no classifier. */
 static int tt__outputs(const tt__architecture *a, const void *config)
 {
-    const bool bare = strcmp(tt__head_name(a, config), "Model") == 0;
-    return a->classes && !bare ? tt__int_field(config, a->classes) : 0;
+    return tt__classifies(a, config) ? tt__int_field(config, a->classes) : 0;
 }
 
 /* A checkpoint that is being read: its config.json and its open files of tensors. */
@@ -41192,8 +41452,7 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     tt__text_buffer all = {text, sizeof text, 0};
     const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
     const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
-    const bool classifies = a->classes && strcmp(tt__head_name(a, config), "Model") != 0;
-    const int classes = classifies ? tt__int_field(config, a->classes) : 1;
+    const int classes = tt__classifies(a, config) ? tt__int_field(config, a->classes) : 1;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
@@ -41369,7 +41628,7 @@ static void tt__list_names(tt__text_buffer *to, const char *const *names, int n)
 static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[64], int classes, bool kept,
                                   tt_dataset *d)
 {
-    static const char *const tasks[] = {"CLASS", "LABELS", "SCORES", "TAGS", "EMBED"};
+    static const char *const tasks[] = {"CLASS", "LABELS", "SCORES", "TAGS", "EMBED", "MASKED_LM"};
     if (d->task != task)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_%s, but the model's is "
                         "TT_TASK_%s: load the model for the dataset's task (tt_bert_load_head)",
@@ -41630,7 +41889,8 @@ tt_value tt_contrastive_loss(tt_tape *t, tt_value embeddings, const tt_train_opt
    stand for the hidden size under a condition, otherwise for 0: Q if a layer precedes the classifier, R in
    RoBERTa without a classifier, B in BigBird, M in ALBERT, U if queries, keys and values have biases. Three
    letters stand for the number of classes: C if there is a classifier, K if it is one of sequences, N if it
-   is one of tokens. */
+   is one of tokens. With TT_TASK_MASKED_LM, L stands for the embedding size and W for the vocabulary, in
+   BigBird J and Y; otherwise for 0. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text_buffer *all, const void *config);
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config);
@@ -41644,10 +41904,18 @@ static const char *tt__bert_head(const void *config);
     T(position, ".embeddings.position_embeddings.weight", "PE", 'n', false), \
     T(type, ".embeddings.token_type_embeddings.weight", "TE", 'n', false), \
     W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "E", "E", '1', false)
+/* The head of TT_TASK_MASKED_LM: names of its layer, its norm and its bias. */
+#define TT__BERT_MASKED(dense, norm, bias, size, sizes, vocab) \
+    W(transform, dense, dense, sizes, size, 'n', true), \
+    W(transform_norm, norm, norm, size, size, '1', true), \
+    T(word_b, bias, vocab, '0', true)
 static const tt__tensor_row tt__bert_tensors[] = {
     TT__BERT_EMBEDDINGS,
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
+    W(transform, "cls.predictions.transform.dense", "vocab_transform", "LH", "L", 'n', true),
+    W(transform_norm, "cls.predictions.transform.LayerNorm", "vocab_layer_norm", "L", "L", '1', true),
+    TT__TENSOR(tt_bert, word_b, "cls.predictions.bias", "vocab_projector.bias", "W", '0', true),
 };
 static const tt__tensor_row tt__albert_tensors[] = {
     TT__BERT_EMBEDDINGS,
@@ -41655,6 +41923,7 @@ static const tt__tensor_row tt__albert_tensors[] = {
       false),
     W(head, ".pooler", ".pooler", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
+    TT__BERT_MASKED("predictions.dense", "predictions.LayerNorm", "predictions.bias", "L", "LH", "W"),
 };
 static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and its kin, and of BigBird */
     TT__BERT_EMBEDDINGS,
@@ -41664,7 +41933,11 @@ static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and 
     W(head, "classifier.dense", "classifier.dense", "QH", "Q", 'n', true),
     W(classifier, "classifier.out_proj", "classifier.out_proj", "KH", "K", 'n', true),
     W(classifier, "classifier", "classifier", "NH", "N", 'n', true),
+    TT__BERT_MASKED("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "L", "LH", "W"),
+    TT__BERT_MASKED("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm",
+                    "cls.predictions.bias", "J", "JH", "Y"),
 };
+#undef TT__BERT_MASKED
 #undef TT__BERT_EMBEDDINGS
 #undef T
 #undef W
@@ -41836,15 +42109,18 @@ static void tt__bert_sizes(const void *config, tt__sizes size)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     const int flags = tt__bert_of(c)->flags;
-    /* In transformers BERT and RoBERTa without a classifier have a pooler, which embeddings do not use. */
-    const bool embeds = c->task == TT_TASK_EMBED, dense = flags & TT__BERT_HEAD ? !embeds : c->pooler;
-    size['Q' - 'A'] = dense && c->task != TT_TASK_TAGS ? c->hidden_size : 0;
+    /* In transformers BertModel and RobertaModel have a pooler, which embeddings do not use. */
+    const bool embeds = c->task == TT_TASK_EMBED, masked = c->task == TT_TASK_MASKED_LM;
+    const bool sparse = flags & TT__BERT_SPARSE, dense = flags & TT__BERT_HEAD ? !embeds : c->pooler;
+    size['Q' - 'A'] = dense && c->task != TT_TASK_TAGS && !masked ? c->hidden_size : 0;
     size['R' - 'A'] = flags & TT__BERT_OFFSET && embeds ? c->hidden_size : 0;
     size[(c->task == TT_TASK_TAGS ? 'N' : 'K') - 'A'] = size['C' - 'A'];
     size['E' - 'A'] = flags & TT__BERT_SHARED ? c->embedding_size : c->hidden_size;
     size['M' - 'A'] = flags & TT__BERT_SHARED ? c->hidden_size : 0;
-    size['B' - 'A'] = flags & TT__BERT_SPARSE ? c->hidden_size : 0;
-    size['U' - 'A'] = !(flags & TT__BERT_SPARSE) || c->qkv_bias ? c->hidden_size : 0;
+    size['B' - 'A'] = sparse ? c->hidden_size : 0;
+    size['U' - 'A'] = !sparse || c->qkv_bias ? c->hidden_size : 0;
+    size[(sparse ? 'J' : 'L') - 'A'] = masked ? size['E' - 'A'] : 0;
+    size[(sparse ? 'Y' : 'W') - 'A'] = masked ? c->vocab_size : 0;
 }
 
 static void tt__bert_check(tt__text_buffer *all, const void *config)
@@ -41853,7 +42129,7 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
     const int flags = tt__bert_of(c)->flags;
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
-    if ((unsigned)c->task > TT_TASK_EMBED)
+    if ((unsigned)c->task > TT_TASK_MASKED_LM)
         tt__print(all, "; task is %d, but must be one of tt_task", (int)c->task);
     if ((unsigned)c->pooling > TT_POOL_CLS)
         tt__print(all, "; pooling is %d, but must be one of tt_pooling", (int)c->pooling);
@@ -41889,15 +42165,16 @@ static void tt__bert_print(tt__text_buffer *json, const void *self, const void *
 static const char *tt__bert_head(const void *config)
 {
     const tt_task task = ((const tt_bert_config *)config)->task;
-    return task == TT_TASK_TAGS    ? "ForTokenClassification"
-           : task == TT_TASK_EMBED ? "Model"
-                                   : "ForSequenceClassification";
+    return task == TT_TASK_TAGS        ? "ForTokenClassification"
+           : task == TT_TASK_EMBED     ? "Model"
+           : task == TT_TASK_MASKED_LM ? "ForMaskedLM"
+                                       : "ForSequenceClassification";
 }
 
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
     tt_bert_config c = *config;
-    if (c.task == TT_TASK_EMBED) c.classes = 0;
+    if (tt__has_no_labels(c.task)) c.classes = 0;
     return tt__model_new(ctx, &tt__bert_of(config)->a, m, &c);
 }
 
@@ -42268,12 +42545,21 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     const tt_bert_config *c = &m->config;
     const tt__bert_flags *k = tt__bert_of(c);
     const bool tags = c->task == TT_TASK_TAGS;
+    const bool masked = c->task == TT_TASK_MASKED_LM;
     const float dropout = tags && k->flags & TT__BERT_DROP_TAGS ? c->dropout : c->classifier_dropout;
     if (c->task == TT_TASK_EMBED)
         tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_bert_logits: the model's task is TT_TASK_EMBED, so it has no "
                       "classifier: record tt_bert_embed, or load the folder with another task");
     tt_value h = tt_bert_encode(m, t, in);
-    if (!tags) h = tt_gather_rows(t, h, in->first); /* [CLS] of each sequence: (seqs, hidden) */
+    if (!tags) h = tt_gather_rows(t, h, masked ? in->masked : in->first); /* first: [CLS] of each sequence */
+    if (masked) {
+        h = tt_linear(t, h, m->transform_w, m->transform_b);
+        h = k->flags & TT__BERT_OFFSET ? tt_gelu(t, h) : tt__activation_of(t, c->activation)(t, h);
+        h = tt_layernorm(t, h, m->transform_norm_w, m->transform_norm_b, c->layer_norm_eps);
+        h = tt_linear(t, h, m->word, m->word_b);
+        tt_name(t, h, "logits");
+        return h;
+    }
     if (m->head_w) {
         if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, c->classifier_dropout);
         h = tt_linear(t, h, m->head_w, m->head_b);
@@ -42302,6 +42588,14 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
         *output = tt_bert_embed(m, t, &in);
         return o->compile.train ? tt_contrastive_loss(t, *output, o) : *output;
     }
+    if (m->config.task == TT_TASK_MASKED_LM) {
+        const int64_t rows = tt_axis(t, "masked", o->max_masked ? o->max_masked : o->max_tokens);
+        in.masked = tt_input(t, "masked", TT_I32, rows, 1);
+        in.targets = tt_input(t, "targets", TT_I32, rows, 1);
+        const tt_value logits = tt_bert_logits(m, t, &in);
+        if (!o->compile.train) *output = logits; /* else the logits never exist as a whole */
+        return tt__classify(t, logits, in.targets, o);
+    }
     *output = tt_bert_logits(m, t, &in);
     return tt__task_loss(t, m->config.task, *output, &in, o);
 }
@@ -42322,6 +42616,7 @@ static void tt__bert_metrics(const tt_bert *m, tt_metric to[TT_METRICS])
         to[1] = entities ? tt_accuracy() : tt_f1_macro();
         break;
     case TT_TASK_EMBED: to[0] = tt_accuracy(), to[1] = tt_recall_at_1(), to[2] = tt_recall_at_10(); break;
+    case TT_TASK_MASKED_LM: to[0] = tt_accuracy(), to[1] = tt_perplexity(); break;
     }
 }
 
@@ -42349,10 +42644,8 @@ static bool tt__bert_is(const tt__json *j, const char *pattern)
 static tt_status tt__bert_read_task(const tt__json *j, tt_bert_config *c)
 {
     const char *type = NULL;
-    if (tt__bert_is(j, "*ForTokenClassification")) {
-        c->task = TT_TASK_TAGS;
-        return TT_OK;
-    }
+    if (tt__bert_is(j, "*ForTokenClassification")) return c->task = TT_TASK_TAGS, TT_OK;
+    if (tt__bert_is(j, "*ForMaskedLM")) return c->task = TT_TASK_MASKED_LM, TT_OK;
     tt_status status = tt__json_read_string(j, 0, "problem_type", false, &type);
     if (status == TT_OK && !type && c->classes == 1) c->task = TT_TASK_SCORES;
     if (status != TT_OK || !type) return status;
@@ -42414,6 +42707,16 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     return TT_OK;
 }
 
+/* Fails if config.json says that the weight of a masked-language head is not the word embedding. */
+static tt_status tt__bert_tied(const tt__json *j)
+{
+    bool tied = true;
+    tt_status status = tt__json_read_bool(j, 0, "tie_word_embeddings", &tied);
+    if (status != TT_OK || tied) return status;
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': tie_word_embeddings is false, but a model of "
+                    "TT_TASK_MASKED_LM uses the word embedding as the weight of its logits", j->path);
+}
+
 tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head)
 {
     tt_bert_config config;
@@ -42449,8 +42752,10 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
         if (head) config.task = head->task;
         from.naming = a->naming;
         from.other_head = (own == TT_TASK_TAGS) != (config.task == TT_TASK_TAGS);
-        if (config.task == TT_TASK_EMBED) config.classes = 0;
-        status = tt__model_load(a, m, &config, &from, head ? head->outputs : 0, 0);
+        if (tt__has_no_labels(config.task)) config.classes = 0;
+        if (config.task == TT_TASK_MASKED_LM) status = tt__bert_tied(&from.config);
+        if (status == TT_OK)
+            status = tt__model_load(a, m, &config, &from, head ? head->outputs : 0, 0);
     }
     tt__checkpoint_close(ctx, &from);
     return status;
@@ -45244,6 +45549,103 @@ static tt_status tt__features_set(const tt__features *f, tt_program *p, int rank
     return status;
 }
 
+/* ==== src/train/teacher.h */
+/* ------------------------------------------------------------------------------------------------- teachers
+   Training by another model's logits (Hinton et al., "Distilling the knowledge in a neural network", 2015).
+   */
+
+/* A teacher: the logits of each example of a source, in the host's memory. */
+struct tt_teacher {
+    tt_context *ctx;
+    tt_task task;
+    int64_t classes;
+    int64_t examples;   /* 1 + the largest index of an example */
+    int64_t room;       /* number of examples that `logits` and `known` have room for */
+    float *logits;      /* (examples, classes) by the index of the example */
+    uint8_t *known;     /* (examples) the source has the example */
+};
+
+/* Names of the inputs of a training program: the teacher's predictions at the temperature, (seqs, classes),
+   and the weight of each example, (seqs, 1). */
+#define TT__TEACHER "teacher"
+#define TT__TEACHER_WEIGHTS "teacher_weights"
+
+/* Records the loss that trains with a teacher: (1 - teacher_weight) * loss + teacher_weight * T^2 * the
+   cross- entropy of logits / T with the teacher's predictions at temperature T. The cross-entropy does not
+   count as a loss of its own: each example weighs in it as in `loss`, so both have the same divisor. */
+static tt_value tt__taught_loss(tt_tape *t, tt_value logits, tt_value loss, const tt_train_options *o)
+{
+    const int64_t rows = tt_value_axis(t, logits), width = tt_value_width(t, logits);
+    const tt_task task = o->teacher->task;
+    const float heat = task == TT_TASK_SCORES ? 1 : o->teacher_temperature, share = o->teacher_weight;
+    tt_value target = tt_input(t, TT__TEACHER, TT_F32, rows, width);
+    tt_value weights = tt_input(t, TT__TEACHER_WEIGHTS, TT_F32, rows, 1);
+    tt_value x = heat == 1 ? logits : tt_scale(t, logits, 1 / heat), soft;
+    if (task == TT_TASK_CLASS) {
+        soft = tt_soft_cross_entropy(t, x, target, weights);
+    } else if (task == TT_TASK_LABELS) {
+        tt_sigmoid_cross_entropy_options c = tt_sigmoid_cross_entropy_options_default();
+        c.weights = weights;
+        soft = tt_sigmoid_cross_entropy(t, x, target, &c);
+    } else {
+        soft = tt_mean_squared_error(t, x, target, weights);
+    }
+    tt__uncounted_loss(t, soft);
+    tt_name(t, soft, "teacher's loss");
+    soft = tt_scale(t, soft, share * heat * heat);
+    return tt_add(t, tt_scale(t, loss, 1 - share), soft);
+}
+
+/* Writes the teacher's prediction from the logits x (classes) at a temperature: probabilities, a probability
+   for each label, or scores. */
+static void tt__teacher_prediction(const tt_teacher *k, const float *x, float temperature, float *to)
+{
+    double max = x[0], sum = 0;
+    for (int64_t c = 1; c < k->classes; c++) max = x[c] > max ? x[c] : max;
+    for (int64_t c = 0; c < k->classes; c++) sum += exp((x[c] - max) / temperature);
+    for (int64_t c = 0; c < k->classes; c++)
+        to[c] = k->task == TT_TASK_CLASS    ? (float)(exp((x[c] - max) / temperature) / sum)
+                : k->task == TT_TASK_LABELS ? (float)(1 / (1 + exp(-(double)x[c] / temperature)))
+                                            : x[c];
+}
+
+/* Fails unless a batch has the index of each example. */
+static tt_status tt__teacher_index(tt_context *ctx, const tt_batch *b)
+{
+    for (int s = 0; s < b->seqs; s++)
+        if (!b->index || b->index[s] < 0 || b->index[s] >= INT32_MAX)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "a teacher needs the index of each example in the dataset, "
+                            "but example %d of a batch has %s: set tt_batch.index to numbers from 0 to "
+                            "2^31 - 2", s,
+                            b->index ? "an index out of range" : "none");
+    return TT_OK;
+}
+
+/* Writes the teacher's predictions for a batch to target (max_seqs, classes) and the weights of its examples
+   in the teacher's loss to weights (max_seqs). labels: (seqs) classes of the examples, or NULL. */
+static tt_status tt__teacher_rows(tt_context *ctx, const tt_train_options *o, const tt_batch *b,
+                                  const int32_t *labels, float *target, float *weights)
+{
+    const tt_teacher *k = o->teacher;
+    const bool by_class = k->task == TT_TASK_CLASS && labels;
+    tt_status status = tt__teacher_index(ctx, b);
+    if (status == TT_OK && b->seqs > o->max_seqs)
+        return tt__fail(ctx, TT_ERR_SHAPE, "the batch has %d sequences, but max_seqs is %d: make the trainer "
+                        "for more, or the batch smaller", b->seqs, o->max_seqs);
+    for (int s = 0; s < b->seqs && status == TT_OK; s++) {
+        const int64_t at = b->index[s];
+        const bool counts = !by_class || (labels[s] >= 0 && labels[s] < k->classes);
+        if (at >= k->examples || !k->known[at])
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "the teacher has not seen the example with index %lld: "
+                            "make it (tt_teacher_new) from a source of the same dataset, without drop_last",
+                            (long long)at);
+        tt__teacher_prediction(k, k->logits + at * k->classes, o->teacher_temperature,
+                               target + s * k->classes);
+        weights[s] = !counts ? 0 : by_class && o->class_weights ? o->class_weights[labels[s]] : 1;
+    }
+    return status;
+}
+
 /* ==== src/train/trainer.h */
 /* -------------------------------------------------------------------------------------------------- trainer
    Learning-rate schedules, and the training steps of a trainer. */
@@ -45274,6 +45676,8 @@ struct tt_trainer {
     int32_t *positions, *seq_start; /* for max_seqs sequences of max_length rows, if model.same_length */
     float *class_weights; /* (2, classes). Row 0: the options' weights; row 1: ones, for evaluation. NULL: no
                              weights */
+    float *teacher_rows; /* (max_seqs, classes) and (max_seqs, 1): the teacher's inputs of a batch; NULL: no
+                            teacher */
     void *zeros; /* zeros: the data that predictions set for inputs that only the loss reads; as large as the
                     largest of these inputs */
 };
@@ -45300,6 +45704,8 @@ tt_train_options tt_train_options_default(void)
     o.schedule.kind = TT_LINEAR;
     o.schedule.lr = 5e-5f;
     o.temperature = 0.05f;
+    o.teacher_weight = 0.5f;
+    o.teacher_temperature = 2;
     return o;
 }
 
@@ -45309,6 +45715,7 @@ void tt_train_options_make_room(tt_train_options *o, const tt_source *train, con
         const tt_source *s = k ? validation : train;
         if (s && s->max_seqs > o->max_seqs) o->max_seqs = s->max_seqs;
         if (s && s->max_tokens > o->max_tokens) o->max_tokens = s->max_tokens;
+        if (s && s->max_masked > o->max_masked) o->max_masked = s->max_masked;
     }
     if (train && train->accumulates) o->compile.accumulate = true;
 }
@@ -45345,6 +45752,27 @@ static void tt__check_schedule(const tt_schedule *s, bool train, tt__text_buffer
                   (long long)(s->total_steps - s->warmup_steps));
 }
 
+/* Returns whether the output of a task has a row for each example, so that a teacher can give rows. */
+static bool tt__can_teach(tt_task task)
+{
+    return task == TT_TASK_CLASS || task == TT_TASK_LABELS || task == TT_TASK_SCORES;
+}
+
+/* Appends a sentence to *all for each error of the options of a teacher. */
+static void tt__check_teacher(const tt_model *model, const tt_train_options *o, tt__text_buffer *all)
+{
+    if (!o->teacher) return;
+    if (!(o->teacher_weight >= 0 && o->teacher_weight <= 1))
+        tt__print(all, "; teacher_weight is %g, but must be 0 to 1", o->teacher_weight);
+    if (!(o->teacher_temperature > 0 && isfinite(o->teacher_temperature)))
+        tt__print(all, "; teacher_temperature is %g, but must be a finite number above 0",
+                  o->teacher_temperature);
+    if (model->task != o->teacher->task || model->classes != o->teacher->classes)
+        tt__print(all, "; the teacher's logits have %lld columns, for task %d of tt_task, but the model's "
+                  "have %d, for task %d: both must be equal", (long long)o->teacher->classes,
+                  (int)o->teacher->task, model->classes, (int)model->task);
+}
+
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
 {
     char text[1024];
@@ -45357,6 +45785,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
                   o->max_seqs);
     if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
         tt__print(&all, "; max_tokens is %d, but must be at least max_seqs, %d", o->max_tokens, o->max_seqs);
+    if (o->max_masked < 0)
+        tt__print(&all, "; max_masked is %d, but must be 0 (max_tokens) or more", o->max_masked);
     if (!model->record) tt__print(&all, "; the model has no function `record`: set it");
     for (int k = 0; k < TT_METRICS && model->metrics[k].name; k++) {
         const tt_metric *x = &model->metrics[k];
@@ -45382,6 +45812,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net || o->features_once))
         tt__print(&all, "; {step_seqs} excludes %s", ctx->net ? "several processes" :
                   o->features_once ? "{features_once}" : "pipelines");
+    tt__check_teacher(model, o, &all);
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
@@ -45436,13 +45867,12 @@ static tt_program *tt__compile_eval(tt_trainer *r, tt_tape *t, tt_value loss, tt
     return tt__try_compile(t, loss, &o, attempt);
 }
 
-/* Compiles the trainer's programs from a recorded tape. head: a copy of the tape that reads features; NULL:
-   without features_once. */
-static tt_status tt__trainer_programs(tt_trainer *r, tt_tape *t, tt_tape *head, tt_value loss,
+/* Compiles the trainer's programs from a recorded tape. root: the loss to train with; head: a copy of the
+   tape that reads features; NULL: without features_once. */
+static tt_status tt__trainer_programs(tt_trainer *r, tt_tape *t, tt_tape *head, tt_value root, tt_value loss,
                                       tt__attempt *attempt)
 {
     const tt_compile_options *o = &r->options.compile;
-    const tt_value root = r->options.step_seqs ? tt__surrogate_loss(t, r->output) : loss;
     if (o->train && !(r->train = tt__try_compile(head ? head : t, root, o, attempt))) return r->ctx->status;
     for (int k = 0; head && k < r->features->count; k++) tt_output(t, r->features->value[k]);
     if (!(r->eval = tt__compile_eval(r, t, loss, attempt))) return r->ctx->status;
@@ -45454,11 +45884,14 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
 {
     const bool once = r->options.compile.train && r->options.features_once;
     tt_tape *head = NULL;
-    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
+    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output), root = loss;
     r->output_width = tt_value_width(t, r->output);
+    if (r->options.step_seqs) root = tt__surrogate_loss(t, r->output);
+    if (r->options.compile.train && r->options.teacher)
+        root = tt__taught_loss(t, r->output, loss, &r->options);
     if (once && t->status == TT_OK && !(r->features = tt__features_new(t, r->output, &head)))
         return r->ctx->status;
-    tt_status status = tt__trainer_programs(r, t, head, loss, attempt);
+    tt_status status = tt__trainer_programs(r, t, head, root, loss, attempt);
     tt_tape_free(head);
     if (status == TT_OK && r->options.step_seqs)
         status = tt__grad_cache_new(r->ctx, t, r->output, &r->options, r->train, attempt, &r->cache);
@@ -45626,6 +46059,10 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
+    const size_t taught = (size_t)o.max_seqs * ((size_t)r->output_width + 1);
+    if (status == TT_OK && r->train && o.teacher &&
+        !(r->teacher_rows = (float *)tt__alloc(ctx, sizeof *r->teacher_rows * taught)))
+        status = TT_ERR_MEMORY;
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the settings that all processes must share */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
     else
@@ -45669,6 +46106,7 @@ void tt_trainer_free(tt_trainer *r)
     tt__free(r->ctx, r->inputs);
     tt__free(r->ctx, r->rows);
     tt__free(r->ctx, r->needed);
+    tt__free(r->ctx, r->teacher_rows);
     tt__free(r->ctx, r->zeros);
     tt__free(r->ctx, r);
 }
@@ -45696,6 +46134,7 @@ static tt_status tt__try_micro_batch(void *arg, int64_t n, tt__attempt *attempt,
     if (tt__tokens_of(&o, n) > INT_MAX)
         return tt__fail(b->ctx, TT_ERR_SHAPE, "%lld sequences of %d / %d tokens are 2^31 tokens or more, "
                         "which is too many: ask for fewer", (long long)n, o.max_tokens, o.max_seqs);
+    o.max_masked = o.max_seqs > 0 ? (int)tt__ceil_div((int64_t)o.max_masked * n, o.max_seqs) : 0;
     o.max_tokens = (int)tt__tokens_of(&o, n);
     o.max_seqs = (int)n;
     tt_trainer *t = tt__try_trainer(b->ctx, b->model, &o, attempt);
@@ -45763,6 +46202,8 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
    loss reads to zeros. */
 static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
+    const bool taught = r->teacher_rows && p == r->train;
+    float *taught_weights = taught ? r->teacher_rows + r->options.max_seqs * r->output_width : NULL;
     const bool same = r->model.same_length;
     const int64_t rows = same ? (int64_t)b->seqs * r->model.max_length : b->rows;
     const int32_t *start = same ? r->seq_start : b->seq_start;
@@ -45778,8 +46219,14 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         {"labels", b->labels, b->seqs},
         {"label_values", b->label_values, b->seqs},
         {"tags", b->tags, rows},
-        {"class_weights", weights, 1}};
+        {"class_weights", weights, 1},
+        {TT__TEACHER, taught ? r->teacher_rows : NULL, b->seqs},
+        {TT__TEACHER_WEIGHTS, taught_weights, b->seqs}};
+    const tt_array *labels = tt__array_of(b, "labels");
     tt_status status = TT_OK;
+    if (taught)
+        status = tt__teacher_rows(r->ctx, &r->options, b, labels ? (const int32_t *)labels->data : b->labels,
+                                  r->teacher_rows, taught_weights);
     for (int k = 0; k < r->n_inputs; k++) r->rows[k] = 0;
     for (int k = 0; k < b->n_arrays + TT__COUNT(fields) && status == TT_OK; k++) {
         const tt_array *a = k < b->n_arrays ? &b->arrays[k] : &fields[k - b->n_arrays];
@@ -46302,6 +46749,10 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
                         s->seek && s->next ? "has tt_source.steps < 1: count the steps of an epoch" :
                         "needs the functions `seek` and `next`");
     bool tokens_fit = r->model.same_length || s->max_tokens <= o->max_tokens;
+    if (o->max_masked && s->max_masked > o->max_masked)
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d masked tokens, but the trainer "
+                        "has max_masked = %d: make the trainer for the largest of its sources "
+                        "(tt_train_options_make_room)", what, s->max_masked, o->max_masked);
     if (tokens_fit && s->max_seqs <= o->max_seqs) return TT_OK;
     return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d sequences and %d tokens, but the "
                     "trainer has max_seqs = %d and max_tokens = %d: make the trainer for the largest of its "
@@ -46770,6 +47221,119 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
     tt_status status = tt_predict(r, &b, predictions);
     tt__free(r->ctx, ids);
     return status;
+}
+
+/* ==== src/train/distill.h */
+/* -------------------------------------------------------------------------------------------- distillation
+   Computes the logits of a teacher. */
+
+void tt_teacher_free(tt_teacher *k)
+{
+    if (!k) return;
+    void *const owned[] = {k->logits, k->known, k};
+    tt__free_all(k->ctx, owned, TT__COUNT(owned));
+}
+
+/* Makes room for the examples of a batch. */
+static tt_status tt__teacher_room(tt_teacher *k, const tt_batch *b)
+{
+    tt_status status = tt__teacher_index(k->ctx, b);
+    int64_t examples = k->examples;
+    for (int s = 0; s < b->seqs && status == TT_OK; s++) examples = tt__max(examples, b->index[s] + 1);
+    if (status != TT_OK) return status;
+    if (examples > k->room) {
+        const int64_t room = 2 * examples + 256;
+        void *logits = tt__realloc(k->ctx, k->logits, sizeof *k->logits * (size_t)(room * k->classes));
+        if (logits) k->logits = (float *)logits;
+        void *known = logits ? tt__realloc(k->ctx, k->known, (size_t)room) : NULL;
+        if (!known) return TT_ERR_MEMORY;
+        k->known = (uint8_t *)known;
+        k->room = room;
+    }
+    memset(k->known + k->examples, 0, (size_t)(examples - k->examples));
+    k->examples = examples;
+    return TT_OK;
+}
+
+/* Computes the logits of all examples of epoch 0 of a source. rows: memory for max_seqs rows of logits;
+   index: (data ranks, max_seqs) for the micro-batches that run. */
+static tt_status tt__teacher_fill(tt_trainer *r, tt_teacher *k, const tt_source *source, float *rows,
+                                  int64_t *index)
+{
+    const size_t width = (size_t)k->classes, max = (size_t)r->options.max_seqs;
+    int ranks = 0, seqs[TT__RANKS]; /* data ranks that have a micro-batch, and their examples */
+    int64_t step = 0;
+    bool more = true;
+    tt_batch b;
+    tt_status status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
+    while (status == TT_OK && more) {
+        status = tt__from_source(r->ctx, source, 0, step, &b, &more);
+        if (status == TT_OK && more) {
+            status = tt__teacher_room(k, &b);
+            if (status == TT_OK) status = tt__set_batch(r, r->eval, ranks, &b, true);
+            if (status != TT_OK) break;
+            seqs[ranks] = b.seqs;
+            memcpy(index + (size_t)ranks * max, b.index, sizeof *index * (size_t)b.seqs);
+            ranks++;
+            step += b.last_of_step;
+        }
+        if (status != TT_OK || !ranks || (more && ranks < r->data)) continue;
+        status = tt_run(r->eval, NULL);
+        for (int rank = 0; rank < ranks && status == TT_OK; rank++) {
+            status = tt_get_rank(r->eval, rank, r->output, rows, (size_t)seqs[rank] * width);
+            for (int s = 0; s < seqs[rank] && status == TT_OK; s++) {
+                const int64_t at = index[(size_t)rank * max + (size_t)s];
+                memcpy(k->logits + at * k->classes, rows + (size_t)s * width, sizeof *rows * width);
+                k->known[at] = 1;
+            }
+        }
+        ranks = 0;
+    }
+    if (ranks) tt__forget_inputs(r->eval);
+    return status;
+}
+
+/* Fails if a trainer's model cannot be a teacher, or if the source does not fit the trainer. */
+static tt_status tt__teacher_check(tt_trainer *r, const tt_source *source)
+{
+    if (!r->model.classes || !tt__can_teach(r->model.task))
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_teacher_new needs a model with a row of classes, labels "
+                        "or scores for each example");
+    if (r->ctx->net)
+        return tt__fail(r->ctx, TT_ERR_UNSUPPORTED, "tt_teacher_new is for one process, but this run has %d: "
+                        "use several ranks of one process", tt_processes(r->ctx));
+    tt_status status = tt__source_fits(r, source, "of the teacher");
+    return status == TT_OK ? tt__none_staged(r) : status;
+}
+
+tt_teacher *tt_teacher_new(tt_trainer *r, const tt_source *source)
+{
+    tt_context *ctx = r->ctx;
+    const double began = tt__seconds();
+    const size_t max = (size_t)r->options.max_seqs, width = (size_t)r->model.classes;
+    if (tt__teacher_check(r, source) != TT_OK) return NULL;
+    tt_teacher *k = (tt_teacher *)tt__calloc(ctx, sizeof *k);
+    float *rows = (float *)tt__alloc(ctx, sizeof *rows * max * width);
+    int64_t *index = (int64_t *)tt__alloc(ctx, sizeof *index * (size_t)r->data * max);
+    tt_status status = k && rows && index ? TT_OK : TT_ERR_MEMORY;
+    if (k) {
+        k->ctx = ctx;
+        k->task = r->model.task;
+        k->classes = r->model.classes;
+    }
+    if (status == TT_OK) status = tt__teacher_fill(r, k, source, rows, index);
+    tt__free(ctx, rows);
+    tt__free(ctx, index);
+    if (status != TT_OK) {
+        tt_teacher_free(k);
+        return NULL;
+    }
+    const size_t bytes = sizeof *k->logits * (size_t)(k->examples * k->classes);
+    void *less = tt__realloc(ctx, k->logits, bytes + !bytes);
+    if (less) k->logits = (float *)less;
+    tt__log(ctx, TT_LOG_INFO, "teacher", "computed the teacher's logits of %lld examples in %.1f s; they "
+            "take %.1f MB", (long long)k->examples, tt__seconds() - began, 1e-6 * (double)bytes);
+    return k;
 }
 
 /* ==== src/train/state.h */

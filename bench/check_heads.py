@@ -33,6 +33,7 @@ HEADS = {
     "labels": ("ForSequenceClassification", dict(num_labels=4, problem_type="multi_label_classification")),
     "scores": ("ForSequenceClassification", dict(num_labels=2, problem_type="regression")),
     "tags": ("ForTokenClassification", dict(num_labels=5)),
+    "masked tokens": ("ForMaskedLM", dict()),
 }
 
 

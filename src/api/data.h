@@ -18,8 +18,9 @@ typedef enum tt_task {
     TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
     TT_TASK_SCORES, /* one or more numbers for each text */
     TT_TASK_TAGS,   /* a tag for each word of a text */
-    TT_TASK_EMBED   /* no labels: a dataset has pairs of texts with similar meanings, and the prediction is an
+    TT_TASK_EMBED,  /* no labels: a dataset has pairs of texts with similar meanings, and the prediction is an
                        embedding of each text */
+    TT_TASK_MASKED_LM /* no labels: the loader masks tokens of each text, and the model predicts them */
 } tt_task;
 
 /* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the
@@ -45,9 +46,9 @@ typedef struct tt_text {
 } tt_text;
 
 /* Makes a dataset of the caller's texts, at least one. class_names: (classes) names in UTF-8. The function
-   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED there are no classes (NULL and
-   0), every text has a pair, and either all texts or none have a negative. examples/datasets.h reads IMDb's
-   reviews with it. */
+   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED and TT_TASK_MASKED_LM there
+   are no classes (NULL and 0); with TT_TASK_EMBED, every text has a pair, and either all texts or none have a
+   negative. examples/datasets.h reads IMDb's reviews with it. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
@@ -92,6 +93,8 @@ tt_table_options tt_table_options_default(void);
    - TT_TASK_TAGS: in JSON a list of strings or numbers, one for each string of the list in the text column.
      A space joins the words to a text.
    - TT_TASK_EMBED: none. The pair's column is required instead.
+   - TT_TASK_MASKED_LM: none. A file whose name ends in .txt has no columns: each line that is not empty is a
+     text.
    The labels of lists of 0 and 1, and scores, are named LABEL_0, LABEL_1 and so on, unless `classes` names
    them.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
@@ -188,6 +191,13 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    text, 1 for a pair and 2 for a negative, and it has the arrays "anchors", i32 (n, 1), the sequences of the
    texts; "candidates", i32 (n or 2 n, 1), the sequences of pairs and negatives; and "positives", i32 (n, 1),
    the place of each text's pair among the candidates.
+   With TT_TASK_MASKED_LM the loader masks tokens as BERT's authors do (Devlin et al. 2019): of each text it
+   chooses mask_rate of the tokens at random (rounded, at least one), but no special token and no unknown
+   token. Of the chosen tokens, 80% become TT_TOKEN_MASK, 10% become a token of the vocabulary, all equally
+   likely, and 10% stay. A batch has the arrays "masked", i32 (n, 1), the rows of the chosen tokens in rising
+   order, and "targets", i32 (n, 1), their ids before masking; without a chosen token, one row with the target
+   -100. What is chosen depends on (seed, epoch, index of the text, position) alone, so tt_evaluate, which
+   reads epoch 0, always sees the same masks.
    tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
@@ -212,6 +222,12 @@ typedef struct tt_loader_options {
     int threads;      /* Set it higher if training waits for images (tt_loader_waited): the threads that
                          prepare images ahead of the trainer, 0..64; 0: tt_loader_next prepares images;
                          default 1 */
+    float mask_rate;  /* Set it higher if a large model learns its texts too easily, above 0 and below 1: the
+                         share of a text's tokens that TT_TASK_MASKED_LM predicts; default 0.15 */
+    bool whole_words; /* Set it if guessing a word from its other tokens is too easy: TT_TASK_MASKED_LM then
+                         chooses all tokens of a word or none; default false. A word ends before white space
+                         and, with WordPiece, before punctuation. Words are chosen in random order, as long as
+                         all their tokens fit into mask_rate of the text */
     tt_parallel parallel; /* Set it if the trainer has several ranks, to the trainer's `parallel` after
                              tt_check_options; default: one group on one rank. The loader reads `groups` and
                              `data` */
@@ -319,6 +335,8 @@ typedef struct tt_source {
        and tt_evaluate refuse a process whose lines differ from those of process 0, and name the line. NULL:
        no lines. */
     void (*describe)(void *self, char *to, size_t capacity);
+    int max_masked; /* largest number of rows of "masked" in a micro-batch; 0: unknown, or no such array.
+                       tt_train_options_make_room reads it */
 } tt_source;
 
 typedef struct tt_loader tt_loader;

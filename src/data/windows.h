@@ -245,7 +245,7 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
 {
     if (!l) return NULL;
     const tt_source s = {l, tt__window_seek, tt__window_next, l->deal.steps, l->max_seqs, l->max_tokens,
-                         l->deal.accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe};
+                         l->deal.accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe, 0};
     l->source = s;
     return &l->source;
 }

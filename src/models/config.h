@@ -154,8 +154,7 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     tt__text_buffer all = {text, sizeof text, 0};
     const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
     const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
-    const bool classifies = a->classes && strcmp(tt__head_name(a, config), "Model") != 0;
-    const int classes = classifies ? tt__int_field(config, a->classes) : 1;
+    const int classes = tt__classifies(a, config) ? tt__int_field(config, a->classes) : 1;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];

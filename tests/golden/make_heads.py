@@ -13,8 +13,10 @@ needs: torch, transformers, sentence-transformers, safetensors, numpy. Each fold
         batchB.input_ids (tokens), batchB.token_type_ids (tokens), batchB.seq_start (n_seqs + 1)
                                      B = 0..19; all sequences one after another, no padding, never id 0
         batchB.tags (tokens)         KIND_tags: a class, or -100 for a quarter of the tokens
+        batchB.masked (n), batchB.targets (n)   KIND_masked_lm: rows of batchB.input_ids, and a token for each
         batchB.label_values (n_seqs, n)   KIND_labels: 0 or 1; KIND_scores: numbers
-        logits                       of batch 0 with the starting weights: (tokens, n) or (n_seqs, n)
+        logits                       of batch 0 with the starting weights: (tokens, n) or (n_seqs, n);
+                                     KIND_masked_lm: of the masked rows, (n, vocabulary)
         losses (20)                  of 20 steps, as make_golden.py trains
         hidden (layers + 1, tokens, hidden)   embed_*: the hidden states of batch 0
         embeddings (n_seqs, hidden)  embed_*: those of batch 0
@@ -59,6 +61,7 @@ PROBLEMS = {"labels": "multi_label_classification", "scores": "regression"}
 HEADS = {f"{kind}_tags": (kind, "tags", 5) for kind in KINDS}
 HEADS.update(bert_labels=("bert", "labels", 4), roberta_labels=("roberta", "labels", 3), distilbert_scores=("distilbert", "scores", 1),
              albert_scores=("albert", "scores", 3))
+HEADS.update({f"{kind}_masked_lm": (kind, "masked_lm", 37) for kind in KINDS})
 EMBEDDERS = {"embed_mean": ("bert", "mean", True), "embed_cls": ("xlm_roberta", "cls", False)}
 
 
@@ -72,12 +75,14 @@ def forward(model, batch, **more):
 
 
 def logits_of(model, batch):
+    if "masked" in batch:
+        return torch.cat([x.logits[0] for x in forward(model, batch)])[batch["masked"].long()]
     return torch.cat([x.logits.reshape(-1, model.config.num_labels) for x in forward(model, batch)])
 
 
 def loss_of(task, logits, batch):
-    if task == "tags":
-        return F.cross_entropy(logits, batch["tags"].long())
+    if task in ("tags", "masked_lm"):
+        return F.cross_entropy(logits, batch["tags" if task == "tags" else "targets"].long())
     values = batch["label_values"].to(logits.dtype)
     return F.binary_cross_entropy_with_logits(logits, values) if task == "labels" else F.mse_loss(logits, values)
 
@@ -91,10 +96,13 @@ def padded(batch, pad, model_type):
         ids[s, :b - a], types[s, :b - a], mask[s, :b - a] = batch["input_ids"][a:b], batch["token_type_ids"][a:b], 1
         if "tags" in batch:
             tags[s, :b - a] = batch["tags"][a:b]
+        for row, target in zip(batch.get("masked", ()), batch.get("targets", ())):
+            if a <= row < b:
+                tags[s, row - a] = target
     out = dict(input_ids=ids, attention_mask=mask)
     if model_type != "distilbert":
         out["token_type_ids"] = types
-    if "tags" in batch:
+    if "tags" in batch or "masked" in batch:
         out["labels"] = tags
     elif "label_values" in batch:
         out["labels"] = batch["label_values"].double()
@@ -106,9 +114,11 @@ def head(name, folder):
     class_name, settings = KINDS[kind]
     rng = np.random.RandomState(100 + list(HEADS).index(name))
     problem = {"problem_type": PROBLEMS[task]} if task in PROBLEMS else {}
-    config = getattr(transformers, class_name + "Config")(num_labels=outputs, **problem, **settings)
+    if task != "masked_lm":
+        problem["num_labels"] = outputs
+    config = getattr(transformers, class_name + "Config")(**problem, **settings)
     config._attn_implementation = "eager"
-    which = "ForTokenClassification" if task == "tags" else "ForSequenceClassification"
+    which = {"tags": "ForTokenClassification", "masked_lm": "ForMaskedLM"}.get(task, "ForSequenceClassification")
     model = getattr(transformers, class_name + which)(config)
     initialise(model, rng)
     batches = []
@@ -118,6 +128,11 @@ def head(name, folder):
         if task == "tags":
             tokens = len(batch["input_ids"])
             batch["tags"] = torch.from_numpy(np.where(rng.rand(tokens) < 0.25, -100, rng.randint(0, outputs, tokens)).astype(np.int32))
+        elif task == "masked_lm":
+            rows = np.flatnonzero(rng.rand(len(batch["input_ids"])) < 0.3) if len(batches) else np.arange(3)
+            rows = rows if len(rows) else np.array([0])
+            batch["masked"] = torch.from_numpy(rows.astype(np.int32))
+            batch["targets"] = torch.from_numpy(rng.randint(0, outputs, len(rows)).astype(np.int32))
         else:
             values = rng.randint(0, 2, (n, outputs)) if task == "labels" else rng.standard_normal((n, outputs))
             batch["label_values"] = torch.from_numpy(values.astype(np.float32))
