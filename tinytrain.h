@@ -1543,6 +1543,21 @@ int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *
 int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special, char *to,
                             size_t capacity);
 
+/* A message of a conversation, in UTF-8. Templates know the roles "system", "user" and "assistant", whose
+   messages are the answers. */
+typedef struct tt_message { const char *role, *content; } tt_message;
+/* Writes the text of a conversation of n messages by the chat template of the tokenizer's folder, which is
+   chat_template.jinja or "chat_template" of tokenizer_config.json. The text is cut at capacity (0: not
+   written) and always terminated. prompt: the start of an answer follows the messages. Returns the bytes of
+   the whole text, or -1 after an error. Encode the text without special tokens, which it spells out.
+   Templates are programs in Jinja, and the text has the bytes of transformers' apply_chat_template. Tags that
+   the interpreter lacks, such as macro and include, are refused by name and line; so are filters, tests,
+   methods and numbers that the templates of decoders do not need, where they run. strftime_now counts as
+   undefined, so that training data does not depend on the date. The function sets the error of the
+   tokenizer's context: call it from that context's thread. */
+int64_t tt_tokenizer_chat(const tt_tokenizer *k, const tt_message *messages, int n, bool prompt, char *to,
+                          size_t capacity);
+
 /* Decodes ids as they come, in constant time for each. `put` returns the text that is certain so far and was
    not returned before, `end` the remaining text; all returned texts together are the text of all ids. The
    text is valid until the next call, and not terminated. The stream holds back an incomplete character, and
@@ -1569,8 +1584,9 @@ typedef enum tt_task {
     TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
     TT_TASK_SCORES, /* one or more numbers for each text */
     TT_TASK_TAGS,   /* a tag for each word of a text */
-    TT_TASK_EMBED   /* no labels: a dataset has pairs of texts with similar meanings, and the prediction is an
+    TT_TASK_EMBED,  /* no labels: a dataset has pairs of texts with similar meanings, and the prediction is an
                        embedding of each text */
+    TT_TASK_MASKED_LM /* no labels: the loader masks tokens of each text, and the model predicts them */
 } tt_task;
 
 /* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the
@@ -1596,9 +1612,9 @@ typedef struct tt_text {
 } tt_text;
 
 /* Makes a dataset of the caller's texts, at least one. class_names: (classes) names in UTF-8. The function
-   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED there are no classes (NULL and
-   0), every text has a pair, and either all texts or none have a negative. examples/datasets.h reads IMDb's
-   reviews with it. */
+   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED and TT_TASK_MASKED_LM there
+   are no classes (NULL and 0); with TT_TASK_EMBED, every text has a pair, and either all texts or none have a
+   negative. examples/datasets.h reads IMDb's reviews with it. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
@@ -1643,6 +1659,8 @@ tt_table_options tt_table_options_default(void);
    - TT_TASK_TAGS: in JSON a list of strings or numbers, one for each string of the list in the text column.
      A space joins the words to a text.
    - TT_TASK_EMBED: none. The pair's column is required instead.
+   - TT_TASK_MASKED_LM: none. A file whose name ends in .txt has no columns: each line that is not empty is a
+     text.
    The labels of lists of 0 and 1, and scores, are named LABEL_0, LABEL_1 and so on, unless `classes` names
    them.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
@@ -1739,6 +1757,13 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    text, 1 for a pair and 2 for a negative, and it has the arrays "anchors", i32 (n, 1), the sequences of the
    texts; "candidates", i32 (n or 2 n, 1), the sequences of pairs and negatives; and "positives", i32 (n, 1),
    the place of each text's pair among the candidates.
+   With TT_TASK_MASKED_LM the loader masks tokens as BERT's authors do (Devlin et al. 2019): of each text it
+   chooses mask_rate of the tokens at random (rounded, at least one), but no special token and no unknown
+   token. Of the chosen tokens, 80% become TT_TOKEN_MASK, 10% become a token of the vocabulary, all equally
+   likely, and 10% stay. A batch has the arrays "masked", i32 (n, 1), the rows of the chosen tokens in rising
+   order, and "targets", i32 (n, 1), their ids before masking; without a chosen token, one row with the target
+   -100. What is chosen depends on (seed, epoch, index of the text, position) alone, so tt_evaluate, which
+   reads epoch 0, always sees the same masks.
    tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
@@ -1763,6 +1788,12 @@ typedef struct tt_loader_options {
     int threads;      /* Set it higher if training waits for images (tt_loader_waited): the threads that
                          prepare images ahead of the trainer, 0..64; 0: tt_loader_next prepares images;
                          default 1 */
+    float mask_rate;  /* Set it higher if a large model learns its texts too easily, above 0 and below 1: the
+                         share of a text's tokens that TT_TASK_MASKED_LM predicts; default 0.15 */
+    bool whole_words; /* Set it if guessing a word from its other tokens is too easy: TT_TASK_MASKED_LM then
+                         chooses all tokens of a word or none; default false. A word ends before white space
+                         and, with WordPiece, before punctuation. Words are chosen in random order, as long as
+                         all their tokens fit into mask_rate of the text */
     tt_parallel parallel; /* Set it if the trainer has several ranks, to the trainer's `parallel` after
                              tt_check_options; default: one group on one rank. The loader reads `groups` and
                              `data` */
@@ -1870,6 +1901,8 @@ typedef struct tt_source {
        and tt_evaluate refuse a process whose lines differ from those of process 0, and name the line. NULL:
        no lines. */
     void (*describe)(void *self, char *to, size_t capacity);
+    int max_masked; /* largest number of rows of "masked" in a micro-batch; 0: unknown, or no such array.
+                       tt_train_options_make_room reads it */
 } tt_source;
 
 typedef struct tt_loader tt_loader;
@@ -1925,6 +1958,8 @@ typedef struct tt_stream_options {
     const char *separator;         /* Set it if a text has several documents, to the line that separates them,
                                       such as "<|endoftext|>"; "": one or more empty lines; default NULL: a
                                       text is one document */
+    bool all_tokens;               /* Set it if the model should learn all tokens of conversations; default
+                                      false: only those of the answers */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
@@ -1933,7 +1968,17 @@ tt_stream_options tt_stream_options_default(void);
 tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t bytes,
                                       const tt_stream_options *o);
 /* Makes a stream of a text file in UTF-8 (see tt_text_begin), or of all files of a folder whose names end in
-   .txt, in the order of their names. */
+   .txt, in the order of their names. A file whose name ends in .jsonl has a conversation on each line, which
+   becomes a document; empty lines are skipped. A line is a JSON object, in one of two forms:
+   - {"messages": [{"role": ..., "content": ...}, ...]}, or "conversations" with "from" and "value", as trl
+     reads them: the chat template of the tokenizer's folder writes the text (see tt_tokenizer_chat). The
+     tokens of answers are learnt: those that overlap the template's blocks {% generation %}, as
+     "assistant_masks" of transformers; in a template without such blocks, those from the end of the prompt to
+     the end of what the template writes for a message of the role "assistant".
+   - {"prompt": ..., "completion": ...}, two strings, without a template: a document of both, one after the
+     other. Tokens are learnt from the first one on in which the document differs from the prompt alone, up to
+     the token that ends the document, as in trl.
+   Members with other names are ignored, except "tools", which is refused. Errors name the line. */
 tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o);
 /* Opens a file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes files, or with llm.c's
    header of 1024 bytes (GPT-2: ids of 2 bytes, LLaMA 3: ids of 4). With width 0 the header says the width;
@@ -1941,9 +1986,11 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
    else 2, and a file whose ids look like 8 bytes is refused. Ids are 0 to vocab - 1; `end` ends a document
    (-1: none). */
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end);
-/* Writes the ids to a file without a header, 2 bytes an id if vocab is at most 65536, else 4. */
+/* Writes the ids to a file without a header, 2 bytes an id if vocab is at most 65536, else 4. Refuses
+   conversations: such a file does not say which tokens are learnt. */
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path);
-/* Moves the last n tokens out of s into a new stream, for example for validation. */
+/* Moves the last n tokens out of s into a new stream, for example for validation; of conversations, the last
+   ones that have at most n tokens together. */
 tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n);
 void tt_token_stream_free(tt_token_stream *s);
 int64_t tt_token_stream_count(const tt_token_stream *s);
@@ -1951,8 +1998,8 @@ int tt_token_stream_vocab(const tt_token_stream *s);
 /* Copies n ids from number `first` on. Returns TT_ERR_FORMAT if an id is not below vocab. */
 tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n, int32_t *to);
 /* Returns the bytes of text that the tokens stand for, without the tokens before and after documents; 0 if
-   the stream has no tokenizer, -1 after an error. A mean loss in nats per token is then loss / log(2) * count
-   / bytes bits per byte. */
+   the stream is a file of ids or has conversations, -1 after an error. A mean loss in nats per token is then
+   loss / log(2) * count / bytes bits per byte. */
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
@@ -1966,15 +2013,20 @@ typedef struct tt_token_loader_options {
     bool across;       /* Set it to train as nanoGPT and llm.c do: a token sees the documents before it in its
                           window, and the end of one document predicts the next; default false: attention and
                           positions start anew with each document */
+    bool whole;        /* Set it if documents should neither be divided nor share a window: a window is a
+                          document, cut to `length` tokens; conversations without a token to learn in their
+                          window are left out; default false: windows are filled with documents, and end where
+                          they are full */
     tt_parallel parallel; /* Set it if the trainer has several ranks, as in tt_loader_options; default: one
                              group on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, one after another without padding; the last window may be shorter. In
-   an epoch each token except the stream's first is the target of exactly one window. A batch has the array
-   "targets" (rows): the token that follows each row's token, or -100 if no token follows. The stream must
-   outlive the loader. tt_token_loader_new reads the whole stream once, so that an id that is not below vocab
-   is found before training. NULL options: defaults. Returns NULL on error. */
+   an epoch each token except the stream's first is the target of exactly one window (with the option `whole`,
+   except the first of each document and tokens that are cut). A batch has the array "targets" (rows): the
+   token that follows each row's token, or -100 if no token follows, or one that is not learnt. The stream
+   must outlive the loader. tt_token_loader_new reads the whole stream once, so that an id that is not below
+   vocab is found before training. NULL options: defaults. Returns NULL on error. */
 typedef struct tt_token_loader tt_token_loader;
 tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
                                      const tt_token_loader_options *o);
@@ -2078,7 +2130,9 @@ typedef struct tt_inputs {
     tt_value types;     /* text: i32 (rows, 1): token types, if the model has them */
     tt_value pixels;    /* images: u8 (seqs, image_bytes) */
     tt_value labels;    /* i32 (seqs, 1): the class of each sequence */
-    tt_value targets;   /* language models: i32 (rows, 1), the token that follows; -100: no target */
+    tt_value targets;   /* language models: i32 (rows, 1), the token that follows; -100: no target.
+                           TT_TASK_MASKED_LM: i32 (n, 1), the id of each masked token */
+    tt_value masked;    /* TT_TASK_MASKED_LM: i32 (n, 1), the rows of the masked tokens */
 } tt_inputs;
 /* Declare the inputs of texts or images as a loader's batches have them. length: rows of an image. */
 tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o);
@@ -2089,7 +2143,9 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
    BigBird (Zaheer et al. 2020) and ModernBERT (Warner et al. 2024) share one encoder. The task decides the
    head. Parameters have the names of transformers' ...ForSequenceClassification, for TT_TASK_TAGS of
    ...ForTokenClassification. With TT_TASK_EMBED there is no classifier, and files have the names of
-   transformers' ...Model. */
+   transformers' ...Model. With TT_TASK_MASKED_LM, which ModernBERT lacks, they have those of ...ForMaskedLM:
+   the masked tokens pass a linear layer, an activation and a norm, and the logits of the vocabulary use the
+   word embedding as their weight, with a bias. */
 typedef enum tt_bert_kind {
     TT_BERT,
     TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
@@ -2115,9 +2171,9 @@ typedef struct tt_bert_config {
     int pad_token;            /* id of the padding token: RoBERTa and its kin 1, BigBird 0 by default */
     bool pooler;              /* BERT: the classifier reads a dense layer + tanh of the first token. Default
                                  true */
-    int classes;              /* number of classes, labels, scores or tags. TT_TASK_EMBED: 0 */
-    tt_pooling pooling;       /* for tt_bert_embed; in ModernBERT also what the classifier reads. Default
-                                 TT_POOL_MEAN, in ModernBERT TT_POOL_CLS */
+    int classes;              /* number of classes, labels, scores or tags. Other tasks: 0 */
+    tt_pooling pooling;       /* how tt_bert_embed makes the embedding of a text; in ModernBERT also what the
+                                 classifier reads. Default TT_POOL_MEAN, in ModernBERT TT_POOL_CLS */
     bool normalize;           /* tt_bert_embed divides each embedding by its length. Default false */
     int max_length;           /* TT_TASK_EMBED: tokens of the longest text; 0: limited by
                                  max_positions alone. Default 0 */
@@ -2170,10 +2226,14 @@ typedef struct tt_bert {
                                                (hidden, embedding_size), (hidden) */
     tt_bert_layer *layer;                   /* (layers); in ALBERT all have the same parameters */
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
-    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); TT_TASK_EMBED: NULL */
+    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); NULL: no classes */
     tt_param *last_norm_w, *last_norm_b, *head_norm_w, *head_norm_b; /* ModernBERT: norms of the last hidden
                                                states, and between `head` and the classifier */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
+    tt_param *transform_w, *transform_b;    /* TT_TASK_MASKED_LM, else NULL: the layer before the logits,
+                                               (hidden, hidden), (hidden); ALBERT: embedding_size rows */
+    tt_param *transform_norm_w, *transform_norm_b; /* and its norm */
+    tt_param *word_b;                       /* the bias of the logits, (vocab) */
     bool new_head; /* whether the layers between the last hidden states and the logits begin with random
                       weights, at least in part */
 } tt_bert;
@@ -2188,7 +2248,8 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
    classifier has another size, or if it is for tokens and the model's for sequences, these layers start with
    random weights: new_head is true, and the logger gets a warning with their names. A missing or misshapen
    tensor of the body is an error, reported before anything of config.json's sizes is allocated.
-   The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification, else
+   The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification,
+   TT_TASK_MASKED_LM if it names ...ForMaskedLM, else
    that of "problem_type"; without problem_type TT_TASK_SCORES if there is one class, as in transformers, else
    TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
    class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are read from its files. */
@@ -2222,7 +2283,8 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
    layer k, all (rows, hidden); `hidden` has room for layers + 1 values. Returns hidden[layers]. */
 tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden);
 /* Records the encoder and the head. Returns the logits (seqs, classes), for TT_TASK_TAGS (rows, classes). A
-   model with TT_TASK_EMBED has no logits: the tape fails. */
+   model with TT_TASK_EMBED has no logits: the tape fails. With TT_TASK_MASKED_LM returns the logits of the
+   rows `masked`, (n, vocab). */
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Records the encoder, and the embedding of each sequence according to the config's pooling and normalize.
    Any task. Returns the embeddings (seqs, hidden) (Reimers, Gurevych, "Sentence-BERT", 2019). */
@@ -2234,7 +2296,9 @@ tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
    are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
    output is the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
    right if its pair is the nearest candidate of its micro-batch. With compile.train = false there is no loss.
-   m must stay valid. */
+   With TT_TASK_MASKED_LM the loss is the mean cross-entropy of the ids in "targets" over the rows in
+   "masked"; the logits of these rows are the output if compile.train is false, else there is no output. m
+   must stay valid. */
 tt_model tt_bert_model(const tt_bert *m);
 /* Records the contrastive loss of a micro-batch of pairs or triplets (InfoNCE: van den Oord et al.,
    "Representation learning with contrastive predictive coding", 2018): the cross-entropy of cosine(anchor,
@@ -2548,6 +2612,9 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
 /* ==== src/api/trainer.h */
 /* ------------------------------------------------------------------------------------------------ trainer */
 
+/* A teacher for distillation: the logits of a trained model for all examples of a source. */
+typedef struct tt_teacher tt_teacher;
+
 struct tt_train_options {
     /* Set its fields to choose precision, device, optimizer and memory; default: tt_compile_options_default()
        with optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for
@@ -2584,14 +2651,31 @@ struct tt_train_options {
        must have an index (tt_batch.index). Predictions, tt_evaluate and files are as without the option.
        tt_train_batch is refused, and so are several processes. */
     bool features_once;
+    /* Set `teacher` to train a classifier, or a model of labels or scores, by another model's logits as well
+       (Hinton et al., "Distilling the knowledge in a neural network", 2015); default NULL. The loss that
+       trains is (1 - teacher_weight) * loss + teacher_weight * T^2 * soft, where T is teacher_temperature and
+       `soft` is the mean cross-entropy of logits / T with the teacher's probabilities at T: softmax(teacher's
+       logits / T), or sigmoids for labels. For scores T is 1, and `soft` is the mean squared error from the
+       teacher's scores. An example weighs as much in `soft` as in `loss`, which statistics and evaluations
+       show alone. Both models have the same task and classes, in the same order. Keep the teacher until the
+       trainer is freed. */
+    const tt_teacher *teacher;
+    float teacher_weight;      /* Set it higher if the teacher is better than the labels: the share of the
+                                  teacher's part, 0 to 1; default 0.5 */
+    float teacher_temperature; /* Set it higher if the teacher is so sure that its probabilities are near 0
+                                  and 1, above 0; default 2 */
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
+    /* Set it to the largest number of masked tokens of a micro-batch (TT_TASK_MASKED_LM), or call
+       tt_train_options_make_room, so that the last layer and the logits need less memory; default 0:
+       max_tokens. */
+    int max_masked;
 };
 tt_train_options tt_train_options_default(void);
-/* Raises max_seqs and max_tokens to the sizes that the micro-batches of two sources need, and sets accumulate
-   if a step of the first source may have more micro-batches than there are data ranks. Either source may be
-   NULL. */
+/* Raises max_seqs, max_tokens and max_masked to the sizes that the micro-batches of two sources need, and
+   sets accumulate if a step of the first source may have more micro-batches than there are data ranks. Either
+   source may be NULL. */
 void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation);
 
 typedef struct tt_trainer tt_trainer;
@@ -2600,6 +2684,15 @@ typedef struct tt_trainer tt_trainer;
    message reports all contradictions of the options. Returns NULL on error. */
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
+/* Computes the logits of a trained model for the examples of epoch 0 of a source, without dropout, and keeps
+   them in the host's memory: 4 bytes for each logit. t: the trainer of the model, which may have been made
+   with train = false. Free that trainer before the student's trainer is made, and its memory is free again.
+   Batches must have an index, from which the student's batches find their rows: the source reads the dataset
+   on which the student trains, perhaps with another tokenizer. Parameters of one context have different
+   names, so the teacher needs a context of its own if its parameters are named as the student's; keep that
+   context until tt_teacher_free. For one process. Returns NULL on error. */
+tt_teacher *tt_teacher_new(tt_trainer *t, const tt_source *source);
+void tt_teacher_free(tt_teacher *k);
 /* Waits as tt_wait does for the training program's last step, after a tt_train_batch without stats. */
 tt_status tt_trainer_wait(tt_trainer *t, tt_stats *stats);
 /* Returns the largest max_seqs, up to `max`, with which a trainer of these options fits their memory_budget;
@@ -2895,6 +2988,7 @@ typedef enum tt__act {
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
     X(bool, by_class)     /* used by CROSS_ENTROPY: weights belong to classes, not to rows */ \
     X(bool, by_total)     /* used by losses and their backward: the divisor is operand TT__LOSS_TOTAL */ \
+    X(bool, uncounted)    /* used by losses: the step's counts leave out the loss (tt__uncounted_loss) */ \
     X(float, scale)       /* factor of SCALE and ATTENTION; value of FILL; in ROTARY, -1 turns back */ \
     X(bool, as_weights)   /* used by SCALE: `scale` is rounded to the dtype of 16-bit weights */ \
     X(bool, scaled)       /* used by SGD and ADAM: `scale` multiplies the learning rate */ \
@@ -3196,7 +3290,7 @@ enum {
 /* Purposes of random numbers. The purpose is a part of the key of a stream (tt__stream_key). */
 enum {
     TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE, TT__RANDOM_IMAGE,
-    TT__RANDOM_TOKEN
+    TT__RANDOM_TOKEN, TT__RANDOM_MASK
 };
 
 /* Settings of a step, which the host writes before it runs a segment. */
@@ -8085,6 +8179,14 @@ void tt_loss_total(tt_tape *t, tt_value loss, tt_value total)
     tt__weights_in(t, &t->code[at], TT__LOSS_TOTAL, &one, 1);
 }
 
+/* Leaves a loss out of the step's counts. While micro-batches accumulate, its gradient is then divided by the
+   number of targets of the other losses, which must be its own number in each run. */
+static void tt__uncounted_loss(tt_tape *t, tt_value loss)
+{
+    for (int k = 0; k < t->n_code; k++)
+        if (tt__is(&t->code[k], TT__LOSS) && t->code[k].out[0] == loss.id) t->code[k].attr.uncounted = true;
+}
+
 /* ------------------------------------------------------------------------------------------ cross_entropy */
 
 tt_cross_entropy_options tt_cross_entropy_options_default(void)
@@ -10533,7 +10635,7 @@ static tt_status tt__pass_counts(tt_tape *t)
     bool first = true;
     int n = tt__index(t);
     for (int k = 0; k < n && t->results; k++) {
-        if (!tt__is(&t->code[k], TT__LOSS)) continue;
+        if (!tt__is(&t->code[k], TT__LOSS) || t->code[k].attr.uncounted) continue;
         const int32_t counts = t->code[k].out[TT__LOSS_COUNTS], to = t->counted ? t->counted : t->totals;
         tt__instr add = tt__instr_like(&t->code[k], TT__OP_ADD_COUNTS, counts, to);
         add.add = !first;
@@ -22356,7 +22458,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     TT__PASS(t, "precision", tt__pass_precision(t, &s->precision));
     if (t->stages > 1) tt__number_stages(t);
     for (int k = 0; k < t->n_code; k++) {
-        losses += tt__is(&t->code[k], TT__LOSS);
+        losses += tt__is(&t->code[k], TT__LOSS) && !t->code[k].attr.uncounted;
         totals += tt__is(&t->code[k], TT__LOSS) && t->code[k].attr.by_total;
     }
     t->by_totals = losses && totals == losses;
@@ -34770,6 +34872,1896 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
     return NULL;
 }
 
+/* ==== src/text/jinja.h */
+/* ----------------------------------------------------------------- chat templates: a part of Jinja
+
+   Chat templates are programs in Jinja (https://jinja.palletsprojects.com/templates). This interpreter has
+   what the templates of decoders use, with the settings of transformers: trim_blocks, lstrip_blocks, the tag
+   `generation`, break and continue. The interpreter refuses anything else, by name and line. A construct in a
+   branch that does not run is only parsed. Templates are not trusted: depth, steps and memory are bounded. */
+
+enum {
+    TT__JINJA_DEPTH = 200,      /* max depth of nested statements, expressions and lists */
+    TT__JINJA_STEPS = 20000000  /* max steps of a rendering */
+};
+#define TT__JINJA_MEMORY ((size_t)1 << 28) /* max bytes of the values of a rendering */
+
+typedef enum tt__jinja_kind {
+    TT__JINJA_NOTHING,
+    /* Statements. The comments list the parts of a node in parentheses, in order. */
+    TT__JINJA_RAW, TT__JINJA_PRINT, /* text; (value) */
+    TT__JINJA_IF, TT__JINJA_FOR,    /* (condition, body, else); (list, body, else, condition, targets) */
+    TT__JINJA_SET, TT__JINJA_SET_BLOCK, TT__JINJA_GENERATION, /* (value, attribute); (0, body); (0, body) */
+    TT__JINJA_BREAK, TT__JINJA_CONTINUE,
+    /* Expressions. Lists of arguments are chains. */
+    TT__JINJA_TEXT, TT__JINJA_INTEGER, TT__JINJA_BOOL, TT__JINJA_NONE, TT__JINJA_NAME,
+    TT__JINJA_LIST, TT__JINJA_DICT, TT__JINJA_PAIR,     /* (items); (pairs); (key, value) */
+    TT__JINJA_ATTRIBUTE, TT__JINJA_INDEX,               /* (value); (value, index) */
+    TT__JINJA_SLICE, TT__JINJA_CALL,                    /* (value, from, to, step); (callee, arguments) */
+    TT__JINJA_KEYWORD,                                  /* (value) */
+    TT__JINJA_FILTER, TT__JINJA_TEST,                   /* (value, arguments) */
+    TT__JINJA_BINARY, TT__JINJA_NOT, TT__JINJA_NEGATIVE, /* (left, right); (value); (value) */
+    TT__JINJA_CHOICE                                     /* (condition, then, else) */
+} tt__jinja_kind;
+
+/* A node of a template. Indices of nodes are above 0; 0: none. */
+typedef struct tt__jinja_node {
+    uint8_t kind, op;  /* op: of BINARY, an index into tt__jinja_ops */
+    int line, part[5];
+    int next;          /* the next node of a chain: statements, items or arguments */
+    const char *text;  /* a text, or the name of a variable, an attribute, a filter, a test or an argument */
+    int64_t n;         /* bytes of `text`; an integer */
+} tt__jinja_node;
+
+typedef struct tt__jinja {
+    tt_context *ctx;
+    const char *path;         /* path of the template's file, for errors */
+    char *text;               /* the source, with line ends "\n" */
+    size_t bytes, at;
+    size_t counted;           /* `line` is the line of the byte at `counted` */
+    int line, depth, brackets;
+    bool failed;
+    bool line_starts;         /* the byte before the current text is a line end, or there is none */
+    char tag;                 /* the current tag: '%', '{' or '#'; 0: the template has ended */
+    char token;               /* kind of the current token: 'N' name, 'T' text, 'I' integer, 'O' operator,
+                                 'E' end of the tag */
+    const char *token_text;
+    int64_t token_n;          /* bytes of token_text; an integer */
+    tt__jinja_node *nodes;
+    int count, capacity, first;
+    bool generates;           /* the template has the tag `generation` */
+    tt__chunk *chunks;        /* texts of string tokens */
+} tt__jinja;
+
+static void tt__jinja_free(tt__jinja *j)
+{
+    tt__chunks_free(j->ctx, &j->chunks);
+    tt__free(j->ctx, j->nodes);
+    tt__free(j->ctx, j->text);
+}
+
+TT_PRINTF(4, 5)
+static void tt__jinja_fail(tt__jinja *j, tt_status status, int line, const char *format, ...)
+{
+    char what[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    if (!j->failed) tt__fail(j->ctx, status, "'%s', line %d of the chat template: %s", j->path, line, what);
+    j->failed = true;
+    j->token = 'E';
+    j->tag = 0;
+}
+
+/* Returns whether Python regards c as white space. */
+static bool tt__jinja_space(uint32_t c)
+{
+    return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+           c == 0x3000;
+}
+
+/* Returns whether c is in the text `set`; without a set, whether c is white space. */
+static bool tt__jinja_in_set(uint32_t c, const char *set, size_t n)
+{
+    bool found = !set && tt__jinja_space(c);
+    for (size_t at = 0; set && at < n && !found;) found = tt__utf8_next(set, n, &at) == c;
+    return found;
+}
+
+/* Returns the number of bytes at the start of a text whose characters are in a set (see
+   tt__jinja_in_set). */
+static size_t tt__jinja_left(const char *text, size_t bytes, const char *set, size_t n)
+{
+    size_t at = 0, next = 0;
+    while (at < bytes && tt__jinja_in_set(tt__utf8_next(text, bytes, &next), set, n)) at = next;
+    return at;
+}
+
+/* Returns the number of bytes of a text without the characters at its end that are in a set. */
+static size_t tt__jinja_right(const char *text, size_t bytes, const char *set, size_t n)
+{
+    while (bytes) {
+        const size_t last = tt__utf8_last(text, bytes);
+        size_t at = last;
+        if (!tt__jinja_in_set(tt__utf8_next(text, bytes, &at), set, n)) break;
+        bytes = last;
+    }
+    return bytes;
+}
+
+/* ---- from a template to nodes */
+
+static int tt__jinja_line(tt__jinja *j)
+{
+    for (; j->counted < j->at; j->counted++) j->line += j->text[j->counted] == '\n';
+    return j->line;
+}
+
+/* Adds a node with the current token's line. Returns its index; 0 after an error: node 0 may be written. */
+static int tt__jinja_add(tt__jinja *j, tt__jinja_kind kind, const char *text, int64_t n)
+{
+    if (j->failed) return 0;
+    if (!TT__GROW(j->ctx, j->nodes, j->count, j->capacity)) {
+        j->failed = true;
+        j->token = 'E';
+        j->tag = 0;
+        return 0;
+    }
+    tt__jinja_node *node = &j->nodes[j->count];
+    memset(node, 0, sizeof *node);
+    node->kind = (uint8_t)kind;
+    node->line = tt__jinja_line(j);
+    node->text = text;
+    node->n = n;
+    return j->count++;
+}
+
+/* Moves past the end of a tag, which is `length` bytes long, and past what the tag takes of the next text. */
+static void tt__jinja_after_tag(tt__jinja *j, char sign, size_t length)
+{
+    j->at += length;
+    if (sign == '-') j->at += tt__jinja_left(j->text + j->at, j->bytes - j->at, NULL, 0);
+    else if (sign != '+' && j->tag != '{' && j->at < j->bytes && j->text[j->at] == '\n') j->at++;
+    j->line_starts = j->text[j->at - 1] == '\n';
+}
+
+/* Moves past the text before the next tag, past comments, and past the tag's start. Sets j->tag. Returns the
+   node of a text, or 0. A comment ends the text. */
+static int tt__jinja_raw(tt__jinja *j)
+{
+    const size_t from = j->at;
+    size_t to = from;
+    while (to + 1 < j->bytes && !(j->text[to] == '{' && memchr("{%#", j->text[to + 1], 3))) to++;
+    const bool found = to + 1 < j->bytes;
+    if (!found) to = j->bytes;
+    const char sign = found && to + 2 < j->bytes ? j->text[to + 2] : 0;
+    size_t end = to;
+    j->tag = found ? j->text[to + 1] : 0;
+    if (found && sign == '-') {
+        end = from + tt__jinja_right(j->text + from, to - from, NULL, 0);
+    } else if (found && sign != '+' && j->tag != '{') {
+        size_t line = to;
+        while (line > from && j->text[line - 1] != '\n') line--;
+        const bool blank = line + tt__jinja_left(j->text + line, to - line, NULL, 0) == to;
+        if ((line > from || j->line_starts) && blank) end = line;
+    }
+    const int node = end > from ? tt__jinja_add(j, TT__JINJA_RAW, j->text + from, (int64_t)(end - from)) : 0;
+    j->at = found ? to + 2 + (sign == '-' || sign == '+') : to;
+    j->brackets = 0;
+    if (j->tag != '#') return node;
+    for (to = j->at; to + 1 < j->bytes && !(j->text[to] == '#' && j->text[to + 1] == '}');) to++;
+    if (to + 1 >= j->bytes) {
+        tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), "the comment has no end: write #}");
+        return 0;
+    }
+    const char before = to > j->at ? j->text[to - 1] : 0;
+    j->at = to;
+    tt__jinja_after_tag(j, before, 2);
+    return node;
+}
+
+/* Reads a string token, from its quote on, and decodes its escapes. */
+static void tt__jinja_string(tt__jinja *j)
+{
+    static const char names[] = "\\'\"abfnrtv", values[] = "\\'\"\a\b\f\n\r\t\v";
+    const char quote = j->text[j->at];
+    size_t end = j->at + 1, n = 0;
+    while (end < j->bytes && j->text[end] != quote) end += j->text[end] == '\\' ? 2 : 1;
+    char *to = end < j->bytes ? (char *)tt__chunks_take(j->ctx, &j->chunks, end - j->at) : NULL;
+    if (end >= j->bytes)
+        tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), "a string has no closing quote");
+    else if (!to)
+        tt__jinja_fail(j, TT_ERR_MEMORY, tt__jinja_line(j), "out of memory for a string");
+    for (size_t at = j->at + 1; to && at < end;) {
+        const char c = j->text[at++];
+        const char *name = c == '\\' ? (const char *)memchr(names, j->text[at], sizeof names - 1) : NULL;
+        if (c == '\\' && !name && memchr("xuUN01234567", j->text[at], 12)) {
+            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
+                           "the escape sequence \\%c of a string is not supported: write the character "
+                           "itself", j->text[at]);
+            return;
+        }
+        if (name) to[n++] = values[name - names], at++;
+        else if (c == '\\' && j->text[at] == '\n') at++; /* the line goes on */
+        else to[n++] = c;
+    }
+    j->token = to ? 'T' : 'E';
+    j->token_text = to;
+    j->token_n = (int64_t)n;
+    j->at = end + 1;
+}
+
+static bool tt__jinja_letter(char c) { return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+static bool tt__jinja_digit(char c) { return c >= '0' && c <= '9'; }
+
+/* Moves to the next token of a tag. */
+static void tt__jinja_next(tt__jinja *j)
+{
+    static const char *const operators[] = {"==", "!=", "<=", ">=", "//", "**", "+", "-", "*", "/", "%", "~",
+                                            "<", ">", "=", "(", ")", "[", "]", "{", "}", ".", ",", ":", "|"};
+    if (j->failed) return;
+    j->at += tt__jinja_left(j->text + j->at, j->bytes - j->at, NULL, 0);
+    const char *text = j->text + j->at, close = j->tag == '{' ? '}' : '%';
+    const size_t left = j->bytes - j->at;
+    const bool sign = left > 2 && (*text == '-' || (*text == '+' && close == '%'));
+    if (!j->brackets && left > (size_t)sign + 1 && text[sign] == close && text[sign + 1] == '}') {
+        j->token = 'E';
+        tt__jinja_after_tag(j, sign ? *text : 0, (size_t)sign + 2);
+        return;
+    }
+    size_t n = 0;
+    j->token_text = text;
+    if (left && (*text == '"' || *text == '\'')) {
+        tt__jinja_string(j);
+        return;
+    }
+    if (left && tt__jinja_letter(*text)) {
+        while (tt__jinja_letter(text[n]) || tt__jinja_digit(text[n])) n++;
+        j->token = 'N';
+    } else if (left && tt__jinja_digit(*text)) {
+        int64_t x = 0;
+        for (; tt__jinja_digit(text[n]) && n < 10; n++) x = 10 * x + (text[n] - '0');
+        if (n == 10 || text[n] == '_' || (text[n] == '.' && tt__jinja_digit(text[n + 1])))
+            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
+                           "the number %.*s is not supported; expected an integer of at most 9 "
+                           "digits", (int)tt__min(n + 3, left), text);
+        j->token = j->failed ? 'E' : 'I';
+        j->at += n;
+        j->token_n = x;
+        return;
+    } else {
+        int k = 0;
+        while (k < TT__COUNT(operators) && strncmp(text, operators[k], strlen(operators[k])) != 0) k++;
+        if (k == TT__COUNT(operators)) {
+            tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), left
+                           ? "the byte 0x%02x begins no word and no "
+                           "operator" : "the tag that begins before the template's end has no end",
+                               (uint8_t)*text);
+            return;
+        }
+        n = strlen(operators[k]);
+        j->token = 'O';
+        j->brackets += strchr("([{", *text) ? 1 : strchr(")]}", *text) && j->brackets ? -1 : 0;
+    }
+    j->token_n = (int64_t)n;
+    j->at += n;
+}
+
+static bool tt__jinja_same(const char *text, int64_t n, const char *word)
+{
+    return n == (int64_t)strlen(word) && memcmp(text, word, (size_t)n) == 0;
+}
+
+/* Returns whether the current token is this word or operator. */
+static bool tt__jinja_is(const tt__jinja *j, const char *word)
+{
+    return (j->token == 'N' || j->token == 'O') && tt__jinja_same(j->token_text, j->token_n, word);
+}
+
+static bool tt__jinja_accept(tt__jinja *j, const char *word)
+{
+    const bool is = tt__jinja_is(j, word);
+    if (is) tt__jinja_next(j);
+    return is;
+}
+
+static void tt__jinja_unexpected(tt__jinja *j, const char *expected)
+{
+    const bool text = j->token != 'E' && j->token != 'I';
+    tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), "found %s%.*s%s; expected %s", text ? "'" : "",
+                   text ? (int)tt__min(j->token_n, 60) : 0, text ? j->token_text : "",
+                   text ? "'" : j->token == 'I' ? "a number" : "the end of the tag", expected);
+}
+
+static void tt__jinja_need(tt__jinja *j, const char *word)
+{
+    if (!tt__jinja_accept(j, word)) tt__jinja_unexpected(j, word);
+}
+
+/* Takes a name as the text of a new node of this kind. */
+static int tt__jinja_named(tt__jinja *j, tt__jinja_kind kind, const char *expected)
+{
+    if (j->token != 'N') {
+        tt__jinja_unexpected(j, expected);
+        return 0;
+    }
+    const int node = tt__jinja_add(j, kind, j->token_text, j->token_n);
+    tt__jinja_next(j);
+    return node;
+}
+
+static void tt__jinja_end_tag(tt__jinja *j)
+{
+    if (j->token != 'E') tt__jinja_unexpected(j, "the end of the tag");
+}
+
+/* Counts a level of nesting. Returns false if there are too many. */
+static bool tt__jinja_deeper(tt__jinja *j)
+{
+    if (++j->depth > TT__JINJA_DEPTH)
+        tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j), "more than %d levels of nesting are not "
+                       "supported", TT__JINJA_DEPTH);
+    return !j->failed;
+}
+
+static int tt__jinja_expression(tt__jinja *j);
+
+/* Parses what follows an opening bracket up to `close`: items with commas between them. kind: PAIR for a
+   dictionary, KEYWORD for arguments, which may have names, else LIST. Returns the first node of the chain. */
+static int tt__jinja_items(tt__jinja *j, tt__jinja_kind kind, const char *close)
+{
+    int first = 0, last = 0;
+    while (!j->failed && !tt__jinja_accept(j, close)) {
+        const char *after = j->text + j->at + tt__jinja_left(j->text + j->at, j->bytes - j->at, NULL, 0);
+        const bool named = kind == TT__JINJA_KEYWORD && j->token == 'N' && after[0] == '=' && after[1] != '=';
+        int item = named ? tt__jinja_named(j, kind, "a name") : 0;
+        if (named) tt__jinja_need(j, "=");
+        const int value = tt__jinja_expression(j);
+        if (kind == TT__JINJA_PAIR) {
+            item = tt__jinja_add(j, kind, NULL, 0);
+            j->nodes[item].part[0] = value;
+            tt__jinja_need(j, ":");
+            const int second = tt__jinja_expression(j);
+            j->nodes[item].part[1] = second;
+        } else if (named) j->nodes[item].part[0] = value;
+        else item = value;
+        if (last) j->nodes[last].next = item;
+        else first = item;
+        last = item;
+        if (!tt__jinja_is(j, close)) tt__jinja_need(j, ",");
+    }
+    return j->failed ? 0 : first;
+}
+
+static int tt__jinja_primary(tt__jinja *j)
+{
+    static const struct { const char *name; uint8_t kind, n; } words[] = {
+        {"true", TT__JINJA_BOOL, 1}, {"True", TT__JINJA_BOOL, 1}, {"false", TT__JINJA_BOOL, 0},
+        {"False", TT__JINJA_BOOL, 0}, {"none", TT__JINJA_NONE, 0}, {"None", TT__JINJA_NONE, 0}};
+    int node = 0;
+    for (int k = 0; k < TT__COUNT(words); k++)
+        if (tt__jinja_accept(j, words[k].name))
+            return tt__jinja_add(j, (tt__jinja_kind)words[k].kind, NULL, words[k].n);
+    if (j->token == 'N') return tt__jinja_named(j, TT__JINJA_NAME, "");
+    if (j->token == 'T' || j->token == 'I') {
+        node = tt__jinja_add(j, j->token == 'T' ? TT__JINJA_TEXT : TT__JINJA_INTEGER, j->token_text,
+                             j->token_n);
+        tt__jinja_next(j);
+    } else if (tt__jinja_accept(j, "(")) {
+        const bool empty = tt__jinja_is(j, ")");
+        node = empty ? 0 : tt__jinja_expression(j);
+        if (!empty && tt__jinja_accept(j, ")")) return node;
+        if (!empty) tt__jinja_need(j, ",");
+        const int more = tt__jinja_items(j, TT__JINJA_LIST, ")"),
+            list = tt__jinja_add(j, TT__JINJA_LIST, NULL, 0);
+        j->nodes[node].next = more;
+        j->nodes[list].part[0] = empty ? more : node;
+        node = list;
+    } else if (tt__jinja_is(j, "[") || tt__jinja_is(j, "{")) {
+        const bool list = *j->token_text == '[';
+        tt__jinja_next(j);
+        const int items = tt__jinja_items(j, list ? TT__JINJA_LIST : TT__JINJA_PAIR, list ? "]" : "}");
+        node = tt__jinja_add(j, list ? TT__JINJA_LIST : TT__JINJA_DICT, NULL, 0);
+        j->nodes[node].part[0] = items;
+    } else tt__jinja_unexpected(j, "a value");
+    return node;
+}
+
+/* Adds a node of this kind around `value`. */
+static int tt__jinja_around(tt__jinja *j, tt__jinja_kind kind, int value)
+{
+    const int node = tt__jinja_add(j, kind, NULL, 0);
+    j->nodes[node].part[0] = value;
+    return node;
+}
+
+/* Parses "[...]" after a value: an index or a slice. */
+static int tt__jinja_subscript(tt__jinja *j, int value)
+{
+    int part[4] = {value, 0, 0, 0}, n = 1;
+    for (; n < 4; n++) {
+        if (!tt__jinja_is(j, ":") && !tt__jinja_is(j, "]")) part[n] = tt__jinja_expression(j);
+        if (!tt__jinja_accept(j, ":")) break;
+    }
+    if (n == 1 && !part[1]) tt__jinja_unexpected(j, "an index");
+    tt__jinja_need(j, "]");
+    const int node = tt__jinja_around(j, n == 1 ? TT__JINJA_INDEX : TT__JINJA_SLICE, value);
+    memcpy(j->nodes[node].part, part, sizeof part);
+    return node;
+}
+
+/* Parses what follows a value: attributes, indices, calls and, if `filters`, filters and tests. */
+static int tt__jinja_postfix(tt__jinja *j, int node, bool filters)
+{
+    while (!j->failed) {
+        const int value = node;
+        if (tt__jinja_accept(j, ".")) {
+            node = tt__jinja_named(j, TT__JINJA_ATTRIBUTE, "the name of an attribute");
+            j->nodes[node].part[0] = value;
+        } else if (tt__jinja_accept(j, "[")) {
+            node = tt__jinja_subscript(j, value);
+        } else if (tt__jinja_accept(j, "(")) {
+            const int arguments = tt__jinja_items(j, TT__JINJA_KEYWORD, ")");
+            node = tt__jinja_around(j, TT__JINJA_CALL, value);
+            j->nodes[node].part[1] = arguments;
+        } else if (filters && tt__jinja_accept(j, "|")) {
+            node = tt__jinja_named(j, TT__JINJA_FILTER, "the name of a filter");
+            j->nodes[node].part[0] = value;
+            const int arguments = tt__jinja_accept(j, "(") ? tt__jinja_items(j, TT__JINJA_KEYWORD, ")") : 0;
+            j->nodes[node].part[1] = arguments;
+        } else if (filters && tt__jinja_accept(j, "is")) {
+            const bool negated = tt__jinja_accept(j, "not");
+            const int test = node = tt__jinja_named(j, TT__JINJA_TEST, "the name of a test");
+            const bool value_follows = j->token == 'T' || j->token == 'I' || tt__jinja_is(j, "[");
+            j->nodes[test].part[0] = value;
+            const int arguments = tt__jinja_accept(j, "(") ? tt__jinja_items(j, TT__JINJA_KEYWORD, ")")
+                                : value_follows ? tt__jinja_postfix(j, tt__jinja_primary(j), false) : 0;
+            j->nodes[test].part[1] = arguments;
+            if (negated) node = tt__jinja_around(j, TT__JINJA_NOT, test);
+        } else break;
+    }
+    return node;
+}
+
+static int tt__jinja_unary(tt__jinja *j, bool filters)
+{
+    int node = 0;
+    if (tt__jinja_deeper(j)) {
+        const bool minus = tt__jinja_accept(j, "-");
+        node = minus ? tt__jinja_unary(j, false) : tt__jinja_primary(j);
+        if (minus) node = tt__jinja_around(j, TT__JINJA_NEGATIVE, node);
+        node = tt__jinja_postfix(j, node, filters);
+    }
+    j->depth--;
+    return node;
+}
+
+/* The binary operators by precedence: of two operators, that of the later row binds more tightly. */
+static const char *const tt__jinja_ops[][8] = {{"or"}, {"and"}, {""},
+                                               {"==", "!=", "<=", ">=", "<", ">", "in"},
+                                               {"+", "-"}, {"~"}, {"*", "//", "%"}};
+enum { TT__JINJA_NOT_ROW = 2, TT__JINJA_COMPARISONS = 3 };
+
+/* Parses an expression whose binary operators are in row `level` of tt__jinja_ops or below. */
+static int tt__jinja_binary(tt__jinja *j, int level)
+{
+    if (level == TT__COUNT(tt__jinja_ops)) return tt__jinja_unary(j, true);
+    if (level == TT__JINJA_NOT_ROW && tt__jinja_is(j, "not")) {
+        int node = 0;
+        if (tt__jinja_deeper(j) && tt__jinja_accept(j, "not"))
+            node = tt__jinja_around(j, TT__JINJA_NOT, tt__jinja_binary(j, level));
+        j->depth--;
+        return node;
+    }
+    int left = tt__jinja_binary(j, level + 1);
+    for (int compared = 0; level != TT__JINJA_NOT_ROW && !j->failed; compared++) {
+        const bool negated = level == TT__JINJA_COMPARISONS && tt__jinja_accept(j, "not");
+        int op = 0;
+        while (op < 8 && tt__jinja_ops[level][op] && !tt__jinja_is(j, tt__jinja_ops[level][op])) op++;
+        const bool found = op < 8 && tt__jinja_ops[level][op];
+        if (negated && !tt__jinja_is(j, "in")) tt__jinja_unexpected(j, "in");
+        if (!found) break;
+        if (compared && level == TT__JINJA_COMPARISONS)
+            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j), "two comparisons of one value are not "
+                           "supported: write `and` between them");
+        tt__jinja_next(j);
+        const int right = tt__jinja_binary(j, level + 1);
+        left = tt__jinja_around(j, TT__JINJA_BINARY, left);
+        j->nodes[left].part[1] = right;
+        j->nodes[left].op = (uint8_t)(8 * level + op);
+        if (negated) left = tt__jinja_around(j, TT__JINJA_NOT, left);
+    }
+    return left;
+}
+
+static int tt__jinja_expression(tt__jinja *j)
+{
+    int node = 0;
+    if (tt__jinja_deeper(j)) node = tt__jinja_binary(j, 0);
+    while (tt__jinja_accept(j, "if")) {
+        const int condition = tt__jinja_binary(j, 0),
+            choice = tt__jinja_around(j, TT__JINJA_CHOICE, condition);
+        const int other = tt__jinja_accept(j, "else") ? tt__jinja_expression(j) : 0;
+        j->nodes[choice].part[1] = node;
+        j->nodes[choice].part[2] = other;
+        node = choice;
+    }
+    j->depth--;
+    return node;
+}
+
+/* Parses statements up to a tag whose name is in `ends`, a list with spaces, and takes that name as the
+   current token; without `ends`, up to the template's end. Returns the first node of the chain. */
+static int tt__jinja_body(tt__jinja *j, const char *ends);
+
+static int tt__jinja_if(tt__jinja *j)
+{
+    const int condition = tt__jinja_expression(j), node = tt__jinja_around(j, TT__JINJA_IF, condition);
+    int other = 0;
+    tt__jinja_end_tag(j);
+    const int body = tt__jinja_body(j, "elif else endif");
+    if (tt__jinja_accept(j, "elif")) {
+        if (tt__jinja_deeper(j)) other = tt__jinja_if(j);
+        j->depth--;
+    } else {
+        if (tt__jinja_accept(j, "else")) {
+            tt__jinja_end_tag(j);
+            other = tt__jinja_body(j, "endif");
+        }
+        tt__jinja_need(j, "endif");
+    }
+    j->nodes[node].part[1] = body;
+    j->nodes[node].part[2] = other;
+    return node;
+}
+
+static int tt__jinja_for(tt__jinja *j)
+{
+    const int node = tt__jinja_add(j, TT__JINJA_FOR, NULL, 0);
+    const int first = tt__jinja_named(j, TT__JINJA_NAME, "the name of a variable");
+    const int second = tt__jinja_accept(j, ",") ? tt__jinja_named(j, TT__JINJA_NAME, "a variable") : 0;
+    int part[5] = {0, 0, 0, 0, first};
+    j->nodes[first].next = second;
+    tt__jinja_need(j, "in");
+    part[0] = tt__jinja_binary(j, 0);
+    part[3] = tt__jinja_accept(j, "if") ? tt__jinja_expression(j) : 0;
+    tt__jinja_end_tag(j);
+    part[1] = tt__jinja_body(j, "else endfor");
+    if (tt__jinja_accept(j, "else")) {
+        tt__jinja_end_tag(j);
+        part[2] = tt__jinja_body(j, "endfor");
+    }
+    tt__jinja_need(j, "endfor");
+    memcpy(j->nodes[node].part, part, sizeof part);
+    return node;
+}
+
+static int tt__jinja_set(tt__jinja *j)
+{
+    const int node = tt__jinja_named(j, TT__JINJA_SET, "the name of a variable");
+    const int attribute = tt__jinja_accept(j, ".") ? tt__jinja_named(j, TT__JINJA_NAME, "an attribute") : 0;
+    if (attribute || j->token != 'E') {
+        tt__jinja_need(j, "=");
+        const int value = tt__jinja_expression(j);
+        j->nodes[node].part[0] = value;
+        j->nodes[node].part[1] = attribute;
+    } else {
+        const int body = tt__jinja_body(j, "endset");
+        tt__jinja_need(j, "endset");
+        j->nodes[node].kind = TT__JINJA_SET_BLOCK;
+        j->nodes[node].part[1] = body;
+    }
+    return node;
+}
+
+/* Parses the tag whose name is the current token. */
+static int tt__jinja_statement(tt__jinja *j)
+{
+    int node = 0;
+    if (tt__jinja_accept(j, "if")) node = tt__jinja_if(j);
+    else if (tt__jinja_accept(j, "for")) node = tt__jinja_for(j);
+    else if (tt__jinja_accept(j, "set")) node = tt__jinja_set(j);
+    else if (tt__jinja_accept(j, "break")) node = tt__jinja_add(j, TT__JINJA_BREAK, NULL, 0);
+    else if (tt__jinja_accept(j, "continue")) node = tt__jinja_add(j, TT__JINJA_CONTINUE, NULL, 0);
+    else if (tt__jinja_accept(j, "generation")) {
+        node = tt__jinja_add(j, TT__JINJA_GENERATION, NULL, 0);
+        tt__jinja_end_tag(j);
+        const int body = tt__jinja_body(j, "endgeneration");
+        j->nodes[node].part[1] = body;
+        j->generates = true;
+        tt__jinja_need(j, "endgeneration");
+    } else if (j->token == 'N')
+        tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
+                       "the tag '%.*s' is not supported here; expected if, for, set, generation, break or "
+                       "continue", (int)tt__min(j->token_n, 60),
+                           j->token_text);
+    else tt__jinja_unexpected(j, "the name of a tag");
+    tt__jinja_end_tag(j);
+    return node;
+}
+
+static int tt__jinja_body(tt__jinja *j, const char *ends)
+{
+    const int line = tt__jinja_line(j);
+    int first = 0, last = 0;
+    bool ended = !tt__jinja_deeper(j);
+    while (!ended && !j->failed) {
+        int node = tt__jinja_raw(j);
+        for (int turn = 0; turn < 2 && !ended; turn++) { /* first the text, then the tag after the text */
+            if (turn && j->tag == '{') {
+                tt__jinja_next(j);
+                node = tt__jinja_around(j, TT__JINJA_PRINT, tt__jinja_expression(j));
+                tt__jinja_end_tag(j);
+            } else if (turn && j->tag == '%') {
+                tt__jinja_next(j);
+                const char *end = ends;
+                for (size_t n; *end && !ended; end += n + (end[n] == ' ')) {
+                    n = strcspn(end, " ");
+                    ended = j->token == 'N' && (size_t)j->token_n == n && memcmp(end, j->token_text, n) == 0;
+                }
+                node = ended ? 0 : tt__jinja_statement(j);
+            } else if (turn) node = 0;
+            if (turn && !j->tag && !j->failed) {
+                ended = true;
+                if (*ends)
+                    tt__jinja_fail(j, TT_ERR_FORMAT, line, "the tag that ends here has no end; expected %s",
+                                   ends);
+            }
+            if (!node) continue;
+            if (last) j->nodes[last].next = node;
+            else first = node;
+            last = node;
+        }
+    }
+    j->depth--;
+    return first;
+}
+
+/* Parses a template, `bytes` bytes of UTF-8. path must live as long as j. The caller frees j even after an
+   error. */
+static tt_status tt__jinja_parse(tt__jinja *j, tt_context *ctx, const char *path, const char *text,
+                                 size_t bytes)
+{
+    memset(j, 0, sizeof *j);
+    j->ctx = ctx;
+    j->path = path;
+    j->line = 1;
+    j->line_starts = true;
+    if (bytes > INT32_MAX / 4 || tt__utf8_invalid(text, bytes) < bytes)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': the chat template has %zu bytes; expected at most %d, in "
+                        "UTF-8",
+                        path, bytes, INT32_MAX / 4);
+    if (!(j->text = (char *)tt__alloc(ctx, bytes + 4))) return TT_ERR_MEMORY;
+    for (size_t at = 0; at < bytes; at++) {
+        const bool cr = text[at] == '\r';
+        j->text[j->bytes++] = cr ? '\n' : text[at];
+        at += cr && at + 1 < bytes && text[at + 1] == '\n';
+    }
+    j->bytes -= j->bytes && j->text[j->bytes - 1] == '\n'; /* Jinja drops one line end at the end */
+    memset(j->text + j->bytes, 0, 4); /* the lexer reads up to 2 bytes beyond the text */
+    tt__jinja_add(j, TT__JINJA_NOTHING, NULL, 0);
+    j->first = tt__jinja_body(j, "");
+    return j->failed ? ctx->status : TT_OK;
+}
+
+/* ==== src/text/jinja_run.h */
+/* ---- from nodes to a text */
+
+typedef enum tt__jinja_type {
+    TT__VALUE_UNDEFINED, TT__VALUE_NONE, TT__VALUE_BOOL, TT__VALUE_INTEGER, TT__VALUE_TEXT, TT__VALUE_LIST,
+    TT__VALUE_DICT, TT__VALUE_NAMESPACE, TT__VALUE_OTHER /* OTHER: a number with a fraction, in a message */
+} tt__jinja_type;
+
+typedef struct tt__jinja_value {
+    tt__jinja_type type;
+    int64_t n;                         /* a number; bytes of a text; number of members */
+    const char *text;
+    struct tt__jinja_member *members;  /* (n) of a list or a dictionary */
+    struct tt__jinja_scope *scope;     /* the attributes of a namespace */
+} tt__jinja_value;
+
+/* A member of a dictionary, or of a list, which has no keys. */
+typedef struct tt__jinja_member {
+    const char *key;
+    int64_t key_bytes;
+    tt__jinja_value value;
+} tt__jinja_member;
+
+typedef struct tt__jinja_variable {
+    const char *name;
+    int64_t bytes;
+    tt__jinja_value value;
+    struct tt__jinja_variable *next;
+} tt__jinja_variable;
+
+/* Variables; those of an outer scope are visible unless `variables` has the same name. */
+typedef struct tt__jinja_scope {
+    tt__jinja_variable *variables;
+    struct tt__jinja_scope *outer;
+} tt__jinja_scope;
+
+/* A rendering of a template. */
+typedef struct tt__jinja_run {
+    tt__jinja *j;
+    tt__chunk *chunks;       /* memory of values */
+    size_t used;             /* bytes of values */
+    int64_t steps;           /* steps that are left */
+    int depth;               /* levels of nesting */
+    int captures;            /* number of set blocks and generation blocks around the current statement */
+    int leaving;             /* the statement that leaves the loop, TT__JINJA_BREAK or _CONTINUE; 0: none */
+    tt__jinja_scope *scope;
+    char *out;               /* the text so far */
+    size_t n, capacity;
+    tt_span *spans;          /* (n_spans): bytes of `out` that blocks {% generation %} wrote */
+    int n_spans, cap_spans;
+} tt__jinja_run;
+
+static void tt__jinja_end(tt__jinja_run *r)
+{
+    tt__chunks_free(r->j->ctx, &r->chunks);
+    tt__free(r->j->ctx, r->out);
+    tt__free(r->j->ctx, r->spans);
+}
+
+static tt__jinja_value tt__jinja_make(tt__jinja_type type, int64_t n)
+{
+    tt__jinja_value v;
+    memset(&v, 0, sizeof v);
+    v.type = type;
+    v.n = n;
+    return v;
+}
+
+static tt__jinja_value tt__jinja_text(const char *text, int64_t n)
+{
+    tt__jinja_value v = tt__jinja_make(TT__VALUE_TEXT, n);
+    v.text = text;
+    return v;
+}
+
+/* Returns memory for values, zeroed and followed by a NUL; NULL after an error. */
+static void *tt__jinja_take(tt__jinja_run *r, int64_t bytes)
+{
+    tt__jinja *j = r->j;
+    const size_t n = (size_t)bytes + 1;
+    const bool fits = !j->failed && n <= TT__JINJA_MEMORY - r->used;
+    void *memory = fits ? tt__chunks_take(j->ctx, &r->chunks, n) : NULL;
+    if (memory) {
+        r->used += n;
+        return memset(memory, 0, n);
+    }
+    if (!j->failed && n > TT__JINJA_MEMORY - r->used)
+        tt__jinja_fail(j, TT_ERR_UNSUPPORTED, 1, "the values need more than %zu bytes", TT__JINJA_MEMORY);
+    else if (!j->failed) tt__jinja_fail(j, TT_ERR_MEMORY, 1, "out of memory for its values");
+    return NULL;
+}
+
+/* Counts steps. Returns false after an error, and after the last step. */
+static bool tt__jinja_steps(tt__jinja_run *r, const tt__jinja_node *at, int64_t n)
+{
+    r->steps -= n;
+    if (r->steps < 0)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at ? at->line : 1, "more than %d steps are not supported",
+                       TT__JINJA_STEPS);
+    return !r->j->failed;
+}
+
+/* Returns a list or a dictionary of n undefined members; UNDEFINED after an error. */
+static tt__jinja_value tt__jinja_members(tt__jinja_run *r, tt__jinja_type type, int64_t n)
+{
+    tt__jinja_value v = tt__jinja_make(type, n);
+    if (!tt__jinja_steps(r, NULL, n) ||
+        !(v.members = (tt__jinja_member *)tt__jinja_take(r, n * (int64_t)sizeof *v.members)))
+        return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+    return v;
+}
+
+static tt__jinja_variable *tt__jinja_find(tt__jinja_run *r, const tt__jinja_scope *scope, const char *name,
+                                          int64_t bytes)
+{
+    for (tt__jinja_variable *v = scope->variables; v && tt__jinja_steps(r, NULL, 1); v = v->next)
+        if (v->bytes == bytes && memcmp(v->name, name, (size_t)bytes) == 0) return v;
+    return NULL;
+}
+
+static void tt__jinja_assign(tt__jinja_run *r, tt__jinja_scope *scope, const char *name, int64_t bytes,
+                             tt__jinja_value value)
+{
+    tt__jinja_variable *v = tt__jinja_find(r, scope, name, bytes);
+    if (!v) {
+        if (!(v = (tt__jinja_variable *)tt__jinja_take(r, sizeof *v))) return;
+        v->name = name;
+        v->bytes = bytes;
+        v->next = scope->variables;
+        scope->variables = v;
+    }
+    v->value = value;
+}
+
+static void tt__jinja_define(tt__jinja_run *r, const char *name, tt__jinja_value value)
+{
+    tt__jinja_assign(r, r->scope, name, (int64_t)strlen(name), value);
+}
+
+/* Prepares a rendering, with no variable. Returns false if memory runs out. */
+static bool tt__jinja_begin(tt__jinja_run *r, tt__jinja *j)
+{
+    memset(r, 0, sizeof *r);
+    r->j = j;
+    j->failed = false;
+    r->steps = TT__JINJA_STEPS;
+    r->scope = (tt__jinja_scope *)tt__jinja_take(r, sizeof *r->scope);
+    return r->scope != NULL;
+}
+
+static const char *tt__jinja_type_name(tt__jinja_value v)
+{
+    static const char *const names[] = {"undefined", "none", "a boolean", "a number", "a text", "a list",
+                                        "a dictionary", "a namespace", "a number with a fraction"};
+    return names[v.type];
+}
+
+static bool tt__jinja_is_text(tt__jinja_value v, const char *word)
+{
+    return v.type == TT__VALUE_TEXT && tt__jinja_same(v.text, v.n, word);
+}
+
+static bool tt__jinja_true(tt__jinja_value v)
+{
+    return v.n != 0 || v.type == TT__VALUE_NAMESPACE || v.type == TT__VALUE_OTHER;
+}
+
+static bool tt__jinja_number(tt__jinja_value v)
+{
+    return v.type == TT__VALUE_BOOL || v.type == TT__VALUE_INTEGER;
+}
+
+static bool tt__jinja_equal(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value a, tt__jinja_value b,
+                            int depth)
+{
+    if (tt__jinja_number(a) && tt__jinja_number(b)) return a.n == b.n;
+    if (a.type != b.type || a.n != b.n) return false;
+    if (depth == TT__JINJA_DEPTH)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested too deeply");
+    if (!tt__jinja_steps(r, at, a.type == TT__VALUE_TEXT ? a.n / 64 : 1)) return false;
+    if (a.type == TT__VALUE_TEXT) return memcmp(a.text, b.text, (size_t)a.n) == 0;
+    for (int64_t i = 0, k; a.members && i < a.n; i++) {
+        const tt__jinja_member *x = &a.members[i];
+        for (k = x->key ? 0 : i; x->key && k < b.n; k++)
+            if (tt__jinja_steps(r, at, 1) && b.members[k].key_bytes == x->key_bytes &&
+                memcmp(b.members[k].key, x->key, (size_t)x->key_bytes) == 0) break;
+        if (k == b.n || !tt__jinja_equal(r, at, x->value, b.members[k].value, depth + 1)) return false;
+    }
+    return a.type < TT__VALUE_NAMESPACE || (a.type == TT__VALUE_NAMESPACE && a.scope == b.scope);
+}
+
+/* Returns the text that Jinja prints for a value. */
+static tt__jinja_value tt__jinja_to_text(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value v)
+{
+    if (v.type == TT__VALUE_TEXT) return v;
+    if (v.type == TT__VALUE_UNDEFINED) return tt__jinja_text("", 0);
+    if (v.type == TT__VALUE_NONE) return tt__jinja_text("None", 4);
+    if (v.type == TT__VALUE_BOOL) return v.n ? tt__jinja_text("True", 4) : tt__jinja_text("False", 5);
+    char *to = v.type == TT__VALUE_INTEGER ? (char *)tt__jinja_take(r, 24) : NULL;
+    if (to) return tt__jinja_text(to, snprintf(to, 24, "%lld", (long long)v.n));
+    tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "printing %s is not supported; expected a text",
+                   tt__jinja_type_name(v));
+    return tt__jinja_text("", 0);
+}
+
+/* A text that grows: the output of a rendering or a value. Returns false after an error. */
+static bool tt__jinja_write(tt__jinja_run *r, const char *text, int64_t n)
+{
+    const size_t needed = r->n + (size_t)n;
+    if (r->j->failed) return false;
+    if (needed > TT__JINJA_MEMORY)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, 1, "a text of more than %zu bytes is not supported",
+                       TT__JINJA_MEMORY);
+    if (!r->j->failed && needed + 1 > r->capacity) {
+        char *more = (char *)tt__realloc(r->j->ctx, r->out, 2 * needed + 64);
+        r->j->failed = !more;
+        if (more) r->out = more, r->capacity = 2 * needed + 64;
+    }
+    if (r->j->failed) return false;
+    if (n) memcpy(r->out + r->n, text, (size_t)n);
+    r->out[r->n = needed] = 0;
+    return true;
+}
+
+/* Returns the text that was written since the output had `from` bytes, as a value, and takes it back. */
+static tt__jinja_value tt__jinja_taken_back(tt__jinja_run *r, size_t from)
+{
+    const int64_t n = (int64_t)(r->n - from);
+    char *text = r->j->failed ? NULL : (char *)tt__jinja_take(r, n);
+    if (text && n) memcpy(text, r->out + from, (size_t)n);
+    r->n = from;
+    return tt__jinja_text(text ? text : "", text ? n : 0);
+}
+
+static void tt__jinja_json(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value v, int depth)
+{
+    static const char names[] = "\"\\nrtbf", values[] = "\"\\\n\r\t\b\f";
+    const bool list = v.type == TT__VALUE_LIST, dict = v.type == TT__VALUE_DICT;
+    char escape[8];
+    if (depth == TT__JINJA_DEPTH)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested too deeply");
+    if (!tt__jinja_steps(r, at, 1)) return;
+    if (v.type == TT__VALUE_NONE) tt__jinja_write(r, "null", 4);
+    else if (v.type == TT__VALUE_BOOL) tt__jinja_write(r, v.n ? "true" : "false", v.n ? 4 : 5);
+    else if (v.type == TT__VALUE_TEXT) {
+        tt__jinja_write(r, "\"", 1);
+        for (int64_t i = 0, from = 0; i <= v.n && !r->j->failed; i++) {
+            const char c = i < v.n ? v.text[i] : 0;
+            const char *found = (const char *)memchr(values, c, sizeof values - 1);
+            if (i < v.n && !found && (uint8_t)c >= 0x20) continue;
+            tt__jinja_write(r, v.text + from, i - from);
+            from = i + 1;
+            if (i == v.n) break;
+            if (found) snprintf(escape, sizeof escape, "\\%c", names[found - values]);
+            else snprintf(escape, sizeof escape, "\\u%04x", (unsigned)(uint8_t)c);
+            tt__jinja_write(r, escape, (int64_t)strlen(escape));
+        }
+        tt__jinja_write(r, "\"", 1);
+    } else if (list || dict) {
+        tt__jinja_write(r, list ? "[" : "{", 1);
+        for (int64_t i = 0; i < v.n && !r->j->failed; i++) {
+            if (i) tt__jinja_write(r, ", ", 2);
+            if (dict) {
+                tt__jinja_json(r, at, tt__jinja_text(v.members[i].key, v.members[i].key_bytes), depth + 1);
+                tt__jinja_write(r, ": ", 2);
+            }
+            tt__jinja_json(r, at, v.members[i].value, depth + 1);
+        }
+        tt__jinja_write(r, list ? "]" : "}", 1);
+    } else {
+        if (v.type != TT__VALUE_INTEGER)
+            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "tojson of %s is not supported",
+                           tt__jinja_type_name(v));
+        v = tt__jinja_to_text(r, at, v);
+        tt__jinja_write(r, v.text, v.n);
+    }
+}
+
+/* Returns a member of a dictionary or an attribute of a namespace, or UNDEFINED. */
+static tt__jinja_value tt__jinja_get(tt__jinja_run *r, tt__jinja_value v, const char *key, int64_t bytes)
+{
+    if (v.type == TT__VALUE_NAMESPACE) {
+        const tt__jinja_variable *found = tt__jinja_find(r, v.scope, key, bytes);
+        if (found) return found->value;
+    }
+    for (int64_t i = 0; v.type == TT__VALUE_DICT && i < v.n && tt__jinja_steps(r, NULL, 1); i++)
+        if (v.members[i].key_bytes == bytes && memcmp(v.members[i].key, key, (size_t)bytes) == 0)
+            return v.members[i].value;
+    return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+}
+
+/* Returns the items of a value as a list: a list's members, a dictionary's keys, a text's characters. */
+static tt__jinja_value tt__jinja_list(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value v)
+{
+    if (v.type == TT__VALUE_LIST) return v;
+    if (v.type == TT__VALUE_UNDEFINED) return tt__jinja_members(r, TT__VALUE_LIST, 0);
+    if (v.type != TT__VALUE_DICT && v.type != TT__VALUE_TEXT) {
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s has no items", tt__jinja_type_name(v));
+        return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+    }
+    tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, v.n); /* a text has at most n characters */
+    int64_t n = 0;
+    for (size_t from = 0, to = 0; list.members && v.type == TT__VALUE_TEXT && from < (size_t)v.n; from = to) {
+        tt__utf8_next(v.text, (size_t)v.n, &to);
+        list.members[n++].value = tt__jinja_text(v.text + from, (int64_t)(to - from));
+    }
+    for (; list.members && v.type == TT__VALUE_DICT && n < v.n; n++)
+        list.members[n].value = tt__jinja_text(v.members[n].key, v.members[n].key_bytes);
+    list.n = n;
+    return list;
+}
+
+/* Returns the texts of a list, with a separator between them. */
+static tt__jinja_value tt__jinja_join(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value list,
+                                      tt__jinja_value separator)
+{
+    const size_t from = r->n;
+    list = tt__jinja_list(r, at, list);
+    separator = tt__jinja_to_text(r, at, separator);
+    for (int64_t i = 0; i < list.n && tt__jinja_steps(r, at, 1 + separator.n / 64); i++) {
+        const tt__jinja_value text = tt__jinja_to_text(r, at, list.members[i].value);
+        if (i) tt__jinja_write(r, separator.text, separator.n);
+        tt__jinja_write(r, text.text, text.n);
+    }
+    return tt__jinja_taken_back(r, from);
+}
+
+/* Returns value[from:to:step] of a text or a list, as Python does; each bound may be undefined. */
+static tt__jinja_value tt__jinja_slice(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value v,
+                                       const tt__jinja_value bounds[3])
+{
+    const tt__jinja_value list = tt__jinja_list(r, at, v);
+    int64_t bound[3] = {0, 0, 1}, n = 0;
+    const bool has_step = bounds[2].type > TT__VALUE_NONE;
+    if (has_step) bound[2] = tt__max(-list.n - 1, tt__min(bounds[2].n, list.n + 1));
+    const bool back = bound[2] < 0;
+    for (int k = 0; k < 3; k++)
+        if (bounds[k].type > TT__VALUE_NONE && bounds[k].type != TT__VALUE_INTEGER)
+            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "a bound of a slice is %s",
+                           tt__jinja_type_name(bounds[k]));
+    if (!bound[2]) tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "the step of a slice is 0");
+    for (int k = 0; k < 2; k++) {
+        bound[k] = bounds[k].n < 0 ? bounds[k].n + list.n : bounds[k].n;
+        bound[k] = tt__max(back ? -1 : 0, tt__min(bound[k], back ? list.n - 1 : list.n));
+        if (bounds[k].type <= TT__VALUE_NONE)
+            bound[k] = back == !k ? (back ? list.n - 1 : list.n) : back ? -1 : 0;
+    }
+    tt__jinja_value part = tt__jinja_members(r, TT__VALUE_LIST, list.n);
+    for (int64_t i = bound[0]; !r->j->failed && (back ? i > bound[1] : i < bound[1]); i += bound[2])
+        part.members[n++] = list.members[i];
+    part.n = n;
+    return v.type == TT__VALUE_TEXT ? tt__jinja_join(r, at, part, tt__jinja_text("", 0)) : part;
+}
+
+static tt__jinja_value tt__jinja_index(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value v,
+                                       tt__jinja_value index)
+{
+    const tt__jinja_value undefined = tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+    if (v.type == TT__VALUE_UNDEFINED)
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "an undefined value has no attribute or item%s%.*s",
+                       index.type == TT__VALUE_TEXT ? " " : "",
+                       index.type == TT__VALUE_TEXT ? (int)tt__min(index.n, 60) : 0, index.text ? index.text
+                           : "");
+    if (index.type == TT__VALUE_TEXT) return tt__jinja_get(r, v, index.text, index.n);
+    if (index.type != TT__VALUE_INTEGER || (v.type != TT__VALUE_LIST && v.type != TT__VALUE_TEXT))
+        return undefined;
+    const tt__jinja_value list = tt__jinja_list(r, at, v);
+    const int64_t i = index.n < 0 ? index.n + list.n : index.n;
+    return i >= 0 && i < list.n ? list.members[i].value : undefined;
+}
+
+static tt__jinja_value tt__jinja_eval(tt__jinja_run *r, int node);
+
+/* A filter, a method, a test or a function, called with a value and up to three arguments. */
+typedef struct tt__jinja_call {
+    const tt__jinja_node *at;
+    const char *what;          /* "filter" and so on, for errors */
+    tt__jinja_value on, argument[3];
+    int n;                     /* number of arguments */
+} tt__jinja_call;
+
+/* Evaluates the arguments of a call, a chain of nodes. An argument with a name is refused. */
+static void tt__jinja_arguments(tt__jinja_run *r, tt__jinja_call *c, int chain)
+{
+    for (; chain && !r->j->failed; chain = r->j->nodes[chain].next) {
+        const tt__jinja_node *node = &r->j->nodes[chain];
+        if (c->n == 3 || node->kind == TT__JINJA_KEYWORD)
+            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node->line, "the %s %.*s with %s%.*s is not supported",
+                           c->what, (int)tt__min(c->at->n, 60), c->at->text, c->n == 3 ? "four arguments"
+                               : "an argument ",
+                           c->n == 3 ? 0 : (int)tt__min(node->n, 60), c->n == 3 ? "" : node->text);
+        else c->argument[c->n++] = tt__jinja_eval(r, chain);
+    }
+}
+
+/* Returns whether the call has this name, and at most `max` arguments, which is otherwise an error. */
+static bool tt__jinja_calls(tt__jinja_run *r, const tt__jinja_call *c, const char *name, int max)
+{
+    if (!tt__jinja_same(c->at->text, c->at->n, name)) return false;
+    if (c->n > max)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the %s %s with %d arguments is not supported",
+                       c->what, name, c->n);
+    return true;
+}
+
+static tt__jinja_value tt__jinja_refuse(tt__jinja_run *r, const tt__jinja_call *c)
+{
+    tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the %s %.*s of %s is not supported", c->what,
+                   (int)tt__min(c->at->n, 60), c->at->text, tt__jinja_type_name(c->on));
+    return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+}
+
+/* Returns a text whose ASCII letters are changed: 'U' to capitals, 'L' to small letters, 'C' to a capital and
+   small letters. */
+static tt__jinja_value tt__jinja_case(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text,
+                                      char to)
+{
+    char *copy = (char *)tt__jinja_take(r, text.n);
+    for (int64_t i = 0; copy && i < text.n; i++) {
+        const char letter = text.text[i];
+        const bool up = to == 'U' || (to == 'C' && !i);
+        if ((uint8_t)letter > 0x7F) return tt__jinja_refuse(r, c);
+        copy[i] = letter;
+        if (up && letter >= 'a' && letter <= 'z') copy[i] = (char)(letter - 32);
+        if (!up && letter >= 'A' && letter <= 'Z') copy[i] = (char)(letter + 32);
+    }
+    return tt__jinja_text(copy ? copy : "", copy ? text.n : 0);
+}
+
+/* Returns the place of a text in another from place `from` on; -1: none. */
+static int64_t tt__jinja_search(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value in, int64_t from,
+                                tt__jinja_value what)
+{
+    for (int64_t first = from; from + what.n <= in.n; from++) {
+        const bool counts = what.n >= 64 || (from - first) % 64 == 0;
+        if (counts && !tt__jinja_steps(r, at, 1 + what.n / 64)) break;
+        if (memcmp(in.text + from, what.text, (size_t)what.n) == 0) return from;
+    }
+    return -1;
+}
+
+/* Splits a text at each `separator`, at most `max` times (-1: at all); without a separator at white space. */
+static tt__jinja_value tt__jinja_split(tt__jinja_run *r, const tt__jinja_call *c, int64_t max)
+{
+    const tt__jinja_value text = c->on, separator = c->argument[0];
+    const bool white = separator.type <= TT__VALUE_NONE;
+    tt__jinja_value list = tt__jinja_make(TT__VALUE_LIST, 0);
+    if (!white && (separator.type != TT__VALUE_TEXT || !separator.n)) return tt__jinja_refuse(r, c);
+    for (int pass = 0; pass < 2 && !r->j->failed; pass++) { /* the first pass counts the parts */
+        int64_t n = 0, from = 0;
+        if (pass) list = tt__jinja_members(r, TT__VALUE_LIST, list.n);
+        while (!r->j->failed) {
+            if (white) from += (int64_t)tt__jinja_left(text.text + from, (size_t)(text.n - from), NULL, 0);
+            if (white && from == text.n) break;
+            int64_t to = text.n, next = -1;
+            if (n != max && !white && (next = tt__jinja_search(r, c->at, text, from, separator)) >= 0)
+                to = next;
+            if (n != max && white) {
+                size_t end = (size_t)from, after = (size_t)from;
+                while (end < (size_t)text.n &&
+                       !tt__jinja_space(tt__utf8_next(text.text, (size_t)text.n, &after))) end = after;
+                next = to = (int64_t)end;
+            }
+            if (pass) list.members[n].value = tt__jinja_text(text.text + from, to - from);
+            n++;
+            if (next < 0) break;
+            from = next + (white ? 0 : separator.n);
+        }
+        list.n = n;
+    }
+    return list;
+}
+
+static tt__jinja_value tt__jinja_replace(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text)
+{
+    const tt__jinja_value from = c->argument[0], to = c->argument[1];
+    const size_t begin = r->n;
+    if (c->n != 2 || from.type != TT__VALUE_TEXT || to.type != TT__VALUE_TEXT || !from.n)
+        return tt__jinja_refuse(r, c);
+    for (int64_t at = 0, next; !r->j->failed; at = next + from.n) {
+        next = tt__jinja_search(r, c->at, text, at, from);
+        tt__jinja_write(r, text.text + at, (next < 0 ? text.n : next) - at);
+        if (next < 0) break;
+        tt__jinja_write(r, to.text, to.n);
+    }
+    return tt__jinja_taken_back(r, begin);
+}
+
+/* Removes the characters of the first argument, or white space, at the start, at the end or at both. */
+static tt__jinja_value tt__jinja_strip(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text,
+                                       bool left, bool right)
+{
+    const tt__jinja_value set = c->argument[0];
+    if (set.type > TT__VALUE_NONE && set.type != TT__VALUE_TEXT) return tt__jinja_refuse(r, c);
+    if (!tt__jinja_steps(r, c->at, (1 + text.n / 64) * (1 + set.n / 8))) return text;
+    const size_t n = right ? tt__jinja_right(text.text, (size_t)text.n, set.text, (size_t)set.n)
+        : (size_t)text.n;
+    const size_t from = left ? tt__jinja_left(text.text, n, set.text, (size_t)set.n) : 0;
+    return tt__jinja_text(text.text + from, (int64_t)(n - from));
+}
+
+static bool tt__jinja_contains(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value what,
+                               tt__jinja_value in)
+{
+    if (in.type == TT__VALUE_TEXT && what.type == TT__VALUE_TEXT)
+        return tt__jinja_search(r, at, in, 0, what) >= 0;
+    if (in.type == TT__VALUE_TEXT || (in.type == TT__VALUE_DICT && what.type != TT__VALUE_TEXT))
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s cannot be in %s", tt__jinja_type_name(what),
+                       tt__jinja_type_name(in));
+    const tt__jinja_value list = tt__jinja_list(r, at, in);
+    for (int64_t i = 0; i < list.n && tt__jinja_steps(r, at, 1); i++)
+        if (tt__jinja_equal(r, at, list.members[i].value, what, 0)) return true;
+    return false;
+}
+
+static bool tt__jinja_test(tt__jinja_run *r, const tt__jinja_call *c)
+{
+    const tt__jinja_type type = c->on.type;
+    const bool iterable = type == TT__VALUE_TEXT || type == TT__VALUE_LIST || type == TT__VALUE_DICT;
+    const struct { const char *name; bool is; } tests[] = {
+        {"defined", type != TT__VALUE_UNDEFINED}, {"undefined", type == TT__VALUE_UNDEFINED},
+        {"none", type == TT__VALUE_NONE}, {"string", type == TT__VALUE_TEXT},
+            {"boolean", type == TT__VALUE_BOOL},
+        {"true", type == TT__VALUE_BOOL && c->on.n}, {"false", type == TT__VALUE_BOOL && !c->on.n},
+        {"integer", type == TT__VALUE_INTEGER},
+            {"number", tt__jinja_number(c->on) || type == TT__VALUE_OTHER},
+        {"mapping", type == TT__VALUE_DICT}, {"sequence", iterable || type == TT__VALUE_UNDEFINED},
+        {"iterable", iterable || type == TT__VALUE_UNDEFINED}};
+    for (int k = 0; k < TT__COUNT(tests); k++)
+        if (tt__jinja_calls(r, c, tests[k].name, 0)) return tests[k].is;
+    if (tt__jinja_number(c->on)) {
+        if (tt__jinja_calls(r, c, "odd", 0)) return c->on.n % 2 != 0;
+        if (tt__jinja_calls(r, c, "even", 0)) return c->on.n % 2 == 0;
+    }
+    static const char *const same[] = {"equalto", "eq", "sameas"};
+    for (int k = 0; k < TT__COUNT(same); k++)
+        if (c->n == 1 && tt__jinja_calls(r, c, same[k], 1))
+            return tt__jinja_equal(r, c->at, c->on, c->argument[0], 0) &&
+                (k < 2 || type == c->argument[0].type);
+    if (c->n == 1 && tt__jinja_calls(r, c, "ne", 1))
+        return !tt__jinja_equal(r, c->at, c->on, c->argument[0], 0);
+    if (c->n == 1 && tt__jinja_calls(r, c, "in", 1))
+        return tt__jinja_contains(r, c->at, c->on, c->argument[0]);
+    tt__jinja_refuse(r, c);
+    return false;
+}
+
+/* The filters selectattr and rejectattr: (name of an attribute, name of a test, argument of the test). */
+static tt__jinja_value tt__jinja_select(tt__jinja_run *r, const tt__jinja_call *c, bool wanted)
+{
+    const tt__jinja_value list = tt__jinja_list(r, c->at, c->on), name = c->argument[0],
+        test = c->argument[1];
+    tt__jinja_value kept = tt__jinja_members(r, TT__VALUE_LIST, list.n);
+    int64_t n = 0;
+    if (name.type != TT__VALUE_TEXT || (c->n > 1 && test.type != TT__VALUE_TEXT))
+        return tt__jinja_refuse(r, c);
+    tt__jinja_node at = *c->at;
+    at.text = test.text;
+    at.n = test.n;
+    for (int64_t i = 0; i < list.n && !r->j->failed; i++) {
+        tt__jinja_call one = {&at, "test", tt__jinja_index(r, c->at, list.members[i].value, name),
+                              {c->argument[2]}, c->n > 2};
+        if ((c->n > 1 ? tt__jinja_test(r, &one) : tt__jinja_true(one.on)) == wanted)
+            kept.members[n++] = list.members[i];
+    }
+    kept.n = n;
+    return kept;
+}
+
+/* Returns a dictionary's keys and values as a list of pairs; which: 0: keys, 1: values, 2: both. */
+static tt__jinja_value tt__jinja_dict_items(tt__jinja_run *r, tt__jinja_value dict, int which)
+{
+    tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, dict.n);
+    for (int64_t i = 0; i < dict.n && list.members && !r->j->failed; i++) {
+        const tt__jinja_value key = tt__jinja_text(dict.members[i].key, dict.members[i].key_bytes);
+        list.members[i].value = which ? dict.members[i].value : key;
+        if (which < 2) continue;
+        tt__jinja_value pair = tt__jinja_members(r, TT__VALUE_LIST, 2);
+        if (!pair.members) break;
+        pair.members[0].value = key;
+        pair.members[1].value = dict.members[i].value;
+        list.members[i].value = pair;
+    }
+    return list;
+}
+
+static tt__jinja_value tt__jinja_filter(tt__jinja_run *r, const tt__jinja_call *c)
+{
+    const tt__jinja_type type = c->on.type;
+    const size_t from = r->n;
+    if (tt__jinja_calls(r, c, "trim", 1))
+        return tt__jinja_strip(r, c, tt__jinja_to_text(r, c->at, c->on), true, true);
+    if ((tt__jinja_calls(r, c, "length", 0) || tt__jinja_calls(r, c, "count", 0))) {
+        int64_t n = type == TT__VALUE_TEXT ? 0 : tt__jinja_list(r, c->at, c->on).n;
+        if (type == TT__VALUE_TEXT && tt__jinja_steps(r, c->at, c->on.n / 64)) /* counts characters */
+            for (int64_t i = 0; i < c->on.n; i++) n += ((uint8_t)c->on.text[i] & 0xC0) != 0x80;
+        return tt__jinja_make(TT__VALUE_INTEGER, n);
+    }
+    if (tt__jinja_calls(r, c, "tojson", 0)) {
+        tt__jinja_json(r, c->at, c->on, 0);
+        return tt__jinja_taken_back(r, from);
+    }
+    if (tt__jinja_calls(r, c, "default", 2) || tt__jinja_calls(r, c, "d", 2)) {
+        const bool replaced = !type || (tt__jinja_true(c->argument[1]) && !tt__jinja_true(c->on));
+        return !replaced ? c->on : c->n ? c->argument[0] : tt__jinja_text("", 0);
+    }
+    if (tt__jinja_calls(r, c, "string", 0)) return tt__jinja_to_text(r, c->at, c->on);
+    if (tt__jinja_calls(r, c, "list", 0)) return tt__jinja_list(r, c->at, c->on);
+    if (tt__jinja_calls(r, c, "join", 1)) return tt__jinja_join(r, c->at, c->on, c->argument[0]);
+    if (tt__jinja_calls(r, c, "first", 0) || tt__jinja_calls(r, c, "last", 0)) {
+        const tt__jinja_value list = tt__jinja_list(r, c->at, c->on);
+        if (!list.n) return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+        return list.members[*c->at->text == 'f' ? 0 : list.n - 1].value;
+    }
+    if (tt__jinja_calls(r, c, "selectattr", 3)) return tt__jinja_select(r, c, true);
+    if (tt__jinja_calls(r, c, "rejectattr", 3)) return tt__jinja_select(r, c, false);
+    if (type == TT__VALUE_DICT && tt__jinja_calls(r, c, "items", 0)) return tt__jinja_dict_items(r, c->on, 2);
+    if (type == TT__VALUE_TEXT && tt__jinja_calls(r, c, "replace", 2)) return tt__jinja_replace(r, c, c->on);
+    static const struct { const char *name; char to; } cases[] = {
+        {"upper", 'U'}, {"lower", 'L'}, {"capitalize", 'C'}};
+    for (int k = 0; k < TT__COUNT(cases); k++)
+        if (tt__jinja_calls(r, c, cases[k].name, 0))
+            return tt__jinja_case(r, c, tt__jinja_to_text(r, c->at, c->on), cases[k].to);
+    return tt__jinja_refuse(r, c);
+}
+
+/* Calls a method of a text or a dictionary. */
+static tt__jinja_value tt__jinja_method(tt__jinja_run *r, const tt__jinja_call *c)
+{
+    const tt__jinja_value text = c->on, other = c->argument[0];
+    if (text.type == TT__VALUE_DICT) {
+        if (tt__jinja_calls(r, c, "items", 0)) return tt__jinja_dict_items(r, text, 2);
+        if (tt__jinja_calls(r, c, "keys", 0)) return tt__jinja_dict_items(r, text, 0);
+        if (tt__jinja_calls(r, c, "values", 0)) return tt__jinja_dict_items(r, text, 1);
+        if (other.type == TT__VALUE_TEXT && tt__jinja_calls(r, c, "get", 2)) {
+            const tt__jinja_value found = tt__jinja_get(r, text, other.text, other.n);
+            return found.type ? found : c->n > 1 ? c->argument[1] : tt__jinja_make(TT__VALUE_NONE, 0);
+        }
+    }
+    if (text.type != TT__VALUE_TEXT) return tt__jinja_refuse(r, c);
+    if (tt__jinja_calls(r, c, "strip", 1)) return tt__jinja_strip(r, c, text, true, true);
+    if (tt__jinja_calls(r, c, "lstrip", 1)) return tt__jinja_strip(r, c, text, true, false);
+    if (tt__jinja_calls(r, c, "rstrip", 1)) return tt__jinja_strip(r, c, text, false, true);
+    if (tt__jinja_calls(r, c, "upper", 0)) return tt__jinja_case(r, c, text, 'U');
+    if (tt__jinja_calls(r, c, "lower", 0)) return tt__jinja_case(r, c, text, 'L');
+    if (tt__jinja_calls(r, c, "capitalize", 0)) return tt__jinja_case(r, c, text, 'C');
+    if (tt__jinja_calls(r, c, "replace", 2)) return tt__jinja_replace(r, c, text);
+    if (tt__jinja_calls(r, c, "join", 1)) return tt__jinja_join(r, c->at, other, text);
+    if (tt__jinja_calls(r, c, "split", 2))
+        return tt__jinja_split(r, c, c->argument[1].type == TT__VALUE_INTEGER ? c->argument[1].n : -1);
+    const bool begins = tt__jinja_calls(r, c, "startswith", 1), ends = tt__jinja_calls(r, c, "endswith", 1);
+    if ((!begins && !ends) || other.type != TT__VALUE_TEXT) return tt__jinja_refuse(r, c);
+    const bool fits = text.n >= other.n && tt__jinja_steps(r, c->at, other.n / 64);
+    const char *part = fits && ends ? text.text + text.n - other.n : text.text;
+    return tt__jinja_make(TT__VALUE_BOOL, fits && memcmp(part, other.text, (size_t)other.n) == 0);
+}
+
+/* Calls a function of Jinja's or of transformers'. */
+static tt__jinja_value tt__jinja_function(tt__jinja_run *r, tt__jinja_call *c, int chain)
+{
+    if (tt__jinja_calls(r, c, "namespace", 0)) {
+        tt__jinja_value space = tt__jinja_make(TT__VALUE_NAMESPACE, 0);
+        space.scope = (tt__jinja_scope *)tt__jinja_take(r, sizeof *space.scope);
+        for (; chain && !r->j->failed; chain = r->j->nodes[chain].next) {
+            const tt__jinja_node node = r->j->nodes[chain];
+            if (node.kind != TT__JINJA_KEYWORD)
+                tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node.line,
+                               "namespace with a dictionary is not supported");
+            else tt__jinja_assign(r, space.scope, node.text, node.n, tt__jinja_eval(r, node.part[0]));
+        }
+        return space;
+    }
+    tt__jinja_arguments(r, c, chain);
+    if (c->n == 1 && tt__jinja_calls(r, c, "raise_exception", 1)) {
+        const tt__jinja_value text = tt__jinja_to_text(r, c->at, c->argument[0]);
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, c->at->line, "the template refuses the conversation: %.*s",
+                       (int)tt__min(text.n, 400), text.text);
+        return text;
+    }
+    if (c->n && tt__jinja_calls(r, c, "range", 2)) {
+        const int64_t from = c->n > 1 ? c->argument[0].n : 0, to = c->argument[c->n - 1].n;
+        const bool fit = from > INT32_MIN && from < INT32_MAX && to > INT32_MIN && to < INT32_MAX;
+        for (int k = 0; k < c->n; k++)
+            if (!tt__jinja_number(c->argument[k]) || !fit) return tt__jinja_refuse(r, c);
+        tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, tt__max(0, to - from));
+        for (int64_t i = 0; list.members && i < list.n; i++)
+            list.members[i].value = tt__jinja_make(TT__VALUE_INTEGER, from + i);
+        return list;
+    }
+    tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the function %.*s is not supported",
+                   (int)tt__min(c->at->n, 60), c->at->text);
+    return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+}
+
+static tt__jinja_value tt__jinja_apply(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value a,
+                                       tt__jinja_value b)
+{
+    const char *op = tt__jinja_ops[at->op / 8][at->op % 8];
+    const bool numbers = tt__jinja_number(a) && tt__jinja_number(b);
+    const size_t from = r->n;
+    int64_t sign = numbers ? (a.n > b.n) - (a.n < b.n) : 0;
+    if (at->op / 8 == TT__JINJA_COMPARISONS) {
+        if (*op == 'i') return tt__jinja_make(TT__VALUE_BOOL, tt__jinja_contains(r, at, a, b));
+        if (op[1] == '=' && (*op == '=' || *op == '!'))
+            return tt__jinja_make(TT__VALUE_BOOL, tt__jinja_equal(r, at, a, b, 0) == (*op == '='));
+        if (!numbers && (a.type != TT__VALUE_TEXT || b.type != TT__VALUE_TEXT))
+            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s cannot be compared with %s by %s",
+                           tt__jinja_type_name(a), tt__jinja_type_name(b), op);
+        else if (!numbers && tt__jinja_steps(r, at, tt__min(a.n, b.n) / 64))
+            sign = tt__compare_bytes(a.text, (size_t)a.n, b.text, (size_t)b.n);
+        const bool less = sign < 0, more = sign > 0;
+        return tt__jinja_make(TT__VALUE_BOOL, (*op == '<' ? less : more) || (op[1] && !sign));
+    }
+    if (*op == '~' || (*op == '+' && a.type == TT__VALUE_TEXT && b.type == TT__VALUE_TEXT)) {
+        a = tt__jinja_to_text(r, at, a);
+        b = tt__jinja_to_text(r, at, b);
+        tt__jinja_write(r, a.text, a.n);
+        tt__jinja_write(r, b.text, b.n);
+        return tt__jinja_taken_back(r, from);
+    }
+    if (*op == '+' && a.type == TT__VALUE_LIST && b.type == TT__VALUE_LIST) {
+        tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, a.n + b.n);
+        for (int64_t i = 0; list.members && i < list.n; i++)
+            list.members[i] = i < a.n ? a.members[i] : b.members[i - a.n];
+        return list;
+    }
+    const int64_t limit = (int64_t)1 << 31;
+    const bool fit = numbers && a.n < limit && a.n > -limit && b.n < limit && b.n > -limit;
+    if (!fit || (strchr("/%", *op) && !b.n)) {
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s %s %s cannot be computed", tt__jinja_type_name(a),
+                       op, numbers && fit ? "0" : tt__jinja_type_name(b));
+        return a;
+    }
+    if (strchr("/%", *op)) { /* Python rounds quotients down */
+        const int64_t rest = (a.n % b.n + b.n) % b.n;
+        return tt__jinja_make(TT__VALUE_INTEGER, *op == '%' ? rest : (a.n - rest) / b.n);
+    }
+    return tt__jinja_make(TT__VALUE_INTEGER, *op == '+' ? a.n + b.n : *op == '-' ? a.n - b.n : a.n * b.n);
+}
+
+/* Returns the value of a list or a dictionary that a template writes out. */
+static tt__jinja_value tt__jinja_literal(tt__jinja_run *r, const tt__jinja_node *at)
+{
+    const bool dict = at->kind == TT__JINJA_DICT;
+    int64_t n = 0;
+    for (int item = at->part[0]; item; item = r->j->nodes[item].next) n++;
+    tt__jinja_value v = tt__jinja_members(r, dict ? TT__VALUE_DICT : TT__VALUE_LIST, n);
+    n = 0;
+    for (int item = at->part[0]; item && !r->j->failed; item = r->j->nodes[item].next) {
+        const int first = r->j->nodes[item].part[0];
+        const tt__jinja_value key = dict ? tt__jinja_eval(r, first) : tt__jinja_text("", 0);
+        if (key.type != TT__VALUE_TEXT)
+            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a key is not a text");
+        const tt__jinja_value value = tt__jinja_eval(r, dict ? r->j->nodes[item].part[1] : item);
+        if (r->j->failed) break;
+        v.members[n].key = dict ? key.text : NULL;
+        v.members[n].key_bytes = key.n;
+        v.members[n++].value = value;
+    }
+    return v;
+}
+
+static tt__jinja_value tt__jinja_called(tt__jinja_run *r, const tt__jinja_node *at)
+{
+    const tt__jinja_node *callee = at->kind == TT__JINJA_CALL ? &r->j->nodes[at->part[0]] : at;
+    tt__jinja_call c;
+    memset(&c, 0, sizeof c);
+    c.at = callee;
+    c.what = at->kind == TT__JINJA_FILTER ? "filter" : at->kind == TT__JINJA_TEST ? "test" : "method";
+    if (at->kind == TT__JINJA_CALL && callee->kind == TT__JINJA_NAME) {
+        c.what = "function";
+        return tt__jinja_function(r, &c, at->part[1]);
+    }
+    if (callee->kind != TT__JINJA_ATTRIBUTE && at->kind == TT__JINJA_CALL)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line,
+                       "a call of something without a name is not supported");
+    c.on = tt__jinja_eval(r, callee->part[0]);
+    tt__jinja_arguments(r, &c, at->part[1]);
+    if (r->j->failed) return c.on;
+    if (at->kind == TT__JINJA_TEST) return tt__jinja_make(TT__VALUE_BOOL, tt__jinja_test(r, &c));
+    return at->kind == TT__JINJA_FILTER ? tt__jinja_filter(r, &c) : tt__jinja_method(r, &c);
+}
+
+static tt__jinja_value tt__jinja_variable_of(tt__jinja_run *r, const tt__jinja_node *at)
+{
+    for (const tt__jinja_scope *s = r->scope; s; s = s->outer) {
+        const tt__jinja_variable *v = tt__jinja_find(r, s, at->text, at->n);
+        if (v) return v->value;
+    }
+    return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+}
+
+static tt__jinja_value tt__jinja_value_of(tt__jinja_run *r, const tt__jinja_node *at)
+{
+    const tt__jinja_value undefined = tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+    tt__jinja_value a, bounds[3];
+    switch (at->kind) {
+    case TT__JINJA_TEXT: return tt__jinja_text(at->text, at->n);
+    case TT__JINJA_INTEGER: return tt__jinja_make(TT__VALUE_INTEGER, at->n);
+    case TT__JINJA_BOOL: return tt__jinja_make(TT__VALUE_BOOL, at->n);
+    case TT__JINJA_NONE: return tt__jinja_make(TT__VALUE_NONE, 0);
+    case TT__JINJA_NAME: return tt__jinja_variable_of(r, at);
+    case TT__JINJA_LIST:
+    case TT__JINJA_DICT: return tt__jinja_literal(r, at);
+    case TT__JINJA_CALL:
+    case TT__JINJA_FILTER:
+    case TT__JINJA_TEST: return tt__jinja_called(r, at);
+    default: break;
+    }
+    a = tt__jinja_eval(r, at->part[0]);
+    if (r->j->failed) return a;
+    switch (at->kind) {
+    case TT__JINJA_ATTRIBUTE: return tt__jinja_index(r, at, a, tt__jinja_text(at->text, at->n));
+    case TT__JINJA_INDEX: return tt__jinja_index(r, at, a, tt__jinja_eval(r, at->part[1]));
+    case TT__JINJA_SLICE:
+        for (int k = 0; k < 3; k++)
+            bounds[k] = at->part[1 + k] ? tt__jinja_eval(r, at->part[1 + k]) : undefined;
+        return tt__jinja_slice(r, at, a, bounds);
+    case TT__JINJA_NOT: return tt__jinja_make(TT__VALUE_BOOL, !tt__jinja_true(a));
+    case TT__JINJA_NEGATIVE:
+        if (!tt__jinja_number(a))
+            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "-%s is no number", tt__jinja_type_name(a));
+        return tt__jinja_make(TT__VALUE_INTEGER, r->j->failed ? 0 : -a.n);
+    case TT__JINJA_CHOICE:
+        if (tt__jinja_true(a)) return tt__jinja_eval(r, at->part[1]);
+        return at->part[2] ? tt__jinja_eval(r, at->part[2]) : undefined;
+    default: break;
+    }
+    /* `or` with a true value and `and` with a false value have that value. */
+    if (at->op < 16 && tt__jinja_true(a) == (at->op < 8)) return a;
+    const tt__jinja_value b = tt__jinja_eval(r, at->part[1]);
+    return at->op < 16 || r->j->failed ? b : tt__jinja_apply(r, at, a, b);
+}
+
+static tt__jinja_value tt__jinja_eval(tt__jinja_run *r, int node)
+{
+    const tt__jinja_node *at = &r->j->nodes[node];
+    tt__jinja_value v = tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+    if (++r->depth > TT__JINJA_DEPTH)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "more than %d levels of nesting are not supported",
+                       TT__JINJA_DEPTH);
+    if (tt__jinja_steps(r, at, 1)) v = tt__jinja_value_of(r, at);
+    r->depth--;
+    return v;
+}
+
+static void tt__jinja_run_body(tt__jinja_run *r, int chain);
+
+/* Defines `loop` for item i of a list. */
+static void tt__jinja_loop(tt__jinja_run *r, tt__jinja_value list, int64_t i)
+{
+    const tt__jinja_value undefined = tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+    const struct { const char *name; tt__jinja_type type; int64_t n; } numbers[] = {
+        {"index", TT__VALUE_INTEGER, i + 1}, {"index0", TT__VALUE_INTEGER, i},
+            {"first", TT__VALUE_BOOL, i == 0},
+        {"last", TT__VALUE_BOOL, i + 1 == list.n}, {"length", TT__VALUE_INTEGER, list.n},
+        {"revindex", TT__VALUE_INTEGER, list.n - i}, {"revindex0", TT__VALUE_INTEGER, list.n - i - 1},
+        {"previtem", TT__VALUE_UNDEFINED, -1}, {"nextitem", TT__VALUE_UNDEFINED, 1}};
+    tt__jinja_value loop = tt__jinja_members(r, TT__VALUE_DICT, TT__COUNT(numbers));
+    for (int k = 0; k < TT__COUNT(numbers) && loop.members; k++) {
+        const int64_t other = i + numbers[k].n;
+        loop.members[k].key = numbers[k].name;
+        loop.members[k].key_bytes = (int64_t)strlen(numbers[k].name);
+        loop.members[k].value = numbers[k].type ? tt__jinja_make(numbers[k].type, numbers[k].n)
+                              : other >= 0 && other < list.n ? list.members[other].value : undefined;
+    }
+    tt__jinja_define(r, "loop", loop);
+}
+
+/* Opens a scope and assigns an item to the variables of a loop. Returns false after an error. */
+static bool tt__jinja_bind(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value item)
+{
+    const tt__jinja_node *first = &r->j->nodes[at->part[4]], *second = &r->j->nodes[first->next];
+    tt__jinja_scope *scope = (tt__jinja_scope *)tt__jinja_take(r, sizeof *scope);
+    if (!scope) return false;
+    scope->outer = r->scope;
+    r->scope = scope;
+    if (first->next && (item.type != TT__VALUE_LIST || item.n != 2))
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "the loop has two variables, but an item is %s",
+                       tt__jinja_type_name(item));
+    if (r->j->failed) return false;
+    tt__jinja_assign(r, scope, first->text, first->n, first->next ? item.members[0].value : item);
+    if (first->next) tt__jinja_assign(r, scope, second->text, second->n, item.members[1].value);
+    return !r->j->failed;
+}
+
+static void tt__jinja_run_for(tt__jinja_run *r, const tt__jinja_node *at)
+{
+    tt__jinja_scope *outer = r->scope;
+    tt__jinja_value list = tt__jinja_eval(r, at->part[0]);
+    if (!r->j->failed) list = tt__jinja_list(r, at, list);
+    if (at->part[3] && !r->j->failed) {
+        tt__jinja_value kept = tt__jinja_members(r, TT__VALUE_LIST, list.n);
+        int64_t n = 0;
+        for (int64_t i = 0; i < list.n && !r->j->failed; i++) {
+            const bool bound = tt__jinja_bind(r, at, list.members[i].value);
+            if (bound && tt__jinja_true(tt__jinja_eval(r, at->part[3])))
+                kept.members[n++] = list.members[i];
+            r->scope = outer;
+        }
+        kept.n = n;
+        list = kept;
+    }
+    for (int64_t i = 0; i < list.n && !r->j->failed && r->leaving != TT__JINJA_BREAK; i++) {
+        r->leaving = 0;
+        if (tt__jinja_bind(r, at, list.members[i].value)) tt__jinja_loop(r, list, i);
+        tt__jinja_run_body(r, at->part[1]);
+        r->scope = outer;
+    }
+    r->leaving = 0;
+    if (!list.n && !r->j->failed) tt__jinja_run_body(r, at->part[2]);
+}
+
+/* Runs a block {% set %} or {% generation %}, whose variables are its own. */
+static void tt__jinja_run_block(tt__jinja_run *r, const tt__jinja_node *at)
+{
+    tt__jinja_scope *outer = r->scope, *scope = (tt__jinja_scope *)tt__jinja_take(r, sizeof *scope);
+    const size_t from = r->n;
+    const bool set = at->kind == TT__JINJA_SET_BLOCK;
+    if (!scope) return;
+    if (!set && r->captures)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line,
+                       "generation within set or generation is not supported");
+    scope->outer = outer;
+    r->scope = scope;
+    r->captures++;
+    tt__jinja_run_body(r, at->part[1]);
+    r->captures--;
+    r->scope = outer;
+    if (set) tt__jinja_assign(r, outer, at->text, at->n, tt__jinja_taken_back(r, from));
+    else if (!TT__GROW(r->j->ctx, r->spans, r->n_spans, r->cap_spans)) r->j->failed = true;
+    else r->spans[r->n_spans].begin = from, r->spans[r->n_spans++].end = r->n;
+}
+
+static void tt__jinja_run_set(tt__jinja_run *r, const tt__jinja_node *at)
+{
+    const tt__jinja_value value = tt__jinja_eval(r, at->part[0]);
+    const tt__jinja_node *attribute = &r->j->nodes[at->part[1]];
+    const tt__jinja_value space = at->part[1] ? tt__jinja_variable_of(r, at) : value;
+    if (!at->part[1]) tt__jinja_assign(r, r->scope, at->text, at->n, value);
+    else if (space.type != TT__VALUE_NAMESPACE)
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "an attribute of %s cannot be set; expected a "
+                       "namespace",
+                       tt__jinja_type_name(space));
+    else tt__jinja_assign(r, space.scope, attribute->text, attribute->n, value);
+}
+
+static void tt__jinja_run_body(tt__jinja_run *r, int chain)
+{
+    if (++r->depth > TT__JINJA_DEPTH && chain)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, r->j->nodes[chain].line,
+                       "more than %d levels of nesting are not supported", TT__JINJA_DEPTH);
+    for (int node = chain; node && !r->leaving && !r->j->failed; node = r->j->nodes[node].next) {
+        const tt__jinja_node *at = &r->j->nodes[node];
+        tt__jinja_value v;
+        if (!tt__jinja_steps(r, at, 1)) break;
+        switch (at->kind) {
+        case TT__JINJA_RAW: tt__jinja_write(r, at->text, at->n); break;
+        case TT__JINJA_PRINT:
+            v = tt__jinja_eval(r, at->part[0]);
+            if (!r->j->failed) v = tt__jinja_to_text(r, at, v);
+            if (!r->j->failed) tt__jinja_write(r, v.text, v.n);
+            break;
+        case TT__JINJA_IF:
+            v = tt__jinja_eval(r, at->part[0]);
+            if (!r->j->failed) tt__jinja_run_body(r, at->part[tt__jinja_true(v) ? 1 : 2]);
+            break;
+        case TT__JINJA_FOR: tt__jinja_run_for(r, at); break;
+        case TT__JINJA_SET: tt__jinja_run_set(r, at); break;
+        case TT__JINJA_BREAK:
+        case TT__JINJA_CONTINUE: r->leaving = at->kind; break;
+        default: tt__jinja_run_block(r, at); break;
+        }
+    }
+    r->depth--;
+}
+
+/* Renders the template into r->out. */
+static tt_status tt__jinja_render(tt__jinja_run *r)
+{
+    if (tt__jinja_write(r, "", 0)) tt__jinja_run_body(r, r->j->first);
+    return r->j->failed ? r->j->ctx->status : TT_OK;
+}
+
+/* ==== src/text/chat.h */
+/* ------------------------------------------------------------------------------------------ conversations */
+
+/* A tokenizer's chat template, and its special tokens under the names that templates read. */
+typedef struct tt__chat {
+    tt__jinja jinja;
+    tt__json config, map;      /* tokenizer_config.json and special_tokens_map.json; empty if missing */
+} tt__chat;
+
+/* The messages of a conversation: an array of a line of JSON or, if `json` is NULL, an array of the
+   caller. */
+typedef struct tt__chat_messages {
+    const tt__json *json;
+    int node, n;               /* node of the array; number of messages */
+    const tt_message *messages;
+} tt__chat_messages;
+
+static void tt__chat_close(tt__chat *c)
+{
+    tt__json_free(&c->config);
+    tt__json_free(&c->map);
+    tt__jinja_free(&c->jinja);
+}
+
+static const tt__kept_file *tt__chat_kept(const tt_tokenizer *k, const char *name)
+{
+    for (int i = 0; i < k->n_kept; i++) if (strcmp(k->kept[i].name, name) == 0) return &k->kept[i];
+    return NULL;
+}
+
+/* Returns the node of the template in tokenizer_config.json: a string, or the template named "default" of a
+   list. -1: none. */
+static int tt__chat_node(const tt__json *j)
+{
+    const int node = j->count ? tt__json_get(j, 0, "chat_template") : -1;
+    if (node < 0 || j->nodes[node].kind != TT__JSON_ARRAY) return node;
+    for (int item = node + 1; item < j->nodes[node].after; item = j->nodes[item].after) {
+        const char *name = tt__json_text(j, tt__json_get(j, item, "name"));
+        if (name && strcmp(name, "default") == 0) return tt__json_get(j, item, "template");
+    }
+    return -1;
+}
+
+/* Parses the chat template of a tokenizer's folder: chat_template.jinja or, without that file, a member of
+   tokenizer_config.json. The caller closes c even after an error. */
+static tt_status tt__chat_open(tt__chat *c, const tt_tokenizer *k)
+{
+    const tt__kept_file *files[] = {tt__chat_kept(k, "tokenizer_config.json"),
+                                    tt__chat_kept(k, "special_tokens_map.json")};
+    const tt__kept_file *own = tt__chat_kept(k, "chat_template.jinja");
+    tt__json *const to[] = {&c->config, &c->map};
+    tt_status status = TT_OK;
+    memset(c, 0, sizeof *c);
+    c->jinja.ctx = c->config.ctx = c->map.ctx = k->ctx;
+    for (int i = 0; i < 2 && status == TT_OK; i++)
+        if (files[i])
+            status = tt__json_parse(to[i], k->ctx, files[i]->name, 0, files[i]->file.bytes,
+                                    files[i]->file.size);
+    if (status != TT_OK) return status;
+    if (own) return tt__jinja_parse(&c->jinja, k->ctx, own->name, own->file.bytes, own->file.size);
+    size_t bytes;
+    const char *text = tt__json_bytes(&c->config, tt__chat_node(&c->config), &bytes);
+    if (text) return tt__jinja_parse(&c->jinja, k->ctx, files[0]->name, text, bytes);
+    return tt__fail(k->ctx, TT_ERR_ARGUMENT, "the tokenizer has no chat template: save one in its folder as "
+                    "chat_template.jinja");
+}
+
+/* Converts a value of JSON to a value of a template. An object loses members that are null if `message`, as
+   in transformers. */
+static tt__jinja_value tt__chat_value(tt__jinja_run *r, const tt__json *j, int node, bool message)
+{
+    const tt__json_node *at = &j->nodes[node];
+    const bool object = at->kind == TT__JSON_OBJECT;
+    const int64_t limit = (int64_t)1 << 53;
+    if (at->kind == TT__JSON_NULL) return tt__jinja_make(TT__VALUE_NONE, 0);
+    if (at->kind == TT__JSON_TRUE || at->kind == TT__JSON_FALSE)
+        return tt__jinja_make(TT__VALUE_BOOL, at->kind == TT__JSON_TRUE);
+    if (at->kind == TT__JSON_STRING) return tt__jinja_text(j->pool + at->integer, at->count);
+    if (at->kind == TT__JSON_NUMBER_KIND) {
+        const bool fits = at->exact && at->integer < limit && at->integer > -limit;
+        return tt__jinja_make(fits ? TT__VALUE_INTEGER : TT__VALUE_OTHER, fits ? at->integer : 1);
+    }
+    tt__jinja_value v = tt__jinja_members(r, object ? TT__VALUE_DICT : TT__VALUE_LIST, at->count);
+    int64_t n = 0;
+    for (int child = node + 1; child < at->after && v.members; child = j->nodes[child].after) {
+        if (message && j->nodes[child].kind == TT__JSON_NULL) continue;
+        v.members[n].key = object ? j->pool + j->nodes[child].key : NULL;
+        v.members[n].key_bytes = j->nodes[child].key_bytes;
+        v.members[n++].value = tt__chat_value(r, j, child, false);
+    }
+    v.n = v.members ? n : 0;
+    return v;
+}
+
+/* Returns the node of a message's role or content. -1: none. */
+static int tt__chat_member(const tt__json *j, int message, bool content)
+{
+    const int node = tt__json_get(j, message, content ? "content" : "role");
+    return node >= 0 ? node : tt__json_get(j, message, content ? "value" : "from");
+}
+
+/* Returns the role of message i. */
+static tt__jinja_value tt__chat_role(const tt__chat_messages *m, int i)
+{
+    if (!m->json) return tt__jinja_text(m->messages[i].role, (int64_t)strlen(m->messages[i].role));
+    int node = m->node + 1;
+    while (i--) node = m->json->nodes[node].after;
+    const tt__json_node *role = &m->json->nodes[tt__chat_member(m->json, node, false)];
+    return tt__jinja_text(m->json->pool + role->integer, role->count);
+}
+
+/* Returns the first n messages as a list of dictionaries. */
+static tt__jinja_value tt__chat_list(tt__jinja_run *r, const tt__chat_messages *m, int n)
+{
+    static const char *const keys[] = {"role", "content"};
+    tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, n);
+    for (int i = 0, node = m->node + 1; i < n && list.members; i++) {
+        tt__jinja_value one = m->json ? tt__chat_value(r, m->json, node, true)
+                            : tt__jinja_members(r, TT__VALUE_DICT, 2);
+        for (int k = 0; k < 2 && one.members; k++) {
+            const char *text = m->json ? NULL : k ? m->messages[i].content : m->messages[i].role;
+            const char *old = k ? "value" : "from";
+            if (text) one.members[k].value = tt__jinja_text(text, (int64_t)strlen(text));
+            for (int64_t at = text ? k : 0; at < one.n; at++)
+                if (text || tt__jinja_same(one.members[at].key, one.members[at].key_bytes, old)) {
+                    one.members[at].key = keys[k];
+                    one.members[at].key_bytes = (int64_t)strlen(keys[k]);
+                    break;
+                }
+        }
+        list.members[i].value = one;
+        if (m->json) node = m->json->nodes[node].after;
+    }
+    return list;
+}
+
+/* Renders the first n messages into r, which the caller ends even after an error. prompt: with the start of
+   an answer at the end. */
+static tt_status tt__chat_render(tt__chat *c, tt__jinja_run *r, const tt__chat_messages *m, int n,
+                                 bool prompt)
+{
+    const tt__json *const files[] = {&c->config, &c->map};
+    if (!tt__jinja_begin(r, &c->jinja)) return c->jinja.ctx->status;
+    for (int role = 0; role < TT_TOKEN_COUNT; role++)
+        for (int i = 0; i < 2; i++) {
+            int node = files[i]->count ? tt__json_get(files[i], 0, tt__role_names[role]) : -1;
+            size_t bytes;
+            if (node >= 0 && files[i]->nodes[node].kind == TT__JSON_OBJECT)
+                node = tt__json_get(files[i], node, "content");
+            const char *text = tt__json_bytes(files[i], node, &bytes);
+            if (!text) continue;
+            tt__jinja_define(r, tt__role_names[role], tt__jinja_text(text, (int64_t)bytes));
+            break;
+        }
+    tt__jinja_define(r, "messages", tt__chat_list(r, m, n));
+    tt__jinja_define(r, "tools", tt__jinja_make(TT__VALUE_NONE, 0));
+    tt__jinja_define(r, "documents", tt__jinja_make(TT__VALUE_NONE, 0));
+    tt__jinja_define(r, "add_generation_prompt", tt__jinja_make(TT__VALUE_BOOL, prompt));
+    return c->jinja.failed ? c->jinja.ctx->status : tt__jinja_render(r);
+}
+
+/* Finds the answer of message i in `whole`, the rendering of all messages of m, and adds the answer's bytes
+   to whole->spans. The answer begins where the rendering of the messages before it, as a prompt, ends. The
+   rendering that ends with message i gives the answer's text, unless the template writes the start of the
+   last answer differently (such as Qwen3's thoughts): then the answer is the longest end of that text. */
+static tt_status tt__chat_answer(tt__chat *c, const tt__chat_messages *m, tt__jinja_run *whole, int i)
+{
+    tt__jinja_run prompt, last;
+    tt_status status = tt__chat_render(c, &prompt, m, i, true);
+    memset(&last, 0, sizeof last);
+    last.j = &c->jinja;
+    if (status == TT_OK) status = tt__chat_render(c, &last, m, i + 1, false);
+    const size_t begin = prompt.n;
+    bool found = status == TT_OK && begin <= whole->n && begin <= last.n &&
+                 memcmp(prompt.out, whole->out, begin) == 0 && memcmp(prompt.out, last.out, begin) == 0;
+    const size_t length = found ? last.n - begin : 0;
+    size_t n = found ? (size_t)tt__min((int64_t)length, (int64_t)(whole->n - begin)) : 0;
+    while (n && memcmp(whole->out + begin, last.out + last.n - n, n) != 0) n--;
+    found = found && (n || !length);
+    if (status == TT_OK && !found)
+        status = tt__fail(c->jinja.ctx, TT_ERR_UNSUPPORTED, "the chat template writes message %d, an answer, "
+                          "or the messages before it, differently if other messages follow, so that the "
+                          "answer cannot be told from the prompt: put {%% generation %%} and {%% "
+                          "endgeneration %%} around answers in the template", i + 1);
+    if (status == TT_OK && !TT__GROW(c->jinja.ctx, whole->spans, whole->n_spans, whole->cap_spans))
+        status = TT_ERR_MEMORY;
+    if (status == TT_OK) {
+        whole->spans[whole->n_spans].begin = begin;
+        whole->spans[whole->n_spans++].end = begin + n;
+    }
+    tt__jinja_end(&prompt);
+    tt__jinja_end(&last);
+    return status;
+}
+
+/* Renders a conversation, and finds the bytes of its answers, r->spans: the blocks {% generation %} or, in a
+   template without this tag, the messages of the role "assistant". */
+static tt_status tt__chat_answers(tt__chat *c, tt__jinja_run *r, const tt__chat_messages *m)
+{
+    tt_status status = tt__chat_render(c, r, m, m->n, false);
+    for (int i = 0; i < m->n && status == TT_OK && !c->jinja.generates; i++)
+        if (tt__jinja_is_text(tt__chat_role(m, i), "assistant")) status = tt__chat_answer(c, m, r, i);
+    return status;
+}
+
+int64_t tt_tokenizer_chat(const tt_tokenizer *k, const tt_message *messages, int n, bool prompt, char *to,
+                          size_t capacity)
+{
+    const tt__chat_messages m = {NULL, 0, n, messages};
+    tt__chat c;
+    tt__jinja_run r;
+    int64_t bytes = -1;
+    for (int i = 0; i < n; i++)
+        if (!messages[i].role || !messages[i].content || !tt__is_utf8(messages[i].role) ||
+            !tt__is_utf8(messages[i].content))
+            return tt__fail(k->ctx, TT_ERR_ARGUMENT, "tt_tokenizer_chat: the role or the content of message "
+                            "%d is NULL or not UTF-8", i + 1), (int64_t)-1;
+    tt_status status = tt__chat_open(&c, k);
+    if (status == TT_OK) {
+        status = tt__chat_render(&c, &r, &m, n, prompt);
+        if (status == TT_OK) {
+            bytes = (int64_t)r.n;
+            const size_t fits = capacity ? (size_t)tt__min((int64_t)capacity - 1, bytes) : 0;
+            if (fits) memcpy(to, r.out, fits);
+            if (capacity) to[fits] = 0;
+        }
+        tt__jinja_end(&r);
+    }
+    tt__chat_close(&c);
+    return bytes;
+}
+
 /* ==== src/data/resize.h */
 /* ===========================================================================================================
    DATA                                                                                              src/data/
@@ -35236,7 +37228,7 @@ static tt_status tt__number_classes(tt_dataset *d, const char *const *names, int
    chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
-    const int classes = (int)tt__max(1, d->n_classes); /* TT_TASK_EMBED has none, and all labels are 0 */
+    const int classes = (int)tt__max(1, d->n_classes); /* without classes all labels are 0 */
     int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)classes), spare = n;
     if (!quota) return TT_ERR_MEMORY;
     for (int i = 0; i < d->count; i++) quota[d->examples[i].label]++;
@@ -35354,17 +37346,19 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *t
     return tt__dataset_copy(d, e);
 }
 
-static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_EMBED; }
+static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_MASKED_LM; }
+/* Returns whether the examples of a task have neither labels nor classes. */
+static bool tt__has_no_labels(tt_task task) { return task == TT_TASK_EMBED || task == TT_TASK_MASKED_LM; }
 
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes)
 {
-    const bool no_classes = task == TT_TASK_EMBED && !classes;
+    const bool none = tt__has_no_labels(task);
     if (count < 1 || count > INT_MAX || !texts || !tt__is_task(task) ||
-        !(no_classes || (task != TT_TASK_EMBED && classes > 0 && class_names)))
+        !(none ? !classes : classes > 0 && class_names))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are %lld texts%s of %d classes%s, "
                         "task %d; expected at least one text, one of tt_task, and at least one class, or 0 "
-                        "for TT_TASK_EMBED",
+                        "for TT_TASK_EMBED and TT_TASK_MASKED_LM",
                         (long long)count, texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)",
                         (int)task), (tt_dataset *)NULL;
     tt_dataset *d = tt__dataset_new(ctx, task, class_names, classes);
@@ -35620,7 +37614,7 @@ static tt_status tt__table_set(tt_dataset *d, const tt__table *t)
 static tt_status tt__table_labels(tt_dataset *d, tt__table *t)
 {
     tt_status status = TT_OK;
-    if (!d->count || t->task == TT_TASK_EMBED) return TT_OK;
+    if (!d->count || tt__has_no_labels(t->task)) return TT_OK;
     if (!t->order) status = t->width ? tt__table_unnamed(d, t->width) : tt__table_classes(d, t);
     return status == TT_OK ? tt__table_set(d, t) : status;
 }
@@ -35726,7 +37720,7 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
         return tt__fail(t->ctx, TT_ERR_FORMAT,
                         "'%s' is empty; expected a header with the columns %.100s and %.100s", t->path,
                         t->column[TT__COLUMN_TEXT],
-                        t->column[t->needs[TT__COLUMN_PAIR] ? TT__COLUMN_PAIR : TT__COLUMN_LABEL]);
+                        t->column[t->needs[TT__COLUMN_LABEL] ? TT__COLUMN_LABEL : TT__COLUMN_PAIR]);
     for (*columns = 0; !field.last; ++*columns) {
         tt_status status = tt__table_field(t, &field);
         if (status != TT_OK) return status;
@@ -35865,10 +37859,11 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split)
         e->pair = fields[TT__COLUMN_PAIR].text;
         e->pair_bytes = fields[TT__COLUMN_PAIR].bytes;
         d->pairs |= e->pair != NULL;
-        if (t->task != TT_TASK_EMBED) {
+        if (!tt__has_no_labels(t->task)) {
             status = tt__table_field_labels(d, t, e, &fields[TT__COLUMN_LABEL]);
             continue;
         }
+        if (t->task != TT_TASK_EMBED) continue;
         e->negative = fields[TT__COLUMN_NEGATIVE].text;
         e->negative_bytes = fields[TT__COLUMN_NEGATIVE].bytes;
         d->negatives |= e->negative != NULL;
@@ -36059,7 +38054,7 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
         return tt__row_fail(t, "the row has %s \"%.100s\", unlike the rows before: write it in all rows or "
                             "in none", e->negative ? "a" : "no", t->column[TT__COLUMN_NEGATIVE]);
     d->negatives |= e->negative != NULL;
-    if (embed) return TT_OK;
+    if (tt__has_no_labels(t->task)) return TT_OK;
     return tt__row_labels(d, t, j, line, at[TT__COLUMN_LABEL], e);
 }
 
@@ -36079,6 +38074,25 @@ static tt_status tt__read_json_rows(tt_dataset *d, tt__table *t, const char *spl
     tt__file_close(d->ctx, &d->file);
     memset(&d->file, 0, sizeof d->file);
     return status;
+}
+
+/* Reads a text file: each line that is not empty is an example. */
+static tt_status tt__read_lines(tt_dataset *d, tt__table *t)
+{
+    while (tt__table_row(t)) {
+        char *line = t->text + t->at, *stop = (char *)memchr(line, '\n', t->bytes - t->at);
+        char *end = stop ? stop : t->text + t->bytes;
+        t->at = (size_t)(end - t->text);
+        while (end > line && (end[-1] == ' ' || end[-1] == '\t' || end[-1] == '\r')) end--;
+        if (end == line) continue;
+        tt__example *e = tt__dataset_add(d, t->path);
+        if (!e) return t->ctx->status;
+        e->text = line;
+        e->bytes = (size_t)(end - line);
+        if (stop) t->at++, t->line++;
+        *end = 0; /* overwrites white space, the newline, or the final NUL */
+    }
+    return TT_OK;
 }
 
 /* A sentence while its lines are read from a file in the format of CoNLL. The text overwrites the lines. */
@@ -36185,7 +38199,8 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
                                       o->split_column, o->pair_column, o->negative_column};
     bool good = true;
     t->needs[TT__COLUMN_TEXT] = true;
-    t->needs[o->task == TT_TASK_EMBED ? TT__COLUMN_PAIR : TT__COLUMN_LABEL] = true;
+    t->needs[TT__COLUMN_PAIR] = o->task == TT_TASK_EMBED;
+    t->needs[TT__COLUMN_LABEL] = !tt__has_no_labels(o->task);
     t->columns = o->task == TT_TASK_EMBED ? TT__COLUMNS : TT__COLUMN_NEGATIVE;
     for (int i = 0; i < TT__COLUMNS; i++) t->column[i] = names[i] ? names[i] : "NULL";
     for (int i = 0; i < t->columns; i++)
@@ -36205,7 +38220,7 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
                         "expected an ASCII character, such as a comma", (unsigned char)o->label_delimiter);
     if (!tt__is_task(o->task))
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: task is %d; expected one of tt_task, %d to "
-                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_EMBED);
+                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_MASKED_LM);
     return TT_OK;
 }
 
@@ -36225,6 +38240,7 @@ static bool tt__ends_in(const char *path, const char *ending)
 static tt_status tt__table_file(tt_dataset *d, tt__table *t, const tt_table_options *o, const char *split)
 {
     const bool lines = tt__ends_in(t->path, ".jsonl") || tt__ends_in(t->path, ".json");
+    const bool plain = o->task == TT_TASK_MASKED_LM && tt__ends_in(t->path, ".txt");
     tt_status status = tt__file_open(d->ctx, t->path, &d->file);
     if (status != TT_OK) return status;
     t->text = d->file.bytes;
@@ -36237,12 +38253,14 @@ static tt_status tt__table_file(tt_dataset *d, tt__table *t, const tt_table_opti
         for (size_t i = 0; i < t->bytes; i++)
             if (t->text[i] == '\r') t->text[i] = '\n';
     if (status == TT_OK)
-        status = lines ? tt__read_json_rows(d, t, split)
+        status = lines ? tt__read_json_rows(d, t, split) : plain ? tt__read_lines(d, t)
                : o->task == TT_TASK_TAGS ? tt__read_conll(d, t) : tt__table_read(d, t, split);
     const int part = split && t->splits ? tt__split_of(split) : TT__SPLIT_OTHER;
     if (status != TT_OK || d->count || (part && part != TT__SPLIT_TRAIN)) return status;
-    if (!split || !t->splits) return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows: add rows", t->path,
-                                              lines || o->task == TT_TASK_TAGS ? "" : "a header but ");
+    const bool header = !lines && !plain && o->task != TT_TASK_TAGS;
+    if (!split || !t->splits)
+        return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows: add rows", t->path,
+                        header ? "a header but " : "");
     return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s': add one, or choose "
                     "another split", t->path, split);
 }
@@ -36258,9 +38276,10 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     t.path = path;
     t.task = o.task;
     t.line = 1;
-    if (o.task == TT_TASK_EMBED && n_classes)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given, but TT_TASK_EMBED has no classes: "
-                        "give NULL and 0", path, n_classes), (tt_dataset *)NULL;
+    if (tt__has_no_labels(o.task) && n_classes)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given, but %s has no classes: give NULL "
+                        "and 0", path, n_classes, o.task == TT_TASK_EMBED ? "TT_TASK_EMBED" :
+                        "TT_TASK_MASKED_LM"), (tt_dataset *)NULL;
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given%s; give at least one, or NULL and "
                         "0 to take the classes from the file", path, n_classes, classes ? "" : " as NULL"),
@@ -36286,7 +38305,8 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
 
 tt_loader_options tt_loader_options_default(void)
 {
-    tt_loader_options o = {16, 1, 512, 0, true, 50, false, 1, {0, 1, 1, false, false, 0, false}};
+    tt_loader_options o = {16, 1, 512, 0, true, 50, false, 1, 0.15f, false,
+                           {0, 1, 1, false, false, 0, false}};
     return o;
 }
 
@@ -36443,7 +38463,14 @@ struct tt_loader {
     float *label_values;           /* values of the micro-batch, for TT_TASK_LABELS and TT_TASK_SCORES */
     int32_t *roles;                /* TT_TASK_EMBED: the numbers 0, 1, 2, ...; the data of each of `arrays`
                                       are a part of them */
-    tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives" */
+    tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives";
+                                      TT_TASK_MASKED_LM: "masked" and "targets" */
+    /* TT_TASK_MASKED_LM: the kind of each token of the vocabulary; scratch memory for a text's words, and
+       which of its tokens are chosen; the n_masked of at most max_masked rows of the arrays. */
+    uint8_t *mask_kinds, *mask_chosen;
+    struct tt__mask_word *mask_words;
+    int32_t *masked, *targets;
+    int n_masked, max_masked;
 
     /* ---- fields for images. Threads make the images of micro-batches `base` to `base + slots - 1`, while
        the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, the fields of `ring`
@@ -36914,6 +38941,148 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
     return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->deal.used);
 }
 
+/* ==== src/data/masks.h */
+/* ------------------------------------------------------------------------------------------- masked tokens
+   Chooses the tokens that a model of TT_TASK_MASKED_LM predicts, and masks them (Devlin et al., "BERT:
+   pre-training of deep bidirectional transformers", 2019, section 3.1). */
+
+/* The kind of a token of the vocabulary. */
+enum {
+    TT__MASK_BEGINS,    /* the token begins a word, or is a word */
+    TT__MASK_CONTINUES, /* the token continues a word after another token */
+    TT__MASK_NEVER      /* the token is special, or stands for no text: the token is never chosen */
+};
+
+/* Returns whether a token of the vocabulary continues a word. WordPiece marks such tokens; other models mark
+   tokens that begin with white space instead, by U+2581 or, in byte-level encoding, by characters that stand
+   for the bytes 0 to 32. */
+static bool tt__mask_continues(const tt_tokenizer *k, const char *token)
+{
+    const unsigned char *c = (const unsigned char *)token;
+    if (k->model.kind == TT__MODEL_WORDPIECE)
+        return *k->model.piece && strncmp(token, k->model.piece, strlen(k->model.piece)) == 0;
+    const bool mark = c[0] == 0xE2 && c[1] == 0x96 && c[2] == 0x81;
+    const bool white = c[0] <= ' ' || (c[0] == 0xC4 && c[1] >= 0x80 && c[1] <= 0xA0); /* U+0100 to U+0120 */
+    return !mark && !white;
+}
+
+/* Returns the kind of each token of the vocabulary, which the caller frees. Returns NULL if memory runs
+   out. */
+static uint8_t *tt__mask_kinds(tt_context *ctx, const tt_tokenizer *k)
+{
+    uint8_t *kinds = (uint8_t *)tt__alloc(ctx, (size_t)k->size);
+    for (int id = 0; id < k->size && kinds; id++) {
+        const char *token = tt_tokenizer_token(k, id);
+        const int added = k->added_of[id];
+        const bool special = added >= 0 && k->added[added].special;
+        kinds[id] = !token || special ? TT__MASK_NEVER
+                    : tt__mask_continues(k, token) ? TT__MASK_CONTINUES : TT__MASK_BEGINS;
+    }
+    for (int role = 0; role < TT_TOKEN_COUNT && kinds; role++) {
+        const int id = tt_tokenizer_special(k, (tt_special_token)role);
+        if (id >= 0) kinds[id] = TT__MASK_NEVER;
+    }
+    return kinds;
+}
+
+/* A word of a text, or with whole_words = false a token: the places [begin, end) of the text's tokens. Words
+   are chosen in the order of `draw`. */
+typedef struct tt__mask_word { uint32_t draw; int begin, end; } tt__mask_word;
+
+static int tt__mask_order(const void *a, const void *b)
+{
+    const tt__mask_word *x = (const tt__mask_word *)a, *y = (const tt__mask_word *)b;
+    return x->draw != y->draw ? (x->draw > y->draw) - (x->draw < y->draw) : x->begin - y->begin;
+}
+
+/* Sets u to the random numbers of a place of a text: u[0] orders words, u[1] decides what becomes of a chosen
+   token, u[2] and u[3] choose a token of the vocabulary. */
+static void tt__mask_draw(uint64_t key, int place, uint32_t u[4])
+{
+    const uint32_t counter[4] = {(uint32_t)place, 0, 0, 0};
+    tt__philox(counter, key, u);
+}
+
+/* Lists the words of a text in random order in l->mask_words. ids: (n) the text's tokens. Returns the number
+   of words, and sets *tokens to the number of their tokens. */
+static int tt__mask_words(const tt_loader *l, uint64_t key, const int32_t *ids, int n, int *tokens)
+{
+    tt__mask_word *words = l->mask_words;
+    int count = 0;
+    *tokens = 0;
+    for (int i = 0; i < n; i++) {
+        uint32_t u[4];
+        const int kind = l->mask_kinds[ids[i]];
+        if (kind == TT__MASK_NEVER) continue;
+        ++*tokens;
+        if (l->o.whole_words && kind == TT__MASK_CONTINUES && count && words[count - 1].end == i) {
+            words[count - 1].end = i + 1;
+            continue;
+        }
+        tt__mask_draw(key, i, u);
+        words[count].draw = u[0];
+        words[count].begin = i;
+        words[count++].end = i + 1;
+    }
+    qsort(words, (size_t)count, sizeof *words, tt__mask_order);
+    return count;
+}
+
+/* Masks tokens of a text of a micro-batch, whose n tokens begin at row `first`. text: index of the text. */
+static void tt__mask_text(tt_loader *l, uint32_t text, int first, int n)
+{
+    int32_t *ids = l->ids + first;
+    const uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_MASK, (uint64_t)l->deal.epoch, text);
+    const int32_t mask = tt_tokenizer_special(l->k, TT_TOKEN_MASK);
+    int tokens, taken = 0;
+    const int count = tt__mask_words(l, key, ids, n, &tokens);
+    const int want = (int)tt__max(1, (int64_t)((double)l->o.mask_rate * tokens + 0.5));
+    for (int i = 0; i < n; i++) l->mask_chosen[i] = 0;
+    for (int w = 0; w < count; w++) {
+        const tt__mask_word *word = &l->mask_words[w];
+        if (word->end - word->begin > want - taken) continue;
+        for (int i = word->begin; i < word->end; i++) l->mask_chosen[i] = 1;
+        taken += word->end - word->begin;
+    }
+    for (int i = 0; i < n; i++) {
+        uint32_t u[4];
+        if (!l->mask_chosen[i]) continue;
+        tt__mask_draw(key, i, u);
+        const float share = tt__uniform(u[1]);
+        l->masked[l->n_masked] = first + i;
+        l->targets[l->n_masked++] = ids[i];
+        if (share < 0.8f) ids[i] = mask;
+        else if (share < 0.9f) ids[i] = (int32_t)(((uint64_t)u[3] << 32 | u[2]) % (uint64_t)l->k->size);
+    }
+}
+
+/* Sets the arrays of a micro-batch with masked tokens. */
+static void tt__mask_arrays(tt_loader *l, tt_batch *batch)
+{
+    if (!l->n_masked) {
+        l->masked[l->n_masked] = 0;
+        l->targets[l->n_masked++] = -100;
+    }
+    const tt_array arrays[] = {{"masked", l->masked, l->n_masked}, {"targets", l->targets, l->n_masked}};
+    memcpy(l->arrays, arrays, sizeof arrays);
+    batch->arrays = l->arrays;
+    batch->n_arrays = TT__COUNT(arrays);
+}
+
+/* Allocates the memory of a loader that masks tokens, whose max_tokens and max_seqs are set. Of a text of n
+   tokens at most mask_rate * n + 1 are chosen. */
+static bool tt__mask_allocate(tt_loader *l)
+{
+    const size_t length = (size_t)l->o.max_length;
+    const int64_t most = (int64_t)((double)l->o.mask_rate * l->max_tokens) + l->deal.max_seqs;
+    l->max_masked = (int)tt__min(most, l->max_tokens);
+    return (l->mask_kinds = tt__mask_kinds(l->ctx, l->k)) &&
+           (l->mask_words = (tt__mask_word *)tt__alloc(l->ctx, length * sizeof *l->mask_words)) &&
+           (l->mask_chosen = (uint8_t *)tt__alloc(l->ctx, length)) &&
+           (l->masked = (int32_t *)tt__alloc(l->ctx, (size_t)l->max_masked * 4)) &&
+           (l->targets = (int32_t *)tt__alloc(l->ctx, (size_t)l->max_masked * 4));
+}
+
 /* ==== src/data/loader.h */
 /* --------------------------------------------------------------------------------------------------- loaders
    The public functions of loaders, for texts and for images, and a loader's tt_source. dealer.h chooses the
@@ -36937,7 +39106,7 @@ void tt_loader_free(tt_loader *l)
     void *const owned[] = {l->ring, l->deal.order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
                            l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
                            l->seq_start, l->labels, l->label_values, l->tags, l->roles, l->spans, l->index,
-                           l};
+                           l->mask_kinds, l->mask_chosen, l->mask_words, l->masked, l->targets, l};
     tt__free_all(ctx, owned, TT__COUNT(owned));
 }
 
@@ -36978,6 +39147,11 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     else if (texts && pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
         tt__print(&all, "; max_length is %d, but must be at least %d for pairs of texts, with the tokens "
                   "around the texts", o->max_length, tt__ids_around(k, true));
+    if (d->task == TT_TASK_MASKED_LM && !(o->mask_rate > 0 && o->mask_rate < 1))
+        tt__print(&all, "; mask_rate is %g, but must be above 0 and below 1", o->mask_rate);
+    if (d->task == TT_TASK_MASKED_LM && tt_tokenizer_special(k, TT_TOKEN_MASK) < 0)
+        tt__print(&all, "; the tokenizer has no token that masks others, which TT_TASK_MASKED_LM needs: set "
+                  "\"mask_token\" in tokenizer_config.json");
     if (texts && o->window < 0)
         tt__print(&all, "; window is %d, but must be 0 (no sorting) or a number of batches", o->window);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
@@ -36992,6 +39166,7 @@ static bool tt__loader_allocate(tt_loader *l) /* allocates the memory of a loade
     size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch), values = 0;
     const bool valued = l->d->task == TT_TASK_LABELS || l->d->task == TT_TASK_SCORES;
     if (!tt__mul_size(seqs * sizeof *l->label_values, (size_t)l->d->n_classes, &values)) values = SIZE_MAX;
+    if (l->d->task == TT_TASK_MASKED_LM && !tt__mask_allocate(l)) return false;
     if (l->d->task == TT_TASK_TAGS && !(l->tags = (int32_t *)tt__alloc(ctx, rows * 4))) return false;
     if (l->parts > 1 && !(l->roles = (int32_t *)tt__alloc(ctx, seqs * 4))) return false;
     for (size_t k = 0; k < seqs && l->roles; k++) l->roles[k] = (int32_t)k;
@@ -37219,6 +39394,7 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
                   i->resize_width, i->pad, i->random_crop, i->flip);
     if (l->d->task != TT_TASK_CLASS) tt__print(&text, "task %d\n", (int)l->d->task);
     if (l->d->pairs) tt__print(&text, "pairs 1\n");
+    if (l->max_masked) tt__print(&text, "mask_rate %g\nwhole_words %d\n", o->mask_rate, o->whole_words);
     if (i->resize_shortest) tt__print(&text, "resize_shortest %d\n", i->resize_shortest);
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
@@ -37244,7 +39420,7 @@ const tt_source *tt_loader_source(tt_loader *l)
     if (!l) return NULL;
     tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, tt_loader_max_seqs(l),
                    l->max_tokens, l->deal.accumulates, tt__loader_source_hash, l->d->classes,
-                   l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe};
+                   l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe, l->max_masked};
     l->source = s;
     return &l->source;
 }
@@ -37321,6 +39497,7 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
     if (!l->micro) tt__loader_cut_step(l, texts, in_step);
     const int first = l->in_step, end = l->ends[l->micro++], examples = end - first;
+    l->n_masked = 0;
     for (; seqs < examples * l->parts; seqs++) {
         const uint32_t text = l->dealt[first + seqs % examples];
         const tt__tokens *tokens = &l->tokens[(int64_t)text * l->parts + seqs / examples];
@@ -37336,9 +39513,11 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
             if (l->typed) l->types[rows] = tokens->types[i];
             if (l->tags) l->tags[rows] = tokens->tags[i];
         }
+        if (l->max_masked) tt__mask_text(l, text, rows - tokens->count, tokens->count);
     }
     l->in_step = end;
     tt__loader_roles(l, examples, batch);
+    if (l->max_masked) tt__mask_arrays(l, batch);
     l->seq_start[seqs] = rows;
     batch->rows = rows;
     batch->ids = l->ids;
@@ -37428,6 +39607,8 @@ typedef struct tt__token_store {
     int width;          /* bytes of an id, 2 or 4 */
     int64_t count;
     void *ids;          /* `count` ids; NULL: the ids are in `file`, from byte `skip` on */
+    bool marked;        /* the stream consists of conversations */
+    uint8_t *marks;     /* of conversations: for each id, bits TT__MARK_... */
     void *file;         /* the open file; NULL: the ids are in memory */
     uint64_t skip;      /* bytes of the file's header, which the ids follow */
     char path[TT__PATH];
@@ -37447,10 +39628,18 @@ struct tt_token_stream {
 };
 
 enum { TT__BYTE_END = 256, TT__TOKENS_AT_ONCE = 16384 };
+enum { TT__MARK_LEARNT = 1, TT__MARK_END = 2 }; /* the token is a target; the last token of a conversation */
+
+/* Returns whether token `at` of a stream, which has this id, ends a document. */
+static bool tt__stream_ends(const tt_token_stream *s, int64_t at, int32_t id)
+{
+    const uint8_t *marks = s->store->marks;
+    return marks ? (marks[s->first + at] & TT__MARK_END) != 0 : id == s->end;
+}
 
 tt_stream_options tt_stream_options_default(void)
 {
-    const tt_stream_options o = {NULL, -1, 0, false, NULL};
+    const tt_stream_options o = {NULL, -1, 0, false, NULL, false};
     return o;
 }
 
@@ -37462,6 +39651,7 @@ void tt_token_stream_free(tt_token_stream *s)
     if (store && --store->users == 0) {
         if (store->file) ctx->options.files.close(ctx->options.files.user, store->file);
         tt__free(ctx, store->ids);
+        tt__free(ctx, store->marks);
         tt__free(ctx, store);
     }
     tt__free(ctx, s);
@@ -37494,6 +39684,11 @@ static bool tt__stream_grow(tt_token_stream *s, int64_t n, int64_t *room)
     if (store->count) memcpy(ids, store->ids, (size_t)store->count * (size_t)store->width);
     tt__free(s->ctx, store->ids);
     store->ids = ids;
+    if (store->marked) {
+        uint8_t *marks = (uint8_t *)tt__realloc(s->ctx, store->marks, (size_t)more);
+        if (!marks) return false;
+        store->marks = marks;
+    }
     *room = more;
     return true;
 }
@@ -37565,12 +39760,11 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     }
     if (!tt__stream_grow(s, s->fronts + n + 1, room)) return TT_ERR_MEMORY;
     const size_t front = sizeof **scratch * (size_t)s->fronts;
-    const bool begun = s->fronts && n >= s->fronts &&
-                       memcmp(*scratch, s->tokenizer->finish.one.around[0].ids, front) == 0;
+    const int32_t *before = s->fronts ? s->tokenizer->finish.one.around[0].ids : NULL;
+    const bool begun = s->fronts && n >= s->fronts && memcmp(*scratch, before, front) == 0;
     const bool ended = n && tt__added_text(s->tokenizer, s->end) && (*scratch)[n - 1] == s->end;
     s->spelled[0] += begun;
     s->spelled[1] += ended;
-    const int32_t *before = s->tokenizer->finish.one.around[0].ids;
     for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, before[k]);
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
@@ -37680,6 +39874,10 @@ tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t 
     return tt__stream_done(s, tt__stream_add_text(s, path, text, bytes, o->separator, &room));
 }
 
+/* Adds the conversations of a text, which are lines of JSON, to a stream. */
+static tt_status tt__stream_add_chats(tt_token_stream *s, const char *path, char *text, size_t bytes,
+                                      const tt_stream_options *o, int64_t *room);
+
 typedef struct tt__names { tt_context *ctx; char (*name)[256]; int n, capacity; bool failed; } tt__names;
 
 static bool tt__names_add(void *arg, const char *name)
@@ -37708,6 +39906,9 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     if (!o) o = &defaults;
     tt_token_stream *s = tt__stream_begin(ctx, path, o);
     if (!s) return NULL;
+    const char *ending = strrchr(path, '.');
+    s->store->marked = ending && strcmp(ending, ".jsonl") == 0;
+    s->texts = !s->store->marked;
     const bool folder = files->list(files->user, path, tt__names_add, &names) && !names.failed;
     if (names.failed) status = TT_ERR_MEMORY;
     else if (folder && !names.n)
@@ -37718,7 +39919,8 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
         const char *file = folder ? full : path;
         if (status == TT_OK) status = tt__file_open(ctx, file, &text);
         if (status != TT_OK) break;
-        status = tt__stream_add_text(s, file, text.bytes, text.size, o->separator, &room);
+        status = s->store->marked ? tt__stream_add_chats(s, file, text.bytes, text.size, o, &room)
+               : tt__stream_add_text(s, file, text.bytes, text.size, o->separator, &room);
         tt__file_close(ctx, &text);
     }
     tt__free(ctx, names.name);
@@ -37788,9 +39990,12 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
 
 tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n)
 {
+    const uint8_t *marks = s->store->marks;
+    while (marks && n > 1 && n < s->count && !(marks[s->first + s->count - n - 1] & TT__MARK_END)) n--;
     if (n < 2 || n > s->count - 2) {
         tt__fail(s->ctx, TT_ERR_ARGUMENT, "tt_token_stream_split: cannot split %lld of %lld tokens off: at "
-                 "least two must go, and at least two must stay", (long long)n, (long long)s->count);
+                 "least two must go, and at least two must stay%s", (long long)n, (long long)s->count,
+                marks ? "; of conversations, which stay whole, the last one is longer" : "");
         return NULL;
     }
     tt_token_stream *part = (tt_token_stream *)tt__alloc(s->ctx, sizeof *part);
@@ -37867,6 +40072,10 @@ static tt_status tt__stream_write_some(void *arg, const int32_t *ids, int64_t n)
 
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path)
 {
+    if (s->store->marks)
+        return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "cannot write conversations to '%s': a file of ids does "
+                        "not say "
+                        "which tokens are answers", path);
     tt__stream_writer *x = (tt__stream_writer *)tt__alloc(s->ctx, sizeof *x);
     if (!x) return TT_ERR_MEMORY;
     x->wide = s->vocab > 65536;
@@ -37927,8 +40136,270 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s)
     return status == TT_OK ? x.bytes : -1;
 }
 
+/* ==== src/data/chats.h */
+/* ---- streams of conversations */
+
+/* A file of conversations while its lines are added to a stream. */
+typedef struct tt__chat_reader {
+    tt_token_stream *s;
+    const char *path;
+    long long line;
+    bool all;            /* all tokens are learnt */
+    bool opened;         /* `chat` has the tokenizer's template */
+    tt__chat chat;
+    int64_t *room;       /* see tt__stream_grow */
+    int32_t *ids;        /* (capacity): the tokens of a text */
+    tt_span *spans;      /* (capacity): the bytes that each of them comes from */
+    int64_t capacity;
+} tt__chat_reader;
+
+/* Fails because of a line; `format` says why. */
+TT_PRINTF(2, 3)
+static tt_status tt__chat_fail(const tt__chat_reader *f, const char *format, ...)
+{
+    char what[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    return tt__fail(f->s->ctx, TT_ERR_FORMAT, "'%s', line %lld: %s", f->path, f->line, what);
+}
+
+/* Repeats an error of the template, with the line before it. */
+static tt_status tt__chat_named(const tt__chat_reader *f, tt_status status)
+{
+    char what[TT__ERROR];
+    if (status == TT_ERR_MEMORY) return status;
+    snprintf(what, sizeof what, "%s", tt_error(f->s->ctx));
+    return tt__fail(f->s->ctx, status, "'%s', line %lld: %s", f->path, f->line, what);
+}
+
+/* Makes room for n tokens in the arrays of f. */
+static tt_status tt__chat_room(tt__chat_reader *f, int64_t n)
+{
+    tt_context *ctx = f->s->ctx;
+    if (n <= f->capacity) return TT_OK;
+    tt__free(ctx, f->ids);
+    tt__free(ctx, f->spans);
+    f->capacity = 0;
+    f->spans = NULL;
+    if (!(f->ids = (int32_t *)tt__alloc(ctx, sizeof *f->ids * (size_t)n)) ||
+        !(f->spans = (tt_span *)tt__alloc(ctx, sizeof *f->spans * (size_t)n))) return TT_ERR_MEMORY;
+    f->capacity = n;
+    return TT_OK;
+}
+
+/* Tokenizes a text into f->ids and f->spans, without special tokens around the text. Sets *n to the number of
+   tokens. */
+static tt_status tt__chat_tokens(tt__chat_reader *f, const char *text, size_t bytes, int64_t *n)
+{
+    /* nearly every token stands for at least one byte */
+    tt_status status = tt__chat_room(f, (int64_t)bytes + 16);
+    for (int turn = 0; turn < 2 && status == TT_OK; turn++) {
+        *n = (int64_t)bytes;
+        const tt_encoding e = {text, bytes, NULL, 0, false, 0, f->capacity, f->ids, NULL, f->spans};
+        if (f->s->tokenizer) *n = tt_tokenizer_encode(f->s->tokenizer, &e);
+        else for (size_t k = 0; k < bytes; k++) f->ids[k] = (uint8_t)text[k];
+        if (*n < 0)
+            return tt__fail(f->s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", f->path);
+        if (*n <= f->capacity) break;
+        status = tt__chat_room(f, *n);
+    }
+    return status;
+}
+
+/* Adds a token to the stream, which has room for it. */
+static tt_status tt__chat_push(tt__chat_reader *f, int32_t id, bool learnt)
+{
+    tt_token_stream *s = f->s;
+    if (id >= s->vocab)
+        return tt__chat_fail(f, "the token %d ('%.60s') occurs, but the model has only %d tokens: use the "
+                             "model's tokenizer", id, tt_tokenizer_token(s->tokenizer, id), s->vocab);
+    s->store->marks[s->store->count] = learnt || f->all ? TT__MARK_LEARNT : 0;
+    tt__stream_push(s->store, id);
+    return TT_OK;
+}
+
+/* Adds a prompt and its completion. */
+static tt_status tt__chat_pair(tt__chat_reader *f, const tt__json *j, int prompt, int completion)
+{
+    tt_token_stream *s = f->s;
+    size_t first = 0, second = 0;
+    const char *texts[] = {tt__json_bytes(j, prompt, &first), tt__json_bytes(j, completion, &second)};
+    int64_t n = 0, n_prompt = 0, same = 0;
+    if (!texts[0])
+        return tt__chat_fail(f, "\"prompt\" is %s; expected a string", tt__json_kind_name(j, prompt));
+    if (!texts[1])
+        return tt__chat_fail(f, "\"completion\" is %s; expected a string",
+                             completion < 0 ? "missing" : tt__json_kind_name(j, completion));
+    tt_status status = tt__chat_tokens(f, texts[0], first, &n_prompt);
+    if (status != TT_OK) return status;
+    int32_t *alone = (int32_t *)tt__alloc(s->ctx, sizeof *alone * (size_t)(n_prompt + 1) + first + second);
+    if (!alone) return TT_ERR_MEMORY;
+    char *text = (char *)(alone + n_prompt + 1);
+    memcpy(alone, f->ids, sizeof *alone * (size_t)n_prompt);
+    memcpy(text, texts[0], first);
+    memcpy(text + first, texts[1], second);
+    status = tt__chat_tokens(f, text, first + second, &n);
+    while (status == TT_OK && same < n && same < n_prompt && alone[same] == f->ids[same]) same++;
+    tt__free(s->ctx, alone);
+    if (status == TT_OK && !tt__stream_grow(s, s->fronts + n + 1, f->room)) status = TT_ERR_MEMORY;
+    const bool ended = n && tt__added_text(s->tokenizer, s->end) && f->ids[n - 1] == s->end;
+    const int32_t *before = s->fronts ? s->tokenizer->finish.one.around[0].ids : NULL;
+    const bool begun = n >= s->fronts && before &&
+        memcmp(f->ids, before, sizeof *before * (size_t)s->fronts) == 0;
+    for (int k = 0; k < s->fronts && status == TT_OK && !begun; k++)
+        status = tt__chat_push(f, before[k], false);
+    for (int64_t k = 0; k < n && status == TT_OK; k++) status = tt__chat_push(f, f->ids[k], k >= same);
+    if (status == TT_OK && !ended) status = tt__chat_push(f, s->end, true);
+    if (status == TT_OK) s->store->marks[s->store->count - 1] |= TT__MARK_END;
+    return status;
+}
+
+/* Checks the messages of a line, an array. */
+static tt_status tt__chat_check(const tt__chat_reader *f, const tt__json *j, int list, const char *key)
+{
+    int i = 1, node = list + 1;
+    if (j->nodes[list].kind != TT__JSON_ARRAY || !j->nodes[list].count)
+        return tt__chat_fail(f, "\"%s\" is %s; expected a list of one or more messages", key,
+                             j->nodes[list].kind == TT__JSON_ARRAY ? "empty" : tt__json_kind_name(j, list));
+    for (; node < j->nodes[list].after; node = j->nodes[node].after, i++) {
+        if (j->nodes[node].kind != TT__JSON_OBJECT)
+            return tt__chat_fail(f, "message %d of \"%s\" is %s; expected an object with \"role\" and "
+                                 "\"content\"", i,
+                                 key, tt__json_kind_name(j, node));
+        for (int content = 0; content < 2; content++) {
+            const int member = tt__chat_member(j, node, content);
+            if (member < 0 || j->nodes[member].kind != TT__JSON_STRING)
+                return tt__chat_fail(f, "\"%s\" of message %d of \"%s\" is %s; expected a string",
+                                     content ? "content" : "role", i, key,
+                                     member < 0 ? "missing" : tt__json_kind_name(j, member));
+        }
+    }
+    return TT_OK;
+}
+
+/* Returns how many of the n tokens in f->ids are also the first tokens of a prompt; -1 after an error. */
+static int64_t tt__chat_same(tt__chat_reader *f, int64_t n, const char *prompt, size_t bytes)
+{
+    int32_t *ids = (int32_t *)tt__alloc(f->s->ctx, sizeof *ids * (size_t)n);
+    const tt_encoding e = {prompt, bytes, NULL, 0, false, 0, n, ids, NULL, NULL};
+    const int64_t n_prompt = ids ? tt_tokenizer_encode(f->s->tokenizer, &e) : -1;
+    int64_t same = 0;
+    while (same < n && same < n_prompt && ids[same] == f->ids[same]) same++;
+    if (n_prompt < 0) tt__fail(f->s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", f->path);
+    tt__free(f->s->ctx, ids);
+    return n_prompt < 0 ? -1 : same;
+}
+
+/* Adds the tokens of a rendered conversation. A token is learnt if its bytes overlap a block
+   {% generation %}. In a template without this tag, a token is learnt if it begins before an answer's end and
+   is not a token of the prompt before the answer. */
+static tt_status tt__chat_add(tt__chat_reader *f, tt__jinja_run *r)
+{
+    const bool blocks = f->chat.jinja.generates;
+    tt_token_stream *s = f->s;
+    int64_t n = 0, learnt = 0;
+    int answer = 0;
+    tt_status status = tt__chat_tokens(f, r->out, r->n, &n);
+    if (status == TT_OK && !n)
+        return tt__chat_fail(f, "the chat template writes no text for the conversation");
+    if (status == TT_OK && !tt__stream_grow(s, n, f->room)) status = TT_ERR_MEMORY;
+    /* `begin` becomes a number of tokens */
+    for (int i = 0; i < r->n_spans && status == TT_OK && !blocks; i++) {
+        const int64_t same = tt__chat_same(f, n, r->out, r->spans[i].begin);
+        if (same < 0) status = TT_ERR_MEMORY;
+        r->spans[i].begin = (size_t)same;
+    }
+    for (int64_t k = 0; k < n && status == TT_OK; k++) {
+        while (answer < r->n_spans && f->spans[k].begin >= r->spans[answer].end) answer++;
+        const size_t end = blocks ? f->spans[k].end : (size_t)k + 1;
+        const bool is = answer < r->n_spans && end > r->spans[answer].begin;
+        learnt += is || f->all;
+        status = tt__chat_push(f, f->ids[k], is);
+    }
+    if (status == TT_OK && !learnt)
+        return tt__chat_fail(f, "the conversation has no answer to learn: expected a message of the role "
+                             "\"assistant\"");
+    if (status == TT_OK) s->store->marks[s->store->count - 1] |= TT__MARK_END;
+    return status;
+}
+
+static tt_status tt__chat_messages_of(tt__chat_reader *f, const tt__json *j, int list, const char *key)
+{
+    const tt__chat_messages m = {j, list, j->nodes[list].count, NULL};
+    tt__jinja_run r;
+    tt_status status = tt__chat_check(f, j, list, key);
+    if (status != TT_OK) return status;
+    if (!f->s->tokenizer)
+        return tt__chat_fail(f, "\"%s\" needs the chat template of a tokenizer, but the tokens are bytes: "
+                             "write \"prompt\" and \"completion\" instead", key);
+    if (!f->opened) {
+        f->opened = true;
+        if ((status = tt__chat_open(&f->chat, f->s->tokenizer)) != TT_OK) return status;
+    }
+    memset(&r, 0, sizeof r);
+    r.j = &f->chat.jinja;
+    status = f->all ? tt__chat_render(&f->chat, &r, &m, m.n, false) : tt__chat_answers(&f->chat, &r, &m);
+    status = status == TT_OK ? tt__chat_add(f, &r) : tt__chat_named(f, status);
+    tt__jinja_end(&r);
+    return status;
+}
+
+static tt_status tt__chat_line(tt__chat_reader *f, const tt__json *j)
+{
+    static const char *const keys[] = {"messages", "conversations", "prompt", "tools"};
+    int node[4];
+    if (j->nodes[0].kind != TT__JSON_OBJECT)
+        return tt__chat_fail(f, "the line is %s; expected an object with \"messages\", or with "
+                             "\"prompt\" and \"completion\"", tt__json_kind_name(j, 0));
+    for (int k = 0; k < 4; k++) node[k] = tt__json_get(j, 0, keys[k]);
+    if (node[3] >= 0 && j->nodes[node[3]].kind != TT__JSON_NULL)
+        return tt__chat_fail(f, "\"tools\" is not supported: remove it, or write the tools into a system "
+                             "message");
+    if ((node[0] >= 0) + (node[1] >= 0) + (node[2] >= 0) != 1)
+        return tt__chat_fail(f, "the object has %s of \"messages\", \"conversations\" and \"prompt\"; "
+                             "expected one of "
+                             "them", node[0] < 0 && node[1] < 0 && node[2] < 0 ? "none" : "several");
+    if (node[2] >= 0) return tt__chat_pair(f, j, node[2], tt__json_get(j, 0, "completion"));
+    const int which = node[0] < 0;
+    return tt__chat_messages_of(f, j, node[which], keys[which]);
+}
+
+static tt_status tt__stream_add_chats(tt_token_stream *s, const char *path, char *text, size_t bytes,
+                                      const tt_stream_options *o, int64_t *room)
+{
+    tt__chat_reader f;
+    size_t at = 0;
+    memset(&f, 0, sizeof f);
+    f.s = s;
+    f.path = path;
+    f.all = o->all_tokens;
+    f.room = room;
+    tt_status status = tt_text_begin(s->ctx, path, text, bytes, &at);
+    while (at < bytes && status == TT_OK) {
+        const char *end = (const char *)memchr(text + at, '\n', bytes - at);
+        const size_t n = end ? (size_t)(end - text) - at : bytes - at;
+        tt__json j;
+        f.line++;
+        if (strspn(text + at, " \t\r") < n) {
+            status = tt__json_parse_line(&j, s->ctx, path, f.line, at, text + at, n);
+            if (status == TT_OK) status = tt__chat_line(&f, &j);
+            tt__json_free(&j);
+        }
+        at += n + 1;
+    }
+    if (f.opened) tt__chat_close(&f.chat);
+    tt__free(s->ctx, f.ids);
+    tt__free(s->ctx, f.spans);
+    return status;
+}
+
 /* ==== src/data/windows.h */
 /* ---- loading windows of a token stream */
+
+/* A document of a stream: its first token and its number of tokens, at most the length of a window. */
+typedef struct tt__document { int64_t first; int tokens; } tt__document;
 
 struct tt_token_loader {
     tt_context *ctx;
@@ -37940,6 +40411,7 @@ struct tt_token_loader {
     /* Sizes of the arrays: ids, positions, targets: max_tokens; seq_start: max_seqs + 1; window: length +
        1. */
     int32_t *ids, *positions, *targets, *seq_start, *window;
+    struct tt__document *documents; /* the windows of the option `whole` */
     uint64_t hash;
     tt_array array;
     tt_source source;
@@ -37960,28 +40432,60 @@ tt_token_loader_options tt_token_loader_options_default(void)
 void tt_token_loader_free(tt_token_loader *l)
 {
     if (!l) return;
-    void *const owned[] = {l->deal.order, l->ids, l->positions, l->targets, l->seq_start, l->window, l};
+    void *const owned[] = {l->deal.order, l->ids, l->positions, l->targets, l->seq_start, l->window,
+                           l->documents, l};
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
-/* The state of a sweep over all tokens, which computes the hash of the ids and the max number of documents in
-   a window, where a part of a document counts as a document. */
+/* The state of a sweep over all tokens, which computes the hash of the ids, the max number of documents in a
+   window, where a part of a document counts as a document, and, with the option `whole`, the documents. */
 typedef struct tt__window_survey {
-    int32_t end; /* the token that ends a document, or -1 if documents have no such token */
-    /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
-       of documents that end in the current window so far; max: max number of documents in a window so far */
-    int length, at, here, max;
-    uint64_t hash;
+    tt_token_loader *l;
+    int64_t token;       /* number of tokens so far */
+    /* at: number of tokens of the current window so far; here: number of documents that end in the current
+       window so far; max: max number of documents in a window so far */
+    int at, here, max;
+    /* With the option `whole`: the first token of the current document; number of entries of l->documents,
+       and the number that fits; max tokens of a window; number of documents with more tokens than a window;
+       of those that are left out because no token of their window is learnt. */
+    int64_t first;
+    int documents, capacity, longest;
+    int64_t cut, left_out;
 } tt__window_survey;
+
+/* Ends a document before token number x->token, with the option `whole`. Returns false if memory runs out. */
+static bool tt__survey_end(tt__window_survey *x)
+{
+    tt_token_loader *l = x->l;
+    const uint8_t *marks = l->s->store->marks ? l->s->store->marks + l->s->first + x->first : NULL;
+    const int64_t tokens = x->token - x->first;
+    const tt__document d = {x->first, (int)tt__min(tokens, l->o.length)};
+    int learnt = 1;
+    while (marks && learnt < d.tokens && !(marks[learnt] & TT__MARK_LEARNT)) learnt++;
+    x->first = x->token;
+    x->cut += tokens > l->o.length;
+    x->left_out += marks && learnt >= d.tokens;
+    if (marks && learnt >= d.tokens) return true;
+    if (!TT__GROW(l->ctx, l->documents, x->documents, x->capacity)) return false;
+    x->longest = (int)tt__max(x->longest, d.tokens);
+    l->documents[x->documents++] = d;
+    return true;
+}
 
 static tt_status tt__survey_windows(void *arg, const int32_t *ids, int64_t n)
 {
     tt__window_survey *x = (tt__window_survey *)arg;
-    x->hash = tt__hash_on(x->hash, ids, sizeof *ids * (size_t)n);
+    tt_token_loader *l = x->l;
+    const uint8_t *marks = l->s->store->marks;
+    l->hash = tt__hash_on(l->hash, ids, sizeof *ids * (size_t)n);
+    if (marks) l->hash = tt__hash_on(l->hash, marks + l->s->first + x->token, (size_t)n);
     for (int64_t k = 0; k < n; k++) {
-        if (x->at == x->length) x->at = x->here = 0;
+        const bool ends = !l->o.across && tt__stream_ends(l->s, x->token, ids[k]);
+        x->token++;
+        if (ends && l->o.whole && !tt__survey_end(x)) return TT_ERR_MEMORY;
+        if (x->at == l->o.length) x->at = x->here = 0;
         x->at++;
-        x->here += ids[k] == x->end;
+        x->here += ends;
         x->max = (int)tt__max(x->max, x->here + 1);
     }
     return TT_OK;
@@ -37999,15 +40503,19 @@ static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
    numbers. */
 static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *seqs)
 {
-    const int64_t first = w * l->o.length, n = tt__min(l->o.length, l->s->count - 1 - first);
-    tt_status status = tt_token_stream_get(l->s, first, n + 1, l->window);
+    const bool whole = l->o.whole;
+    const int64_t first = whole ? l->documents[w].first : w * l->o.length;
+    const int64_t n = whole ? l->documents[w].tokens : tt__min(l->o.length, l->s->count - 1 - first);
+    const uint8_t *marks = l->s->store->marks ? l->s->store->marks + l->s->first + first : NULL;
+    tt_status status = tt_token_stream_get(l->s, first, whole ? n : n + 1, l->window);
     bool begins = true;
     for (int64_t k = 0, position = 0; k < n && status == TT_OK; k++, position++, (*rows)++) {
-        const bool ends = !l->o.across && l->window[k] == l->s->end;
+        const bool ends = whole ? k == n - 1 : !l->o.across && tt__stream_ends(l->s, first + k, l->window[k]);
+        const bool learnt = !ends && (!marks || (marks[k + 1] & TT__MARK_LEARNT));
         if (begins) position = 0, l->seq_start[(*seqs)++] = *rows;
         l->ids[*rows] = l->window[k];
         l->positions[*rows] = (int32_t)position;
-        l->targets[*rows] = ends ? -100 : l->window[k + 1];
+        l->targets[*rows] = learnt ? l->window[k + 1] : -100;
         begins = ends;
     }
     return status;
@@ -38053,7 +40561,10 @@ static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, con
         tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) > INT32_MAX / 4 / o->length)
         tt__print(&all, "; batch %d of windows of length %d is too large: a micro-batch must have less than "
                   "2^29 tokens", o->batch, o->length);
-    if (o->length > 0 && s->count / o->length >= INT32_MAX)
+    if (o->whole && o->across)
+        tt__print(&all, "; whole makes a window of each document, so that across has no meaning: clear one "
+                  "of them");
+    if (o->length > 0 && s->count / (o->whole ? 1 : o->length) >= INT32_MAX)
         tt__print(&all, "; %lld tokens make 2^31 windows of length %d or more, which is too many: use a "
                   "larger length", (long long)s->count, o->length);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "token loader: %s", text + 2) : TT_OK;
@@ -38072,15 +40583,33 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
     tt__dealer *d = &l->deal;
     d->of = "token loader";
     d->shuffle = o.shuffle;
-    const bool begun = tt__deal_begin(ctx, d, tt__ceil_div(s->count - 1, o.length), o.batch, o.accumulate,
-                                      &o.parallel);
-    l->max_tokens = (int)tt__min((int64_t)d->max_seqs * o.length, s->count - 1);
-    tt__window_survey x = {o.across ? -1 : s->end, o.length, 0, 0, 1, TT__HASH_BEGIN};
-    x.hash = tt__hash_on(x.hash, &x.length, sizeof x.length);
-    x.hash = tt__hash_on(x.hash, &x.end, sizeof x.end);
-    const tt_status status = tt__stream_each(s, &x, tt__survey_windows);
-    l->hash = x.hash;
-    l->max_seqs = (int)tt__min((int64_t)d->max_seqs * x.max, l->max_tokens);
+    tt__window_survey x;
+    memset(&x, 0, sizeof x);
+    x.l = l;
+    x.max = 1;
+    const int32_t end = o.across ? -1 : s->end;
+    l->hash = tt__hash_on(TT__HASH_BEGIN, &o.length, sizeof o.length);
+    l->hash = tt__hash_on(l->hash, &end, sizeof end);
+    tt_status status = tt__stream_each(s, &x, tt__survey_windows);
+    if (o.whole && status == TT_OK && x.first < s->count && !tt__survey_end(&x)) status = TT_ERR_MEMORY;
+    if (o.whole && status == TT_OK && !x.documents)
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "token loader: '%s' has no document with a token to learn "
+                          "among its "
+                          "first %d: set a larger length", s->store->path, o.length);
+    const int64_t windows = o.whole ? x.documents : tt__ceil_div(s->count - 1, o.length);
+    const bool begun = status == TT_OK &&
+                       tt__deal_begin(ctx, d, windows, o.batch, o.accumulate, &o.parallel);
+    l->max_tokens = (int)tt__min((int64_t)d->max_seqs * (o.whole ? x.longest : o.length),
+                                 o.whole ? s->count : s->count - 1);
+    l->max_seqs = o.whole ? d->max_seqs : (int)tt__min((int64_t)d->max_seqs * x.max, l->max_tokens);
+    if (x.cut && status == TT_OK)
+        tt__log(ctx, TT_LOG_WARNING, "tokens", "'%s': %lld documents have more than %d tokens, and are cut: "
+                "a larger "
+                "length would keep them whole", s->store->path, (long long)x.cut, o.length);
+    if (x.left_out && status == TT_OK)
+        tt__log(ctx, TT_LOG_WARNING, "tokens", "'%s': %lld conversations are left out, because they have no "
+                "token to "
+                "learn among their first %d", s->store->path, (long long)x.left_out, o.length);
     const size_t rows = (size_t)l->max_tokens, seqs = (size_t)l->max_seqs;
     if (status == TT_OK && begun &&
         (l->ids = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
@@ -38098,15 +40627,16 @@ static void tt__window_describe(void *self, char *to, size_t capacity)
 {
     const tt_token_loader *l = (const tt_token_loader *)self;
     tt__text_buffer text = {to, capacity, 0};
-    tt__print(&text, "batch %d\naccumulate %d\ngroups %d\nlength %d\nshuffle %d\nacross %d\n", l->o.batch,
-              l->o.accumulate, l->deal.groups, l->o.length, l->o.shuffle, l->o.across);
+    tt__print(&text, "batch %d\naccumulate %d\ngroups %d\nlength %d\nshuffle %d\nacross %d\nwhole %d\n",
+              l->o.batch, l->o.accumulate, l->deal.groups, l->o.length, l->o.shuffle, l->o.across,
+                  l->o.whole);
 }
 
 const tt_source *tt_token_loader_source(tt_token_loader *l)
 {
     if (!l) return NULL;
     const tt_source s = {l, tt__window_seek, tt__window_next, l->deal.steps, l->max_seqs, l->max_tokens,
-                         l->deal.accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe};
+                         l->deal.accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe, 0};
     l->source = s;
     return &l->source;
 }
@@ -38225,11 +40755,15 @@ static const char *tt__head_name(const tt__architecture *a, const void *config)
     return a->head ? a->head(config) : "";
 }
 
+static bool tt__classifies(const tt__architecture *a, const void *config)
+{
+    return a->classes && (!a->head || strstr(a->head(config), "Classification"));
+}
+
 /* Returns the number of outputs of a model's classifier; 0: the model has no classifier. */
 static int tt__outputs(const tt__architecture *a, const void *config)
 {
-    const bool bare = strcmp(tt__head_name(a, config), "Model") == 0;
-    return a->classes && !bare ? tt__int_field(config, a->classes) : 0;
+    return tt__classifies(a, config) ? tt__int_field(config, a->classes) : 0;
 }
 
 /* A checkpoint that is being read: its config.json and its open files of tensors. */
@@ -39008,10 +41542,8 @@ static bool tt__is_class(const tt__json *j, const char *pattern)
 static tt_status tt__read_task(const tt__json *j, int classes, tt_task *task)
 {
     const char *type = NULL;
-    if (tt__is_class(j, "*ForTokenClassification")) {
-        *task = TT_TASK_TAGS;
-        return TT_OK;
-    }
+    if (tt__is_class(j, "*ForTokenClassification")) return *task = TT_TASK_TAGS, TT_OK;
+    if (tt__is_class(j, "*ForMaskedLM")) return *task = TT_TASK_MASKED_LM, TT_OK;
     tt_status status = tt__json_read_string(j, 0, "problem_type", false, &type);
     if (status == TT_OK && !type && classes == 1) *task = TT_TASK_SCORES;
     if (status != TT_OK || !type) return status;
@@ -39099,8 +41631,7 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     tt__text_buffer all = {text, sizeof text, 0};
     const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
     const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
-    const bool classifies = a->classes && (!a->head || strstr(a->head(config), "Classification"));
-    const int classes = classifies ? tt__int_field(config, a->classes) : 1;
+    const int classes = tt__classifies(a, config) ? tt__int_field(config, a->classes) : 1;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
@@ -39276,7 +41807,7 @@ static void tt__list_names(tt__text_buffer *to, const char *const *names, int n)
 static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[64], int classes, bool kept,
                                   tt_dataset *d)
 {
-    static const char *const tasks[] = {"CLASS", "LABELS", "SCORES", "TAGS", "EMBED"};
+    static const char *const tasks[] = {"CLASS", "LABELS", "SCORES", "TAGS", "EMBED", "MASKED_LM"};
     if (d->task != task)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_%s, but the model's is "
                         "TT_TASK_%s: load the model for the dataset's task (tt_bert_load_head)",
@@ -39525,6 +42056,7 @@ static void tt__task_metrics(tt_task task, char (*names)[64], int classes, tt_me
         to[1] = entities ? tt_accuracy() : tt_f1_macro();
         break;
     case TT_TASK_EMBED: to[0] = tt_accuracy(), to[1] = tt_recall_at_1(), to[2] = tt_recall_at_10(); break;
+    case TT_TASK_MASKED_LM: to[0] = tt_accuracy(), to[1] = tt_perplexity(); break;
     }
 }
 
@@ -39556,7 +42088,8 @@ tt_value tt_contrastive_loss(tt_tape *t, tt_value embeddings, const tt_train_opt
    stand for the hidden size under a condition, otherwise for 0: Q if a layer precedes the classifier, R in
    RoBERTa without a classifier, B in BigBird, M in ALBERT, U if queries, keys and values have biases. Three
    letters stand for the number of classes: C if there is a classifier, K if it is one of sequences, N if it
-   is one of tokens. Letters of ModernBERT alone are explained where they are set. */
+   is one of tokens. With TT_TASK_MASKED_LM, L stands for the embedding size and W for the vocabulary, in
+   BigBird J and Y; otherwise for 0. Letters of ModernBERT alone are explained where they are set. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text_buffer *all, const void *config);
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config);
@@ -39570,10 +42103,18 @@ static const char *tt__bert_head(const void *config);
     T(position, ".embeddings.position_embeddings.weight", "PE", 'n', false), \
     T(type, ".embeddings.token_type_embeddings.weight", "TE", 'n', false), \
     W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "E", "E", '1', false)
+/* The head of TT_TASK_MASKED_LM: names of its layer, its norm and its bias. */
+#define TT__BERT_MASKED(dense, norm, bias, size, sizes, vocab) \
+    W(transform, dense, dense, sizes, size, 'n', true), \
+    W(transform_norm, norm, norm, size, size, '1', true), \
+    T(word_b, bias, vocab, '0', true)
 static const tt__tensor_row tt__bert_tensors[] = {
     TT__BERT_EMBEDDINGS,
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
+    W(transform, "cls.predictions.transform.dense", "vocab_transform", "LH", "L", 'n', true),
+    W(transform_norm, "cls.predictions.transform.LayerNorm", "vocab_layer_norm", "L", "L", '1', true),
+    TT__TENSOR(tt_bert, word_b, "cls.predictions.bias", "vocab_projector.bias", "W", '0', true),
 };
 static const tt__tensor_row tt__albert_tensors[] = {
     TT__BERT_EMBEDDINGS,
@@ -39581,6 +42122,7 @@ static const tt__tensor_row tt__albert_tensors[] = {
       false),
     W(head, ".pooler", ".pooler", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
+    TT__BERT_MASKED("predictions.dense", "predictions.LayerNorm", "predictions.bias", "L", "LH", "W"),
 };
 static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and its kin, and of BigBird */
     TT__BERT_EMBEDDINGS,
@@ -39590,7 +42132,11 @@ static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and 
     W(head, "classifier.dense", "classifier.dense", "QH", "Q", 'n', true),
     W(classifier, "classifier.out_proj", "classifier.out_proj", "KH", "K", 'n', true),
     W(classifier, "classifier", "classifier", "NH", "N", 'n', true),
+    TT__BERT_MASKED("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "L", "LH", "W"),
+    TT__BERT_MASKED("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm",
+                    "cls.predictions.bias", "J", "JH", "Y"),
 };
+#undef TT__BERT_MASKED
 #undef TT__BERT_EMBEDDINGS
 #undef T
 #undef W
@@ -39839,16 +42385,21 @@ static void tt__bert_sizes(const void *config, tt__sizes size)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     const int flags = tt__bert_of(c)->flags;
-    /* In transformers BERT and RoBERTa without a classifier have a pooler, which embeddings do not use. */
-    const bool embeds = c->task == TT_TASK_EMBED, dense = flags & TT__BERT_HEAD ? !embeds : c->pooler;
-    size['Q' - 'A'] = dense && c->task != TT_TASK_TAGS ? c->hidden_size : 0;
+    /* In transformers BertModel and RobertaModel have a pooler, which embeddings do not use. */
+    const bool embeds = c->task == TT_TASK_EMBED, masked = c->task == TT_TASK_MASKED_LM;
+    const bool sparse = flags & TT__BERT_SPARSE, dense = flags & TT__BERT_HEAD ? !embeds : c->pooler;
+    size['Q' - 'A'] = dense && c->task != TT_TASK_TAGS && !masked ? c->hidden_size : 0;
     size['R' - 'A'] = flags & TT__BERT_OFFSET && embeds ? c->hidden_size : 0;
     size[(c->task == TT_TASK_TAGS ? 'N' : 'K') - 'A'] = size['C' - 'A'];
     size['E' - 'A'] = flags & TT__BERT_SHARED ? c->embedding_size : c->hidden_size;
     size['M' - 'A'] = flags & TT__BERT_SHARED ? c->hidden_size : 0;
-    size['B' - 'A'] = flags & TT__BERT_SPARSE ? c->hidden_size : 0;
+    size['B' - 'A'] = sparse ? c->hidden_size : 0;
     size['U' - 'A'] = !(flags & (TT__BERT_SPARSE | TT__BERT_MODERN)) || c->qkv_bias ? c->hidden_size : 0;
-    if (!(flags & TT__BERT_MODERN)) return;
+    if (!(flags & TT__BERT_MODERN)) {
+        size[(sparse ? 'J' : 'L') - 'A'] = masked ? size['E' - 'A'] : 0;
+        size[(sparse ? 'Y' : 'W') - 'A'] = masked ? c->vocab_size : 0;
+        return;
+    }
     size['A' - 'A'] = c->norm_bias ? c->hidden_size : 0;
     size['F' - 'A'] = c->mlp_bias ? c->intermediate_size : 0;
     size['G' - 'A'] = c->mlp_bias ? c->hidden_size : 0;
@@ -39863,7 +42414,7 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
     const int flags = tt__bert_of(c)->flags;
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
-    if ((unsigned)c->task > TT_TASK_EMBED)
+    if ((unsigned)c->task > TT_TASK_MASKED_LM)
         tt__print(all, "; task is %d, but must be one of tt_task", (int)c->task);
     if ((unsigned)c->pooling > TT_POOL_CLS)
         tt__print(all, "; pooling is %d, but must be one of tt_pooling", (int)c->pooling);
@@ -39872,6 +42423,9 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
         tt__print(all,
                   "; max_positions must be above pad_token + 1, but pad_token is %d and max_positions is %d",
                   c->pad_token, c->max_positions);
+    if (flags & TT__BERT_MODERN && c->task == TT_TASK_MASKED_LM)
+        tt__print(all, "; task is TT_TASK_MASKED_LM, which ModernBERT does not support: choose another task "
+                  "or kind of model");
     for (int k = 0; k < 2 && flags & TT__BERT_MODERN; k++) {
         const float base = k ? c->window_base : c->rotary_base;
         if (!(base > 1 && isfinite(base)))
@@ -39904,15 +42458,16 @@ static void tt__bert_print(tt__text_buffer *json, const void *self, const void *
 static const char *tt__bert_head(const void *config)
 {
     const tt_task task = ((const tt_bert_config *)config)->task;
-    return task == TT_TASK_TAGS    ? "ForTokenClassification"
-           : task == TT_TASK_EMBED ? "Model"
-                                   : "ForSequenceClassification";
+    return task == TT_TASK_TAGS        ? "ForTokenClassification"
+           : task == TT_TASK_EMBED     ? "Model"
+           : task == TT_TASK_MASKED_LM ? "ForMaskedLM"
+                                       : "ForSequenceClassification";
 }
 
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
     tt_bert_config c = *config;
-    if (c.task == TT_TASK_EMBED) c.classes = 0;
+    if (tt__has_no_labels(c.task)) c.classes = 0;
     return tt__model_new(ctx, &tt__bert_of(config)->a, m, &c);
 }
 
@@ -40326,14 +42881,23 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     const tt_bert_config *c = &m->config;
     const tt__bert_flags *k = tt__bert_of(c);
     const bool tags = c->task == TT_TASK_TAGS;
+    const bool masked = c->task == TT_TASK_MASKED_LM;
     const float dropout = tags && k->flags & TT__BERT_DROP_TAGS ? c->dropout : c->classifier_dropout;
     if (c->task == TT_TASK_EMBED)
         tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_bert_logits: the model's task is TT_TASK_EMBED, so it has no "
                       "classifier: record tt_bert_embed, or load the folder with another task");
     tt_value h = tt_bert_encode(m, t, in);
     const bool mean = k->flags & TT__BERT_MODERN && c->pooling == TT_POOL_MEAN;
-    if (!tags) h = mean ? tt_mean_pool(t, h, in->seq_start)
-                        : tt_gather_rows(t, h, in->first); /* [CLS] of each sequence: (seqs, hidden) */
+    if (mean && !tags) h = tt_mean_pool(t, h, in->seq_start);
+    else if (!tags) h = tt_gather_rows(t, h, masked ? in->masked : in->first); /* first: [CLS] of each text */
+    if (masked) {
+        h = tt_linear(t, h, m->transform_w, m->transform_b);
+        h = k->flags & TT__BERT_OFFSET ? tt_gelu(t, h) : tt__activation_of(t, c->activation)(t, h);
+        h = tt_layernorm(t, h, m->transform_norm_w, m->transform_norm_b, c->layer_norm_eps);
+        h = tt_linear(t, h, m->word, m->word_b);
+        tt_name(t, h, "logits");
+        return h;
+    }
     if (m->head_w) {
         if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, c->classifier_dropout);
         h = tt_linear(t, h, m->head_w, m->head_b);
@@ -40362,6 +42926,14 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
     if (m->config.task == TT_TASK_EMBED) {
         *output = tt_bert_embed(m, t, &in);
         return o->compile.train ? tt_contrastive_loss(t, *output, o) : *output;
+    }
+    if (m->config.task == TT_TASK_MASKED_LM) {
+        const int64_t rows = tt_axis(t, "masked", o->max_masked ? o->max_masked : o->max_tokens);
+        in.masked = tt_input(t, "masked", TT_I32, rows, 1);
+        in.targets = tt_input(t, "targets", TT_I32, rows, 1);
+        const tt_value logits = tt_bert_logits(m, t, &in);
+        if (!o->compile.train) *output = logits; /* else the logits never exist as a whole */
+        return tt__classify(t, logits, in.targets, o);
     }
     *output = tt_bert_logits(m, t, &in);
     return tt__task_loss(t, m->config.task, *output, &in, o);
@@ -40470,6 +43042,16 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     return TT_OK;
 }
 
+/* Fails if config.json says that the weight of a masked-language head is not the word embedding. */
+static tt_status tt__bert_tied(const tt__json *j)
+{
+    bool tied = true;
+    tt_status status = tt__json_read_bool(j, 0, "tie_word_embeddings", &tied);
+    if (status != TT_OK || tied) return status;
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': tie_word_embeddings is false, but a model of "
+                    "TT_TASK_MASKED_LM uses the word embedding as the weight of its logits", j->path);
+}
+
 tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head)
 {
     tt_bert_config config;
@@ -40505,8 +43087,10 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
         if (head) config.task = head->task;
         from.naming = tt__bert_naming(&config);
         from.other_head = (own == TT_TASK_TAGS) != (config.task == TT_TASK_TAGS);
-        if (config.task == TT_TASK_EMBED) config.classes = 0;
-        status = tt__model_load(a, m, &config, &from, head ? head->outputs : 0, 0);
+        if (tt__has_no_labels(config.task)) config.classes = 0;
+        if (config.task == TT_TASK_MASKED_LM) status = tt__bert_tied(&from.config);
+        if (status == TT_OK)
+            status = tt__model_load(a, m, &config, &from, head ? head->outputs : 0, 0);
     }
     tt__checkpoint_close(ctx, &from);
     return status;
@@ -43518,6 +46102,103 @@ static tt_status tt__features_set(const tt__features *f, tt_program *p, int rank
     return status;
 }
 
+/* ==== src/train/teacher.h */
+/* ------------------------------------------------------------------------------------------------- teachers
+   Training by another model's logits (Hinton et al., "Distilling the knowledge in a neural network", 2015).
+   */
+
+/* A teacher: the logits of each example of a source, in the host's memory. */
+struct tt_teacher {
+    tt_context *ctx;
+    tt_task task;
+    int64_t classes;
+    int64_t examples;   /* 1 + the largest index of an example */
+    int64_t room;       /* number of examples that `logits` and `known` have room for */
+    float *logits;      /* (examples, classes) by the index of the example */
+    uint8_t *known;     /* (examples) the source has the example */
+};
+
+/* Names of the inputs of a training program: the teacher's predictions at the temperature, (seqs, classes),
+   and the weight of each example, (seqs, 1). */
+#define TT__TEACHER "teacher"
+#define TT__TEACHER_WEIGHTS "teacher_weights"
+
+/* Records the loss that trains with a teacher: (1 - teacher_weight) * loss + teacher_weight * T^2 * the
+   cross- entropy of logits / T with the teacher's predictions at temperature T. The cross-entropy does not
+   count as a loss of its own: each example weighs in it as in `loss`, so both have the same divisor. */
+static tt_value tt__taught_loss(tt_tape *t, tt_value logits, tt_value loss, const tt_train_options *o)
+{
+    const int64_t rows = tt_value_axis(t, logits), width = tt_value_width(t, logits);
+    const tt_task task = o->teacher->task;
+    const float heat = task == TT_TASK_SCORES ? 1 : o->teacher_temperature, share = o->teacher_weight;
+    tt_value target = tt_input(t, TT__TEACHER, TT_F32, rows, width);
+    tt_value weights = tt_input(t, TT__TEACHER_WEIGHTS, TT_F32, rows, 1);
+    tt_value x = heat == 1 ? logits : tt_scale(t, logits, 1 / heat), soft;
+    if (task == TT_TASK_CLASS) {
+        soft = tt_soft_cross_entropy(t, x, target, weights);
+    } else if (task == TT_TASK_LABELS) {
+        tt_sigmoid_cross_entropy_options c = tt_sigmoid_cross_entropy_options_default();
+        c.weights = weights;
+        soft = tt_sigmoid_cross_entropy(t, x, target, &c);
+    } else {
+        soft = tt_mean_squared_error(t, x, target, weights);
+    }
+    tt__uncounted_loss(t, soft);
+    tt_name(t, soft, "teacher's loss");
+    soft = tt_scale(t, soft, share * heat * heat);
+    return tt_add(t, tt_scale(t, loss, 1 - share), soft);
+}
+
+/* Writes the teacher's prediction from the logits x (classes) at a temperature: probabilities, a probability
+   for each label, or scores. */
+static void tt__teacher_prediction(const tt_teacher *k, const float *x, float temperature, float *to)
+{
+    double max = x[0], sum = 0;
+    for (int64_t c = 1; c < k->classes; c++) max = x[c] > max ? x[c] : max;
+    for (int64_t c = 0; c < k->classes; c++) sum += exp((x[c] - max) / temperature);
+    for (int64_t c = 0; c < k->classes; c++)
+        to[c] = k->task == TT_TASK_CLASS    ? (float)(exp((x[c] - max) / temperature) / sum)
+                : k->task == TT_TASK_LABELS ? (float)(1 / (1 + exp(-(double)x[c] / temperature)))
+                                            : x[c];
+}
+
+/* Fails unless a batch has the index of each example. */
+static tt_status tt__teacher_index(tt_context *ctx, const tt_batch *b)
+{
+    for (int s = 0; s < b->seqs; s++)
+        if (!b->index || b->index[s] < 0 || b->index[s] >= INT32_MAX)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "a teacher needs the index of each example in the dataset, "
+                            "but example %d of a batch has %s: set tt_batch.index to numbers from 0 to "
+                            "2^31 - 2", s,
+                            b->index ? "an index out of range" : "none");
+    return TT_OK;
+}
+
+/* Writes the teacher's predictions for a batch to target (max_seqs, classes) and the weights of its examples
+   in the teacher's loss to weights (max_seqs). labels: (seqs) classes of the examples, or NULL. */
+static tt_status tt__teacher_rows(tt_context *ctx, const tt_train_options *o, const tt_batch *b,
+                                  const int32_t *labels, float *target, float *weights)
+{
+    const tt_teacher *k = o->teacher;
+    const bool by_class = k->task == TT_TASK_CLASS && labels;
+    tt_status status = tt__teacher_index(ctx, b);
+    if (status == TT_OK && b->seqs > o->max_seqs)
+        return tt__fail(ctx, TT_ERR_SHAPE, "the batch has %d sequences, but max_seqs is %d: make the trainer "
+                        "for more, or the batch smaller", b->seqs, o->max_seqs);
+    for (int s = 0; s < b->seqs && status == TT_OK; s++) {
+        const int64_t at = b->index[s];
+        const bool counts = !by_class || (labels[s] >= 0 && labels[s] < k->classes);
+        if (at >= k->examples || !k->known[at])
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "the teacher has not seen the example with index %lld: "
+                            "make it (tt_teacher_new) from a source of the same dataset, without drop_last",
+                            (long long)at);
+        tt__teacher_prediction(k, k->logits + at * k->classes, o->teacher_temperature,
+                               target + s * k->classes);
+        weights[s] = !counts ? 0 : by_class && o->class_weights ? o->class_weights[labels[s]] : 1;
+    }
+    return status;
+}
+
 /* ==== src/train/trainer.h */
 /* -------------------------------------------------------------------------------------------------- trainer
    Learning-rate schedules, and the training steps of a trainer. */
@@ -43549,6 +46230,8 @@ struct tt_trainer {
     int32_t *last; /* for max_seqs sequences: their last rows; NULL: the model has no input "last" */
     float *class_weights; /* (2, classes). Row 0: the options' weights; row 1: ones, for evaluation. NULL: no
                              weights */
+    float *teacher_rows; /* (max_seqs, classes) and (max_seqs, 1): the teacher's inputs of a batch; NULL: no
+                            teacher */
     void *zeros; /* zeros: the data that predictions set for inputs that only the loss reads; as large as the
                     largest of these inputs */
 };
@@ -43575,6 +46258,8 @@ tt_train_options tt_train_options_default(void)
     o.schedule.kind = TT_LINEAR;
     o.schedule.lr = 5e-5f;
     o.temperature = 0.05f;
+    o.teacher_weight = 0.5f;
+    o.teacher_temperature = 2;
     return o;
 }
 
@@ -43584,6 +46269,7 @@ void tt_train_options_make_room(tt_train_options *o, const tt_source *train, con
         const tt_source *s = k ? validation : train;
         if (s && s->max_seqs > o->max_seqs) o->max_seqs = s->max_seqs;
         if (s && s->max_tokens > o->max_tokens) o->max_tokens = s->max_tokens;
+        if (s && s->max_masked > o->max_masked) o->max_masked = s->max_masked;
     }
     if (train && train->accumulates) o->compile.accumulate = true;
 }
@@ -43620,6 +46306,27 @@ static void tt__check_schedule(const tt_schedule *s, bool train, tt__text_buffer
                   (long long)(s->total_steps - s->warmup_steps));
 }
 
+/* Returns whether the output of a task has a row for each example, so that a teacher can give rows. */
+static bool tt__can_teach(tt_task task)
+{
+    return task == TT_TASK_CLASS || task == TT_TASK_LABELS || task == TT_TASK_SCORES;
+}
+
+/* Appends a sentence to *all for each error of the options of a teacher. */
+static void tt__check_teacher(const tt_model *model, const tt_train_options *o, tt__text_buffer *all)
+{
+    if (!o->teacher) return;
+    if (!(o->teacher_weight >= 0 && o->teacher_weight <= 1))
+        tt__print(all, "; teacher_weight is %g, but must be 0 to 1", o->teacher_weight);
+    if (!(o->teacher_temperature > 0 && isfinite(o->teacher_temperature)))
+        tt__print(all, "; teacher_temperature is %g, but must be a finite number above 0",
+                  o->teacher_temperature);
+    if (model->task != o->teacher->task || model->classes != o->teacher->classes)
+        tt__print(all, "; the teacher's logits have %lld columns, for task %d of tt_task, but the model's "
+                  "have %d, for task %d: both must be equal", (long long)o->teacher->classes,
+                  (int)o->teacher->task, model->classes, (int)model->task);
+}
+
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
 {
     char text[1024];
@@ -43632,6 +46339,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
                   o->max_seqs);
     if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
         tt__print(&all, "; max_tokens is %d, but must be at least max_seqs, %d", o->max_tokens, o->max_seqs);
+    if (o->max_masked < 0)
+        tt__print(&all, "; max_masked is %d, but must be 0 (max_tokens) or more", o->max_masked);
     if (!model->record) tt__print(&all, "; the model has no function `record`: set it");
     for (int k = 0; k < TT_METRICS && model->metrics[k].name; k++) {
         const tt_metric *x = &model->metrics[k];
@@ -43657,6 +46366,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net || o->features_once))
         tt__print(&all, "; {step_seqs} excludes %s", ctx->net ? "several processes" :
                   o->features_once ? "{features_once}" : "pipelines");
+    tt__check_teacher(model, o, &all);
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
@@ -43711,13 +46421,12 @@ static tt_program *tt__compile_eval(tt_trainer *r, tt_tape *t, tt_value loss, tt
     return tt__try_compile(t, loss, &o, attempt);
 }
 
-/* Compiles the trainer's programs from a recorded tape. head: a copy of the tape that reads features; NULL:
-   without features_once. */
-static tt_status tt__trainer_programs(tt_trainer *r, tt_tape *t, tt_tape *head, tt_value loss,
+/* Compiles the trainer's programs from a recorded tape. root: the loss to train with; head: a copy of the
+   tape that reads features; NULL: without features_once. */
+static tt_status tt__trainer_programs(tt_trainer *r, tt_tape *t, tt_tape *head, tt_value root, tt_value loss,
                                       tt__attempt *attempt)
 {
     const tt_compile_options *o = &r->options.compile;
-    const tt_value root = r->options.step_seqs ? tt__surrogate_loss(t, r->output) : loss;
     if (o->train && !(r->train = tt__try_compile(head ? head : t, root, o, attempt))) return r->ctx->status;
     for (int k = 0; head && k < r->features->count; k++) tt_output(t, r->features->value[k]);
     if (!(r->eval = tt__compile_eval(r, t, loss, attempt))) return r->ctx->status;
@@ -43729,11 +46438,14 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
 {
     const bool once = r->options.compile.train && r->options.features_once;
     tt_tape *head = NULL;
-    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
+    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output), root = loss;
     r->output_width = tt_value_width(t, r->output);
+    if (r->options.step_seqs) root = tt__surrogate_loss(t, r->output);
+    if (r->options.compile.train && r->options.teacher)
+        root = tt__taught_loss(t, r->output, loss, &r->options);
     if (once && t->status == TT_OK && !(r->features = tt__features_new(t, r->output, &head)))
         return r->ctx->status;
-    tt_status status = tt__trainer_programs(r, t, head, loss, attempt);
+    tt_status status = tt__trainer_programs(r, t, head, root, loss, attempt);
     tt_tape_free(head);
     if (status == TT_OK && r->options.step_seqs)
         status = tt__grad_cache_new(r->ctx, t, r->output, &r->options, r->train, attempt, &r->cache);
@@ -43911,6 +46623,10 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
     if (last) r->last = (int32_t *)tt__alloc(ctx, sizeof *r->last * (size_t)o.max_seqs);
     if (last && !r->last) status = TT_ERR_MEMORY;
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
+    const size_t taught = (size_t)o.max_seqs * ((size_t)r->output_width + 1);
+    if (status == TT_OK && r->train && o.teacher &&
+        !(r->teacher_rows = (float *)tt__alloc(ctx, sizeof *r->teacher_rows * taught)))
+        status = TT_ERR_MEMORY;
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the settings that all processes must share */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
     else
@@ -43955,6 +46671,7 @@ void tt_trainer_free(tt_trainer *r)
     tt__free(r->ctx, r->inputs);
     tt__free(r->ctx, r->rows);
     tt__free(r->ctx, r->needed);
+    tt__free(r->ctx, r->teacher_rows);
     tt__free(r->ctx, r->zeros);
     tt__free(r->ctx, r);
 }
@@ -43982,6 +46699,7 @@ static tt_status tt__try_micro_batch(void *arg, int64_t n, tt__attempt *attempt,
     if (tt__tokens_of(&o, n) > INT_MAX)
         return tt__fail(b->ctx, TT_ERR_SHAPE, "%lld sequences of %d / %d tokens are 2^31 tokens or more, "
                         "which is too many: ask for fewer", (long long)n, o.max_tokens, o.max_seqs);
+    o.max_masked = o.max_seqs > 0 ? (int)tt__ceil_div((int64_t)o.max_masked * n, o.max_seqs) : 0;
     o.max_tokens = (int)tt__tokens_of(&o, n);
     o.max_seqs = (int)n;
     tt_trainer *t = tt__try_trainer(b->ctx, b->model, &o, attempt);
@@ -44042,6 +46760,8 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
    loss reads to zeros. */
 static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
+    const bool taught = r->teacher_rows && p == r->train;
+    float *taught_weights = taught ? r->teacher_rows + r->options.max_seqs * r->output_width : NULL;
     const bool same = r->model.same_length;
     const int64_t rows = same ? (int64_t)b->seqs * r->model.max_length : b->rows;
     const int32_t *start = same ? r->seq_start : b->seq_start;
@@ -44060,8 +46780,14 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         {"labels", b->labels, b->seqs},
         {"label_values", b->label_values, b->seqs},
         {"tags", b->tags, rows},
-        {"class_weights", weights, 1}};
+        {"class_weights", weights, 1},
+        {TT__TEACHER, taught ? r->teacher_rows : NULL, b->seqs},
+        {TT__TEACHER_WEIGHTS, taught_weights, b->seqs}};
+    const tt_array *labels = tt__array_of(b, "labels");
     tt_status status = TT_OK;
+    if (taught)
+        status = tt__teacher_rows(r->ctx, &r->options, b, labels ? (const int32_t *)labels->data : b->labels,
+                                  r->teacher_rows, taught_weights);
     for (int k = 0; k < r->n_inputs; k++) r->rows[k] = 0;
     for (int k = 0; k < b->n_arrays + TT__COUNT(fields) && status == TT_OK; k++) {
         const tt_array *a = k < b->n_arrays ? &b->arrays[k] : &fields[k - b->n_arrays];
@@ -44584,6 +47310,10 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
                         s->seek && s->next ? "has tt_source.steps < 1: count the steps of an epoch" :
                         "needs the functions `seek` and `next`");
     bool tokens_fit = r->model.same_length || s->max_tokens <= o->max_tokens;
+    if (o->max_masked && s->max_masked > o->max_masked)
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d masked tokens, but the trainer "
+                        "has max_masked = %d: make the trainer for the largest of its sources "
+                        "(tt_train_options_make_room)", what, s->max_masked, o->max_masked);
     if (tokens_fit && s->max_seqs <= o->max_seqs) return TT_OK;
     return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d sequences and %d tokens, but the "
                     "trainer has max_seqs = %d and max_tokens = %d: make the trainer for the largest of its "
@@ -45052,6 +47782,119 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
     tt_status status = tt_predict(r, &b, predictions);
     tt__free(r->ctx, ids);
     return status;
+}
+
+/* ==== src/train/distill.h */
+/* -------------------------------------------------------------------------------------------- distillation
+   Computes the logits of a teacher. */
+
+void tt_teacher_free(tt_teacher *k)
+{
+    if (!k) return;
+    void *const owned[] = {k->logits, k->known, k};
+    tt__free_all(k->ctx, owned, TT__COUNT(owned));
+}
+
+/* Makes room for the examples of a batch. */
+static tt_status tt__teacher_room(tt_teacher *k, const tt_batch *b)
+{
+    tt_status status = tt__teacher_index(k->ctx, b);
+    int64_t examples = k->examples;
+    for (int s = 0; s < b->seqs && status == TT_OK; s++) examples = tt__max(examples, b->index[s] + 1);
+    if (status != TT_OK) return status;
+    if (examples > k->room) {
+        const int64_t room = 2 * examples + 256;
+        void *logits = tt__realloc(k->ctx, k->logits, sizeof *k->logits * (size_t)(room * k->classes));
+        if (logits) k->logits = (float *)logits;
+        void *known = logits ? tt__realloc(k->ctx, k->known, (size_t)room) : NULL;
+        if (!known) return TT_ERR_MEMORY;
+        k->known = (uint8_t *)known;
+        k->room = room;
+    }
+    memset(k->known + k->examples, 0, (size_t)(examples - k->examples));
+    k->examples = examples;
+    return TT_OK;
+}
+
+/* Computes the logits of all examples of epoch 0 of a source. rows: memory for max_seqs rows of logits;
+   index: (data ranks, max_seqs) for the micro-batches that run. */
+static tt_status tt__teacher_fill(tt_trainer *r, tt_teacher *k, const tt_source *source, float *rows,
+                                  int64_t *index)
+{
+    const size_t width = (size_t)k->classes, max = (size_t)r->options.max_seqs;
+    int ranks = 0, seqs[TT__RANKS]; /* data ranks that have a micro-batch, and their examples */
+    int64_t step = 0;
+    bool more = true;
+    tt_batch b;
+    tt_status status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
+    while (status == TT_OK && more) {
+        status = tt__from_source(r->ctx, source, 0, step, &b, &more);
+        if (status == TT_OK && more) {
+            status = tt__teacher_room(k, &b);
+            if (status == TT_OK) status = tt__set_batch(r, r->eval, ranks, &b, true);
+            if (status != TT_OK) break;
+            seqs[ranks] = b.seqs;
+            memcpy(index + (size_t)ranks * max, b.index, sizeof *index * (size_t)b.seqs);
+            ranks++;
+            step += b.last_of_step;
+        }
+        if (status != TT_OK || !ranks || (more && ranks < r->data)) continue;
+        status = tt_run(r->eval, NULL);
+        for (int rank = 0; rank < ranks && status == TT_OK; rank++) {
+            status = tt_get_rank(r->eval, rank, r->output, rows, (size_t)seqs[rank] * width);
+            for (int s = 0; s < seqs[rank] && status == TT_OK; s++) {
+                const int64_t at = index[(size_t)rank * max + (size_t)s];
+                memcpy(k->logits + at * k->classes, rows + (size_t)s * width, sizeof *rows * width);
+                k->known[at] = 1;
+            }
+        }
+        ranks = 0;
+    }
+    if (ranks) tt__forget_inputs(r->eval);
+    return status;
+}
+
+/* Fails if a trainer's model cannot be a teacher, or if the source does not fit the trainer. */
+static tt_status tt__teacher_check(tt_trainer *r, const tt_source *source)
+{
+    if (!r->model.classes || !tt__can_teach(r->model.task))
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_teacher_new needs a model with a row of classes, labels "
+                        "or scores for each example");
+    if (r->ctx->net)
+        return tt__fail(r->ctx, TT_ERR_UNSUPPORTED, "tt_teacher_new is for one process, but this run has %d: "
+                        "use several ranks of one process", tt_processes(r->ctx));
+    tt_status status = tt__source_fits(r, source, "of the teacher");
+    return status == TT_OK ? tt__none_staged(r) : status;
+}
+
+tt_teacher *tt_teacher_new(tt_trainer *r, const tt_source *source)
+{
+    tt_context *ctx = r->ctx;
+    const double began = tt__seconds();
+    const size_t max = (size_t)r->options.max_seqs, width = (size_t)r->model.classes;
+    if (tt__teacher_check(r, source) != TT_OK) return NULL;
+    tt_teacher *k = (tt_teacher *)tt__calloc(ctx, sizeof *k);
+    float *rows = (float *)tt__alloc(ctx, sizeof *rows * max * width);
+    int64_t *index = (int64_t *)tt__alloc(ctx, sizeof *index * (size_t)r->data * max);
+    tt_status status = k && rows && index ? TT_OK : TT_ERR_MEMORY;
+    if (k) {
+        k->ctx = ctx;
+        k->task = r->model.task;
+        k->classes = r->model.classes;
+    }
+    if (status == TT_OK) status = tt__teacher_fill(r, k, source, rows, index);
+    tt__free(ctx, rows);
+    tt__free(ctx, index);
+    if (status != TT_OK) {
+        tt_teacher_free(k);
+        return NULL;
+    }
+    const size_t bytes = sizeof *k->logits * (size_t)(k->examples * k->classes);
+    void *less = tt__realloc(ctx, k->logits, bytes + !bytes);
+    if (less) k->logits = (float *)less;
+    tt__log(ctx, TT_LOG_INFO, "teacher", "computed the teacher's logits of %lld examples in %.1f s; they "
+            "take %.1f MB", (long long)k->examples, tt__seconds() - began, 1e-6 * (double)bytes);
+    return k;
 }
 
 /* ==== src/train/state.h */

@@ -166,7 +166,7 @@ def main():
     if "compile" in only:
         programs = {name: built(folder, name, "compile") for name, folder in folders.items()}
         def compiling(name):
-            # The versions' programs may differ by an instruction or two.
+            # Rounds the numbers of instructions, because the two versions' programs may differ by a few.
             named = [(*k.split(" ", 1), v) for k, v in rows(programs[name], "--rounds", "2").items()]
             return {f"ms, {round(int(n), -2)} {rest}": v for n, rest, v in named}
         in_turn(o.rounds, compiling)

@@ -5,14 +5,14 @@
    op while it calls the real one. The figure printed for a kernel is its best run, because other work on the
    machine can only slow a kernel down.
 
-   A row has a name, a value, a unit and, where one exists, the machine's limit in that unit: the best that
-   all threads of the context reach, with multiply-adds in registers or with a stream through memory
-   (bench_stream). Beside a single kernel, the multiply-adds run between the kernel's runs and take as long as
-   these runs; elsewhere the limit is the best short burst so far (bench_peak). If the multiply-adds beside a
-   kernel were clearly slower than the limit, the kernel is measured again; if they stay slower, the row is
-   marked as measured on a busy machine. With --json each row is an object on a line of its own, with the keys
-   name, value, unit, peak, of_peak, peer, ratio (value / peer). A key is null where it does not apply;
-   of_peak is null on a busy machine. */
+   A row has a name, a value, a unit and, where one exists, the machine's limit in that unit. The limit is the
+   best rate of all threads of the context together: of multiply-adds in registers, or of loops through arrays
+   in memory (bench_stream). For a single kernel, multiply-adds run between the kernel's runs and take as long
+   as the kernel. Elsewhere the limit is the best short burst of multiply-adds so far (bench_peak). If the
+   multiply-adds between a kernel's runs were clearly slower than the limit, the kernel is measured again. If
+   the multiply-adds stay slower, the row is marked as measured on a busy machine. With --json each row is an
+   object on a line of its own, with the keys name, value, unit, peak, of_peak, peer, ratio (value / peer). A
+   key is null where it does not apply; of_peak is null on a busy machine. */
 #ifndef TINYTRAIN_BENCH_H
 #define TINYTRAIN_BENCH_H
 
@@ -90,8 +90,8 @@ static double bench__size(const tt__mat *m)
     return m->data ? (double)m->rows * (double)m->cols * (double)tt_dtype_bytes(m->dtype) : 0;
 }
 
-/* Returns the bytes that the program sees: operands read and results written; a result that is added to or
-   updated counts twice. */
+/* Returns the bytes that a launch reads and writes, as the program sees them: each operand and each result.
+   A result that the launch adds to or updates counts twice, because the launch also reads the result. */
 static double bench__bytes(const tt__launch *l)
 {
     double n = 0;
@@ -215,8 +215,9 @@ static inline void bench_run_beside(double seconds)
     if (bench.beside > bench.peak[peak]) bench.peak[peak] = bench.beside;
 }
 
-/* A stream runs over arrays of 50 MB, the size of the tensors of bench/rows.c. Its bytes leave out a hidden
-   read: before a store changes memory that no cache holds, the processor reads the memory. */
+/* A stream of this file is a loop over arrays of 50 MB, the size of the tensors of bench/rows.c. The bytes of
+   a stream leave out a hidden read: before a store changes memory that no cache holds, the processor reads
+   the memory. */
 enum { BENCH_ARRAY = 16384 * 768, BENCH_STREAM_TASK = 1 << 16 };
 typedef float bench_f32x8 __attribute__((vector_size(32)));
 typedef struct bench_stream_job {
@@ -274,7 +275,7 @@ static inline double bench_stream(int kind)
 
 /* --------------------------------------------------------------------------------------------------- GPUs */
 
-#if defined(TINYTRAIN_CUDA) /* the functions of bench/gpu.cu, which describes them */
+#if defined(TINYTRAIN_CUDA) /* functions that bench/gpu.cu defines and describes */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -334,7 +335,7 @@ static inline void bench__usage(const bench_flag *flags, int n)
     exit(fflush(stdout) != 0);
 }
 
-/* Opens a new context in place of the current one, without its parameters and arenas. */
+/* Closes the current context, and opens a new one, which has no parameters and no arenas. */
 static inline tt_context *bench_reopen(void)
 {
     tt_close(bench.ctx);
@@ -454,8 +455,8 @@ static inline void bench_cost_row(const char *name, bench_cost c)
     else bench_flops_row(name, c.flops / c.seconds);
 }
 
-/* Prints the bytes per second of a cost beside those of `stream`. If the op worked in place, the stream does
-   so, too. */
+/* Prints the bytes per second of a cost beside the bytes per second of `stream`. If the op worked in place,
+   the row shows the stream that works in place. */
 static inline void bench_bytes_row(const char *name, bench_cost c, int stream)
 {
     if ((stream == BENCH_COPY || stream == BENCH_TRIAD) && c.in_place) stream++;
@@ -502,8 +503,8 @@ static inline tt_value bench_source(tt_context *ctx, tt_tape *t, const char *nam
 
 /* Inputs and optimizer settings of a program that times a kernel. */
 typedef struct bench_inputs {
-    /* ids i32 (rows, 1); target f32 (rows, width) of zeros, or i32 (rows, 1) if width is 0; seq_start or
-       none */
+    /* ids: i32 (rows, 1). target: f32 (rows, width), all zeros, or i32 (rows, 1) if width is 0. seq_start:
+       the starts of the sequences, or an empty value. */
     tt_value ids, target, seq_start;
     int64_t rows, width, seqs;
     const int32_t *starts;           /* first rows of the sequences; shape (seqs + 1) */

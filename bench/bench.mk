@@ -22,11 +22,12 @@ $(B)/gpt2_step.o: bench/peers/gpt2_step.c tinytrain.h $(B)/flags
 $(BENCHES) $(B)/gpt2_step: $(B)/%: $(B)/%.o $(KERNELS)
 	$(link)
 
-# Programs that need no library but tinytrain. gemm_openblas and gemm_onednn each need one more.
+# Programs that need no library but tinytrain. gemm_openblas also needs OpenBLAS, and gemm_onednn oneDNN.
 PEER_PROGRAMS ?= $(BENCHES) $(B)/gpt2_step $(B)/distilbert_imdb
 bench-programs: $(PEER_PROGRAMS) $(B)/gemm_openblas $(B)/gemm_onednn
 
-# Continues if a peer cannot be installed, and lists at the end each peer that was left out, with the reason.
+# make bench-peers continues if a peer cannot be installed. At the end, make lists each peer that was left
+# out, with the reason.
 bench-peers: bench-programs
 	@B='$(B)' VENV='$(VENV)' TORCH='$(TORCH)' sh bench/peers/install.sh
 	@$(MAKE) $(B)/gemm_onednn
@@ -46,8 +47,8 @@ GEMM_onednn        := -isystem $(VENV)/include -L$(VENV)/lib -Wl,-rpath,'$(abspa
 GEMM_NEED_openblas := OpenBLAS (Debian: libopenblas-dev)
 GEMM_NEED_onednn   := oneDNN 3 (PyPI: onednn-devel-cpu-gomp, which make bench-peers installs; \
                       Debian: libdnnl-dev, where it is 3)
-# The smallest program that compiles and links only if the library is installed. The header alone is not
-# enough, and neither is a header or library of another kind.
+# The smallest program that compiles and links only if the right library is installed. A header without the
+# library, or a cblas.h of another library, makes the program fail.
 GEMM_TRY_openblas  := '\#include <cblas.h>' 'int main(void) { return !openblas_get_config(); }'
 GEMM_TRY_onednn    := '\#include <dnnl.h>' '\#if DNNL_VERSION_MAJOR < 3' '\#error it is older' '\#endif' \
                       'int main(void) { return !dnnl_version(); }'

@@ -186,8 +186,8 @@ def picture(records):
 
 
 def read_gpu():
-    """Returns the newest record that bench/gpu.sh wrote. Rows of PyTorch's that it lacks come from older
-    records of the same GPU. Each row gets the date of its record."""
+    """Returns the newest record that bench/gpu.sh wrote. If the newest record lacks rows of PyTorch, older
+    records of the same GPU give these rows. Each row gets the date of its record."""
     records = sorted((json.loads(open(path, encoding="utf-8").read()) for path in
                       glob.glob(os.path.join(RESULTS, "gpu_*.json"))), key=lambda record: record["date"])
     newest, rows = records[-1], {}
@@ -199,9 +199,10 @@ def read_gpu():
     return {**newest, "rows": list(rows.values())}
 
 
-# The picture of a GPU compares sides of gpu.SIDES that do equal work, with dropout and without. A row of
-# GPU_WORK holds an ending of the picture's heading, tinytrain's sides and PyTorch's compiled sides. Of these
-# the fastest is drawn, and for the work with dropout also eager PyTorch.
+# The picture of a GPU compares sides of gpu.SIDES that do equal work: all train with dropout, or all without.
+# Each tuple of GPU_WORK has the end of a heading in the picture, tinytrain's sides, and PyTorch's compiled
+# sides. The picture shows all of tinytrain's sides, the fastest of PyTorch's compiled sides and, for the work
+# with dropout, also eager PyTorch.
 GPU_WORK = [("", ("tinytrain", "tuned"),
              ("compile", "reduce", "nano_dropout", "nano_dropout_reduce", "nano_padded_dropout")),
             (", without dropout", ("nodrop", "nodrop_tuned"), ("nano", "nano_padded", "nano_padded_reduce"))]
@@ -283,8 +284,8 @@ def gpu_picture(record):
     return framed(title, y + 2 + 16 * len(notes), out)
 
 
-# The picture of ranks shows the categories PARTS of a plan, in the colours of tt_plan_svg, and the GB of
-# cards to compare with.
+# The bars of the picture of ranks consist of PARTS: categories of a plan, in the colours of tt_plan_svg.
+# Dashed lines show the memory of cards, in GB.
 PARTS = [("parameters", "#4e79a7"), ("optimizer", "#a0cbe8"), ("gradients", "#f28e2b"),
          ("activations", "#59a14f")]
 CARDS = (24, 80)
@@ -425,7 +426,7 @@ def gain(records):
 
 
 def summary(records):
-    """Returns README.md's lines below the picture: its rows, and measured rows of torch.compile."""
+    """Returns README.md's lines below the picture: the picture's rows, and rows beside torch.compile."""
     lines = []
     for heading, rows in charted(records):
         drawn = {key(r)[:-1] for r in rows}

@@ -6,9 +6,10 @@ directions.
 
 For each kind of encoder and each head transformers saves a random checkpoint, and tinytrain computes the
 logits of some sequences from the checkpoint and saves a copy. transformers then loads the copy, of which no
-tensor may be missing or unused, and computes the logits again. Embedders do so with sentence-transformers.
-Prints, as a table, the largest differences of tinytrain's logits from those of the checkpoint and of the
-copy. The status is 1 if a difference exceeds the tolerance or if a copy is not the checkpoint.
+tensor may be missing or unused, and computes the logits again. For embedders, sentence-transformers does the
+work of transformers. Prints, as a table, the largest difference of tinytrain's logits from the logits of the
+checkpoint, and from the logits of the copy. The status is 1 if a difference exceeds the tolerance or if a
+copy is not the checkpoint.
 
 needs: torch, transformers, sentence-transformers."""
 import argparse
@@ -32,6 +33,7 @@ HEADS = {
     "labels": ("ForSequenceClassification", dict(num_labels=4, problem_type="multi_label_classification")),
     "scores": ("ForSequenceClassification", dict(num_labels=2, problem_type="regression")),
     "tags": ("ForTokenClassification", dict(num_labels=5)),
+    "masked tokens": ("ForMaskedLM", dict()),
 }
 
 

@@ -5,12 +5,12 @@ run.
     python bench/check_logits.py [--lora] [--only NAME] [--program build/logits] [--tolerance 1e-5]
 
 Prints a table of the largest differences over all logits of some sequences: between tinytrain and
-transformers in fp32, and of both from the same model computed in float64. The models are the tiny ones of the
-golden tests; all of these a second time, 256 wide with 4 layers; and some tiny ones whose config asks for the
-rotation of half of each head's columns, which transformers does for GPT-NeoX alone. --lora: with a random
-adapter, which peft saves, tinytrain reads and writes again, and peft loads from tinytrain's copy. The status
-is 1 if one of tinytrain's differences exceeds the tolerance; the wide models do not count, as their sums
-round by more on either side.
+transformers in fp32, and of each from the same model computed in float64. The models are the tiny models of
+the golden tests; the same models with a width of 256 and 4 layers; and some tiny models whose config asks for
+the rotation of half of each head's columns, which transformers does for GPT-NeoX alone. With --lora, peft
+saves a random adapter of each model, tinytrain reads the adapter and saves a copy, and peft loads the copy.
+The status is 1 if one of tinytrain's differences exceeds the tolerance. Wide models do not count, because
+their sums have larger rounding errors in both programs.
 
 needs: torch, transformers, peft for --lora."""
 import argparse

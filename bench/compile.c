@@ -1,8 +1,9 @@
 /* Measures the seconds from a model to a program that can run: creating the parameters of a BERT of many
    small layers, recording the BERT, and tt_compile (differentiation, passes, lifetimes, placement): forward
    only, for training, and for training with the verifier after each pass. Nothing is allocated, and nothing
-   runs. Each figure is the best of --rounds. With --shapes it shows how the time of tt_compile and
-   tt_plan_text grows with programs of other shapes, each recorded with n, 2 n and 4 n repetitions. */
+   runs. Each figure is the best of --rounds. With --shapes, this benchmark shows how the time of tt_compile
+   and of tt_plan_text grows with the size of programs of other shapes: each shape is recorded with `n`,
+   `2 n` and `4 n` repetitions. */
 
 #include "bench.h"
 
@@ -12,8 +13,8 @@ static const char *const phase_names[PHASES] = {
     "compiling, training, verified"};
 typedef struct phases { double seconds[PHASES]; int instructions; } phases;
 
-/* Compiles the tape and returns the seconds. *report: seconds that tt_plan_text takes; NULL: tt_plan_text is
-   not called. */
+/* Compiles the tape and returns the seconds. If report is not NULL, also calls tt_plan_text, and sets *report
+   to the seconds of that call. */
 static double compile(tt_context *ctx, tt_tape *t, tt_value loss, bool train, int *instructions,
                       double *report)
 {

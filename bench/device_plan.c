@@ -51,8 +51,8 @@ static void add(cost *costs, int kind, double launches, double bytes, double flo
 }
 
 /* Counts column sums. The kernel that writes a gradient also writes partial sums of columns, one for each
-   group of rows. One more launch adds the partial sums up; for a norm, the launch that adds up weight
-   gradients does so. */
+   group of rows. One more launch adds up the partial sums. A norm needs no additional launch, because the
+   launch that adds up weight gradients also adds up the partial sums. */
 static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
 {
     const bool norm = i->op == TT__OP_LAYERNORM_BACKWARD || i->op == TT__OP_RMSNORM_BACKWARD;
@@ -64,8 +64,8 @@ static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
     }
 }
 
-/* Counts a matrix product. joined: the product shares a launch with the product before it, which has already
-   read x. */
+/* Counts a matrix product. joined: the product shares a launch with the product before, so that the launch
+   reads x only once. */
 static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, double bytes, bool joined)
 {
     const bool sums = i->op == TT__OP_LINEAR_DW; /* dw (out, in) = dy^T x, a sum over rows */
@@ -79,13 +79,14 @@ static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, dou
             2 * (double)a->rows * (double)a->cols * out);
     if (sums && i->out[1]) add(costs, BIASES, to ? 1 : 2, bytes_of(t, i->in[0]), 0);
     if (sums || i->attr.act == TT__ACT_NONE) return;
-    /* GELU by tanh in the product's epilogue takes as long as a kernel of its own. */
+    /* GELU by tanh in a product's epilogue needs no launch, but slows the product by the time of the bytes
+       that a separate kernel would move. */
     const bool slope = i->op == TT__OP_LINEAR_DX, epilogue = !slope && i->attr.act == TT__ACT_GELU_TANH;
     add(costs, ACTIVATIONS, !epilogue, (slope ? 3 : 2) * bytes_of(t, to), 0);
 }
 
-/* Counts the fused loss. Each chunk of rows computes its logits in f32, the loss and the gradient of these
-   logits, and dx, and adds to dw in f32. */
+/* Counts the fused loss. For each chunk of rows, kernels compute the logits in f32, the loss with the
+   gradient of the logits, and dx. One more product adds the chunk's part to dw, in f32. */
 static void count_head(const tt_tape *t, const tt__instr *i, cost *costs)
 {
     const tt__shape *x = &t->values[i->in[0]].shape, *w = &t->values[i->in[3]].shape;

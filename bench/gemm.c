@@ -1,6 +1,6 @@
-/* Measures the GFLOP/s of matrix products inside a training step: y = x W^T (forward), dx = dy W, dW = dy^T
-   x. The shapes are the layers of DistilBERT-base and ViT-L at several numbers of tokens, and some small and
-   odd shapes. */
+/* Measures the GFLOP/s of matrix products inside a training step: `y = x W^T` (forward), `dx = dy W` and
+   `dW = dy^T x`. The shapes are the layers of DistilBERT-base and ViT-L at several numbers of tokens, and
+   some small and odd shapes. */
 
 #include "bench.h"
 

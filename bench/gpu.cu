@@ -1,7 +1,7 @@
-// gpu.cu - measures what a GPU can do, for the benchmarks: the sustained rate of products of large matrices
-// by cuBLASLt and of copies within its memory, on numbers that are not 0 (zeros are multiplied faster); and
-// how much of its memory is in use. The GPU is the first, which tinytrain uses too. Functions that measure
-// return a rate, or 0 and the reason in `error`.
+// gpu.cu - measures a GPU for the benchmarks: the sustained rate of cuBLASLt's products of large matrices,
+// the sustained rate of copies within the GPU's memory, and the memory in use. The matrices have no zeros,
+// because zeros are multiplied faster. The GPU is the first one, which tinytrain uses, too. A function that
+// measures a rate returns the rate, or returns 0 and writes the reason to `error`.
 #include <cuda_runtime.h>
 #include <cublasLt.h>
 #include <stdio.h>

@@ -13,10 +13,10 @@
         writes PREFIX.json and PREFIX.md from the results of the stages
 
 Model, optimizer and variants are those of bench/pytorch.py. PyTorch's inputs are on the device, in the form
-that PyTorch needs, before the clock starts; then all of its steps are started without waiting for any, and
-the clock stops when the last is done. tinytrain's clock runs over the same number of steps, and includes the
-copy of each batch to the device and the results of each step, which are read while the next step is in
-flight.
+that PyTorch needs, before the clock starts. Then all of PyTorch's steps are started without waiting for a
+step, and the clock stops when the last step is done. tinytrain's clock runs over the same number of steps,
+and includes the copy of each batch to the device and the results of each step, which are read while the next
+step is in flight.
 
 `imdb` without --imdb draws lengths from a table of IMDb's quantiles; with --imdb DIR --vocab DIR it takes
 real reviews. Batches are in random order: PyTorch pads each to its longest sequence, tinytrain has no
@@ -80,9 +80,9 @@ def tokens_of(inputs, args):
 class Turn:
     """A lock on the GPU. The process holds the lock except while torch.compile compiles, because several
     processes compile at once. With --turn PREFIX the process writes PREFIX.ready after the first compilation,
-    or before the first use of the GPU if it compiles nothing, and then waits for PREFIX.go; it writes
-    PREFIX.timed when it no longer needs the GPU. Compilation runs at nice 19, so that measurements come
-    first."""
+    and then waits for PREFIX.go. A process that compiles nothing writes PREFIX.ready before the first use of
+    the GPU. The process writes PREFIX.timed when the process no longer needs the GPU. Compilation runs at
+    nice 19, so that measurements come first."""
 
     def __init__(self, args, wait):
         self.prefix, self.wait, self.used, self.taken = args.turn, wait, 0, False
@@ -90,8 +90,8 @@ class Turn:
         if "compiled" in args.variant and (self.prefix or self.lock):
             import torch._functorch.config
             from torch._dynamo import callback
-            # Compiles the backward together with the forward. A later compilation of the backward would keep
-            # activations in GPU memory until it ends.
+            # Compiles the backward together with the forward. If the backward were compiled later,
+            # activations would stay in GPU memory during that compilation.
             torch._functorch.config.force_non_lazy_backward_lowering = True
             triggers = (callback.CallbackTrigger.DYNAMO, callback.CallbackTrigger.LAZY_BACKWARD)
             callback.on_compile_start(lambda c: c.callback_trigger in triggers and self.leave())
@@ -143,12 +143,12 @@ def profiled(torch, step, steps):
 
 
 def busy(record, steps):
-    """Returns the milliseconds a step in which the GPU computes or copies. If these are far below the wall
-    time, the GPU waits for its host. Prints the kernels that take longest to the log."""
+    """Returns the milliseconds a step in which the GPU computes or copies. If the result is far below the
+    wall time of a step, the GPU waits for its host. Prints the kernels that take longest to the log."""
     found = [(e.time_range.start, e.time_range.end, e.name) for e in record.events()
              if e.device_type.name == "CUDA"]
     total, end, by_name = 0.0, float("-inf"), {}
-    # times are in microseconds; kernels of several streams overlap
+    # Times are in microseconds. Kernels of several streams overlap, and an overlap counts once.
     for begin, finish, name in sorted(found):
         total += max(0.0, finish - max(begin, end))
         end = max(end, finish)
@@ -196,7 +196,8 @@ def run_torch(args):
             log("one step is done")
     wait()
     log("timed steps")
-    # The allocator does not see the memory that recorded launches reuse.
+    # Recorded launches (reduce-overhead) reuse memory without the allocator, which counted the memory during
+    # recording. So the peak is kept for them, and reset for other variants.
     if on_gpu and "reduce-overhead" not in args.variant:
         torch.cuda.reset_peak_memory_stats()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(args.steps + 1)] if on_gpu else []
@@ -311,8 +312,8 @@ def in_short(prefix):
 def run_peers(args):
     """Starts `gpu.py torch` for the lines of a list, of which --at-once compile side by side, and lets the
     processes measure one after another, in the order of the list. Measuring begins when all processes have
-    compiled, or --compile seconds after the start with those that have compiled. Writes the file of each
-    stage when the stage ends."""
+    compiled. After --compile seconds, measuring begins with the processes that have compiled by then. Writes
+    the file of each stage when the stage ends."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu.py: ended"))
     parent = os.getppid()
     began = time.monotonic()
@@ -505,7 +506,7 @@ def make_report(args):
                 row(f"{of}: memory measured beside the plan", memory, "MB", peer=planned)
                 of_peak = (f"{rate['value']:.4g} {rate['unit']}" +
                            (f", {100 * rate['of_peak']:.1f}%" if rate["of_peak"] else ""))
-            elif speeds[own]:      # own_rate / ratio: the FLOPs of tinytrain's step by the peer's time
+            elif speeds[own]:      # own_rate / ratio: FLOPs of tinytrain's step / the peer's time
                 ratio = speeds[own] / speed
                 own_rate = value(f"{what}.{precision}.{own}", "matmuls and attention, whole step, mean")
                 of_peak = f"{own_rate / ratio:.4g}" if own_rate else None

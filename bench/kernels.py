@@ -4,11 +4,12 @@ warps a multiprocessor of compute capability 9.0 runs at a time. Needs no GPU.
     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. -c tinytrain_cuda.cu -o build/sm90.o
     python3 bench/kernels.py build/sm90.o                 # all kernels
     python3 bench/kernels.py build/sm90.o --targets       # the kernels that have a target, and their targets
-    python3 bench/kernels.py before.o after.o --targets   # both beside each other
+    python3 bench/kernels.py before.o after.o --targets   # kernels of both objects side by side
 
 An instance is named by its template arguments, as in the source; dtypes are f32, bf16, f16 and any.
-"instructions" counts all instructions of the kernel, "loop" those of its longest loop with both sides of
-every branch: for a kernel that takes 8 elements at a time, the most that 8 elements cost. Registers, threads
+"instructions" counts all instructions of the kernel. "loop" counts the instructions of the kernel's longest
+loop, with both sides of every branch. If a kernel takes 8 elements at a time, "loop" is the most that 8
+elements cost. Registers, threads
 and shared memory limit the warps (65,536 registers, allocated by 8 a thread, 228 KiB, 64 warps, 32 blocks).
 Shared memory that a launch asks for is not in the object and not counted. cuobjdump (CUDA toolkit) is looked
 for in PATH, or named by CUOBJDUMP."""
@@ -19,7 +20,8 @@ import re
 import subprocess
 import sys
 
-# The targets: for each kernel, by its printed name, a column of the table and its largest allowed value.
+# The targets: for each kernel, by its printed name, a column of the table and the column's largest allowed
+# value.
 TARGETS = {
     "each_group<op_act<GELU>, bf16, bf16>": ("loop", 250),
     "each_group<op_act_backward<GELU>, bf16, bf16>": ("loop", 250),

@@ -3,10 +3,10 @@
 
        build/logits FOLDER < texts.txt               a line is a text, for a BERT or DistilBERT classifier
        build/logits --ids FOLDER < ids.txt           a line is the token ids of a text, separated by spaces;
-                                                     a language model or a tagger prints a line for each
-                                                     token, any other text model a line for each text; a
-                                                     model without classifier prints embeddings
-       build/logits --ids FOLDER COPY < ids.txt      also saves the model, BERT or its kin, as COPY
+                                                     a language model, masked or not, or a tagger prints a
+                                                     line for each token, any other text model a line for
+                                                     each text; a model without classifier prints embeddings
+       build/logits --ids FOLDER COPY < ids.txt      also saves the model, an encoder of texts, as COPY
        build/logits --ids FOLDER ADAPTER COPY < ids.txt
                                                      with the adapter of a peft folder, which is also saved as
                                                      COPY
@@ -49,16 +49,19 @@ static void load(model *m, const char *folder, const char *adapter, const char *
     if (copy) check(m->ctx, m->is_lm ? tt_lm_lora_save(&m->lm, copy) : tt_bert_save(&m->bert, copy));
     const tt_bert_config *c = &m->bert.config;
     const bool embeds = c->task == TT_TASK_EMBED;
-    if (!m->is_lm) m->per_token = c->task == TT_TASK_TAGS;
+    const bool masked = !m->is_lm && c->task == TT_TASK_MASKED_LM;
+    if (!m->is_lm) m->per_token = masked || c->task == TT_TASK_TAGS;
     const int positions = m->is_lm ? m->lm.config.max_positions : c->max_positions;
     m->max = positions < MAX ? positions : MAX;
-    m->classes = m->is_lm ? m->lm.config.vocab_size : embeds ? c->hidden_size : c->classes;
+    m->classes = embeds ? c->hidden_size : masked ? c->vocab_size : c->classes;
+    if (m->is_lm) m->classes = m->lm.config.vocab_size;
     tt_compile_options o = tt_compile_options_default();
     o.train = false;
     tt_tape *t = m->tape = tt_tape_new(m->ctx);
     const int64_t rows = tt_axis(t, "tokens", m->max);
     m->in.ids = tt_input(t, "ids", TT_I32, rows, 1);
     m->in.positions = tt_input(t, "positions", TT_I32, rows, 1);
+    m->in.masked = m->in.positions; /* all rows */
     if (!m->is_lm) m->in.types = tt_input(t, "types", TT_I32, rows, 1);
     m->in.seq_start = tt_seq_start(t, "seq_start", 1);
     if (!m->is_lm) m->in.first = tt_input(t, "first", TT_I32, 1, 1);

@@ -1,22 +1,23 @@
-/* Shows the memory of fine-tuning a vision transformer, rung by rung: how much is still needed after each
-   technique. Plans tell it before anything is allocated.
+/* Shows the memory of fine-tuning a vision transformer, rung by rung: each rung adds a technique that saves
+   memory. Plans give the memory before anything is allocated.
 
-   The rungs are those of S. Raschka, "Optimizing memory usage for training LLMs and vision transformers in
-   PyTorch" (2023), which takes ViT-L/16 on 224 x 224 pixels and ten classes from 26.84 to 2.02 GB, and
-   techniques that tinytrain has beyond them. GB are 10^9 bytes. "planned" is the size of the step's one arena
-   on the device kind that --device names; "measured" is what the allocator gave for the arena in a real step
-   here (--measure, only on "cpu"), and "resident" by how much the resident memory grew. If something is
-   offloaded, "host" is the planned host memory, beside it what the allocator gave for that, and "copied" the
-   bytes copied to and from the host in a step of all micro-batches. With several ranks all figures are of one
-   rank. "plan s" are the seconds of recording, differentiating, choosing and planning together. --json: an
-   object a line with rung, planned_bytes, measured_bytes, extra_flops (a share of the step's), host_bytes,
-   host_measured_bytes, copied_bytes, article_gb; null where there is no value, and where a budget is too
-   small.
+   Many rungs are the techniques of S. Raschka, "Optimizing memory usage for training LLMs and vision
+   transformers in PyTorch" (2023). The article takes ViT-L/16 on 224 x 224 pixels and ten classes from 26.84
+   to 2.02 GB. The other rungs are further techniques of tinytrain. GB are 10^9 bytes. "planned" is the size
+   of the step's one arena on the device kind that --device names. With --measure, which needs "cpu", a real
+   step runs here: "measured" is the number of bytes that the allocator gave for the arena, and "resident" is
+   the growth of the resident memory. If something is offloaded, "host" is the planned host memory, beside the
+   bytes that the allocator gave for host memory, and "copied" are the bytes copied to and from the host in a
+   step of all micro-batches. With several ranks all figures are of one rank. "plan s" are the seconds of
+   recording, differentiating, choosing and planning together. --json: an object a line with rung,
+   planned_bytes, measured_bytes, extra_flops (a share of the step's), host_bytes, host_measured_bytes,
+   copied_bytes, article_gb; null where there is no value, and where a budget is too small.
 
    --fits shows the largest micro-batch whose plan, with AdamW, fits a GPU of 8, 12, 24 or 80 GB
-   (tt_largest_micro_batch). It assumes that CUDA's context and kernels take 0.7 GB of that. --json: an object
-   a line with model, precision, recompute, offload, card_gb, batch (0: not even 1 fits), planned_bytes,
-   next_bytes (planned for one more, with a budget that everything fits), and host_bytes.
+   (tt_largest_micro_batch). CUDA's context and kernels are assumed to take 0.7 GB of the GPU's memory.
+   --json: an object a line with model, precision, recompute, offload, card_gb, batch (0: not even 1 fits),
+   planned_bytes, next_bytes (the plan of a micro-batch larger by 1, with a budget that everything fits), and
+   host_bytes.
 
    --ranks N shows the memory of each of N ranks, by how the ranks share the work, for ViT-L/16 in fp32 on 64
    images and for a language model of 6.05 billion parameters (bench.h) in bf16-mixed on 4 sequences of 2048
@@ -188,8 +189,8 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     free(pixels);
 }
 
-/* Makes plans as small as the options allow: without room for the inputs of the next run, which tight budgets
-   give up first. */
+/* Makes plans as small as the options allow. The plans have no room for the inputs of the next run; a program
+   with a tight budget gives up that room first. */
 static const tt__attempt least_needed = {false, false, false, true, 0, 0};
 
 static tt_trainer *least_trainer(tt_context *ctx, const tt_model *m, const tt_train_options *o)
@@ -262,7 +263,7 @@ static result climb(const rung *g, bool run)
     return r;
 }
 
-/* Runs climb in a child process, so that the resident memory is that of one rung alone. */
+/* Calls climb() in a child process, so that the resident memory belongs to one rung alone. */
 static result climb_apart(const rung *g)
 {
     int ends[2], status = 0;
@@ -338,8 +339,8 @@ static tt_plan plan_of(const tt_model *m, const tt_train_options *o)
     return plan;
 }
 
-/* Returns the largest micro-batch within `room` bytes. *at: its plan (all 0 if not even one image or text
-   fits); *above: the plan of a micro-batch larger by one. */
+/* Returns the largest micro-batch within `room` bytes. *at: the plan of that micro-batch (all 0 if not
+   even one image or text fits); *above: the plan of a micro-batch larger by one. */
 static int largest(const subject *s, const tt_model *m, const char *precision, const struct policy *policy,
                    double room, tt_plan *at, tt_plan *above)
 {
@@ -349,8 +350,8 @@ static int largest(const subject *s, const tt_model *m, const char *precision, c
     if (!fits && tt_error_code(bench.ctx) != TT_ERR_BUDGET) bench_die("%s", tt_error(bench.ctx));
     o = subject_options(s, precision, policy, fits, room);
     if (fits) *at = plan_of(m, &o);
-    /* This plan needs a budget too, here one that everything fits: a budget keeps products of one x from
-       being joined. */
+    /* Any budget keeps products that read the same x from being joined. So that the plans are comparable,
+       this plan has a budget, too: one that everything fits. */
     o = subject_options(s, precision, policy, fits + 1, 1e15);
     *above = plan_of(m, &o);
     return fits;

@@ -44,8 +44,8 @@ import sys
 import tempfile
 import time
 
-# torch and transformers are imported where they are used. So this process stays small, because a child's
-# ru_maxrss starts from its parent's, even after an exec.
+# torch and transformers are imported where they are used, so that this process stays small. The ru_maxrss of
+# a child process starts from the ru_maxrss of its parent, even after an exec.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 PAIRS = {"32-true": "fp32", "bf16-mixed": "bf16 autocast", "bf16-true": "bf16 weights"}
 GEMMS = [(rows, n, m) for rows, d, ff in ((512, 768, 3072), (1536, 768, 3072), (6144, 768, 3072),
@@ -216,8 +216,8 @@ def inputs_of(tensors, b, args, dtype):
 
 
 def training(args, device="cpu", before_device=lambda: None):
-    """Returns two things: a function that does a training step on a batch, in one variant, and returns the
-    loss; and the batches of a file. Calls before_device() before the first use of the device."""
+    """Returns a function, and the batches of a file. The function does a training step of one variant on a
+    batch, and returns the loss. Calls before_device() before the first use of the device."""
     torch = threads(args.threads)
     from safetensors.torch import load_file
     torch.manual_seed(1)
@@ -278,8 +278,8 @@ def turns(args):
 
 
 def linear_speeds(torch, rows, n_in, n_out, dtype, least):
-    """Returns the GFLOP/s of F.linear's forward, dX and dW (as autograd computes them), each the best of the
-    runs of at least `least` seconds."""
+    """Returns the GFLOP/s of F.linear's forward, dX and dW (as autograd computes dX and dW). Each result is
+    the best of the runs of at least `least` seconds together."""
     x, w, dy = (torch.randn(*shape).to(dtype) for shape in ((rows, n_in), (n_out, n_in), (rows, n_out)))
     ops = {"forward": lambda: torch.nn.functional.linear(x, w), "dX": lambda: dy.mm(w),
            "dW": lambda: dy.t().mm(x)}

@@ -5,32 +5,35 @@
            Also the memory of ViT-L/16 in fp32, Adam, on 64 images on each of 4 ranks, ZeRO 3, blocks
            recomputed.
    reduce  An all-reduce between N ranks on the CPU (--cpu-ranks N) with one thread each, beside memcpy by the
-           same threads at the same time, each on its own memory. Both are in bytes that a rank reads and
-           writes, as the program sees them: each of n ranks with B bytes reads n slices of B / n and writes
-           one, then reads and writes the n - 1 others: (n + 1) B / n + 2 (n - 1) B / n. A memcpy of B bytes
-           reads and writes B. The time is that between two barriers of all ranks, so it includes waiting for
-           one another.
+           same threads at the same time, each on its own memory. The rates of the all-reduce and of memcpy
+           count the bytes that a rank reads and writes, as the program sees them. In the all-reduce, each of
+           `n` ranks with `B` bytes reads `n` slices of `B / n` bytes and writes one slice. Then the rank
+           reads and writes the other `n - 1` slices. Together: `(n + 1) B / n + 2 (n - 1) B / n`. A memcpy of
+           `B` bytes reads `B` and writes `B` bytes. The time lasts from one barrier of all ranks to the next,
+           and includes the waits of ranks for one another.
    step    Training steps of DistilBERT-base, --seqs x --length tokens, AdamW, on N ranks (--cpu-ranks N) with
            one thread each, beside N threads of one rank: one step of each in turn.
    replay  The time of a step on GPUs by its plan, without a GPU, and how long computation waits in it for
            links. An instruction takes as long as its FLOPs or its bytes take, whichever is longer; a group of
            collectives takes --latency, plus the time that the link needs for the bytes of the rank that loads
            most. Instructions run one after the other, except for what the plan lets run on other streams
-           until a WAIT. The rates of three machines are presets; --flops, --memory and --link replace those
-           of all.
+           until a WAIT. The rates of three machines are presets; --flops, --memory and --link replace the
+           rates of all three machines.
    offload A replay on one GPU of each of two of these machines, with a link of 50 or of 25 GB/s to the host's
            memory in each direction: ViT-L/16 on 64 images with the optimizer's state on the host, by
            precision and by when parameters are updated; then other models with more of the step on the host.
-           Each program is planned for the rates with which it is replayed. The peer of a row is the least
-           time that any order of copies leaves exposed: the longer of the copies in, less the computation
-           before the last instruction that waits for a copy in, and the copies out, less the computation
-           after the first instruction whose result is copied out. No copy lasts into the next step.
+           Each program is planned for the rates with which it is replayed. The peer of a row is the time
+           that computation must wait at least, in any order of copies. This time is the larger of two
+           numbers: the time of all copies to the device, less the computation before the last instruction
+           that waits for a copy to the device; and the time of all copies to the host, less the computation
+           after the first instruction whose result is copied to the host. No copy lasts into the next step.
 
    stages  Steps of pipelines, replayed action by action: the forward and the backward of each stage take the
-           time of their plans, a transfer begins when both stages are ready, and the step's end when all are.
-           This part prints the share of a step that stages wait, beside (S - 1) / (M + S - 1), which is that
-           share if all stages take equally long and transfers take no time; and the memory of the stage that
-           needs most.
+           time of their plans. A transfer begins when its two stages are ready. The end of the step, with the
+           update, begins when all stages are ready. This part prints the share of a step in which stages
+           wait, beside `(S - 1) / (M + S - 1)` for S stages and M micro-batches: the share if all stages take
+           equally long and transfers take no time. This part also prints the memory of the stage that needs
+           most.
    share   A table of the cost and the memory of each way to share a step among 8 H200s: the same 512 images
            of ViT-L/16, or 16 texts of 2048 tokens for a language model with 7 billion parameters.
    devices The step of that language model on 8 to 1024 H200s in machines of 8, with a link of 100 or of 400
@@ -497,7 +500,7 @@ static tt_tape part_of(const tt_program *q, tt__segment segment)
     return t;
 }
 
-/* Returns the seconds of a segment without the transfers from another stage, whose seconds go to *taken. */
+/* Returns the seconds of a segment without the transfers from another stage. *taken: seconds of transfers. */
 static double segment_seconds(const tt_program *q, tt__segment segment, const tt_costs *c, double *taken)
 {
     const tt_tape t = part_of(q, segment);
@@ -514,7 +517,7 @@ static double segment_seconds(const tt_program *q, tt__segment segment, const tt
 
 enum { MAX_STAGES = 64, MAX_MICROS = 64 };
 
-/* Seconds of a step. wait, transfer: sums over all stages, without the end of the step. */
+/* Seconds of a step. busy, wait, transfer: sums over all stages, without the end of the step. */
 typedef struct timing { double seconds, busy, wait, transfer, end; } timing;
 
 /* Times a step of `micros` micro-batches on each data rank. slow: the rates at the end of the step. */
@@ -543,7 +546,7 @@ static timing step_of(const tt_program *p, int micros, const tt_costs *c, const 
                 const int from = backward ? s + 1 : s - 1;
                 const bool comes = from >= 0 && from < stages;
                 const double sent = comes ? done[backward][from][m] : 0;
-                /* the stage before must have taken the previous gradient */
+                /* a backward waits until the stage before has taken the gradient of micro-batch m - 1 */
                 const bool keeps = backward && s > 0 && m > 0;
                 const double gone = keeps ? taken_at[s - 1][m - 1] : 0;
                 ready = sent >= 0 && gone >= 0;
@@ -597,7 +600,7 @@ static void stages(void)
             }
 }
 
-/* Returns the largest number of bytes that a rank loads from others in a step of `micros` micro-batches. */
+/* Returns the most bytes that a rank loads from other ranks in a step of `micros` micro-batches. */
 static double moved_in_step(const tt_program *p, int micros)
 {
     double max = 0, min;
@@ -658,7 +661,8 @@ static void devices(void)
         for (int gigabits = 100; gigabits <= 400; gigabits *= 4) {
             const tt_costs c = costs_of(&m, m.link);
             tt_costs slow = c;
-            /* each of the plan's two data ranks loads half of the shared bytes */
+            /* The plan has two data ranks, each of which loads half of the shared bytes. With `data` ranks, a
+               rank loads 2 (data - 1) / data times as many bytes: a slower link has the same effect. */
             const int data = n / way.pipeline;
             if (n > 8) slow.between_ranks = gigabits * 1e9 / 8 / (2.0 * (data - 1) / data);
             const timing t = step_of(x.p, way.micros, &c, &slow);

@@ -11,18 +11,18 @@
 
    On a GPU (--device cuda, in a build with tinytrain_cuda.cu and bench/gpu.cu) steps are timed as a whole,
    from a call of tt_train_batch to its return. Without --turns a step begins while the one before is in
-   flight, as in tt_fit. The peak is that of cuBLASLt, measured before and after the steps: the larger one.
-   Memory is the device memory in use (cudaMemGetInfo) after the steps, less the memory in use before the
-   model existed, which already held the CUDA context and cuBLASLt's kernels of that peak. So kernels, graphs
-   and whatever else CUDA keeps come on top of the plan.
+   flight, as in tt_fit. The peak is the rate of cuBLASLt's products, measured before and after the steps;
+   the larger of the two rates counts. Memory is the device memory in use (cudaMemGetInfo) after the steps,
+   less the memory in use before the model existed. The memory before already held the CUDA context and the
+   cuBLASLt kernels of the peak. So kernels, graphs and whatever else CUDA keeps come on top of the plan.
 
    With --ops each op is then timed by itself on the GPU: one step counts the launches, bytes and FLOPs of
    each op; in 5 more steps, events before and after each launch take the time.
 
-   With --estimate the costs of the device are measured before the steps and again after them
-   (tt_measure_costs). The time of a step by its plan, the mean of both, is printed beside the median step,
-   and on the CPU also beside the sum of the fastest times of all launches, which other load hardly
-   changes. */
+   With --estimate the costs of the device are measured before the steps, and again after the steps
+   (tt_measure_costs). The plan forecasts the time of a step from each measurement. The mean of the two
+   forecasts is printed beside the median step, and on the CPU also beside the sum of the fastest times of all
+   launches, which other load hardly changes. */
 
 #include "bench.h"
 
@@ -182,8 +182,8 @@ static double seconds_by_plan(tt_context *ctx, const tt_model *model, tt_train_o
     return plan.compute_seconds + plan.exposed_seconds;
 }
 
-/* --gpt2: makes the next token of its sequence the target of each token, in all batches. The caller frees the
-   targets. */
+/* --gpt2: returns the targets of all batches, which the caller frees. The target of a token is the next token
+   of the sequence. */
 static tt_array *next_tokens(bench_batches *all)
 {
     tt_array *targets = (tt_array *)malloc((size_t)all->n * sizeof *targets);

@@ -1,16 +1,17 @@
 /* Trains an encoder on the rows of a table, in the order of the table, and prints the loss of each step on a
    line of its own:
 
-       build/task_losses FOLDER TABLE
+       build/task_losses FOLDER TABLE [PARTS]
 
-   FOLDER is a Hugging Face folder, whose config.json says the task. No dropout, steps of 16 rows, one pass
+   FOLDER is a Hugging Face folder, whose files say the task. PARTS is the number of micro-batches of a step
+   (1); with PARTS, embeddings have the negatives of the whole step. No dropout, steps of 16 rows, one pass
    over the table, AdamW with the defaults of tt_train_options and lr 5e-4, a linear schedule with a tenth of
    the steps as warm-up. bench/task_losses.py writes folder and table, and does the same in PyTorch. */
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"
 
-static int train(tt_context *ctx, tt_bert *m, tt_loader *l)
+static int train(tt_context *ctx, tt_bert *m, tt_loader *l, bool parts)
 {
     const tt_model model = tt_bert_model(m);
     tt_train_options o = tt_train_options_default();
@@ -18,13 +19,15 @@ static int train(tt_context *ctx, tt_bert *m, tt_loader *l)
     o.schedule.lr = 5e-4f;
     o.schedule.total_steps = tt_loader_steps(l);
     o.schedule.warmup_steps = o.schedule.total_steps / 10;
+    if (parts && m->config.task == TT_TASK_EMBED) o.step_seqs = 2 * 16;
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     tt_batch b;
     tt_stats stats;
+    bool updated;
     tt_status status = t ? TT_OK : TT_ERR_ARGUMENT;
     while (status == TT_OK && tt_loader_next(l, &b)) {
-        status = tt_train_batch(t, &b, &stats, NULL);
-        if (status == TT_OK) printf("%.9g\n", stats.loss);
+        status = tt_train_batch(t, &b, &stats, &updated);
+        if (status == TT_OK && updated) printf("%.9g\n", stats.loss);
     }
     if (status == TT_OK) status = tt_loader_status(l);
     tt_trainer_free(t);
@@ -33,7 +36,7 @@ static int train(tt_context *ctx, tt_bert *m, tt_loader *l)
 
 int main(int argc, char **argv)
 {
-    if (argc != 3) return fprintf(stderr, "usage: task_losses FOLDER TABLE\n"), 2;
+    if (argc != 3 && argc != 4) return fprintf(stderr, "usage: task_losses FOLDER TABLE [PARTS]\n"), 2;
     tt_bert m = {0};
     tt_dataset *d = NULL;
     tt_loader *l = NULL;
@@ -51,9 +54,10 @@ int main(int argc, char **argv)
         tt_loader_options rows = tt_loader_options_default();
         rows.max_length = m.config.max_positions;
         rows.shuffle = false;
+        rows.accumulate = argc > 3 ? atoi(argv[3]) : 1;
         l = tt_loader_new(ctx, d, k, &rows);
         m.config.dropout = m.config.attention_dropout = m.config.classifier_dropout = 0;
-        ok = l && train(ctx, &m, l) == 0;
+        ok = l && train(ctx, &m, l, argc > 3) == 0;
     }
     if (!ok) fprintf(stderr, "task_losses: %s\n", tt_error(ctx));
     tt_loader_free(l), tt_dataset_free(d), tt_bert_free(&m), tt_tokenizer_free(k), tt_close(ctx);

@@ -10,6 +10,9 @@ The tasks, all made of the reviews' own texts and ratings:
     tags     of each word: B-NAME (a capital letter, not after a full stop), B-NUMBER (digits), B-GOOD and
              B-BAD (a list of words each), else O
     labels   each of five themes of which the review has a word
+    embed    the halves of a review are a pair: the contrastive loss of sentence-transformers
+             (MultipleNegativesRankingLoss), and, as "embed, in 4 parts", tinytrain's step of 4
+             micro-batches with the negatives of the whole step
 
 Each task gets a table of 16 reviews for each step, chosen by random.Random(1), and a small BERT with seeded
 random weights and the vocabulary of examples/data. bench/task_losses.c reads table and folder and trains by
@@ -19,7 +22,7 @@ gradients clipped to norm 1, lr 5e-4 with a tenth of the steps as warm-up and th
 the losses at the beginning and the end and their relative differences. The status is 1 if a difference, of
 a step or of the mean of the last quarter, exceeds --tolerance.
 
-needs: torch, transformers."""
+needs: torch, transformers; for embed sentence-transformers."""
 import argparse
 import json
 import os
@@ -45,7 +48,8 @@ THEMES = {"acting": "actor actors actress acting cast performance performances",
 HEADS = {"pairs": ("SequenceClassification", "single_label_classification", ["no", "yes"]),
          "scores": ("SequenceClassification", "regression", ["LABEL_0"]),
          "tags": ("TokenClassification", None, ["B-BAD", "B-GOOD", "B-NAME", "B-NUMBER", "O"]),
-         "labels": ("SequenceClassification", "multi_label_classification", sorted(THEMES))}
+         "labels": ("SequenceClassification", "multi_label_classification", sorted(THEMES)),
+         "embed": (None, None, []), "embed, in 4 parts": (None, None, [])}
 
 
 def reviews(folder, label, n):
@@ -77,7 +81,11 @@ def rows_of(task, folder, n):
     for text, rating in random.Random(2).sample(good + bad, n):
         there = {bare(w) for w in text.split()}
         themes = [t for t in sorted(THEMES) if there & set(THEMES[t].split())]
-        if task == "pairs":
+        if task.startswith("embed"):
+            words = text.split()
+            half = len(words) // 2
+            rows.append({"text": " ".join(words[:half]), "text_pair": " ".join(words[half:])})
+        elif task == "pairs":
             theme = sorted(THEMES)[len(rows) % len(THEMES)]
             rows.append({"text": theme, "text_pair": text, "label": ["no", "yes"][theme in themes]})
         elif task == "scores":
@@ -120,16 +128,36 @@ def theirs(task, model, tokenizer, rows, names, steps):
                                   lr=LR, betas=(0.9, 0.999), eps=1e-8)
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
     losses = []
+    if task.startswith("embed"):
+        from sentence_transformers.losses import MultipleNegativesRankingLoss
+        ranking = MultipleNegativesRankingLoss(model, scale=20)
     for s in range(steps):
-        x, labels = encoded(task, rows[s * BATCH:(s + 1) * BATCH], tokenizer, names)
-        loss = model(**x, labels=labels).loss
+        batch = rows[s * BATCH:(s + 1) * BATCH]
+        if task.startswith("embed"):
+            loss = ranking([model.preprocess([r[key] for r in batch]) for key in ("text", "text_pair")], None)
+        else:
+            x, labels = encoded(task, batch, tokenizer, names)
+            loss = model(**x, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 1.0)
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
     return losses
+
+
+def embedder(config, tokenizer, folder):
+    """Returns a model of sentence-transformers, and writes its folder."""
+    from sentence_transformers import SentenceTransformer, models
+    inner = os.path.join(folder, "inner")
+    transformers.BertModel(config).save_pretrained(inner)
+    tokenizer.save_pretrained(inner)
+    encoder = models.Transformer(inner, max_seq_length=MAX_TOKENS)
+    pooling = models.Pooling(config.hidden_size, pooling_mode="mean")
+    model = SentenceTransformer(modules=[encoder, pooling], device="cpu")
+    model.save(folder)
+    return model.train()
 
 
 def compare(task, folder, a):
@@ -143,13 +171,19 @@ def compare(task, folder, a):
     config = transformers.BertConfig(
         vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
         intermediate_size=512, max_position_embeddings=MAX_TOKENS, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0, id2label=dict(enumerate(names)),
-        label2id={n: k for k, n in enumerate(names)}, problem_type=problem)
+        attention_probs_dropout_prob=0.0)
+    if names:
+        config.problem_type, config.id2label = problem, dict(enumerate(names))
+        config.label2id = {n: k for k, n in enumerate(names)}
     torch.manual_seed(1)
-    model = getattr(transformers, "BertFor" + suffix)(config).train()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    ours = subprocess.run([a.program, folder, table], stdout=subprocess.PIPE, text=True, check=True).stdout
+    if task.startswith("embed"):
+        model = embedder(config, tokenizer, folder)
+    else:
+        model = getattr(transformers, "BertFor" + suffix)(config).train()
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    command = [a.program, folder, table] + (["4"] if task.endswith("in 4 parts") else [])
+    ours = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return theirs(task, model, tokenizer, rows, names, a.steps), [float(x) for x in ours.split()]
 
 

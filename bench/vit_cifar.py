@@ -22,8 +22,8 @@ S, with W = S // 10, the learning rate is --lr times
     s / W                                        while s < W
     (1 + cos(pi * (s - W) / (S - W))) / 2        after that
 The model sees pixel / 127.5 - 1. In training without --losses, one image of eleven is held out for
-validation, in each class its share. Each other image is padded by 4 zeros on all sides, cropped to a random
-32 x 32, and mirrored with probability 1/2.
+validation, an equal share of each class. Each other image is padded by 4 zeros on all sides, cropped to a
+random 32 x 32, and mirrored with probability 1/2.
 """
 import argparse
 import copy

@@ -46,7 +46,8 @@ static const char *const task_names[] = {"class", "labels", "scores", "tags", "e
     CLI_TRAINING_FLAGS(run)
 
 /* Sets run->batch for --batch max: the micro-batches become as large as memory and the number of examples
-   allow. tokens: of the longest text; 0: all examples have equal length. */
+   allow. tokens: number of tokens of the longest text; 0: all examples have equal
+   length. */
 static inline void choose_batch(tt_context *ctx, const classifier *x, int tokens, int64_t examples)
 {
     cli_training *run = x->run;
@@ -80,7 +81,7 @@ static inline tt_loader_options loader_options(const cli_training *run, bool tra
 
 /* --------------------------------------------------------------------------------------------------- data */
 
-/* Reduces a dataset to n examples, of each class its share; n = 0 keeps all. split: "train" or "test". */
+/* Reduces a dataset to n examples, an equal share of each class. n = 0: keeps all. split: "train", "test". */
 static inline tt_dataset *keep_some(tt_context *ctx, const cli_training *run, tt_dataset *d,
                                     const char *split, int n, const char *what)
 {
@@ -94,7 +95,7 @@ static inline tt_dataset *keep_some(tt_context *ctx, const cli_training *run, tt
     return part;
 }
 
-/* Returns the number of examples for --train plus a tenth for validation; 0: all. */
+/* Returns the number of examples for --train plus a tenth for validation, or 0 if --train is 0 (all). */
 static inline int with_held_out(const cli_training *run) { return run->train + (run->train + 9) / 10; }
 
 /* Reduces *d to the examples to train on. Returns the examples to validate on: `held`, or, if `held` is
@@ -130,7 +131,7 @@ static inline int by_plain_name(const void *x, const void *y)
     return order ? order : (n > m) - (n < m);
 }
 
-static inline bool same_number(const char *a, const char *b) /* as "1" and "1.0" are */
+static inline bool same_number(const char *a, const char *b) /* "1" and "1.0" are the same number */
 {
     char *of_a, *of_b;
     const double x = strtod(a, &of_a), y = strtod(b, &of_b);
@@ -145,8 +146,9 @@ static inline const char **names_of(const tt_dataset *d, char (*names)[64], int 
     return name;
 }
 
-/* Prints a line with the classes, labels, scores or tags to train on and their numbers of examples or words,
-   and a note on odd classes. what: "texts" or "images". */
+/* Prints a line with the names of the classes, labels, scores or tags to train on. For classes and labels the
+   line also has numbers of examples, for tags numbers of words. Prints notes about suspicious classes, such
+   as two similar names. what: "texts" or "images". */
 static inline void show_classes(const tt_dataset *d, const char *what)
 {
     const int classes = tt_dataset_classes(d), shown = classes > 12 ? 10 : classes;
@@ -347,9 +349,9 @@ static inline tt_trainer *predictor(tt_context *ctx, const classifier *x, bool n
     return make_trainer(ctx, x->run, &x->model, NULL, NULL, 0);
 }
 
-/* Prints a line for the example called `name`. The line ends with a tab and the name, and begins with the
-   likeliest class, a tab and its probability; with the labels whose probabilities are above 0.5, or "none";
-   or with the scores, or the numbers of the embedding. n: number of predictions. */
+/* Prints a line for the example called `name`: the prediction, a tab and the name. The prediction is the
+   likeliest class, a tab and the class's probability; or the labels whose probabilities are above 0.5, or
+   "none"; or the scores; or the numbers of the embedding. n: number of predictions. */
 static inline void show_prediction(const classifier *x, const float *prediction, int n, const char *name)
 {
     int best = 0, shown = 0;

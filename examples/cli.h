@@ -25,7 +25,7 @@
 
 static const char *cli_program = "program"; /* the program's name, from cli_parse */
 static const char *cli_path = "";           /* argv[0] */
-static char cli_process[96];                /* such as ", process 1 (host b)"; "" if there is one process */
+static char cli_process[96];                /* such as ", process 1 (host b)"; "" in a run of one process */
 
 /* Ends the program with an error message. */
 static inline void die(const char *format, ...)
@@ -89,19 +89,19 @@ static inline void must(tt_context *ctx, tt_status status)
 
 /* ------------------------------------------------------------------------------------------------ options */
 
-/* The type of an option's value. In the order of the enum, `to` points to a const char *, const char *, int,
-   double, size_t or bool. */
+/* The type of an option's value. `to` points to a const char * for TEXT and CHOICE, an int for INTEGER, a
+   double for NUMBER, a size_t for BYTES, and a bool for SWITCH. */
 typedef enum cli_type { CLI_TEXT, CLI_CHOICE, CLI_INTEGER, CLI_NUMBER, CLI_BYTES, CLI_SWITCH } cli_type;
 
 typedef struct cli_flag {
-    const char *name, *value; /* "--lr"; name of the option's value in --help: "X" */
+    const char *name, *value; /* such as "--lr"; the value's name in --help, such as "X" */
     cli_type type;
     void *to;                 /* the value; holds the default before cli_parse */
     const char *help;         /* text of --help, with the default added unless the text ends with ) or : */
-    double min, max;          /* bounds of an INTEGER or NUMBER; of a TEXT's bytes, if max > 0 */
-    const char *choices;      /* of a CHOICE: the words; of an INTEGER: a word that gives CLI_WORD */
-    const char *words_of;     /* library option whose words the CHOICE accepts; NULL: see `choices` */
-    const char *also;         /* another library option that has the words, too; NULL: none */
+    double min, max;          /* bounds of an INTEGER or NUMBER; if max > 0, also of a TEXT's length */
+    const char *choices;      /* words of a CHOICE; or a word that sets an INTEGER to CLI_WORD */
+    const char *words_of;     /* library option whose words a CHOICE accepts; NULL: `choices` has them */
+    const char *also;         /* name of a flag that accepts the words, too: see cli_meant; or NULL */
     bool *given;              /* set to true if the command line has the option; or NULL */
 } cli_flag;
 
@@ -126,8 +126,8 @@ static inline int cli_index(const char *value, const char *words)
     return -1;
 }
 
-/* Returns the words of a CHOICE with spaces between, until the next call. The word "custom" is left out: a
-   command line cannot name a function. */
+/* Returns the words of a CHOICE, with spaces between words. The result is valid until the next call. The word
+   "custom" is left out, because a command line cannot name a function. */
 static inline const char *cli_words(const cli_flag *f)
 {
     static char words[256];
@@ -225,8 +225,8 @@ static inline int cli_distance(const char *a, const char *b)
     return row[n];
 }
 
-/* Ends the program because an argument is no option. The message names the most similar option, or the option
-   that other programs call so. */
+/* Ends the program because an argument is no option. The message names the option that is called
+   by the argument in other programs, or the option with the most similar name. */
 static inline void cli_unknown(const cli_flag *flags, int count, const char *argument)
 {
     static const char *const known[][2] = {
@@ -270,7 +270,8 @@ static inline bool cli_bytes(const char *text, size_t *bytes)
     return false;
 }
 
-/* Returns the option that a value after f belongs to: f, or an option (`also`) whose words f accepts too. */
+/* Returns the option that the value of f sets. This is an option whose field `also` names f, if that option
+   has the value among its words; else f. */
 static inline const cli_flag *cli_meant(const cli_flag *flags, int count, const cli_flag *f,
                                         const char *value)
 {
@@ -282,8 +283,9 @@ static inline const cli_flag *cli_meant(const cli_flag *flags, int count, const 
 }
 
 /* Reads the first item NAME=NUMBER of a list with commas between its items, and moves *list behind the item.
-   Sets *name to the item, and *number to its number, at least 0. Returns the length of NAME. Ends the program
-   if the item has another form; must: the option, and what it must be beside a list. */
+   Sets *name to the item, and *number to NUMBER, which is at least 0. Returns the length of NAME. If the item
+   has another form, ends the program with an error that begins with `must`: the option's name, and which
+   values beside a list the option accepts. */
 static inline int cli_pair(const char *must, const char **list, const char **name, double *number)
 {
     const char *item = *list;
@@ -737,7 +739,7 @@ static inline void check_training(cli_training *run)
     if (run->label_smoothing == 1) die("--label-smoothing is 1, but must be 0 or more and below 1");
 }
 
-/* Returns the rules of --lr-rules; NULL: none. Reads them in its first call. */
+/* Returns the rules of --lr-rules, or NULL if the option is not set. The first call reads the rules. */
 static inline const tt_lr_rule *lr_rules_of(const cli_training *run)
 {
     static tt_lr_rule rules[33];
@@ -814,7 +816,8 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.schedule.total_steps = total_steps;
     o.schedule.warmup_steps = (int64_t)(run->warmup * (double)total_steps);
     o.schedule.decay_steps = (int64_t)fmax(1, run->cooldown * (double)total_steps);
-    if (o.schedule.decay_steps > total_steps - o.schedule.warmup_steps) /* the decay follows the warm-up */
+    /* Shortens a decay that would begin before the warm-up ends. */
+    if (o.schedule.decay_steps > total_steps - o.schedule.warmup_steps)
         o.schedule.decay_steps = total_steps - o.schedule.warmup_steps;
     if (run->budget && !run->gpu) {
         const int ranks = run->parallel.data * run->parallel.tensor * run->parallel.pipeline;
@@ -834,8 +837,8 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     return o;
 }
 
-/* Sets the number of micro-batches of a step on a data rank, on which choices for --budget depend, unless a
-   pipeline takes the number from --micros. accumulate: micro-batches of each group. */
+/* Sets the number of micro-batches of a step on a data rank; choices for --budget depend on the number. In a
+   pipeline, --micros sets the number instead. accumulate: micro-batches of each group. */
 static inline void expect_micros(tt_train_options *o, int accumulate)
 {
     const int micros = accumulate * o->compile.parallel.groups;

@@ -206,7 +206,7 @@ static inline tt_dataset *imdb_open(tt_context *ctx, const char *folder, const c
 enum { CIFAR_CLASSES = 10, CIFAR_SIDE = 32, CIFAR_PLANE = CIFAR_SIDE * CIFAR_SIDE };
 enum { CIFAR_PIXELS = 3 * CIFAR_PLANE };
 
-/* The images of a CIFAR-10 dataset, which the dataset reads from here: free them after the dataset. */
+/* The images of a CIFAR-10 dataset. The dataset reads the pixels here, so free the dataset first. */
 typedef struct cifar {
     uint8_t *pixels; /* (images, CIFAR_PIXELS) */
     int *labels;     /* (images) */
@@ -371,7 +371,8 @@ static inline const char *pnm_read(const uint8_t *bytes, size_t n, bool whole, t
     return NULL;
 }
 
-/* Returns the orientation of a JPEG in EXIF's numbers, 1 to 8; 1 (upright) if the file has no entry. */
+/* Returns the orientation of a JPEG, as EXIF numbers orientations: 1 to 8. Returns 1 (upright) if the file
+   has no orientation. */
 static inline int jpeg_orientation(const uint8_t *bytes, size_t n)
 {
     size_t at = 2, end;

@@ -42,7 +42,7 @@ static int train(void)
     tt_dataset *held, *d = read_training(ctx, &opt.run, &opt.table, &held);
     make_model(ctx, &x.m, tt_tokenizer_size(x.k), d, held);
     const classifier c = classifier_of(&x);
-    /* Reads the test data before training, so that training does not end with an error in them. */
+    /* Reads the test data before training, so that an error in the data shows up before training. */
     tt_dataset *later = opt.run.plan ? NULL : read_test(ctx, &opt.run, &opt.table, c.names, c.model.classes);
     if (later && !tt_dataset_count(later))
         printf("note: '%s' has no rows to test on, so the test is left out\n", opt.run.data);

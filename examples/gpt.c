@@ -6,6 +6,8 @@
        build/gpt --model gpt2/ --data texts/ --out tuned
    Low-rank adapters of a checkpoint, which are saved as a peft folder:
        build/gpt --model gpt2/ --data texts/ --lora 8 --out adapter
+   A checkpoint on conversations, by the chat template of its folder; then talk to it:
+       build/gpt --model qwen/ --data chats.jsonl --whole --out talks && build/gpt --out talks --chat
    Continue a text with a checkpoint, with the trained model, or with the trained adapters:
        build/gpt --model gpt2/ --generate "Once upon a time"
        build/gpt --out tuned --generate "Once upon a time" --temperature 0.7
@@ -21,14 +23,14 @@ static struct {
     cli_lm lm;        /* the options of models and sampling */
     const char *separator, *generate;
     double held;
-    bool across;
+    bool across, chat;
 } opt = {.run = {CLI_TRAINING_DEFAULT, .schedule = "cosine"}, .lm = LM_DEFAULT, .held = 0.05};
 
 /* ----------------------------------------------------------------------------------------------- training */
 typedef struct trained { const tt_lm *m; const tt_tokenizer *k; } trained;
 static tt_token_stream *read_data(tt_context *ctx, const tt_tokenizer *k, const tt_lm *m);
 static tt_status keep(void *user);
-static void continue_text(const char *folder, const char *adapter, const char *text);
+static void answer(const char *folder, const char *adapter, const char *text);
 
 static int train(void)
 {
@@ -48,7 +50,7 @@ static int train(void)
     const tt_model model = tt_lm_model(&m);
     tt_trainer *t = make_trainer(ctx, &opt.run, &model, source, other, opt.run.epochs);
     printf("%lld tokens to train on, %lld for validation; ", (long long)tt_token_stream_count(s),
-           (long long)(held ? apart : 0));
+           (long long)(held ? tt_token_stream_count(held) : 0));
     printf("%s of %.1f million parameters, %d threads, %s\n", opt.run.model ? opt.run.model : opt.lm.kind,
            1e-6 * (double)tt_program_plan(tt_trainer_program(t)).params, tt_threads(ctx), tt_isa(ctx));
     trained x = {&m, k};
@@ -63,26 +65,21 @@ static int train(void)
         printf(" on %.0f held-out tokens\n", of.targets);
     }
     const bool alone = tt_processes(ctx) == 1, adapts = opt.lm.lora || opt.lm.adapter;
+    const char *ending = strrchr(opt.run.data, '.');
     tt_trainer_free(t), tt_token_loader_free(l), tt_token_loader_free(validation);
     tt_token_stream_free(held), tt_token_stream_free(s), tt_lm_free(&m), tt_tokenizer_free(k), tt_close(ctx);
     if (!opt.run.finished || result) return result;
     printf("saved: %s\n\n", opt.run.out);
-    if (alone) /* only a single process generates text */
-        continue_text(adapts ? opt.run.model : opt.run.out, adapts ? opt.run.out : NULL,
-                      opt.run.model ? "" : "It is a truth ");
+    if (alone && !(ending && strcmp(ending, ".jsonl") == 0)) /* only a single process generates text */
+        answer(adapts ? opt.run.model : opt.run.out, adapts ? opt.run.out : NULL,
+               opt.run.model ? "" : "It is a truth ");
     return 0;
 }
 
 /* ------------------------------------------------------------------------------------------- continuation */
-static bool show_text(void *user, const char *text, size_t bytes)
-{
-    (void)user;
-    fwrite(text, 1, bytes, stdout);
-    return fflush(stdout) == 0 && !stop_signal;
-}
-
-/* Continues a text with the model of a folder, in a new context. adapter: a peft folder, or NULL for none. */
-static void continue_text(const char *folder, const char *adapter, const char *text)
+/* Continues a text, or answers standard input if `text` is NULL, with the model of a folder, in a new
+   context. adapter: a peft folder, or NULL for none. */
+static void answer(const char *folder, const char *adapter, const char *text)
 {
     tt_context *ctx = open_context(opt.run.seed, opt.run.threads, opt.run.timeout);
     tt_lm m;
@@ -94,36 +91,15 @@ static void continue_text(const char *folder, const char *adapter, const char *t
         must(ctx, tt_lm_lora_merge(&m)); /* makes generation faster */
     }
     tt_tokenizer *k = open_tokenizer(ctx, folder, &m);
-    const size_t bytes = strlen(text);
-    const tt_encoding prompt = {.text = text, .bytes = bytes, .special = true};
-    const int64_t n = k ? tt_tokenizer_encode(k, &prompt) : (int64_t)bytes;
-    const int64_t max = (n > 1 ? n : 1) + opt.lm.tokens;
-    tt_generator_options o = tt_generator_options_default();
-    const char *all = opt.run.device ? opt.run.device : "";
-    char device[64]; /* the first device of --device: one device generates */
-    snprintf(device, sizeof device, "%.*s", (int)strcspn(all, "*,"), all);
-    if (*all) o.compile.device = device;
-    o.compile.precision = opt.run.precision;
-    o.compile.memory_budget = opt.run.budget;
-    o.context = (int)(max < m.config.max_positions ? max : m.config.max_positions);
+    const tt_encoding prompt = {.text = text ? text : "", .bytes = text ? strlen(text) : 0, .special = true};
+    const int64_t n = k ? tt_tokenizer_encode(k, &prompt) : (int64_t)prompt.bytes;
     if (n < 0) die("out of memory");
-    if (n >= o.context)
-        die("--generate: the text has %lld tokens, but must have fewer than the model's %d positions",
-            (long long)n, o.context);
-    tt_generator *g = (tt_generator *)made(ctx, tt_generator_new(&m, &o));
+    const int64_t tokens = text ? (n > 1 ? n : 1) + opt.lm.tokens : chat_tokens(&opt.lm, &m);
+    tt_generator *g = generator_of(ctx, &m, &opt.run, tokens, text ? n : 0);
     const tt_sampling s = sampling_of(&opt.lm, opt.run.seed);
-    int count;
-    struct timespec t[2];
-    show_text(NULL, text, bytes);
     handle_signals(true);
-    clock_gettime(CLOCK_MONOTONIC, &t[0]);
-    const tt_status status = tt_generate_text(g, k, text, &s, show_text, NULL, &count);
-    clock_gettime(CLOCK_MONOTONIC, &t[1]);
-    handle_signals(false);
-    printf("\n");
-    must(ctx, status);
-    const double seconds = (double)(t[1].tv_sec - t[0].tv_sec) + 1e-9 * (double)(t[1].tv_nsec - t[0].tv_nsec);
-    if (isatty(STDERR_FILENO)) fprintf(stderr, "[%d tokens, %.1f a second]\n", count, count / seconds);
+    if (text) continue_text(ctx, g, k, text, &s);
+    else chat(ctx, g, k, &m, &s, tokens);
     tt_generator_free(g), tt_lm_free(&m), tt_tokenizer_free(k), tt_close(ctx);
 }
 
@@ -134,6 +110,7 @@ static tt_token_stream *read_data(tt_context *ctx, const tt_tokenizer *k, const 
     tt_stream_options o = tt_stream_options_default();
     o.tokenizer = k;
     o.separator = opt.separator;
+    o.all_tokens = opt.lm.all_tokens;
     o.vocab = m->config.vocab_size;
     o.end = k ? tt_tokenizer_special(k, TT_TOKEN_EOS) : BYTES - 1;
     if (o.end < 0 && m->n_stop) o.end = m->stop[0];
@@ -154,8 +131,8 @@ static tt_status keep(void *user)
 /* ------------------------------------------------------------------------------------------- command line */
 static const cli_flag flags[] = {
     {"--data", "PATH", CLI_TEXT, &opt.run.data,
-     .help = "text file, folder of *.txt, or .bin file of token ids of 2 or 4 bytes, as nanoGPT and llm.c "
-     "write (examples/data/pride_and_prejudice.txt)"},
+     .help = "text file, folder of *.txt, .jsonl file of conversations, or .bin file of token ids of 2 or 4 "
+     "bytes, as nanoGPT and llm.c write (examples/data/pride_and_prejudice.txt)"},
     {"--separator", "LINE", CLI_TEXT, &opt.separator,
      .help = "a line that separates two documents of a text, such as '<|endoftext|>'; '' for empty lines "
      "(none: a file is one document)", .max = 1000},
@@ -174,6 +151,8 @@ static const cli_flag flags[] = {
     CLI_TRAINING_FLAGS(opt.run),
     {"--generate", "TEXT", CLI_TEXT, &opt.generate,
      .help = "continue TEXT with the model in --model, or else in --out"},
+    {"--chat", "", CLI_SWITCH, &opt.chat,
+     .help = "answer each line of standard input with the model in --model, or else in --out"},
     LM_SAMPLING_FLAGS(opt.lm),
 };
 
@@ -182,18 +161,20 @@ int main(int argc, char **argv)
     cli_training *run = &opt.run;
     cli_parse(argc, argv, flags, CLI_COUNT(flags), "gpt",
               "Trains language models and continues texts with them.");
-    check_lm(&opt.lm, run, opt.generate != NULL);
+    check_lm(&opt.lm, run, opt.generate || opt.chat);
     if (!run->batch) run->batch = run->accumulate * (run->model ? 8 : 2);
     check_training(run);
-    if (!run->data && !opt.generate) run->data = sample_data("pride_and_prejudice.txt");
+    const bool trains = !opt.generate && !opt.chat;
+    if (!trains && opt.generate && opt.chat) die("--generate and --chat: name one of them");
+    if (!run->data && trains) run->data = sample_data("pride_and_prejudice.txt");
     if (!run->epochs) run->epochs = run->model ? 1 : 2;
     if (run->lr == 0) run->lr = run->model ? 5e-5 : 1e-3;
-    if (!opt.generate) return train();
+    if (trains) return train();
     const char *folder = run->model ? run->model : run->out;
     if (!run->model && holds(folder, "adapter_config.json"))
         die("'%s' holds an adapter: name its model with --model, and the adapter with --adapter", folder);
     if (!run->model && !holds(folder, "config.json"))
         die("'%s' holds no trained model: name one with --model, or train first", folder);
-    continue_text(folder, opt.lm.adapter, opt.generate);
+    answer(folder, opt.lm.adapter, opt.generate);
     return 0;
 }

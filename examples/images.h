@@ -150,8 +150,8 @@ static const char *decode_bytes(char *file, size_t n, tt_image *image)
     return wrong;
 }
 
-/* Reads an upright image from a file. Returns NULL, or the reason why it cannot be read, which is valid until
-   the thread's next call. */
+/* Reads an upright image from a file. Returns NULL, or the reason why the file cannot be read. The reason is
+   valid until the thread's next call. */
 static const char *decode(const char *path, tt_image *image)
 {
     static __thread char why[DATASET_WHY];
@@ -253,7 +253,7 @@ static void check_files(image_files *f, bool skip)
     printf("note: left out: '%s' cannot be read (%s)%s\n", first.path, first.wrong, more);
 }
 
-/* Returns the image files root/CLASS/FILE. A second call with one root reads nothing. Folders without an
+/* Returns the image files root/CLASS/FILE. A second call with the same root reads nothing. Folders without an
    image, and __MACOSX from archives, are no classes. */
 static const image_files *read_classes(const char *root, bool skip)
 {
@@ -298,8 +298,8 @@ static const image_files *read_classes(const char *root, bool skip)
     return f;
 }
 
-/* Returns the image files of DIR/split/CLASS, or of DIR/CLASS if DIR has no splits; then every tenth file of
-   a class is "test", and all others are "train". */
+/* Returns the image files of DIR/split/CLASS. If DIR has no splits, returns files of DIR/CLASS: every tenth
+   file of a class if split is "test", else all other files. */
 static image_files read_folder(const char *data, const char *split, bool skip)
 {
     char *root = join(data, split);

@@ -8,6 +8,7 @@ typedef struct cli_lm {
     int layers, hidden, heads, length, lora, tokens, top_k;
     double lora_alpha, temperature, top_p, penalty;
     bool shaped; /* the command line has --kind, --layers, --hidden or --heads */
+    bool whole, all_tokens;
 } cli_lm;
 
 #define LM_DEFAULT \
@@ -34,7 +35,11 @@ typedef struct cli_lm {
     {"--adapter", "DIR", CLI_TEXT, &(lm).adapter, \
      .help = "with --model: a peft folder, whose adapter the model gets before training or --generate"}, \
     {"--length", "N", CLI_INTEGER, &(lm).length, .help = "tokens of a window (0: 256, or as many as the " \
-     "model has positions if fewer)", .max = 1e6}
+     "model has positions if fewer); with --chat, of a conversation (0: 4096, or as many)", .max = 1e6}, \
+    {"--whole", "", CLI_SWITCH, &(lm).whole, \
+     .help = "a window is one document or conversation, cut to --length"}, \
+    {"--all-tokens", "", CLI_SWITCH, &(lm).all_tokens, \
+     .help = "learn all tokens of conversations, not only the answers"}
 #define LM_SAMPLING_FLAGS(lm) \
     {"--tokens", "N", CLI_INTEGER, &(lm).tokens, .help = "largest number of tokens of the answer", .min = 1, \
      .max = 1e6}, \
@@ -53,7 +58,7 @@ static inline void check_lm(cli_lm *lm, const cli_training *run, bool generates)
         die("--kind, --layers, --hidden and --heads shape a new model, but --%s %s: leave them out",
             run->model ? "model" : "generate", run->model ? "has its own shape" : "uses a trained one");
     if (generates && (run->data || run->resume))
-        die("--generate trains nothing: leave out --data and --resume");
+        die("--generate trains nothing, nor does --chat: leave out --data and --resume");
     if (lm->hidden % lm->heads)
         die("--hidden is %d, but must be a multiple of --heads, %d", lm->hidden, lm->heads);
     if (!(lm->top_p > 0)) die("--top-p is %g, but must be above 0 and at most 1 (all tokens)", lm->top_p);
@@ -127,9 +132,141 @@ static inline tt_token_loader *windows_of(tt_context *ctx, const tt_token_stream
     o.accumulate = run->accumulate;
     o.length = lm->length;
     o.across = across;
+    o.whole = lm->whole;
     o.shuffle = train;
     o.parallel = run->parallel;
     return (tt_token_loader *)made(ctx, tt_token_loader_new(ctx, s, &o));
+}
+
+/* Makes a generator for at most `tokens` tokens, on the first device of --device. n: tokens of the prompt. */
+static inline tt_generator *generator_of(tt_context *ctx, const tt_lm *m, const cli_training *run,
+                                         int64_t tokens,
+                                         int64_t n)
+{
+    tt_generator_options o = tt_generator_options_default();
+    const char *all = run->device ? run->device : "";
+    char device[64];
+    snprintf(device, sizeof device, "%.*s", (int)strcspn(all, "*,"), all);
+    if (*all) o.compile.device = device;
+    o.compile.precision = run->precision;
+    o.compile.memory_budget = run->budget;
+    o.context = (int)(tokens < m->config.max_positions ? tokens : m->config.max_positions);
+    if (n >= o.context)
+        die("--generate: the text has %lld tokens, but must have fewer than the model's %d positions",
+            (long long)n, o.context);
+    return (tt_generator *)made(ctx, tt_generator_new(m, &o));
+}
+
+static inline bool show_text(void *user, const char *text, size_t bytes)
+{
+    (void)user;
+    fwrite(text, 1, bytes, stdout);
+    return fflush(stdout) == 0 && !stop_signal;
+}
+
+static inline void continue_text(tt_context *ctx, tt_generator *g, const tt_tokenizer *k, const char *text,
+                                 const tt_sampling *s)
+{
+    int count;
+    struct timespec t[2];
+    show_text(NULL, text, strlen(text));
+    clock_gettime(CLOCK_MONOTONIC, &t[0]);
+    const tt_status status = tt_generate_text(g, k, text, s, show_text, NULL, &count);
+    clock_gettime(CLOCK_MONOTONIC, &t[1]);
+    handle_signals(false);
+    printf("\n");
+    must(ctx, status);
+    const double seconds = (double)(t[1].tv_sec - t[0].tv_sec) + 1e-9 * (double)(t[1].tv_nsec - t[0].tv_nsec);
+    if (isatty(STDERR_FILENO)) fprintf(stderr, "[%d tokens, %.1f a second]\n", count, count / seconds);
+}
+
+/* ---- conversations */
+enum { CHAT_MESSAGES = 1000, CHAT_LINE = 65536 };
+
+/* Returns the max number of tokens of a conversation. */
+static inline int chat_tokens(const cli_lm *lm, const tt_lm *m)
+{
+    const int tokens = lm->length ? lm->length : 4096;
+    return tokens < m->config.max_positions ? tokens : m->config.max_positions;
+}
+
+static inline bool show_token(void *stream, int seq, int32_t id)
+{
+    size_t bytes;
+    const char *text = tt_decode_stream_put((tt_decode_stream *)stream, &id, 1, &bytes);
+    (void)seq;
+    return text && show_text(NULL, text, bytes);
+}
+
+/* Returns the ids of the conversation's text with the start of an answer, which the caller frees, and their
+   number. */
+static inline int32_t *chat_prompt(tt_context *ctx, const tt_tokenizer *k, const tt_message *messages, int n,
+                                   int64_t *count)
+{
+    const int64_t bytes = tt_tokenizer_chat(k, messages, n, true, NULL, 0);
+    if (bytes < 0) die("%s", tt_error(ctx));
+    char *text = (char *)malloc((size_t)bytes + 1);
+    if (!text) die("out of memory");
+    tt_tokenizer_chat(k, messages, n, true, text, (size_t)bytes + 1);
+    tt_encoding e = {.text = text, .bytes = (size_t)bytes};
+    e.room = tt_tokenizer_encode(k, &e);
+    e.ids = e.room < 0 ? NULL : (int32_t *)malloc(sizeof *e.ids * (size_t)(e.room + 1));
+    if (!e.ids) die("out of memory");
+    *count = tt_tokenizer_encode(k, &e);
+    free(text);
+    return e.ids;
+}
+
+/* Answers each line of standard input, until its end. tokens: the generator's context. */
+static inline void chat(tt_context *ctx, tt_generator *g, const tt_tokenizer *k, const tt_lm *m,
+                        const tt_sampling *s,
+                        int64_t tokens)
+{
+    static tt_message messages[CHAT_MESSAGES];
+    static char line[CHAT_LINE];
+    int32_t *out = (int32_t *)malloc(sizeof *out * (size_t)s->max_new), *stop = NULL;
+    tt_sampling own = *s;
+    int n = 0;
+    if (!k)
+        die("--chat needs a chat template, but the model's tokens are bytes: name a model with a tokenizer");
+    if (!out || !(stop = (int32_t *)malloc(sizeof *stop * (size_t)(m->n_stop + 1)))) die("out of memory");
+    for (int i = 0; i < m->n_stop; i++) stop[i] = m->stop[i];
+    stop[m->n_stop] = tt_tokenizer_special(k, TT_TOKEN_EOS); /* ends an answer by most chat templates */
+    own.stop = stop;
+    own.n_stop = m->n_stop + (stop[m->n_stop] >= 0);
+    own.token = show_token;
+    for (bool asks = isatty(STDIN_FILENO); n + 2 <= CHAT_MESSAGES && !stop_signal; n++) {
+        if (asks) show_text(NULL, "> ", 2);
+        if (!fgets(line, sizeof line, stdin)) break;
+        line[strcspn(line, "\r\n")] = 0;
+        messages[n].role = "user";
+        if (!(messages[n++].content = strdup(line))) die("out of memory");
+        int64_t count;
+        int32_t *ids = chat_prompt(ctx, k, messages, n, &count);
+        if (count >= tokens)
+            die("the conversation has %lld tokens, but must have fewer than %lld: set --length to more, or "
+                "begin anew",
+                (long long)count, (long long)tokens);
+        const int32_t start[2] = {0, (int32_t)count};
+        int given;
+        size_t bytes;
+        own.user = tt_decode_stream_new(k, true);
+        must(ctx, tt_generate(g, ids, start, 1, &own, out, &given));
+        const char *last = tt_decode_stream_end((tt_decode_stream *)own.user, &bytes);
+        if (last) show_text(NULL, last, bytes);
+        tt_decode_stream_free((tt_decode_stream *)own.user);
+        show_text(NULL, "\n", 1);
+        const int64_t length = tt_tokenizer_decode(k, out, given, true, NULL, 0);
+        char *text = length < 0 ? NULL : (char *)malloc((size_t)length + 1);
+        if (!text) die("out of memory");
+        tt_tokenizer_decode(k, out, given, true, text, (size_t)length + 1);
+        messages[n].role = "assistant";
+        messages[n].content = text;
+        free(ids);
+    }
+    while (n--) free((char *)(uintptr_t)messages[n].content);
+    free(out), free(stop);
+    handle_signals(false);
 }
 
 #endif

@@ -47,7 +47,7 @@ static inline char *sample_of(const cli_table *table)
     return sample_data(samples[cli_index(table->task, TASKS)]);
 }
 
-/* Sets the task, unless the command line has it, to that of the model to start from, or else to classes. */
+/* If the command line has no --task, sets the task to the task of the model to start from, or to "class". */
 static inline void choose_task(tt_context *ctx, const cli_training *run, cli_table *table)
 {
     tt_head head = {TT_TASK_CLASS, 0};
@@ -139,8 +139,8 @@ static inline void show_tags(tt_context *ctx, const classifier *x, tt_trainer *t
     memset(&one, 0, sizeof one);
     one.text = text;
     one.bytes = strlen(text);
-    /* Gives word w the tag w % n. The loader gives the word's first token this tag, which thus finds the word
-       below. */
+    /* Gives word w the tag `w % n`. The loader copies the tag to the word's first token. The tags tell below
+       to which word a token belongs. */
     tt_word *words = (tt_word *)made(NULL, calloc(one.bytes + 1, sizeof *words));
     for (const char *at = text + strspn(text, " "); *at; at += strspn(at, " "), count++) {
         words[count].begin = (size_t)(at - text);
@@ -174,7 +174,7 @@ static inline void show_tags(tt_context *ctx, const classifier *x, tt_trainer *t
 }
 
 /* Predicts a text, and prints the prediction. pairs: a tab divides the text from its second text.
-   predictions: (n) the classes, labels or scores, or the columns of an embedding. */
+   predictions: room for n numbers, one for each class, label, score or column of an embedding. */
 static inline void show_text(tt_context *ctx, const classifier *x, tt_trainer *t, const tt_tokenizer *k,
                              const char *text, bool pairs, float *predictions, int n)
 {

@@ -79,7 +79,7 @@ static tt_loader *loader_of(tt_context *ctx, const void *self, const tt_dataset 
     tt_image_options image = tt_vit_image_options((const tt_vit *)self);
     const int side = image.height, short_side = image.resize_shortest, tall = image.resize_height;
     image.flip = image.random_crop = train && opt.augment;
-    if (image.random_crop) { /* shifts by up to an eighth; a resized image may have part of that margin */
+    if (image.random_crop) { /* shifts by up to side / 8; pads what the image lacks for the shift */
         const int lacks = side - (short_side ? short_side : tall ? tall : side);
         const int pad = (2 * (side / 8) + lacks + 1) / 2;
         image.pad = pad < 0 ? 0 : pad;
@@ -113,8 +113,8 @@ static void test(void)
     tt_vit_free(&m), free_images(&x), tt_close(ctx);
 }
 
-/* Finds errors before training that would otherwise show up after training: test images must exist and have
-   the classes to train on, and so must a run to resume. */
+/* Finds errors that would otherwise show up only after training. Test images must exist, and must have the
+   classes to train on. A run to resume must have these classes, too. */
 static void check_before(const tt_dataset *d, const classifier *c)
 {
     images x;

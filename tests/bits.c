@@ -227,7 +227,8 @@ static tt_context *open_context(void)
     return tt_open(&o);
 }
 
-/* Returns the config of BERT, DistilBERT or MiniLM: heads of 16, 32 and 32 columns; MiniLM has no pooler. */
+/* Returns the config of BERT, DistilBERT or MiniLM. A head of BERT has 16 columns, a head of the other two
+   models has 32. MiniLM has no pooler. */
 static tt_bert_config config_of(const one_case *c)
 {
     bool distil = c->model == DISTILBERT, minilm = c->model == MINILM || c->model == POOLED;
@@ -397,8 +398,8 @@ static void own_params(tt_context *ctx, tt_param *p[OWN_PARAMS])
     }
 }
 
-/* Records causal attention with a scale, whose queries and keys are one value; views; and a weighted squared
-   error. Shape of x: (rows, 24). */
+/* Records what the other models lack: causal attention whose scale is an option, queries that are also added
+   to the keys, keys and values that are views of one value, and a weighted squared error. x: (rows, 24). */
 static tt_value own_loss(tt_tape *t, tt_param *const p[OWN_PARAMS], tt_value x, tt_value target,
                          tt_value starts, tt_value weights, float dropout, tt_value *out)
 {

@@ -255,7 +255,7 @@ def options_make_a_budget_fit(folder):
             expect(planned_mb <= whole - 0.2, whole, "MB and", planned_mb) # `beside` varies
     options += ["--device=cuda*2", "--vit=Ti/16", *by_hand]
     whole = planned(*options, program=IMAGES)[0]
-    # the inputs of the next step need 1.5 MB
+    # A plan first gives up the inputs of the next step, which need 1.5 MB. For 3 MB, zero must change, too.
     less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"]
     refused(IMAGES, "--plan", *less, "--server", saying="--server keeps whole gradients")
     refused(IMAGES, "--plan", *less, "--pipeline=2", saying="with --zero budget: use --zero 0 or 1")
@@ -598,7 +598,8 @@ def tags_of_words(folder):
 
 @check
 def features_of_a_frozen_encoder(folder):
-    """Checks that --features-once gives the head of a frozen encoder, which is resumed and predicts."""
+    """Checks that --features-once trains the head of a frozen encoder as without the option, and that the
+    run can be resumed and predicts."""
     run, options = os.path.join(folder, "run"), ["--freeze=encoder", "--dropout=0", "--epochs=3", "--lr=1e-2"]
     results = []
     for k, features in enumerate(([], ["--features-once"])):
@@ -666,7 +667,8 @@ def few_steps_get_more_epochs(folder):
 
 @check
 def from_scratch_in_any_folder(folder):
-    """Checks that a program finds the sample data in a folder above its own, or names the places."""
+    """Checks that a program finds the sample data in a folder above its own. If there is no sample data, the
+    error must name the folders that were searched."""
     programs, elsewhere = os.path.join(folder, "tree", "build", "all"), os.path.join(folder, "elsewhere")
     os.makedirs(programs)
     os.makedirs(elsewhere)
@@ -1254,6 +1256,44 @@ def what_asks_for_stb_is_built_again_with_it(folder):
     rules = subprocess.run(["make", "-pn", "B=" + os.path.dirname(stamp), stamp], stdout=subprocess.PIPE,
                            stderr=subprocess.DEVNULL, text=True).stdout
     expect(re.search(r"/b/vit_l16\.o: .*/b/stb", rules), "no rule")
+
+
+@check
+def conversations_are_learnt_and_continued(folder):
+    path = lambda name: os.path.join(folder, name)
+    shutil.copytree(os.path.join("tests", "golden", "lm", "llama"), path("model"))
+    tokens = ["<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz :"]
+    json_of = {
+        "tokenizer.json": {"added_tokens": [{"id": k, "content": tokens[k], "special": True} for k in range(2)],
+                           "decoder": {"type": "Fuse"},
+                           "model": {"type": "BPE", "merges": [], "unk_token": "z",
+                                     "vocab": {token: k for k, token in enumerate(tokens)}}},
+        "tokenizer_config.json": {"eos_token": "</s>", "chat_template":
+                                  "{% for m in messages %}{{ m.role + ':' + m.content + '</s>' }}{% endfor %}"
+                                  "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"}}
+    for name, content in json_of.items():
+        with open(os.path.join(path("model"), name), "w") as f:
+            json.dump(content, f)
+    turns = [{"role": role, "content": text} for text, answer in (("hi", "yes"), ("bye", "no"))
+             for role, text in (("user", text), ("assistant", answer))]
+    with open(path("chats.jsonl"), "w") as f:
+        for _ in range(20):
+            f.writelines(json.dumps({"messages": m}) + "\n" for m in (turns, turns[:2], turns[2:]))
+    command = (GPT, "--model", path("model"), "--data", path("chats.jsonl"), "--threads=1", "--lr=0.01", "--batch=6")
+    status, out, err = call(*command, "--whole", "--length=64", "--epochs=12", "--held-out=0.1", "--out", path("run"))
+    expect(status == 0 and "saved: " in out and "bits per byte" not in out, status, out, err)
+    done = subprocess.run((GPT, "--out", path("run"), "--chat", "--temperature=0", "--tokens=9", "--threads=1"),
+                          input="hi\nbye\n", capture_output=True, text=True, timeout=300)
+    expect(done.returncode == 0 and done.stdout == "yes\nno\n", done.returncode, done.stdout, done.stderr)
+    done = subprocess.run((GPT, "--out", path("run"), "--chat", "--length=15", "--threads=1"),
+                          input="what is it\n", capture_output=True, text=True, timeout=300)
+    expect(done.returncode == 1 and "but must have fewer than 15: set --length" in done.stderr, done.stderr)
+    status, out, err = call(*command, "--all-tokens", "--length=32", "--epochs=1", "--out", path("all"))
+    expect(status == 0, status, out, err)
+    refused(GPT, "--chat", "--generate=x", saying="--generate and --chat: name one of them")
+    refused(GPT, "--chat", "--data=x", saying="--generate trains nothing, nor does --chat")
+    refused(*command[:3], "--data", path("chats.jsonl"), "--whole", "--across", "--out", path("not"),
+            saying="so that across has no meaning")
 
 
 @check

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks that shown figures equal the committed or planned figures: bench/chart.py draws the pictures in
-bench/results from the records beside them, README.md, docs/ and bench/README.md show its tables, the records
-are consistent, and bench/chart.py accepts the lines of bench/pytorch.py. If memory_ladder is built, checks
-that it prints the tables of planned memory and ranks.json. Standard library only; run from the repository's
-root.
+"""Checks that shown figures equal the committed or planned figures: the pictures in bench/results are those
+that bench/chart.py draws from the records there, README.md, docs/ and bench/README.md show the tables of
+bench/chart.py, the records are consistent, and bench/chart.py accepts the lines of bench/pytorch.py. If
+memory_ladder is built, checks that it prints the tables of planned memory and ranks.json. Standard library
+only; run from the repository's root.
 
     python3 tests/check_figures.py           B: folder of the built benchmarks (build), from the environment
 """

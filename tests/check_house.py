@@ -14,8 +14,8 @@ instruction is. The facts that passes, plans and runs must know are flags of the
 arrows_point_down: a file includes only files of its own folder and of folders above it in LAYERS.
 
 files_include_what_they_use: the head of a file includes the file that defines each function, type, macro and
-table in use, and no other file. base/base.h stands for all of api/, backend/ and base/,
-backend/backend.h for the first two. Files that make names by pasting are exempt.
+table in use, and no other file. base/base.h stands for all of api/, backend/ and base/.
+backend/backend.h stands for all of api/ and backend/. Files that make names by pasting are exempt.
 
 files_are_short: no file has more than 1,500 lines, and no function more than 90, from brace to brace.
 

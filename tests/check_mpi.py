@@ -3,8 +3,9 @@
 differences between processes are refused, and that after a fault of one process all processes end with one
 sentence and training resumes from the last state.
 
-Standard library only; run from the repository's root, with B (build) in the environment. `make` puts there
-B/mpi_ranks (tests/mpi.c), B/mpi_vit_l16 and B/mpi_gpt, and optionally B/cuda_emu/mpi_ranks for emulated GPUs.
+Standard library only; run from the repository's root, with the folder B (build) in the environment. `make`
+builds the programs: B/mpi_ranks (tests/mpi.c), B/mpi_vit_l16 and B/mpi_gpt, and optionally
+B/cuda_emu/mpi_ranks for emulated GPUs.
 TINYTRAIN_ALL_FAULTS=1: each fault at 20 moments.
 """
 import os

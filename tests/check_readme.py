@@ -9,12 +9,15 @@ B: folder of the built examples (build), CC: compiler (cc), both from the enviro
 
   - every ```c block compiles unchanged, with -Werror, and has a mark that says how it runs:
     run             ends with 0 and prints the words of the block ```output, if that comes next
-    resume          prints and saves the same when it is killed (after the step that its argument names) and
-                    started again
-    tune, predict   train a tiny model on a table; classify a text with such a model
+    resume          is killed after the step that the argument names, is started again, and must then print
+                    and save the same as without the kill
+    tune            trains a tiny model on a table
+    predict         classifies a text with a tiny model
     labels          prints the labels of examples/data/requests.tsv
     similar         compares the embeddings of two texts
     pairs           trains embeddings on a table of pairs
+    words           trains an encoder on the masked words of a text file
+    distill         trains a student of half of the layers with a teacher
     continue        continues a text with a decoder of tokens and with one of bytes
     implementation  is the implementation for a file that only includes the header
     part            is a function, which a main of PARTS calls
@@ -24,7 +27,7 @@ B: folder of the built examples (build), CC: compiler (cc), both from the enviro
   - the parser of an example accepts every flag of its --help, as --flag value and --flag=value, and refuses
     other flags
   - in README.md and docs/, every --flag that stands alone in `backticks` is in the --help of an example
-  - every relative link leads to a file, and one with an #anchor to a heading of that file
+  - every relative link leads to a file, and a link with an #anchor leads to a heading of that file
   - README.md has a link to each page of docs/; lines of text in docs/ have at most 110 columns
 """
 import functools
@@ -278,6 +281,38 @@ def check_pairs(program, name, folder, line):
     check(f"{name}_pairs_line_{line}", wrong)
 
 
+def check_words(program, name, folder, line):
+    """Checks that a program trains an encoder on masked words, saves it, and prints the perplexity."""
+    model = small_model(os.path.join(folder, f"words_{line}_model"), "heads/bert_masked_lm")
+    texts, to = os.path.join(folder, "texts.txt"), os.path.join(folder, f"words_{line}_trained")
+    with open(texts, "w") as f:
+        f.writelines(f"a good film word{k % 9} bad\n\n" for k in range(40))
+    status, said = call(program, model, texts, to)
+    wrong = refuses_no_model(program, texts, to)
+    if status or not re.fullmatch(r"perplexity \d+\.\d\n", said):
+        wrong.append(f"status {status}: {said[-300:]}")
+    config = os.path.join(to, "config.json")
+    if not os.path.isfile(config) or "BertForMaskedLM" not in open(config).read():
+        wrong.append(f"'{config}' does not name BertForMaskedLM")
+    check(f"{name}_words_line_{line}", wrong)
+
+
+def check_distill(program, name, folder, line):
+    """Checks that a program trains a student of half of the teacher's layers, and saves it."""
+    model, table = small_model(os.path.join(folder, f"distill_{line}_model")), os.path.join(folder, "films.csv")
+    with open(table, "w") as f:
+        f.write("text,label\n" + "a good film,pos\na bad film,neg\n" * 20)
+    to = os.path.join(folder, f"distill_{line}_trained")
+    status, said = call(program, model, table, to, "0.5")
+    wrong = refuses_no_model(program, table, to, "0.5")
+    if status or not re.fullmatch(r"loss \d\.\d{3}, accuracy \d\.\d{3}", said.splitlines()[-1]):
+        wrong.append(f"status {status}: {said[-300:]}")
+    config = os.path.join(to, "config.json")
+    if not os.path.isfile(config) or json.load(open(config))["num_hidden_layers"] != 1:
+        wrong.append(f"'{config}' does not have 1 layer")
+    check(f"{name}_distill_line_{line}", wrong)
+
+
 def check_continue(program, name, folder, line):
     """Checks that a program continues a text, twice in the same way, with a decoder whose tokens are letters,
     and with one of bytes, which the example gpt makes."""
@@ -300,8 +335,8 @@ def check_continue(program, name, folder, line):
 
 
 MARKS = {"run": None, "resume": check_resume, "tune": check_tune, "predict": check_predict,
-         "labels": check_labels, "similar": check_similar, "pairs": check_pairs, "continue": check_continue,
-         "implementation": None, "part": None}
+         "labels": check_labels, "similar": check_similar, "pairs": check_pairs, "words": check_words,
+         "distill": check_distill, "continue": check_continue, "implementation": None, "part": None}
 # The file that holds the implementation, and a file that uses the implementation.
 LINES = '#define TINYTRAIN_IMPLEMENTATION\n#include "tinytrain.h"\n'
 USER = """#include "tinytrain.h"
@@ -313,7 +348,8 @@ int main(void)
     return !opened;
 }
 """
-# A main for each function that docs/ shows alone. It ends with 0 if the function does what the page says.
+# A main for each function that docs/ shows alone. The main ends with 0 if the function does what the page
+# says.
 PARTS = {
     # The probabilities of two images sum to 1 each and differ.
     "classify_image(": """

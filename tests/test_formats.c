@@ -13,6 +13,7 @@
 #include "formats/tables.h"
 #include "formats/loader.h"
 #include "formats/tasks.h"
+#include "formats/masks.h"
 #include "formats/faults.h"
 
 static const test_case tests[] = {
@@ -42,6 +43,8 @@ static const test_case tests[] = {
     TEST_CASE(datasets_of_tasks), TEST_CASE(loader_of_tasks),
     TEST_CASE(spans_of_tokens), TEST_CASE(spans_of_any_bytes), TEST_CASE(loader_of_tags),
     TEST_CASE(loader_capacity_is_that_of_the_texts), TEST_CASE(allocation_failures), TEST_CASE(fuzz),
+    TEST_CASE(loader_masks_tokens), TEST_CASE(loader_masks_whole_words), TEST_CASE(texts_to_mask_are_read),
+    TEST_CASE(masks_that_are_refused), TEST_CASE(masks_without_memory),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -17,7 +17,11 @@ static const struct head_row { const char *name; tt_task task; int outputs; } he
     {"albert_scores", TT_TASK_SCORES, 3},    {"gpt2_classes", TT_TASK_CLASS, 3},
     {"llama_scores", TT_TASK_SCORES, 1},     {"qwen3_labels", TT_TASK_LABELS, 3},
     {"gemma3_classes", TT_TASK_CLASS, 4},    {"modern_tags", TT_TASK_TAGS, 5},
-    {"modern_classes", TT_TASK_CLASS, 4},    {"modern_biases_scores", TT_TASK_SCORES, 2}};
+    {"modern_classes", TT_TASK_CLASS, 4},    {"modern_biases_scores", TT_TASK_SCORES, 2},
+    {"distilbert_masked_lm", TT_TASK_MASKED_LM, 0}, {"bert_masked_lm", TT_TASK_MASKED_LM, 0},
+    {"roberta_masked_lm", TT_TASK_MASKED_LM, 0}, {"xlm_roberta_masked_lm", TT_TASK_MASKED_LM, 0},
+    {"camembert_masked_lm", TT_TASK_MASKED_LM, 0}, {"albert_masked_lm", TT_TASK_MASKED_LM, 0},
+    {"big_bird_masked_lm", TT_TASK_MASKED_LM, 0}};
 
 typedef struct golden {
     test_allocator a;
@@ -29,11 +33,13 @@ typedef struct golden {
     char folder[1024];
 } golden;
 
-enum { ROWS = 128, SEQS = 8, WIDTH = 16 };
+enum { ROWS = 128, SEQS = 8, WIDTH = 37 }; /* WIDTH: most outputs, the size of the vocabulary */
 typedef struct batch_data {
     int32_t ids[ROWS], positions[ROWS], types[ROWS], seq_start[SEQS + 1], tags[ROWS];
     int32_t labels[SEQS];
     float values[SEQS * WIDTH];
+    int32_t masked[ROWS], targets[ROWS];
+    tt_array arrays[2];
 } batch_data;
 
 /* Returns a folder of tests/golden/heads. The path is valid for the next seven calls, as test_path's. */
@@ -123,6 +129,15 @@ static tt_batch golden_batch(const golden *g, int k, batch_data *d)
     }
     snprintf(name, sizeof name, "batch%d.labels", k);
     if (read_golden(g, name, d->labels, sizeof d->labels) > 0) b.labels = d->labels;
+    snprintf(name, sizeof name, "batch%d.masked", k);
+    const int64_t masked = read_golden(g, name, d->masked, sizeof d->masked);
+    snprintf(name, sizeof name, "batch%d.targets", k);
+    if (read_golden(g, name, d->targets, sizeof d->targets) > 0) {
+        const tt_array arrays[] = {{"masked", d->masked, masked}, {"targets", d->targets, masked}};
+        memcpy(d->arrays, arrays, sizeof arrays);
+        b.arrays = d->arrays;
+        b.n_arrays = 2;
+    }
     b.ids = d->ids;
     b.positions = d->positions;
     b.types = d->types;
@@ -218,13 +233,24 @@ TEST(heads_as_in_transformers)
         tt_stats stats;
         if (!golden_open(&g, heads[k].name, NULL)) return;
         check_head(&g, &heads[k]);
-        const tt_train_options o = golden_options("32-true");
-        tt_trainer *r = trainer_of(&g, &o);
+        const bool tags = heads[k].task == TT_TASK_TAGS, masked = heads[k].task == TT_TASK_MASKED_LM;
+        tt_train_options o = golden_options("32-true");
         tt_batch b = golden_batch(&g, 0, &d);
-        const bool tags = heads[k].task == TT_TASK_TAGS;
         const int64_t n = read_golden(&g, "logits", logits, sizeof logits);
-        CHECK(n == (int64_t)(tags ? b.rows : b.seqs) * heads[k].outputs);
+        CHECK(n == (masked ? 3 * WIDTH : (int64_t)(tags ? b.rows : b.seqs) * heads[k].outputs));
+        o.compile.train = !masked; /* no logits of masked tokens exist as a whole in training */
+        o.max_masked = masked ? 3 : 0;
+        b.n_arrays = masked; /* predictions need no targets */
+        tt_trainer *r = trainer_of(&g, &o);
         CHECK(tt_forward(r, &b, mine, TEST_COUNT(mine)) == TT_OK);
+        if (masked) {
+            tt_trainer_free(r);
+            o.compile.train = true;
+            o.max_masked = 0;
+            r = trainer_of(&g, &o);
+            CHECK(tt_forward(r, &b, mine, TEST_COUNT(mine)) == TT_ERR_ARGUMENT);
+            CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "the model has no output");
+        }
         const double error = difference(mine, logits, n);
         CHECK_NEAR(error, 0, 3e-6);
         CHECK(read_golden(&g, "losses", losses, sizeof losses) == 20);
@@ -234,6 +260,7 @@ TEST(heads_as_in_transformers)
             max = worse(max, fabs(stats.loss - losses[step]));
             int counted = tags ? 0 : b.seqs;
             for (int j = 0; j < b.rows && tags; j++) counted += d.tags[j] >= 0;
+            if (masked) counted = (int)b.arrays[0].rows;
             CHECK(stats.targets == counted);
         }
         CHECK_NEAR(max, 0, 1e-5);
@@ -338,6 +365,13 @@ TEST(predictions_of_tasks)
         b.label_values = NULL;
         const int classes = heads[k].outputs;
         const int64_t n = read_golden(&g, "logits", logits, sizeof logits);
+        if (heads[k].task == TT_TASK_MASKED_LM) {
+            CHECK(tt_predict(r, &b, mine) == TT_ERR_ARGUMENT);
+            CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "use tt_forward for other models");
+            tt_trainer_free(r);
+            golden_close(&g);
+            continue;
+        }
         CHECK(tt_predict(r, &b, mine) == TT_OK);
         for (int64_t j = 0; j < n; j++) {
             double sum = 0;
@@ -406,6 +440,10 @@ TEST(folders_for_other_tasks)
         {"embed_mean", {TT_TASK_TAGS, 7}, 7, "has no 'classifier.weight'"},
         {"embed_cls", {TT_TASK_CLASS, 2}, 2, "has no 'classifier.dense.weight'"},
         {"roberta_labels", {TT_TASK_EMBED, 0}, 0, NULL}, /* the new pooler is not used */
+        {"roberta_masked_lm", {TT_TASK_EMBED, 0}, 0, NULL},
+        {"bert_masked_lm", {TT_TASK_CLASS, 2}, 2, "has no 'bert.pooler.dense.weight'"},
+        {"big_bird_tags", {TT_TASK_MASKED_LM, 0}, 0, "has no 'cls.predictions.transform.dense.weight'"},
+        {"distilbert_scores", {TT_TASK_MASKED_LM, 0}, 0, "has no 'vocab_transform.weight'"},
     };
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         test_allocator a;
@@ -461,7 +499,9 @@ TEST(heads_that_folders_name)
             const long before = a.calls;
             a.fail_at = n ? before + n : 0;
             const tt_status status = tt_bert_read_head(ctx, folder_of(heads[k].name), &head);
-            CHECK(status == (n ? TT_ERR_MEMORY : TT_OK) && (n || head.task == heads[k].task) &&
+            const bool masked = heads[k].task == TT_TASK_MASKED_LM; /* no classifier */
+            CHECK(status == (n ? TT_ERR_MEMORY : TT_OK) &&
+                  (n || head.task == (masked ? TT_TASK_CLASS : heads[k].task)) &&
                   head.outputs == (n ? 0 : heads[k].outputs));
             if (!n) calls = a.calls - before;
             TEST_CLOSE(ctx, &a);
@@ -492,6 +532,11 @@ TEST(tasks_of_a_config)
         {"albert_scores", "\"regression\"", "null", TT_TASK_CLASS, NULL},
         {"bert_labels", "\"architectures\"", "\"others\"", TT_TASK_LABELS, NULL},
         {"bert_tags", "\"architectures\": [", "\"architectures\": [],\"others\": [", TT_TASK_CLASS, NULL},
+        {"bert_masked_lm", "\"architectures\": [", "\"architectures\": [],\"others\": [", TT_TASK_CLASS,
+         NULL},
+        {"bert_masked_lm", "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false", TT_TASK_CLASS,
+         "tie_word_embeddings is false, but a model of TT_TASK_MASKED_LM uses the word embedding as the "
+         "weight"},
     };
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         test_allocator a;
@@ -506,8 +551,11 @@ TEST(tasks_of_a_config)
         const tt_status read = tt_bert_read_head(ctx, edited(rows[k].name, rows[k].from, rows[k].to), &head);
         /* Whether the edited config.json still says that the folder has a classifier. */
         const bool named = strstr(rows[k].to, "architectures") == NULL;
-        CHECK(read == status && (status != TT_OK || head.task == rows[k].task) &&
-              head.outputs == (status == TT_OK && named ? m.config.classes : 0));
+        if (strcmp(rows[k].name, "bert_masked_lm") == 0) /* no classifier */
+            CHECK(read == TT_OK && !head.task && !head.outputs);
+        else
+            CHECK(read == status && (status != TT_OK || head.task == rows[k].task) &&
+                  head.outputs == (status == TT_OK && named ? m.config.classes : 0));
         tt_bert_free(&m);
         TEST_CLOSE(ctx, &a);
     }

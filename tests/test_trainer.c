@@ -21,8 +21,13 @@
 #include "trainer/by_hand.h"
 #include "trainer/ranks.h"
 #include "trainer/features.h"
+#include "trainer/teacher.h"
+#include "trainer/masked.h"
 
 static const test_case tests[] = {
+    TEST_CASE(teacher_as_in_loops_of_doubles), TEST_CASE(teacher_as_in_pytorch),
+    TEST_CASE(teacher_of_a_head_by_features), TEST_CASE(teachers_that_are_refused),
+    TEST_CASE(masked_words_are_learned), TEST_CASE(room_for_masked_words),
     TEST_CASE(loss_falls), TEST_CASE(schedule_and_steps), TEST_CASE(options_refused_together),
     TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(max_tokens_splits_steps),
     TEST_CASE(loaders_that_do_not_fit), TEST_CASE(names_and_room_from_the_data),

@@ -5,10 +5,10 @@
        build/gemm_onednn ROWS IN OUT SECONDS [bf16]        oneDNN 3, its matmul primitive
        build/gemm_onednn --version
 
-   Prints one line each for forward, dX and dW: its name and the best of the runs that take SECONDS together.
-   Status 2: the library does not have that product on this CPU. OMP_NUM_THREADS in the environment sets the
-   threads. Matrices are row-major, as in training; none is reordered beforehand, because weights too change
-   in each step. `make bench-programs` builds each program where it finds the library. */
+   Prints a line for each of forward, dX and dW: the product's name, and the GFLOP/s of the fastest run in
+   SECONDS. Status 2: the library lacks products of the dtype on this CPU. OMP_NUM_THREADS in the environment
+   sets the threads. Matrices are row-major, as in training. No matrix is reordered beforehand, because the
+   weights, too, change in each step. `make bench-programs` builds each program where it finds the library. */
 
 #define _GNU_SOURCE
 #include <math.h>
@@ -107,8 +107,8 @@ static double element(const void *x, int bf16, size_t at)
     return (double)f;
 }
 
-/* Returns room for n floats, filled with numbers in [1, 2) and their negatives; in bf16 with the upper halves
-   of these numbers. */
+/* Returns room for n floats, filled with random numbers in [1, 2) or (-2, -1]. In bf16 the numbers are the
+   upper halves of such floats. */
 static void *numbers(size_t n, int bf16)
 {
     uint32_t random = 1;

@@ -3,9 +3,9 @@
        make build/llmc LLMC=dir        builds it from a checkout of github.com/karpathy/llm.c
        build/llmc BATCH LENGTH         a step for each line of standard input; prints milliseconds and loss
 
-   train_gpt2.c is included unchanged, but without its main. It gets a checkpoint of GPT-2's 124 million
-   parameters with random weights, written to a temporary file, and random tokens. AdamW 1e-4 without decay,
-   as in its main. */
+   train_gpt2.c is included unchanged, but without `main`. The code of llm.c reads a checkpoint from a
+   temporary file, with GPT-2's 124 million parameters at random, and trains on random tokens. AdamW 1e-4
+   without decay, as in `main` of train_gpt2.c. */
 
 #define _GNU_SOURCE
 #define TESTING

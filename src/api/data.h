@@ -18,8 +18,9 @@ typedef enum tt_task {
     TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
     TT_TASK_SCORES, /* one or more numbers for each text */
     TT_TASK_TAGS,   /* a tag for each word of a text */
-    TT_TASK_EMBED   /* no labels: a dataset has pairs of texts with similar meanings, and the prediction is an
+    TT_TASK_EMBED,  /* no labels: a dataset has pairs of texts with similar meanings, and the prediction is an
                        embedding of each text */
+    TT_TASK_MASKED_LM /* no labels: the loader masks tokens of each text, and the model predicts them */
 } tt_task;
 
 /* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the
@@ -45,9 +46,9 @@ typedef struct tt_text {
 } tt_text;
 
 /* Makes a dataset of the caller's texts, at least one. class_names: (classes) names in UTF-8. The function
-   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED there are no classes (NULL and
-   0), every text has a pair, and either all texts or none have a negative. examples/datasets.h reads IMDb's
-   reviews with it. */
+   copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED and TT_TASK_MASKED_LM there
+   are no classes (NULL and 0); with TT_TASK_EMBED, every text has a pair, and either all texts or none have a
+   negative. examples/datasets.h reads IMDb's reviews with it. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
@@ -92,6 +93,8 @@ tt_table_options tt_table_options_default(void);
    - TT_TASK_TAGS: in JSON a list of strings or numbers, one for each string of the list in the text column.
      A space joins the words to a text.
    - TT_TASK_EMBED: none. The pair's column is required instead.
+   - TT_TASK_MASKED_LM: none. A file whose name ends in .txt has no columns: each line that is not empty is a
+     text.
    The labels of lists of 0 and 1, and scores, are named LABEL_0, LABEL_1 and so on, unless `classes` names
    them.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
@@ -188,6 +191,13 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    text, 1 for a pair and 2 for a negative, and it has the arrays "anchors", i32 (n, 1), the sequences of the
    texts; "candidates", i32 (n or 2 n, 1), the sequences of pairs and negatives; and "positives", i32 (n, 1),
    the place of each text's pair among the candidates.
+   With TT_TASK_MASKED_LM the loader masks tokens as BERT's authors do (Devlin et al. 2019): of each text it
+   chooses mask_rate of the tokens at random (rounded, at least one), but no special token and no unknown
+   token. Of the chosen tokens, 80% become TT_TOKEN_MASK, 10% become a token of the vocabulary, all equally
+   likely, and 10% stay. A batch has the arrays "masked", i32 (n, 1), the rows of the chosen tokens in rising
+   order, and "targets", i32 (n, 1), their ids before masking; without a chosen token, one row with the target
+   -100. What is chosen depends on (seed, epoch, index of the text, position) alone, so tt_evaluate, which
+   reads epoch 0, always sees the same masks.
    tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
@@ -212,6 +222,12 @@ typedef struct tt_loader_options {
     int threads;      /* Set it higher if training waits for images (tt_loader_waited): the threads that
                          prepare images ahead of the trainer, 0..64; 0: tt_loader_next prepares images;
                          default 1 */
+    float mask_rate;  /* Set it higher if a large model learns its texts too easily, above 0 and below 1: the
+                         share of a text's tokens that TT_TASK_MASKED_LM predicts; default 0.15 */
+    bool whole_words; /* Set it if guessing a word from its other tokens is too easy: TT_TASK_MASKED_LM then
+                         chooses all tokens of a word or none; default false. A word ends before white space
+                         and, with WordPiece, before punctuation. Words are chosen in random order, as long as
+                         all their tokens fit into mask_rate of the text */
     tt_parallel parallel; /* Set it if the trainer has several ranks, to the trainer's `parallel` after
                              tt_check_options; default: one group on one rank. The loader reads `groups` and
                              `data` */
@@ -319,6 +335,8 @@ typedef struct tt_source {
        and tt_evaluate refuse a process whose lines differ from those of process 0, and name the line. NULL:
        no lines. */
     void (*describe)(void *self, char *to, size_t capacity);
+    int max_masked; /* largest number of rows of "masked" in a micro-batch; 0: unknown, or no such array.
+                       tt_train_options_make_room reads it */
 } tt_source;
 
 typedef struct tt_loader tt_loader;
@@ -374,6 +392,8 @@ typedef struct tt_stream_options {
     const char *separator;         /* Set it if a text has several documents, to the line that separates them,
                                       such as "<|endoftext|>"; "": one or more empty lines; default NULL: a
                                       text is one document */
+    bool all_tokens;               /* Set it if the model should learn all tokens of conversations; default
+                                      false: only those of the answers */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
@@ -382,7 +402,17 @@ tt_stream_options tt_stream_options_default(void);
 tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t bytes,
                                       const tt_stream_options *o);
 /* Makes a stream of a text file in UTF-8 (see tt_text_begin), or of all files of a folder whose names end in
-   .txt, in the order of their names. */
+   .txt, in the order of their names. A file whose name ends in .jsonl has a conversation on each line, which
+   becomes a document; empty lines are skipped. A line is a JSON object, in one of two forms:
+   - {"messages": [{"role": ..., "content": ...}, ...]}, or "conversations" with "from" and "value", as trl
+     reads them: the chat template of the tokenizer's folder writes the text (see tt_tokenizer_chat). The
+     tokens of answers are learnt: those that overlap the template's blocks {% generation %}, as
+     "assistant_masks" of transformers; in a template without such blocks, those from the end of the prompt to
+     the end of what the template writes for a message of the role "assistant".
+   - {"prompt": ..., "completion": ...}, two strings, without a template: a document of both, one after the
+     other. Tokens are learnt from the first one on in which the document differs from the prompt alone, up to
+     the token that ends the document, as in trl.
+   Members with other names are ignored, except "tools", which is refused. Errors name the line. */
 tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o);
 /* Opens a file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes files, or with llm.c's
    header of 1024 bytes (GPT-2: ids of 2 bytes, LLaMA 3: ids of 4). With width 0 the header says the width;
@@ -390,9 +420,11 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
    else 2, and a file whose ids look like 8 bytes is refused. Ids are 0 to vocab - 1; `end` ends a document
    (-1: none). */
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end);
-/* Writes the ids to a file without a header, 2 bytes an id if vocab is at most 65536, else 4. */
+/* Writes the ids to a file without a header, 2 bytes an id if vocab is at most 65536, else 4. Refuses
+   conversations: such a file does not say which tokens are learnt. */
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path);
-/* Moves the last n tokens out of s into a new stream, for example for validation. */
+/* Moves the last n tokens out of s into a new stream, for example for validation; of conversations, the last
+   ones that have at most n tokens together. */
 tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n);
 void tt_token_stream_free(tt_token_stream *s);
 int64_t tt_token_stream_count(const tt_token_stream *s);
@@ -400,8 +432,8 @@ int tt_token_stream_vocab(const tt_token_stream *s);
 /* Copies n ids from number `first` on. Returns TT_ERR_FORMAT if an id is not below vocab. */
 tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n, int32_t *to);
 /* Returns the bytes of text that the tokens stand for, without the tokens before and after documents; 0 if
-   the stream has no tokenizer, -1 after an error. A mean loss in nats per token is then loss / log(2) * count
-   / bytes bits per byte. */
+   the stream is a file of ids or has conversations, -1 after an error. A mean loss in nats per token is then
+   loss / log(2) * count / bytes bits per byte. */
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
@@ -415,15 +447,20 @@ typedef struct tt_token_loader_options {
     bool across;       /* Set it to train as nanoGPT and llm.c do: a token sees the documents before it in its
                           window, and the end of one document predicts the next; default false: attention and
                           positions start anew with each document */
+    bool whole;        /* Set it if documents should neither be divided nor share a window: a window is a
+                          document, cut to `length` tokens; conversations without a token to learn in their
+                          window are left out; default false: windows are filled with documents, and end where
+                          they are full */
     tt_parallel parallel; /* Set it if the trainer has several ranks, as in tt_loader_options; default: one
                              group on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, one after another without padding; the last window may be shorter. In
-   an epoch each token except the stream's first is the target of exactly one window. A batch has the array
-   "targets" (rows): the token that follows each row's token, or -100 if no token follows. The stream must
-   outlive the loader. tt_token_loader_new reads the whole stream once, so that an id that is not below vocab
-   is found before training. NULL options: defaults. Returns NULL on error. */
+   an epoch each token except the stream's first is the target of exactly one window (with the option `whole`,
+   except the first of each document and tokens that are cut). A batch has the array "targets" (rows): the
+   token that follows each row's token, or -100 if no token follows, or one that is not learnt. The stream
+   must outlive the loader. tt_token_loader_new reads the whole stream once, so that an id that is not below
+   vocab is found before training. NULL options: defaults. Returns NULL on error. */
 typedef struct tt_token_loader tt_token_loader;
 tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
                                      const tt_token_loader_options *o);

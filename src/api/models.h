@@ -102,7 +102,9 @@ typedef struct tt_inputs {
     tt_value types;     /* text: i32 (rows, 1): token types, if the model has them */
     tt_value pixels;    /* images: u8 (seqs, image_bytes) */
     tt_value labels;    /* i32 (seqs, 1): the class of each sequence */
-    tt_value targets;   /* language models: i32 (rows, 1), the token that follows; -100: no target */
+    tt_value targets;   /* language models: i32 (rows, 1), the token that follows; -100: no target.
+                           TT_TASK_MASKED_LM: i32 (n, 1), the id of each masked token */
+    tt_value masked;    /* TT_TASK_MASKED_LM: i32 (n, 1), the rows of the masked tokens */
 } tt_inputs;
 /* Declare the inputs of texts or images as a loader's batches have them. length: rows of an image. */
 tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o);
@@ -113,7 +115,9 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
    BigBird (Zaheer et al. 2020) and ModernBERT (Warner et al. 2024) share one encoder. The task decides the
    head. Parameters have the names of transformers' ...ForSequenceClassification, for TT_TASK_TAGS of
    ...ForTokenClassification. With TT_TASK_EMBED there is no classifier, and files have the names of
-   transformers' ...Model. */
+   transformers' ...Model. With TT_TASK_MASKED_LM, which ModernBERT lacks, they have those of ...ForMaskedLM:
+   the masked tokens pass a linear layer, an activation and a norm, and the logits of the vocabulary use the
+   word embedding as their weight, with a bias. */
 typedef enum tt_bert_kind {
     TT_BERT,
     TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
@@ -139,9 +143,9 @@ typedef struct tt_bert_config {
     int pad_token;            /* id of the padding token: RoBERTa and its kin 1, BigBird 0 by default */
     bool pooler;              /* BERT: the classifier reads a dense layer + tanh of the first token. Default
                                  true */
-    int classes;              /* number of classes, labels, scores or tags. TT_TASK_EMBED: 0 */
-    tt_pooling pooling;       /* for tt_bert_embed; in ModernBERT also what the classifier reads. Default
-                                 TT_POOL_MEAN, in ModernBERT TT_POOL_CLS */
+    int classes;              /* number of classes, labels, scores or tags. Other tasks: 0 */
+    tt_pooling pooling;       /* how tt_bert_embed makes the embedding of a text; in ModernBERT also what the
+                                 classifier reads. Default TT_POOL_MEAN, in ModernBERT TT_POOL_CLS */
     bool normalize;           /* tt_bert_embed divides each embedding by its length. Default false */
     int max_length;           /* TT_TASK_EMBED: tokens of the longest text; 0: limited by
                                  max_positions alone. Default 0 */
@@ -194,10 +198,14 @@ typedef struct tt_bert {
                                                (hidden, embedding_size), (hidden) */
     tt_bert_layer *layer;                   /* (layers); in ALBERT all have the same parameters */
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
-    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); TT_TASK_EMBED: NULL */
+    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); NULL: no classes */
     tt_param *last_norm_w, *last_norm_b, *head_norm_w, *head_norm_b; /* ModernBERT: norms of the last hidden
                                                states, and between `head` and the classifier */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
+    tt_param *transform_w, *transform_b;    /* TT_TASK_MASKED_LM, else NULL: the layer before the logits,
+                                               (hidden, hidden), (hidden); ALBERT: embedding_size rows */
+    tt_param *transform_norm_w, *transform_norm_b; /* and its norm */
+    tt_param *word_b;                       /* the bias of the logits, (vocab) */
     bool new_head; /* whether the layers between the last hidden states and the logits begin with random
                       weights, at least in part */
 } tt_bert;
@@ -212,7 +220,8 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
    classifier has another size, or if it is for tokens and the model's for sequences, these layers start with
    random weights: new_head is true, and the logger gets a warning with their names. A missing or misshapen
    tensor of the body is an error, reported before anything of config.json's sizes is allocated.
-   The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification, else
+   The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification,
+   TT_TASK_MASKED_LM if it names ...ForMaskedLM, else
    that of "problem_type"; without problem_type TT_TASK_SCORES if there is one class, as in transformers, else
    TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
    class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are read from its files. */
@@ -246,7 +255,8 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
    layer k, all (rows, hidden); `hidden` has room for layers + 1 values. Returns hidden[layers]. */
 tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden);
 /* Records the encoder and the head. Returns the logits (seqs, classes), for TT_TASK_TAGS (rows, classes). A
-   model with TT_TASK_EMBED has no logits: the tape fails. */
+   model with TT_TASK_EMBED has no logits: the tape fails. With TT_TASK_MASKED_LM returns the logits of the
+   rows `masked`, (n, vocab). */
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Records the encoder, and the embedding of each sequence according to the config's pooling and normalize.
    Any task. Returns the embeddings (seqs, hidden) (Reimers, Gurevych, "Sentence-BERT", 2019). */
@@ -258,7 +268,9 @@ tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
    are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
    output is the embeddings, and the loss is tt_contrastive_loss with train_options.temperature; a text is
    right if its pair is the nearest candidate of its micro-batch. With compile.train = false there is no loss.
-   m must stay valid. */
+   With TT_TASK_MASKED_LM the loss is the mean cross-entropy of the ids in "targets" over the rows in
+   "masked"; the logits of these rows are the output if compile.train is false, else there is no output. m
+   must stay valid. */
 tt_model tt_bert_model(const tt_bert *m);
 /* Records the contrastive loss of a micro-batch of pairs or triplets (InfoNCE: van den Oord et al.,
    "Representation learning with contrastive predictive coding", 2018): the cross-entropy of cosine(anchor,

@@ -115,6 +115,21 @@ int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *
 int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special, char *to,
                             size_t capacity);
 
+/* A message of a conversation, in UTF-8. Templates know the roles "system", "user" and "assistant", whose
+   messages are the answers. */
+typedef struct tt_message { const char *role, *content; } tt_message;
+/* Writes the text of a conversation of n messages by the chat template of the tokenizer's folder, which is
+   chat_template.jinja or "chat_template" of tokenizer_config.json. The text is cut at capacity (0: not
+   written) and always terminated. prompt: the start of an answer follows the messages. Returns the bytes of
+   the whole text, or -1 after an error. Encode the text without special tokens, which it spells out.
+   Templates are programs in Jinja, and the text has the bytes of transformers' apply_chat_template. Tags that
+   the interpreter lacks, such as macro and include, are refused by name and line; so are filters, tests,
+   methods and numbers that the templates of decoders do not need, where they run. strftime_now counts as
+   undefined, so that training data does not depend on the date. The function sets the error of the
+   tokenizer's context: call it from that context's thread. */
+int64_t tt_tokenizer_chat(const tt_tokenizer *k, const tt_message *messages, int n, bool prompt, char *to,
+                          size_t capacity);
+
 /* Decodes ids as they come, in constant time for each. `put` returns the text that is certain so far and was
    not returned before, `end` the remaining text; all returned texts together are the text of all ids. The
    text is valid until the next call, and not terminated. The stream holds back an incomplete character, and

@@ -8,6 +8,9 @@
 
 /* ------------------------------------------------------------------------------------------------ trainer */
 
+/* A teacher for distillation: the logits of a trained model for all examples of a source. */
+typedef struct tt_teacher tt_teacher;
+
 struct tt_train_options {
     /* Set its fields to choose precision, device, optimizer and memory; default: tt_compile_options_default()
        with optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for
@@ -44,14 +47,31 @@ struct tt_train_options {
        must have an index (tt_batch.index). Predictions, tt_evaluate and files are as without the option.
        tt_train_batch is refused, and so are several processes. */
     bool features_once;
+    /* Set `teacher` to train a classifier, or a model of labels or scores, by another model's logits as well
+       (Hinton et al., "Distilling the knowledge in a neural network", 2015); default NULL. The loss that
+       trains is (1 - teacher_weight) * loss + teacher_weight * T^2 * soft, where T is teacher_temperature and
+       `soft` is the mean cross-entropy of logits / T with the teacher's probabilities at T: softmax(teacher's
+       logits / T), or sigmoids for labels. For scores T is 1, and `soft` is the mean squared error from the
+       teacher's scores. An example weighs as much in `soft` as in `loss`, which statistics and evaluations
+       show alone. Both models have the same task and classes, in the same order. Keep the teacher until the
+       trainer is freed. */
+    const tt_teacher *teacher;
+    float teacher_weight;      /* Set it higher if the teacher is better than the labels: the share of the
+                                  teacher's part, 0 to 1; default 0.5 */
+    float teacher_temperature; /* Set it higher if the teacher is so sure that its probabilities are near 0
+                                  and 1, above 0; default 2 */
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
+    /* Set it to the largest number of masked tokens of a micro-batch (TT_TASK_MASKED_LM), or call
+       tt_train_options_make_room, so that the last layer and the logits need less memory; default 0:
+       max_tokens. */
+    int max_masked;
 };
 tt_train_options tt_train_options_default(void);
-/* Raises max_seqs and max_tokens to the sizes that the micro-batches of two sources need, and sets accumulate
-   if a step of the first source may have more micro-batches than there are data ranks. Either source may be
-   NULL. */
+/* Raises max_seqs, max_tokens and max_masked to the sizes that the micro-batches of two sources need, and
+   sets accumulate if a step of the first source may have more micro-batches than there are data ranks. Either
+   source may be NULL. */
 void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation);
 
 typedef struct tt_trainer tt_trainer;
@@ -60,6 +80,15 @@ typedef struct tt_trainer tt_trainer;
    message reports all contradictions of the options. Returns NULL on error. */
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
+/* Computes the logits of a trained model for the examples of epoch 0 of a source, without dropout, and keeps
+   them in the host's memory: 4 bytes for each logit. t: the trainer of the model, which may have been made
+   with train = false. Free that trainer before the student's trainer is made, and its memory is free again.
+   Batches must have an index, from which the student's batches find their rows: the source reads the dataset
+   on which the student trains, perhaps with another tokenizer. Parameters of one context have different
+   names, so the teacher needs a context of its own if its parameters are named as the student's; keep that
+   context until tt_teacher_free. For one process. Returns NULL on error. */
+tt_teacher *tt_teacher_new(tt_trainer *t, const tt_source *source);
+void tt_teacher_free(tt_teacher *k);
 /* Waits as tt_wait does for the training program's last step, after a tt_train_batch without stats. */
 tt_status tt_trainer_wait(tt_trainer *t, tt_stats *stats);
 /* Returns the largest max_seqs, up to `max`, with which a trainer of these options fits their memory_budget;

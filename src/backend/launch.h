@@ -72,6 +72,7 @@ typedef enum tt__act {
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
     X(bool, by_class)     /* used by CROSS_ENTROPY: weights belong to classes, not to rows */ \
     X(bool, by_total)     /* used by losses and their backward: the divisor is operand TT__LOSS_TOTAL */ \
+    X(bool, uncounted)    /* used by losses: the step's counts leave out the loss (tt__uncounted_loss) */ \
     X(float, scale)       /* factor of SCALE and ATTENTION; value of FILL; in ROTARY, -1 turns back */ \
     X(bool, as_weights)   /* used by SCALE: `scale` is rounded to the dtype of 16-bit weights */ \
     X(bool, scaled)       /* used by SGD and ADAM: `scale` multiplies the learning rate */ \

@@ -185,7 +185,7 @@ enum {
 /* Purposes of random numbers. The purpose is a part of the key of a stream (tt__stream_key). */
 enum {
     TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE, TT__RANDOM_IMAGE,
-    TT__RANDOM_TOKEN
+    TT__RANDOM_TOKEN, TT__RANDOM_MASK
 };
 
 /* Settings of a step, which the host writes before it runs a segment. */

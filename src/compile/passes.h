@@ -67,7 +67,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     TT__PASS(t, "precision", tt__pass_precision(t, &s->precision));
     if (t->stages > 1) tt__number_stages(t);
     for (int k = 0; k < t->n_code; k++) {
-        losses += tt__is(&t->code[k], TT__LOSS);
+        losses += tt__is(&t->code[k], TT__LOSS) && !t->code[k].attr.uncounted;
         totals += tt__is(&t->code[k], TT__LOSS) && t->code[k].attr.by_total;
     }
     t->by_totals = losses && totals == losses;

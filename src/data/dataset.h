@@ -220,7 +220,7 @@ static tt_status tt__number_classes(tt_dataset *d, const char *const *names, int
    chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
-    const int classes = (int)tt__max(1, d->n_classes); /* TT_TASK_EMBED has none, and all labels are 0 */
+    const int classes = (int)tt__max(1, d->n_classes); /* without classes all labels are 0 */
     int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)classes), spare = n;
     if (!quota) return TT_ERR_MEMORY;
     for (int i = 0; i < d->count; i++) quota[d->examples[i].label]++;
@@ -338,17 +338,19 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *t
     return tt__dataset_copy(d, e);
 }
 
-static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_EMBED; }
+static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_MASKED_LM; }
+/* Returns whether the examples of a task have neither labels nor classes. */
+static bool tt__has_no_labels(tt_task task) { return task == TT_TASK_EMBED || task == TT_TASK_MASKED_LM; }
 
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes)
 {
-    const bool no_classes = task == TT_TASK_EMBED && !classes;
+    const bool none = tt__has_no_labels(task);
     if (count < 1 || count > INT_MAX || !texts || !tt__is_task(task) ||
-        !(no_classes || (task != TT_TASK_EMBED && classes > 0 && class_names)))
+        !(none ? !classes : classes > 0 && class_names))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: there are %lld texts%s of %d classes%s, "
                         "task %d; expected at least one text, one of tt_task, and at least one class, or 0 "
-                        "for TT_TASK_EMBED",
+                        "for TT_TASK_EMBED and TT_TASK_MASKED_LM",
                         (long long)count, texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)",
                         (int)task), (tt_dataset *)NULL;
     tt_dataset *d = tt__dataset_new(ctx, task, class_names, classes);

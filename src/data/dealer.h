@@ -10,7 +10,8 @@
 
 tt_loader_options tt_loader_options_default(void)
 {
-    tt_loader_options o = {16, 1, 512, 0, true, 50, false, 1, {0, 1, 1, false, false, 0, false}};
+    tt_loader_options o = {16, 1, 512, 0, true, 50, false, 1, 0.15f, false,
+                           {0, 1, 1, false, false, 0, false}};
     return o;
 }
 
@@ -167,7 +168,14 @@ struct tt_loader {
     float *label_values;           /* values of the micro-batch, for TT_TASK_LABELS and TT_TASK_SCORES */
     int32_t *roles;                /* TT_TASK_EMBED: the numbers 0, 1, 2, ...; the data of each of `arrays`
                                       are a part of them */
-    tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives" */
+    tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives";
+                                      TT_TASK_MASKED_LM: "masked" and "targets" */
+    /* TT_TASK_MASKED_LM: the kind of each token of the vocabulary; scratch memory for a text's words, and
+       which of its tokens are chosen; the n_masked of at most max_masked rows of the arrays. */
+    uint8_t *mask_kinds, *mask_chosen;
+    struct tt__mask_word *mask_words;
+    int32_t *masked, *targets;
+    int n_masked, max_masked;
 
     /* ---- fields for images. Threads make the images of micro-batches `base` to `base + slots - 1`, while
        the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, the fields of `ring`

@@ -227,7 +227,7 @@ static tt_status tt__table_set(tt_dataset *d, const tt__table *t)
 static tt_status tt__table_labels(tt_dataset *d, tt__table *t)
 {
     tt_status status = TT_OK;
-    if (!d->count || t->task == TT_TASK_EMBED) return TT_OK;
+    if (!d->count || tt__has_no_labels(t->task)) return TT_OK;
     if (!t->order) status = t->width ? tt__table_unnamed(d, t->width) : tt__table_classes(d, t);
     return status == TT_OK ? tt__table_set(d, t) : status;
 }

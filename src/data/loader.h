@@ -7,6 +7,7 @@
 #include "dataset.h"
 #include "dealer.h"
 #include "images.h"
+#include "masks.h"
 
 /* --------------------------------------------------------------------------------------------------- loaders
    The public functions of loaders, for texts and for images, and a loader's tt_source. dealer.h chooses the
@@ -30,7 +31,7 @@ void tt_loader_free(tt_loader *l)
     void *const owned[] = {l->ring, l->deal.order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
                            l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
                            l->seq_start, l->labels, l->label_values, l->tags, l->roles, l->spans, l->index,
-                           l};
+                           l->mask_kinds, l->mask_chosen, l->mask_words, l->masked, l->targets, l};
     tt__free_all(ctx, owned, TT__COUNT(owned));
 }
 
@@ -71,6 +72,11 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     else if (texts && pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
         tt__print(&all, "; max_length is %d, but must be at least %d for pairs of texts, with the tokens "
                   "around the texts", o->max_length, tt__ids_around(k, true));
+    if (d->task == TT_TASK_MASKED_LM && !(o->mask_rate > 0 && o->mask_rate < 1))
+        tt__print(&all, "; mask_rate is %g, but must be above 0 and below 1", o->mask_rate);
+    if (d->task == TT_TASK_MASKED_LM && tt_tokenizer_special(k, TT_TOKEN_MASK) < 0)
+        tt__print(&all, "; the tokenizer has no token that masks others, which TT_TASK_MASKED_LM needs: set "
+                  "\"mask_token\" in tokenizer_config.json");
     if (texts && o->window < 0)
         tt__print(&all, "; window is %d, but must be 0 (no sorting) or a number of batches", o->window);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
@@ -85,6 +91,7 @@ static bool tt__loader_allocate(tt_loader *l) /* allocates the memory of a loade
     size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch), values = 0;
     const bool valued = l->d->task == TT_TASK_LABELS || l->d->task == TT_TASK_SCORES;
     if (!tt__mul_size(seqs * sizeof *l->label_values, (size_t)l->d->n_classes, &values)) values = SIZE_MAX;
+    if (l->d->task == TT_TASK_MASKED_LM && !tt__mask_allocate(l)) return false;
     if (l->d->task == TT_TASK_TAGS && !(l->tags = (int32_t *)tt__alloc(ctx, rows * 4))) return false;
     if (l->parts > 1 && !(l->roles = (int32_t *)tt__alloc(ctx, seqs * 4))) return false;
     for (size_t k = 0; k < seqs && l->roles; k++) l->roles[k] = (int32_t)k;
@@ -312,6 +319,7 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
                   i->resize_width, i->pad, i->random_crop, i->flip);
     if (l->d->task != TT_TASK_CLASS) tt__print(&text, "task %d\n", (int)l->d->task);
     if (l->d->pairs) tt__print(&text, "pairs 1\n");
+    if (l->max_masked) tt__print(&text, "mask_rate %g\nwhole_words %d\n", o->mask_rate, o->whole_words);
     if (i->resize_shortest) tt__print(&text, "resize_shortest %d\n", i->resize_shortest);
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
@@ -337,7 +345,7 @@ const tt_source *tt_loader_source(tt_loader *l)
     if (!l) return NULL;
     tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, tt_loader_max_seqs(l),
                    l->max_tokens, l->deal.accumulates, tt__loader_source_hash, l->d->classes,
-                   l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe};
+                   l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe, l->max_masked};
     l->source = s;
     return &l->source;
 }
@@ -414,6 +422,7 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
     if (!l->micro) tt__loader_cut_step(l, texts, in_step);
     const int first = l->in_step, end = l->ends[l->micro++], examples = end - first;
+    l->n_masked = 0;
     for (; seqs < examples * l->parts; seqs++) {
         const uint32_t text = l->dealt[first + seqs % examples];
         const tt__tokens *tokens = &l->tokens[(int64_t)text * l->parts + seqs / examples];
@@ -429,9 +438,11 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
             if (l->typed) l->types[rows] = tokens->types[i];
             if (l->tags) l->tags[rows] = tokens->tags[i];
         }
+        if (l->max_masked) tt__mask_text(l, text, rows - tokens->count, tokens->count);
     }
     l->in_step = end;
     tt__loader_roles(l, examples, batch);
+    if (l->max_masked) tt__mask_arrays(l, batch);
     l->seq_start[seqs] = rows;
     batch->rows = rows;
     batch->ids = l->ids;

@@ -42,7 +42,8 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
                                       o->split_column, o->pair_column, o->negative_column};
     bool good = true;
     t->needs[TT__COLUMN_TEXT] = true;
-    t->needs[o->task == TT_TASK_EMBED ? TT__COLUMN_PAIR : TT__COLUMN_LABEL] = true;
+    t->needs[TT__COLUMN_PAIR] = o->task == TT_TASK_EMBED;
+    t->needs[TT__COLUMN_LABEL] = !tt__has_no_labels(o->task);
     t->columns = o->task == TT_TASK_EMBED ? TT__COLUMNS : TT__COLUMN_NEGATIVE;
     for (int i = 0; i < TT__COLUMNS; i++) t->column[i] = names[i] ? names[i] : "NULL";
     for (int i = 0; i < t->columns; i++)
@@ -62,7 +63,7 @@ static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
                         "expected an ASCII character, such as a comma", (unsigned char)o->label_delimiter);
     if (!tt__is_task(o->task))
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: task is %d; expected one of tt_task, %d to "
-                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_EMBED);
+                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_MASKED_LM);
     return TT_OK;
 }
 
@@ -82,6 +83,7 @@ static bool tt__ends_in(const char *path, const char *ending)
 static tt_status tt__table_file(tt_dataset *d, tt__table *t, const tt_table_options *o, const char *split)
 {
     const bool lines = tt__ends_in(t->path, ".jsonl") || tt__ends_in(t->path, ".json");
+    const bool plain = o->task == TT_TASK_MASKED_LM && tt__ends_in(t->path, ".txt");
     tt_status status = tt__file_open(d->ctx, t->path, &d->file);
     if (status != TT_OK) return status;
     t->text = d->file.bytes;
@@ -94,12 +96,14 @@ static tt_status tt__table_file(tt_dataset *d, tt__table *t, const tt_table_opti
         for (size_t i = 0; i < t->bytes; i++)
             if (t->text[i] == '\r') t->text[i] = '\n';
     if (status == TT_OK)
-        status = lines ? tt__read_json_rows(d, t, split)
+        status = lines ? tt__read_json_rows(d, t, split) : plain ? tt__read_lines(d, t)
                : o->task == TT_TASK_TAGS ? tt__read_conll(d, t) : tt__table_read(d, t, split);
     const int part = split && t->splits ? tt__split_of(split) : TT__SPLIT_OTHER;
     if (status != TT_OK || d->count || (part && part != TT__SPLIT_TRAIN)) return status;
-    if (!split || !t->splits) return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows: add rows", t->path,
-                                              lines || o->task == TT_TASK_TAGS ? "" : "a header but ");
+    const bool header = !lines && !plain && o->task != TT_TASK_TAGS;
+    if (!split || !t->splits)
+        return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows: add rows", t->path,
+                        header ? "a header but " : "");
     return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s': add one, or choose "
                     "another split", t->path, split);
 }
@@ -115,9 +119,10 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     t.path = path;
     t.task = o.task;
     t.line = 1;
-    if (o.task == TT_TASK_EMBED && n_classes)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given, but TT_TASK_EMBED has no classes: "
-                        "give NULL and 0", path, n_classes), (tt_dataset *)NULL;
+    if (tt__has_no_labels(o.task) && n_classes)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given, but %s has no classes: give NULL "
+                        "and 0", path, n_classes, o.task == TT_TASK_EMBED ? "TT_TASK_EMBED" :
+                        "TT_TASK_MASKED_LM"), (tt_dataset *)NULL;
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes are given%s; give at least one, or NULL and "
                         "0 to take the classes from the file", path, n_classes, classes ? "" : " as NULL"),

@@ -188,7 +188,7 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
         return tt__row_fail(t, "the row has %s \"%.100s\", unlike the rows before: write it in all rows or "
                             "in none", e->negative ? "a" : "no", t->column[TT__COLUMN_NEGATIVE]);
     d->negatives |= e->negative != NULL;
-    if (embed) return TT_OK;
+    if (tt__has_no_labels(t->task)) return TT_OK;
     return tt__row_labels(d, t, j, line, at[TT__COLUMN_LABEL], e);
 }
 
@@ -208,6 +208,25 @@ static tt_status tt__read_json_rows(tt_dataset *d, tt__table *t, const char *spl
     tt__file_close(d->ctx, &d->file);
     memset(&d->file, 0, sizeof d->file);
     return status;
+}
+
+/* Reads a text file: each line that is not empty is an example. */
+static tt_status tt__read_lines(tt_dataset *d, tt__table *t)
+{
+    while (tt__table_row(t)) {
+        char *line = t->text + t->at, *stop = (char *)memchr(line, '\n', t->bytes - t->at);
+        char *end = stop ? stop : t->text + t->bytes;
+        t->at = (size_t)(end - t->text);
+        while (end > line && (end[-1] == ' ' || end[-1] == '\t' || end[-1] == '\r')) end--;
+        if (end == line) continue;
+        tt__example *e = tt__dataset_add(d, t->path);
+        if (!e) return t->ctx->status;
+        e->text = line;
+        e->bytes = (size_t)(end - line);
+        if (stop) t->at++, t->line++;
+        *end = 0; /* overwrites white space, the newline, or the final NUL */
+    }
+    return TT_OK;
 }
 
 /* A sentence while its lines are read from a file in the format of CoNLL. The text overwrites the lines. */

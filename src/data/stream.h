@@ -12,6 +12,8 @@ typedef struct tt__token_store {
     int width;          /* bytes of an id, 2 or 4 */
     int64_t count;
     void *ids;          /* `count` ids; NULL: the ids are in `file`, from byte `skip` on */
+    bool marked;        /* the stream consists of conversations */
+    uint8_t *marks;     /* of conversations: for each id, bits TT__MARK_... */
     void *file;         /* the open file; NULL: the ids are in memory */
     uint64_t skip;      /* bytes of the file's header, which the ids follow */
     char path[TT__PATH];
@@ -31,10 +33,18 @@ struct tt_token_stream {
 };
 
 enum { TT__BYTE_END = 256, TT__TOKENS_AT_ONCE = 16384 };
+enum { TT__MARK_LEARNT = 1, TT__MARK_END = 2 }; /* the token is a target; the last token of a conversation */
+
+/* Returns whether token `at` of a stream, which has this id, ends a document. */
+static bool tt__stream_ends(const tt_token_stream *s, int64_t at, int32_t id)
+{
+    const uint8_t *marks = s->store->marks;
+    return marks ? (marks[s->first + at] & TT__MARK_END) != 0 : id == s->end;
+}
 
 tt_stream_options tt_stream_options_default(void)
 {
-    const tt_stream_options o = {NULL, -1, 0, false, NULL};
+    const tt_stream_options o = {NULL, -1, 0, false, NULL, false};
     return o;
 }
 
@@ -46,6 +56,7 @@ void tt_token_stream_free(tt_token_stream *s)
     if (store && --store->users == 0) {
         if (store->file) ctx->options.files.close(ctx->options.files.user, store->file);
         tt__free(ctx, store->ids);
+        tt__free(ctx, store->marks);
         tt__free(ctx, store);
     }
     tt__free(ctx, s);
@@ -78,6 +89,11 @@ static bool tt__stream_grow(tt_token_stream *s, int64_t n, int64_t *room)
     if (store->count) memcpy(ids, store->ids, (size_t)store->count * (size_t)store->width);
     tt__free(s->ctx, store->ids);
     store->ids = ids;
+    if (store->marked) {
+        uint8_t *marks = (uint8_t *)tt__realloc(s->ctx, store->marks, (size_t)more);
+        if (!marks) return false;
+        store->marks = marks;
+    }
     *room = more;
     return true;
 }
@@ -149,12 +165,11 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     }
     if (!tt__stream_grow(s, s->fronts + n + 1, room)) return TT_ERR_MEMORY;
     const size_t front = sizeof **scratch * (size_t)s->fronts;
-    const bool begun = s->fronts && n >= s->fronts &&
-                       memcmp(*scratch, s->tokenizer->finish.one.around[0].ids, front) == 0;
+    const int32_t *before = s->fronts ? s->tokenizer->finish.one.around[0].ids : NULL;
+    const bool begun = s->fronts && n >= s->fronts && memcmp(*scratch, before, front) == 0;
     const bool ended = n && tt__added_text(s->tokenizer, s->end) && (*scratch)[n - 1] == s->end;
     s->spelled[0] += begun;
     s->spelled[1] += ended;
-    const int32_t *before = s->tokenizer->finish.one.around[0].ids;
     for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, before[k]);
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
@@ -264,6 +279,10 @@ tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t 
     return tt__stream_done(s, tt__stream_add_text(s, path, text, bytes, o->separator, &room));
 }
 
+/* Adds the conversations of a text, which are lines of JSON, to a stream. */
+static tt_status tt__stream_add_chats(tt_token_stream *s, const char *path, char *text, size_t bytes,
+                                      const tt_stream_options *o, int64_t *room);
+
 typedef struct tt__names { tt_context *ctx; char (*name)[256]; int n, capacity; bool failed; } tt__names;
 
 static bool tt__names_add(void *arg, const char *name)
@@ -292,6 +311,9 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     if (!o) o = &defaults;
     tt_token_stream *s = tt__stream_begin(ctx, path, o);
     if (!s) return NULL;
+    const char *ending = strrchr(path, '.');
+    s->store->marked = ending && strcmp(ending, ".jsonl") == 0;
+    s->texts = !s->store->marked;
     const bool folder = files->list(files->user, path, tt__names_add, &names) && !names.failed;
     if (names.failed) status = TT_ERR_MEMORY;
     else if (folder && !names.n)
@@ -302,7 +324,8 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
         const char *file = folder ? full : path;
         if (status == TT_OK) status = tt__file_open(ctx, file, &text);
         if (status != TT_OK) break;
-        status = tt__stream_add_text(s, file, text.bytes, text.size, o->separator, &room);
+        status = s->store->marked ? tt__stream_add_chats(s, file, text.bytes, text.size, o, &room)
+               : tt__stream_add_text(s, file, text.bytes, text.size, o->separator, &room);
         tt__file_close(ctx, &text);
     }
     tt__free(ctx, names.name);
@@ -372,9 +395,12 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
 
 tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n)
 {
+    const uint8_t *marks = s->store->marks;
+    while (marks && n > 1 && n < s->count && !(marks[s->first + s->count - n - 1] & TT__MARK_END)) n--;
     if (n < 2 || n > s->count - 2) {
         tt__fail(s->ctx, TT_ERR_ARGUMENT, "tt_token_stream_split: cannot split %lld of %lld tokens off: at "
-                 "least two must go, and at least two must stay", (long long)n, (long long)s->count);
+                 "least two must go, and at least two must stay%s", (long long)n, (long long)s->count,
+                marks ? "; of conversations, which stay whole, the last one is longer" : "");
         return NULL;
     }
     tt_token_stream *part = (tt_token_stream *)tt__alloc(s->ctx, sizeof *part);
@@ -451,6 +477,10 @@ static tt_status tt__stream_write_some(void *arg, const int32_t *ids, int64_t n)
 
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path)
 {
+    if (s->store->marks)
+        return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "cannot write conversations to '%s': a file of ids does "
+                        "not say "
+                        "which tokens are answers", path);
     tt__stream_writer *x = (tt__stream_writer *)tt__alloc(s->ctx, sizeof *x);
     if (!x) return TT_ERR_MEMORY;
     x->wide = s->vocab > 65536;

@@ -104,7 +104,7 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
         return tt__fail(t->ctx, TT_ERR_FORMAT,
                         "'%s' is empty; expected a header with the columns %.100s and %.100s", t->path,
                         t->column[TT__COLUMN_TEXT],
-                        t->column[t->needs[TT__COLUMN_PAIR] ? TT__COLUMN_PAIR : TT__COLUMN_LABEL]);
+                        t->column[t->needs[TT__COLUMN_LABEL] ? TT__COLUMN_LABEL : TT__COLUMN_PAIR]);
     for (*columns = 0; !field.last; ++*columns) {
         tt_status status = tt__table_field(t, &field);
         if (status != TT_OK) return status;
@@ -243,10 +243,11 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split)
         e->pair = fields[TT__COLUMN_PAIR].text;
         e->pair_bytes = fields[TT__COLUMN_PAIR].bytes;
         d->pairs |= e->pair != NULL;
-        if (t->task != TT_TASK_EMBED) {
+        if (!tt__has_no_labels(t->task)) {
             status = tt__table_field_labels(d, t, e, &fields[TT__COLUMN_LABEL]);
             continue;
         }
+        if (t->task != TT_TASK_EMBED) continue;
         e->negative = fields[TT__COLUMN_NEGATIVE].text;
         e->negative_bytes = fields[TT__COLUMN_NEGATIVE].bytes;
         d->negatives |= e->negative != NULL;

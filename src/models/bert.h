@@ -3,6 +3,7 @@
 #include "../tape/tape.h"
 #include "../tape/record.h"
 #include "../files/json.h"
+#include "../data/dataset.h"
 #include "layout.h"
 #include "config.h"
 #include "model.h"
@@ -152,14 +153,23 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     const tt_bert_config *c = &m->config;
     const tt__bert_flags *k = tt__bert_of(c);
     const bool tags = c->task == TT_TASK_TAGS;
+    const bool masked = c->task == TT_TASK_MASKED_LM;
     const float dropout = tags && k->flags & TT__BERT_DROP_TAGS ? c->dropout : c->classifier_dropout;
     if (c->task == TT_TASK_EMBED)
         tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_bert_logits: the model's task is TT_TASK_EMBED, so it has no "
                       "classifier: record tt_bert_embed, or load the folder with another task");
     tt_value h = tt_bert_encode(m, t, in);
     const bool mean = k->flags & TT__BERT_MODERN && c->pooling == TT_POOL_MEAN;
-    if (!tags) h = mean ? tt_mean_pool(t, h, in->seq_start)
-                        : tt_gather_rows(t, h, in->first); /* [CLS] of each sequence: (seqs, hidden) */
+    if (mean && !tags) h = tt_mean_pool(t, h, in->seq_start);
+    else if (!tags) h = tt_gather_rows(t, h, masked ? in->masked : in->first); /* first: [CLS] of each text */
+    if (masked) {
+        h = tt_linear(t, h, m->transform_w, m->transform_b);
+        h = k->flags & TT__BERT_OFFSET ? tt_gelu(t, h) : tt__activation_of(t, c->activation)(t, h);
+        h = tt_layernorm(t, h, m->transform_norm_w, m->transform_norm_b, c->layer_norm_eps);
+        h = tt_linear(t, h, m->word, m->word_b);
+        tt_name(t, h, "logits");
+        return h;
+    }
     if (m->head_w) {
         if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, c->classifier_dropout);
         h = tt_linear(t, h, m->head_w, m->head_b);
@@ -188,6 +198,14 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
     if (m->config.task == TT_TASK_EMBED) {
         *output = tt_bert_embed(m, t, &in);
         return o->compile.train ? tt_contrastive_loss(t, *output, o) : *output;
+    }
+    if (m->config.task == TT_TASK_MASKED_LM) {
+        const int64_t rows = tt_axis(t, "masked", o->max_masked ? o->max_masked : o->max_tokens);
+        in.masked = tt_input(t, "masked", TT_I32, rows, 1);
+        in.targets = tt_input(t, "targets", TT_I32, rows, 1);
+        const tt_value logits = tt_bert_logits(m, t, &in);
+        if (!o->compile.train) *output = logits; /* else the logits never exist as a whole */
+        return tt__classify(t, logits, in.targets, o);
     }
     *output = tt_bert_logits(m, t, &in);
     return tt__task_loss(t, m->config.task, *output, &in, o);
@@ -296,6 +314,16 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     return TT_OK;
 }
 
+/* Fails if config.json says that the weight of a masked-language head is not the word embedding. */
+static tt_status tt__bert_tied(const tt__json *j)
+{
+    bool tied = true;
+    tt_status status = tt__json_read_bool(j, 0, "tie_word_embeddings", &tied);
+    if (status != TT_OK || tied) return status;
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': tie_word_embeddings is false, but a model of "
+                    "TT_TASK_MASKED_LM uses the word embedding as the weight of its logits", j->path);
+}
+
 tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head)
 {
     tt_bert_config config;
@@ -331,8 +359,10 @@ tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, con
         if (head) config.task = head->task;
         from.naming = tt__bert_naming(&config);
         from.other_head = (own == TT_TASK_TAGS) != (config.task == TT_TASK_TAGS);
-        if (config.task == TT_TASK_EMBED) config.classes = 0;
-        status = tt__model_load(a, m, &config, &from, head ? head->outputs : 0, 0);
+        if (tt__has_no_labels(config.task)) config.classes = 0;
+        if (config.task == TT_TASK_MASKED_LM) status = tt__bert_tied(&from.config);
+        if (status == TT_OK)
+            status = tt__model_load(a, m, &config, &from, head ? head->outputs : 0, 0);
     }
     tt__checkpoint_close(ctx, &from);
     return status;

@@ -12,7 +12,8 @@
    stand for the hidden size under a condition, otherwise for 0: Q if a layer precedes the classifier, R in
    RoBERTa without a classifier, B in BigBird, M in ALBERT, U if queries, keys and values have biases. Three
    letters stand for the number of classes: C if there is a classifier, K if it is one of sequences, N if it
-   is one of tokens. Letters of ModernBERT alone are explained where they are set. */
+   is one of tokens. With TT_TASK_MASKED_LM, L stands for the embedding size and W for the vocabulary, in
+   BigBird J and Y; otherwise for 0. Letters of ModernBERT alone are explained where they are set. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text_buffer *all, const void *config);
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config);
@@ -26,10 +27,18 @@ static const char *tt__bert_head(const void *config);
     T(position, ".embeddings.position_embeddings.weight", "PE", 'n', false), \
     T(type, ".embeddings.token_type_embeddings.weight", "TE", 'n', false), \
     W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "E", "E", '1', false)
+/* The head of TT_TASK_MASKED_LM: names of its layer, its norm and its bias. */
+#define TT__BERT_MASKED(dense, norm, bias, size, sizes, vocab) \
+    W(transform, dense, dense, sizes, size, 'n', true), \
+    W(transform_norm, norm, norm, size, size, '1', true), \
+    T(word_b, bias, vocab, '0', true)
 static const tt__tensor_row tt__bert_tensors[] = {
     TT__BERT_EMBEDDINGS,
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
+    W(transform, "cls.predictions.transform.dense", "vocab_transform", "LH", "L", 'n', true),
+    W(transform_norm, "cls.predictions.transform.LayerNorm", "vocab_layer_norm", "L", "L", '1', true),
+    TT__TENSOR(tt_bert, word_b, "cls.predictions.bias", "vocab_projector.bias", "W", '0', true),
 };
 static const tt__tensor_row tt__albert_tensors[] = {
     TT__BERT_EMBEDDINGS,
@@ -37,6 +46,7 @@ static const tt__tensor_row tt__albert_tensors[] = {
       false),
     W(head, ".pooler", ".pooler", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
+    TT__BERT_MASKED("predictions.dense", "predictions.LayerNorm", "predictions.bias", "L", "LH", "W"),
 };
 static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and its kin, and of BigBird */
     TT__BERT_EMBEDDINGS,
@@ -46,7 +56,11 @@ static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and 
     W(head, "classifier.dense", "classifier.dense", "QH", "Q", 'n', true),
     W(classifier, "classifier.out_proj", "classifier.out_proj", "KH", "K", 'n', true),
     W(classifier, "classifier", "classifier", "NH", "N", 'n', true),
+    TT__BERT_MASKED("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "L", "LH", "W"),
+    TT__BERT_MASKED("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm",
+                    "cls.predictions.bias", "J", "JH", "Y"),
 };
+#undef TT__BERT_MASKED
 #undef TT__BERT_EMBEDDINGS
 #undef T
 #undef W
@@ -295,16 +309,21 @@ static void tt__bert_sizes(const void *config, tt__sizes size)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     const int flags = tt__bert_of(c)->flags;
-    /* In transformers BERT and RoBERTa without a classifier have a pooler, which embeddings do not use. */
-    const bool embeds = c->task == TT_TASK_EMBED, dense = flags & TT__BERT_HEAD ? !embeds : c->pooler;
-    size['Q' - 'A'] = dense && c->task != TT_TASK_TAGS ? c->hidden_size : 0;
+    /* In transformers BertModel and RobertaModel have a pooler, which embeddings do not use. */
+    const bool embeds = c->task == TT_TASK_EMBED, masked = c->task == TT_TASK_MASKED_LM;
+    const bool sparse = flags & TT__BERT_SPARSE, dense = flags & TT__BERT_HEAD ? !embeds : c->pooler;
+    size['Q' - 'A'] = dense && c->task != TT_TASK_TAGS && !masked ? c->hidden_size : 0;
     size['R' - 'A'] = flags & TT__BERT_OFFSET && embeds ? c->hidden_size : 0;
     size[(c->task == TT_TASK_TAGS ? 'N' : 'K') - 'A'] = size['C' - 'A'];
     size['E' - 'A'] = flags & TT__BERT_SHARED ? c->embedding_size : c->hidden_size;
     size['M' - 'A'] = flags & TT__BERT_SHARED ? c->hidden_size : 0;
-    size['B' - 'A'] = flags & TT__BERT_SPARSE ? c->hidden_size : 0;
+    size['B' - 'A'] = sparse ? c->hidden_size : 0;
     size['U' - 'A'] = !(flags & (TT__BERT_SPARSE | TT__BERT_MODERN)) || c->qkv_bias ? c->hidden_size : 0;
-    if (!(flags & TT__BERT_MODERN)) return;
+    if (!(flags & TT__BERT_MODERN)) {
+        size[(sparse ? 'J' : 'L') - 'A'] = masked ? size['E' - 'A'] : 0;
+        size[(sparse ? 'Y' : 'W') - 'A'] = masked ? c->vocab_size : 0;
+        return;
+    }
     size['A' - 'A'] = c->norm_bias ? c->hidden_size : 0;
     size['F' - 'A'] = c->mlp_bias ? c->intermediate_size : 0;
     size['G' - 'A'] = c->mlp_bias ? c->hidden_size : 0;
@@ -319,7 +338,7 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
     const int flags = tt__bert_of(c)->flags;
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
-    if ((unsigned)c->task > TT_TASK_EMBED)
+    if ((unsigned)c->task > TT_TASK_MASKED_LM)
         tt__print(all, "; task is %d, but must be one of tt_task", (int)c->task);
     if ((unsigned)c->pooling > TT_POOL_CLS)
         tt__print(all, "; pooling is %d, but must be one of tt_pooling", (int)c->pooling);
@@ -328,6 +347,9 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
         tt__print(all,
                   "; max_positions must be above pad_token + 1, but pad_token is %d and max_positions is %d",
                   c->pad_token, c->max_positions);
+    if (flags & TT__BERT_MODERN && c->task == TT_TASK_MASKED_LM)
+        tt__print(all, "; task is TT_TASK_MASKED_LM, which ModernBERT does not support: choose another task "
+                  "or kind of model");
     for (int k = 0; k < 2 && flags & TT__BERT_MODERN; k++) {
         const float base = k ? c->window_base : c->rotary_base;
         if (!(base > 1 && isfinite(base)))
@@ -360,15 +382,16 @@ static void tt__bert_print(tt__text_buffer *json, const void *self, const void *
 static const char *tt__bert_head(const void *config)
 {
     const tt_task task = ((const tt_bert_config *)config)->task;
-    return task == TT_TASK_TAGS    ? "ForTokenClassification"
-           : task == TT_TASK_EMBED ? "Model"
-                                   : "ForSequenceClassification";
+    return task == TT_TASK_TAGS        ? "ForTokenClassification"
+           : task == TT_TASK_EMBED     ? "Model"
+           : task == TT_TASK_MASKED_LM ? "ForMaskedLM"
+                                       : "ForSequenceClassification";
 }
 
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
     tt_bert_config c = *config;
-    if (c.task == TT_TASK_EMBED) c.classes = 0;
+    if (tt__has_no_labels(c.task)) c.classes = 0;
     return tt__model_new(ctx, &tt__bert_of(config)->a, m, &c);
 }
 

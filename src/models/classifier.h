@@ -102,6 +102,7 @@ static void tt__task_metrics(tt_task task, char (*names)[64], int classes, tt_me
         to[1] = entities ? tt_accuracy() : tt_f1_macro();
         break;
     case TT_TASK_EMBED: to[0] = tt_accuracy(), to[1] = tt_recall_at_1(), to[2] = tt_recall_at_10(); break;
+    case TT_TASK_MASKED_LM: to[0] = tt_accuracy(), to[1] = tt_perplexity(); break;
     }
 }
 

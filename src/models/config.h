@@ -107,10 +107,8 @@ static bool tt__is_class(const tt__json *j, const char *pattern)
 static tt_status tt__read_task(const tt__json *j, int classes, tt_task *task)
 {
     const char *type = NULL;
-    if (tt__is_class(j, "*ForTokenClassification")) {
-        *task = TT_TASK_TAGS;
-        return TT_OK;
-    }
+    if (tt__is_class(j, "*ForTokenClassification")) return *task = TT_TASK_TAGS, TT_OK;
+    if (tt__is_class(j, "*ForMaskedLM")) return *task = TT_TASK_MASKED_LM, TT_OK;
     tt_status status = tt__json_read_string(j, 0, "problem_type", false, &type);
     if (status == TT_OK && !type && classes == 1) *task = TT_TASK_SCORES;
     if (status != TT_OK || !type) return status;
@@ -198,8 +196,7 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     tt__text_buffer all = {text, sizeof text, 0};
     const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
     const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
-    const bool classifies = a->classes && (!a->head || strstr(a->head(config), "Classification"));
-    const int classes = classifies ? tt__int_field(config, a->classes) : 1;
+    const int classes = tt__classifies(a, config) ? tt__int_field(config, a->classes) : 1;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];

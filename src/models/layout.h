@@ -118,11 +118,15 @@ static const char *tt__head_name(const tt__architecture *a, const void *config)
     return a->head ? a->head(config) : "";
 }
 
+static bool tt__classifies(const tt__architecture *a, const void *config)
+{
+    return a->classes && (!a->head || strstr(a->head(config), "Classification"));
+}
+
 /* Returns the number of outputs of a model's classifier; 0: the model has no classifier. */
 static int tt__outputs(const tt__architecture *a, const void *config)
 {
-    const bool bare = strcmp(tt__head_name(a, config), "Model") == 0;
-    return a->classes && !bare ? tt__int_field(config, a->classes) : 0;
+    return tt__classifies(a, config) ? tt__int_field(config, a->classes) : 0;
 }
 
 /* A checkpoint that is being read: its config.json and its open files of tensors. */

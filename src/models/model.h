@@ -155,7 +155,7 @@ static void tt__list_names(tt__text_buffer *to, const char *const *names, int n)
 static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[64], int classes, bool kept,
                                   tt_dataset *d)
 {
-    static const char *const tasks[] = {"CLASS", "LABELS", "SCORES", "TAGS", "EMBED"};
+    static const char *const tasks[] = {"CLASS", "LABELS", "SCORES", "TAGS", "EMBED", "MASKED_LM"};
     if (d->task != task)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_%s, but the model's is "
                         "TT_TASK_%s: load the model for the dataset's task (tt_bert_load_head)",

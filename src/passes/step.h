@@ -49,7 +49,7 @@ static tt_status tt__pass_counts(tt_tape *t)
     bool first = true;
     int n = tt__index(t);
     for (int k = 0; k < n && t->results; k++) {
-        if (!tt__is(&t->code[k], TT__LOSS)) continue;
+        if (!tt__is(&t->code[k], TT__LOSS) || t->code[k].attr.uncounted) continue;
         const int32_t counts = t->code[k].out[TT__LOSS_COUNTS], to = t->counted ? t->counted : t->totals;
         tt__instr add = tt__instr_like(&t->code[k], TT__OP_ADD_COUNTS, counts, to);
         add.add = !first;

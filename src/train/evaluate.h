@@ -57,6 +57,10 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
                         s->seek && s->next ? "has tt_source.steps < 1: count the steps of an epoch" :
                         "needs the functions `seek` and `next`");
     bool tokens_fit = r->model.same_length || s->max_tokens <= o->max_tokens;
+    if (o->max_masked && s->max_masked > o->max_masked)
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d masked tokens, but the trainer "
+                        "has max_masked = %d: make the trainer for the largest of its sources "
+                        "(tt_train_options_make_room)", what, s->max_masked, o->max_masked);
     if (tokens_fit && s->max_seqs <= o->max_seqs) return TT_OK;
     return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d sequences and %d tokens, but the "
                     "trainer has max_seqs = %d and max_tokens = %d: make the trainer for the largest of its "

@@ -16,6 +16,7 @@
 #include "../files/utf8.h"
 #include "grad_cache.h"
 #include "features.h"
+#include "teacher.h"
 
 /* -------------------------------------------------------------------------------------------------- trainer
    Learning-rate schedules, and the training steps of a trainer. */
@@ -47,6 +48,8 @@ struct tt_trainer {
     int32_t *last; /* for max_seqs sequences: their last rows; NULL: the model has no input "last" */
     float *class_weights; /* (2, classes). Row 0: the options' weights; row 1: ones, for evaluation. NULL: no
                              weights */
+    float *teacher_rows; /* (max_seqs, classes) and (max_seqs, 1): the teacher's inputs of a batch; NULL: no
+                            teacher */
     void *zeros; /* zeros: the data that predictions set for inputs that only the loss reads; as large as the
                     largest of these inputs */
 };
@@ -73,6 +76,8 @@ tt_train_options tt_train_options_default(void)
     o.schedule.kind = TT_LINEAR;
     o.schedule.lr = 5e-5f;
     o.temperature = 0.05f;
+    o.teacher_weight = 0.5f;
+    o.teacher_temperature = 2;
     return o;
 }
 
@@ -82,6 +87,7 @@ void tt_train_options_make_room(tt_train_options *o, const tt_source *train, con
         const tt_source *s = k ? validation : train;
         if (s && s->max_seqs > o->max_seqs) o->max_seqs = s->max_seqs;
         if (s && s->max_tokens > o->max_tokens) o->max_tokens = s->max_tokens;
+        if (s && s->max_masked > o->max_masked) o->max_masked = s->max_masked;
     }
     if (train && train->accumulates) o->compile.accumulate = true;
 }
@@ -118,6 +124,27 @@ static void tt__check_schedule(const tt_schedule *s, bool train, tt__text_buffer
                   (long long)(s->total_steps - s->warmup_steps));
 }
 
+/* Returns whether the output of a task has a row for each example, so that a teacher can give rows. */
+static bool tt__can_teach(tt_task task)
+{
+    return task == TT_TASK_CLASS || task == TT_TASK_LABELS || task == TT_TASK_SCORES;
+}
+
+/* Appends a sentence to *all for each error of the options of a teacher. */
+static void tt__check_teacher(const tt_model *model, const tt_train_options *o, tt__text_buffer *all)
+{
+    if (!o->teacher) return;
+    if (!(o->teacher_weight >= 0 && o->teacher_weight <= 1))
+        tt__print(all, "; teacher_weight is %g, but must be 0 to 1", o->teacher_weight);
+    if (!(o->teacher_temperature > 0 && isfinite(o->teacher_temperature)))
+        tt__print(all, "; teacher_temperature is %g, but must be a finite number above 0",
+                  o->teacher_temperature);
+    if (model->task != o->teacher->task || model->classes != o->teacher->classes)
+        tt__print(all, "; the teacher's logits have %lld columns, for task %d of tt_task, but the model's "
+                  "have %d, for task %d: both must be equal", (long long)o->teacher->classes,
+                  (int)o->teacher->task, model->classes, (int)model->task);
+}
+
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
 {
     char text[1024];
@@ -130,6 +157,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
                   o->max_seqs);
     if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
         tt__print(&all, "; max_tokens is %d, but must be at least max_seqs, %d", o->max_tokens, o->max_seqs);
+    if (o->max_masked < 0)
+        tt__print(&all, "; max_masked is %d, but must be 0 (max_tokens) or more", o->max_masked);
     if (!model->record) tt__print(&all, "; the model has no function `record`: set it");
     for (int k = 0; k < TT_METRICS && model->metrics[k].name; k++) {
         const tt_metric *x = &model->metrics[k];
@@ -155,6 +184,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net || o->features_once))
         tt__print(&all, "; {step_seqs} excludes %s", ctx->net ? "several processes" :
                   o->features_once ? "{features_once}" : "pipelines");
+    tt__check_teacher(model, o, &all);
     double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
@@ -209,13 +239,12 @@ static tt_program *tt__compile_eval(tt_trainer *r, tt_tape *t, tt_value loss, tt
     return tt__try_compile(t, loss, &o, attempt);
 }
 
-/* Compiles the trainer's programs from a recorded tape. head: a copy of the tape that reads features; NULL:
-   without features_once. */
-static tt_status tt__trainer_programs(tt_trainer *r, tt_tape *t, tt_tape *head, tt_value loss,
+/* Compiles the trainer's programs from a recorded tape. root: the loss to train with; head: a copy of the
+   tape that reads features; NULL: without features_once. */
+static tt_status tt__trainer_programs(tt_trainer *r, tt_tape *t, tt_tape *head, tt_value root, tt_value loss,
                                       tt__attempt *attempt)
 {
     const tt_compile_options *o = &r->options.compile;
-    const tt_value root = r->options.step_seqs ? tt__surrogate_loss(t, r->output) : loss;
     if (o->train && !(r->train = tt__try_compile(head ? head : t, root, o, attempt))) return r->ctx->status;
     for (int k = 0; head && k < r->features->count; k++) tt_output(t, r->features->value[k]);
     if (!(r->eval = tt__compile_eval(r, t, loss, attempt))) return r->ctx->status;
@@ -227,11 +256,14 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
 {
     const bool once = r->options.compile.train && r->options.features_once;
     tt_tape *head = NULL;
-    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
+    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output), root = loss;
     r->output_width = tt_value_width(t, r->output);
+    if (r->options.step_seqs) root = tt__surrogate_loss(t, r->output);
+    if (r->options.compile.train && r->options.teacher)
+        root = tt__taught_loss(t, r->output, loss, &r->options);
     if (once && t->status == TT_OK && !(r->features = tt__features_new(t, r->output, &head)))
         return r->ctx->status;
-    tt_status status = tt__trainer_programs(r, t, head, loss, attempt);
+    tt_status status = tt__trainer_programs(r, t, head, root, loss, attempt);
     tt_tape_free(head);
     if (status == TT_OK && r->options.step_seqs)
         status = tt__grad_cache_new(r->ctx, t, r->output, &r->options, r->train, attempt, &r->cache);
@@ -409,6 +441,10 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
     if (last) r->last = (int32_t *)tt__alloc(ctx, sizeof *r->last * (size_t)o.max_seqs);
     if (last && !r->last) status = TT_ERR_MEMORY;
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
+    const size_t taught = (size_t)o.max_seqs * ((size_t)r->output_width + 1);
+    if (status == TT_OK && r->train && o.teacher &&
+        !(r->teacher_rows = (float *)tt__alloc(ctx, sizeof *r->teacher_rows * taught)))
+        status = TT_ERR_MEMORY;
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the settings that all processes must share */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
     else
@@ -453,6 +489,7 @@ void tt_trainer_free(tt_trainer *r)
     tt__free(r->ctx, r->inputs);
     tt__free(r->ctx, r->rows);
     tt__free(r->ctx, r->needed);
+    tt__free(r->ctx, r->teacher_rows);
     tt__free(r->ctx, r->zeros);
     tt__free(r->ctx, r);
 }
@@ -480,6 +517,7 @@ static tt_status tt__try_micro_batch(void *arg, int64_t n, tt__attempt *attempt,
     if (tt__tokens_of(&o, n) > INT_MAX)
         return tt__fail(b->ctx, TT_ERR_SHAPE, "%lld sequences of %d / %d tokens are 2^31 tokens or more, "
                         "which is too many: ask for fewer", (long long)n, o.max_tokens, o.max_seqs);
+    o.max_masked = o.max_seqs > 0 ? (int)tt__ceil_div((int64_t)o.max_masked * n, o.max_seqs) : 0;
     o.max_tokens = (int)tt__tokens_of(&o, n);
     o.max_seqs = (int)n;
     tt_trainer *t = tt__try_trainer(b->ctx, b->model, &o, attempt);
@@ -540,6 +578,8 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
    loss reads to zeros. */
 static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
+    const bool taught = r->teacher_rows && p == r->train;
+    float *taught_weights = taught ? r->teacher_rows + r->options.max_seqs * r->output_width : NULL;
     const bool same = r->model.same_length;
     const int64_t rows = same ? (int64_t)b->seqs * r->model.max_length : b->rows;
     const int32_t *start = same ? r->seq_start : b->seq_start;
@@ -558,8 +598,14 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         {"labels", b->labels, b->seqs},
         {"label_values", b->label_values, b->seqs},
         {"tags", b->tags, rows},
-        {"class_weights", weights, 1}};
+        {"class_weights", weights, 1},
+        {TT__TEACHER, taught ? r->teacher_rows : NULL, b->seqs},
+        {TT__TEACHER_WEIGHTS, taught_weights, b->seqs}};
+    const tt_array *labels = tt__array_of(b, "labels");
     tt_status status = TT_OK;
+    if (taught)
+        status = tt__teacher_rows(r->ctx, &r->options, b, labels ? (const int32_t *)labels->data : b->labels,
+                                  r->teacher_rows, taught_weights);
     for (int k = 0; k < r->n_inputs; k++) r->rows[k] = 0;
     for (int k = 0; k < b->n_arrays + TT__COUNT(fields) && status == TT_OK; k++) {
         const tt_array *a = k < b->n_arrays ? &b->arrays[k] : &fields[k - b->n_arrays];

@@ -16,7 +16,7 @@ int main(void)
     tt_program *p = tt_compile(t, tt_cross_entropy(t, tt_linear(t, x, w, NULL), y, NULL), NULL);
     tt_stats stats;
     bool good = p && tt_set(p, x, features, 2) == TT_OK && tt_set(p, y, classes, 2) == TT_OK;
-    /* log 2: zeros predict both classes alike */
+    /* The loss is log 2, because parameters of 0 give both classes the same probability. */
     good = good && tt_step(p, 1e-3f, &stats) == TT_OK && stats.loss > 0.69 && stats.loss < 0.70;
     puts(good ? TT_VERSION : tt_error(ctx));
     tt_program_free(p);

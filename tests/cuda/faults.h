@@ -59,9 +59,9 @@ TEST(an_op_that_fails_is_named)
     unsetenv("TINYTRAIN_CUDA_SYNC");
 }
 
-/* For each n up to the last call of closing, call n of CUDA fails, alone or with all later calls. A run that
-   fails says why, and a run that succeeds has the right results. After a single failure the program
-   continues. */
+/* Runs the small program once for each of its calls of CUDA, from opening to closing. In run n, call n fails:
+   alone, or with all later calls. A run that fails says why, and a run that succeeds has the right results.
+   After a single failure the program continues. */
 static void sweep(long count)
 {
     small_result reference;

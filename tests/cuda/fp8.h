@@ -91,7 +91,7 @@ static bool fp8_train(fp8_run *run, int from, int to)
     const int64_t rows = tt_axis(t, "rows", FP8_ROWS);
     const tt_value x = tt_input(t, "x", TT_F32, rows, D), target = tt_input(t, "target", TT_F32, rows, D);
     tt_value h = tt_linear(t, x, fp8_param(ctx, 0, "in", D, D, TT_INIT_NORMAL), NULL);
-    /* The backward reads the gradient of h in fp8, then adds to it, and reads it again. */
+    /* The backward reads the gradient of h in fp8, adds to the gradient, and reads the sum in fp8, too. */
     h = tt_add(t, tt_linear(t, h, fp8_param(ctx, 0, "mix", D, D, TT_INIT_NORMAL), NULL), h);
     for (int b = 0; b < 2; b++) {
         const tt_value n = tt_layernorm(t, h, fp8_param(ctx, b, "norm", 1, D, TT_INIT_ONES),
@@ -184,10 +184,10 @@ TEST(training_in_fp8_keeps_its_bits)
         REQUIRE(fp8_train(k == 0 ? &exact : k == 1 ? &first : &staged, 0, FP8_STEPS));
     }
     CHECK(exact.quantized == 0 && exact.fp8 == 0);
-    /* Each of two blocks has 15 products. In the forward they read 5 weights and 3 other operands (Q, K and V
-       share one operand). In the backward they read 7 operands again (one is still kept in fp8), and 5
-       gradients, each rounded once for two products. The two layers before add 7, because the gradient that
-       both read changes in between. */
+    /* Each of two blocks has 15 products, for which 20 operands are rounded. In the forward: 5 weights and 3
+       other operands, because Q, K and V share one operand. In the backward: 7 of these operands again,
+       because one is still kept in fp8; and 5 gradients, each once for two products. The two layers before
+       the blocks need 7, because the gradient that both layers read changes in between. */
     CHECK(first.plain == 0 && first.fp8 == exact.plain && first.quantized == 2 * 20 + 7);
     /* A number of E4M3 has a relative error of up to 2^-4, a product of two up to 13%. A loss, computed from
        a sum of many products, has a smaller error, and the mean over the steps is within 2^-4. With 12 seeds

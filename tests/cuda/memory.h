@@ -148,8 +148,9 @@ typedef struct spy_device {
     size_t kept_bytes, waiting;
     long launches, faults, brought, most_waiting;
     bool prefetched;               /* a block was prefetched since the last batch ended */
-    /* batch: number of a block's batch; batches: number of batches; arrived: number of batches waited for;
-       turns: number of waits */
+    /* A batch of blocks is prefetched together, for one window of instructions. batch: number, from 1, of
+       each block's last batch; batches: number of batches so far; arrived: number of batches for which
+       computation has waited; turns: number of waits of prefetches */
     long batch[1024], batches, arrived, turns;
     void *of_batch[TT__WINDOWS];               /* events at which the last batches end */
 } spy_device;
@@ -208,7 +209,7 @@ static tt_status spy_prefetch(tt__device *d, int stream, void *memory, size_t by
 }
 
 /* Uses all blocks of an operand. An absent block counts as a fault if the launch computes. A copy between
-   host and device may bring blocks itself, because its stream does not wait for prefetches. */
+   host and device may load absent blocks without a fault, because the copy does not wait for prefetches. */
 static void spy_load(const tt__mat *m, bool computes)
 {
     size_t end;

@@ -30,8 +30,8 @@ TEST(indices_behind_a_view_are_checked)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A bias with more outputs than the emulator's workspace has partial sums for. The weight is frozen, so that
-   no product computes the bias's gradient. */
+/* The gradient of a bias is right, even if the emulator's workspace is too small for partial sums of all
+   outputs. The weight is frozen, so that no product computes the bias's gradient. */
 TEST(bias_of_very_many_columns)
 {
     enum { OUTPUTS = 140000, ROWS = 8 };
@@ -118,7 +118,7 @@ TEST(largest_batch_of_what_is_free)
         tt_program_free(p);
         tt_tape_free(t);
     }
-    /* other processes may use some memory meanwhile */
+    /* The factor leaves room for memory that other processes begin to use. */
     CHECK(bytes[0] < available && 2 * bytes[1] > available);
     o.device = "cuda:15";
     CHECK(tt_largest_batch(ctx, record_rows, NULL, &o, 4) == 0);
@@ -210,7 +210,7 @@ TEST(gelu_is_as_exact_as_said)
             const double density = exp(-v * v / 2) * 0.3989422804014327;
             const double exact = slope ? share + v * density : v * share;
             const double got = slope ? v - after[k] : result[k];
-            /* f32 rounds the target, and rounds the parameter after the step once more */
+            /* The slope's error may be larger: f32 rounds the target, and the parameter after the step. */
             const double error = fabs(got - exact) - (slope ? 1.3e-7 + 6e-8 * fabs(v) : 0);
             const double max = fabs(v) > 4 ? 1e-7 * fabs(v) : 3e-7;
             if (!(error / max <= worst)) worst = error / max;

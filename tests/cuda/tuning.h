@@ -168,7 +168,7 @@ typedef struct tuned_run {
     tt_status status;         /* expected status */
     const char *error;        /* part of the expected error message */
     unsigned refused;         /* bits of algorithms refused after the first step */
-    long fault, faults;       /* from the first step on, the calls fault ... fault + faults - 1 fail */
+    long fault, faults;       /* from the first step on, `faults` calls fail, beginning with call `fault` */
     /* Results */
     float w[TUNED_WEIGHTS];
     double loss[TUNED_STEPS];
@@ -306,7 +306,7 @@ TEST(the_fastest_algorithm_is_taken)
         run_tuned(&run[k]);
         CHECK(run[k].first.gemms > 20 * off.first.gemms && run[k].later.gemms == off.later.gemms);
         const emu_counts *n = &run[k].later;
-        /* products of 130 rows are not timed */
+        /* products of 130 rows are not timed, so these use the first offered algorithm */
         CHECK(n->by_algorithm[k ? k : 1] == n->gemms - (k > 1 ? off.first.gemms : 0));
         CHECK(k < 2 || n->by_algorithm[1] == off.first.gemms);
         /* only algorithms 2 and 3 sum in another order; timing changes no bit */
@@ -505,8 +505,8 @@ TEST(a_file_that_is_damaged_is_refused)
     free(text);
 }
 
-/* If cuBLASLt does not have an algorithm of a file, or cublasLtMatmul refuses the algorithm, it is replaced
-   by an algorithm that the heuristic offers. */
+/* If cuBLASLt does not have an algorithm of a file, or cublasLtMatmul refuses the algorithm, the product uses
+   an algorithm that the heuristic offers. */
 TEST(tuned_algorithms_that_are_refused_give_way)
 {
     static tuned_run off, refused, unknown;

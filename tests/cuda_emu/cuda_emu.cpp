@@ -186,7 +186,7 @@ static emu_fiber *new_fiber()
     return f;
 }
 
-// the scheduler of a block
+// ---- the scheduler of a block
 // a meeting of the lanes of a mask, for a warp operation; at most four at once in a warp
 struct warp_meeting {
     enum { FREE, GATHERING, LEAVING } phase = FREE;
@@ -200,7 +200,7 @@ struct warp_state { unsigned exited = 0; warp_meeting barrier[4]; };
 struct async_copy { char *to; const char *from; int n, bytes, group; };
 struct wide_product { // a warp's part of a warpgroup's product in flight
     float *d[32]; // each lane's sums
-    int tiles, group; // number of tiles of 8 columns; number of groups committed before
+    int tiles, group; // number of tiles of 8 columns; number of groups of products before
     uint32_t rows, b;
     emu_wide how;
     bool add, half, early; // early: the product read its shared memory when it was issued
@@ -208,7 +208,7 @@ struct wide_product { // a warp's part of a warpgroup's product in flight
     const char *file;
     int line;
 };
-// the sums of a warp's product: the registers d[i] of lane i get sum[i] at the wait
+// the sums of a warp's product: when the warp waits for the product, registers d[i] of lane i get sum[i]
 struct wide_sums { float *d[32]; int tiles; float sum[32][64]; };
 struct wide_call { const char *file; int line; uint32_t rows, b; }; // equal for the four warps of a warpgroup
 struct phases { // a barrier in shared memory that counts phases
@@ -219,14 +219,14 @@ struct phases { // a barrier in shared memory that counts phases
     bool copies;               // some arrivals wait for copies
     std::vector<int> waiting;  // threads that wait for the phase to end
 };
-// copies of a thread that are made when the thread arrives at the barrier
+// copies of a thread; when the copies are made, the thread arrives at the barrier
 struct late_copies { uint64_t *barrier; std::vector<async_copy> copies; };
 enum thread_order { IN_ORDER, REVERSED, SHUFFLED };
 
 static struct {
     const std::function<void()> *kernel;
     thread_order order;
-    int started, alive, multiplier, offset; // thread i of the order starts as thread multiplier * i + offset
+    int started, alive, multiplier, offset; // start i starts thread (multiplier i + offset) % threads
     int ready_count, ready_head;
     uint16_t ready[2 * EMU_MAX_THREADS]; // a ring of threads that can run
     int barrier_count, barrier_line, barrier_votes[3];
@@ -321,8 +321,8 @@ static void go_to(int thread)
     emu_fatal("divergence: no thread of the block can run%s", text.c_str());
 }
 
-// Makes the copies with which threads arrive at a barrier that other threads wait for. Called if no thread
-// can run otherwise.
+// Makes the late copies that hold up the barriers at which threads wait. Called if no thread can run
+// otherwise.
 static bool make_awaited_copies(const char *file, int line);
 
 static void wait_for_others(const char *what, const char *file, int line)
@@ -767,8 +767,9 @@ static phases *phases_of(uint64_t *barrier, const char *file, int line)
     emu_fatal("the barrier at %s:%d: never initialised", file, line);
 }
 
-// Counts an arrival. Accesses after the end of a phase see the accesses before its arrivals. The trace build
-// treats the end as a barrier of all threads, so the trace build misses some races but reports no false race.
+// Counts an arrival. After the end of a phase, a thread sees all accesses before the phase's arrivals. The
+// trace build treats the end of a phase as a barrier of all threads, so the trace build misses some races but
+// reports no false race.
 static void arrive(phases *b, const char *file, int line)
 {
     if (b->pending == 0) emu_fatal("the barrier at %s:%d: more arrivals than its count", file, line);
@@ -780,8 +781,8 @@ static void arrive(phases *b, const char *file, int line)
     b->waiting.clear();
 }
 
-// Makes the copies of a thread up to the copies with which the thread arrives at `barrier`, or all copies if
-// `barrier` is NULL.
+// Makes late copies of a thread in order: all copies up to the thread's last arrival at `barrier`, or all
+// copies if `barrier` is NULL.
 static void make_late_copies(int thread, uint64_t *barrier, const char *file, int line)
 {
     std::vector<late_copies> &late = block.late[thread];
@@ -899,7 +900,7 @@ static void read_wide(wide_product &o, int warp)
         }
     }
     for (int i = 0; i < 32 && o.how != EMU_WIDE_REGISTERS; i++) {
-        const bool across = o.how == EMU_WIDE_ACROSS; // across: two parts of 16 bytes from each of 16 rows
+        const bool across = o.how == EMU_WIDE_ACROSS; // reads two parts of 16 bytes from each of 16 rows
         const int part = across ? i / 2 * 8 + warp % 4 * 2 + i % 2 : warp % 4 * 32 + i;
         const char *p = wide_part(o.rows, across, part, o.file, o.line);
         for (int j = 0; j < 8; j++) {
@@ -912,8 +913,8 @@ static void read_wide(wide_product &o, int warp)
 struct wide_operands { float *d; uint32_t rows, b; uint32_t a[4]; };
 static_assert(sizeof(wide_operands) <= sizeof(warp_meeting::value[0]), "a lane brings them");
 
-// Issues a warp's part of a product: rows 16 i ... 16 i + 15. Until the wait the sums are garbage. Shared
-// memory is read now or at the wait, as the seed decides.
+// Issues a warp's part of a warpgroup's product: 16 of the 64 rows. The sums are garbage until the warp waits
+// for the product. The product reads shared memory now or at that wait, as the seed decides.
 void emu_wgmma(emu_wide how, float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b, bool add,
                bool half_type, const char *file, int line)
 {
@@ -973,7 +974,8 @@ void emu_wgmma_fence() { block.fenced[emu_block.current] = true; }
 void emu_wgmma_publish()
 {
     const int me = emu_block.current;
-    // since its last publish the thread has only waited for others' copies
+    // `others`: the thread publishes only copies of other threads. If another thread has already published
+    // the copies, `copied` is false.
     const bool others = block.waited[me] && !block.unpublished[me];
     block.unpublished[me] = block.waited[me] = false;
     if (others && !block.copied && !block.published.empty()) return;
@@ -1094,10 +1096,11 @@ bool emu_bad_range(const void *p, size_t n)
     return !a || a->freed || (const char *)p + n > a->p + a->n;
 }
 
-// Sets which devices' memory is accessible. Host code never sees device memory. A kernel (bit 31) sees the
-// memory of its device and of the enabled peers. Copies check their ranges themselves and keep all rights.
-// Rights are set for whole huge pages, since the time grows with the number of pages: small pages take up to
-// two fifths of a test's time.
+// Makes the memory of the devices whose bits are set in `mask` accessible. Host code sees no device memory:
+// mask 0. A kernel sees only the memory of its device and of the enabled peers: with bit 31, the memory of
+// other devices becomes inaccessible. Copies check their ranges themselves, so without bit 31 other devices
+// keep their rights. Rights are set for whole huge pages, since the time grows with the number of pages:
+// small pages take up to two fifths of a test's time.
 static const size_t page = (size_t)sysconf(_SC_PAGESIZE), huge_page = (size_t)2 << 20;
 static char *huge_page_of(const char *p) { return (char *)((uintptr_t)p & ~(huge_page - 1)); }
 static bool some_open; // the host's code may use some managed memory until the device works again
@@ -1510,7 +1513,7 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
         emu_trace_device_gone(d);
         d = emu_device();
     }
-    // There is room for many rounds of allocating and freeing, because each address is used once.
+    // Each address is used once, so the address space has room for several rounds of allocating and freeing.
     emu_address_space = (bytes * 4 + ((size_t)16 << 20) + huge_page - 1) / huge_page * huge_page;
     emu_device_count = devices;
     peers_allowed = peers != 0;

@@ -13,8 +13,9 @@
 //             vectors, undefined arithmetic
 //     trace   the .cu (not the runtime) with -fsanitize=thread, linked with our own __tsan_* functions and
 //             not with libtsan: every load and store of a kernel is checked for bounds, for memory never
-//             written, and for races within a block, between blocks and between operations, which vector
-//             clocks decide; the host's accesses to pinned memory too; with file and line
+//             written, and for races within a block, between blocks and between operations. Vector clocks
+//             tell which operations are ordered. The host's accesses to pinned memory are checked, too.
+//             Messages have the file and the line
 //
 //     c++ -std=c++17 -g -O2 -I tests/cuda_emu -x c++ my.cu -x none cuda_emu.o cuda_emu_blas.o -lpthread
 //
@@ -419,7 +420,7 @@ template <class... P, class... A> cudaError_t emu_launch_kernel(const char *name
     // Copies the arguments with the parameters' types, as <<<>>> does.
     std::tuple<std::decay_t<P>...> copies(std::forward<A>(arguments)...);
     return emu_launch(name, (const void *)kernel, grid, block, shared, s, [kernel, copies] {
-        // The thread copies the arguments to its own stack: every later read from elsewhere is the kernel's.
+        // The thread copies the arguments to its own stack, so that only the kernel reads other memory later.
         void (*function)(P...) = kernel;
         std::tuple<std::decay_t<P>...> own = copies;
         emu_kernel_begins();

@@ -4,7 +4,7 @@
 // Where the libraries are strict, the emulator is strict: about sizes of attributes, leading dimensions,
 // alignment, workspaces, combinations of types (cuBLAS documentation, cublasLtMatmul() and "Tensor Core
 // Usage"). Where the libraries are free, the emulator is nasty: the workspace is garbage before, during and
-// after the call, and so is an output that the call does not read until the call ends.
+// after the call. An output that the call does not read is garbage until the call ends.
 #include "emu_internal.h"
 #include <algorithm>
 #include <set>
@@ -12,7 +12,7 @@
 struct emu_cublas { int device; cudaStream_t stream; void *workspace; size_t workspace_bytes; bool tf32; };
 struct emu_cublas_lt { int device; };
 struct emu_lt_layout { cudaDataType type; uint64_t rows, cols; int64_t ld; int32_t batch; int64_t stride; };
-// alignment: bytes by which A, B, C and D are aligned.
+// alignment: A, B, C and D begin at multiples of these numbers of bytes.
 struct emu_lt_preference { uint64_t workspace = 0; uint32_t alignment[4] = {256, 256, 256, 256}; };
 struct emu_lt_matmul {
     cublasComputeType_t compute;
@@ -106,7 +106,7 @@ struct product { // D (m, n) = epilogue(alpha op(A) op(B) + beta C)
     const float *scale_a, *scale_b, *scale_c, *scale_d;
     float *largest_d;
     uint64_t algorithm; // the algorithm of cuBLASLt; 0: cuBLAS
-    bool fast_accumulation; // sums of fp8 are less exact queries about the epilogue
+    bool fast_accumulation; // sums of fp8 are less exact
     bool has(uint32_t bits) const { return epilogue == bits; }
     bool adds_bias() const
     {
@@ -621,7 +621,8 @@ static cublasStatus_t supported(const emu_lt_matmul &d, const emu_lt_layout &a, 
     cudaDataType bias_type = bias_type_of(d, a.type, out.type);
     bool aux = g.writes_aux() || g.reads_aux();
     bool bias = has_bias(d.epilogue);
-    // The rows of the summed operand must run across the sum: an H200 with cuBLASLt 13.1 refuses others.
+    // The rows of the summed operand must run across the sum. An H200 with cuBLASLt 13.1 refuses operands
+    // whose rows run along the sum.
     if ((d.epilogue == CUBLASLT_EPILOGUE_BGRADA && d.transpose_a) ||
         (d.epilogue == CUBLASLT_EPILOGUE_BGRADB && !d.transpose_b))
         return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -686,7 +687,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-// Checks that an algorithm exists and can do this product at all. The layouts alone give the alignments.
+// Checks that an algorithm exists and can do the product. The call has no pointers, so only the layouts limit
+// the alignments.
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
                                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
                                        cublasLtMatrixLayout_t out, const cublasLtMatmulAlgo_t *algo,
@@ -726,7 +728,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     if (emu_stream_device(s) != h->device) return CUBLAS_STATUS_EXECUTION_FAILED;
     cublasStatus_t status = supported(*d, *a_layout, *b_layout, *c_layout, *out_layout);
     if (status) return status;
-    // Checks that the heuristic leaves out, as on an H200 with cuBLASLt 13.1.
+    // The heuristic does not make the following checks; an H200 with cuBLASLt 13.1 does the same.
     if (d->bias && !has_bias(d->epilogue)) return CUBLAS_STATUS_INVALID_VALUE;
     for (const float *scale : {d->scale_a, d->scale_b, d->scale_c, d->scale_d})
         if ((uintptr_t)scale % 16) return CUBLAS_STATUS_NOT_SUPPORTED;

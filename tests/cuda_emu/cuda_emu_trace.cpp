@@ -10,9 +10,9 @@
 //   in one operation      never, if two blocks access the bytes and one of them writes
 //   in two operations     if the vector clock of this operation includes the other one
 //
-// The cells lose information: they hold the last writer, the last reader, and whether there were other
-// readers of its block or of other blocks. So a race can be missed with one seed, but no false race is
-// reported.
+// The cells lose information. A cell holds the last writer, the last reader, and whether other threads of the
+// reader's block, or of other blocks, have read the bytes. So a race can be missed with one seed, but no
+// false race is reported.
 #include "emu_internal.h"
 #include <sys/mman.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ struct cell {
 };
 static_assert(sizeof(cell) == 32, "a cell for two bytes");
 enum { OTHER_LANES = 1, OTHER_WARPS = 2, OTHER_BLOCKS = 4 };
-// the block of operations that are not kernels, such as copies and cuBLAS
+// The number of the block for accesses of operations that are not kernels, such as copies and cuBLAS.
 enum : uint32_t { NO_BLOCK = 0xffffffff };
 
 // place of an access: return address, or file and line
@@ -180,7 +180,7 @@ static void note_write(cell &c, const usage &a, uint8_t mask)
 {
     bool plain_before = c.write_op == a.op && c.write_block == a.in_block && c.write_thread == a.thread &&
                         c.write_epoch == a.epoch && !c.atomic;
-    c.atomic = a.atomic && !plain_before; // the thread's plain write stays recorded
+    c.atomic = a.atomic && !plain_before; // an atomic after a plain write of the thread counts as plain
     c.write_op = a.op;
     c.write_block = a.in_block;
     c.write_thread = a.thread;
@@ -199,7 +199,7 @@ static void note_read(cell &c, const usage &a, uint8_t mask)
         else if (c.read_epoch == a.epoch) {
             const bool same_warp = c.read_thread / 32 == a.thread / 32,
                        ordered = same_warp && c.read_warp_epoch != a.warp_epoch;
-            // If `ordered`, a __syncwarp came after the earlier reads of the warp's lanes.
+            // If `ordered`, a __syncwarp came after the reads of the warp's other lanes, so they cannot race.
             others |= c.other_readers & (ordered ? OTHER_WARPS | OTHER_BLOCKS : ~0);
             if (c.read_thread != a.thread && !ordered) others |= same_warp ? OTHER_LANES : OTHER_WARPS;
         }
@@ -330,7 +330,8 @@ static void check_host(const char *p, size_t n, bool write, void *pc)
     pinned_use_count = kept;
 }
 
-static bool of_a_stack(const char *p) // p is on the stack of the thread, or of a thread whose lambda it runs
+// Returns whether p is on the stack of any thread of the block: a thread may run another thread's lambda.
+static bool of_a_stack(const char *p)
 {
     for (int i = 0; i < emu_block.threads; i++) {
         emu_fiber *f = emu_block.thread[i].fiber;
@@ -339,7 +340,7 @@ static bool of_a_stack(const char *p) // p is on the stack of the thread, or of 
     return false;
 }
 
-// Checks an access. The stack pointer tells a kernel from other host threads, which run at the same time.
+// Checks an access. Other host threads run at the same time; the stack pointer tells whether a kernel runs.
 static inline void hook(const void *address, size_t n, bool write, void *pc)
 {
     const char *p = (const char *)address, *frame = (const char *)__builtin_frame_address(0);

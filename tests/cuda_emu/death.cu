@@ -818,7 +818,7 @@ static bool holds_one_of(std::string text, std::string parts)
     for (size_t at = folder.empty() ? std::string::npos : text.find(folder); at != std::string::npos;
          at = text.find(folder))
         text.erase(at, folder.size());
-#if defined(__aarch64__) // a tool that may be missing finds the source lines of accesses
+#if defined(__aarch64__) // expects no source lines, because the tool that finds lines may be missing
     for (size_t at = parts.find(" at death.cu"); at != std::string::npos; at = parts.find(" at death.cu")) {
         parts.erase(at, parts.find_first_of(" |", at + 4) == std::string::npos
                             ? std::string::npos

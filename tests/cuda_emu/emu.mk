@@ -36,7 +36,7 @@ ifneq ($(HAVE_CXX),)
 EMU_RAN  := $(foreach b,$(EMU_BUILDS),$(patsubst %,$(EMU)/%.$b,$(filter-out $(EMU_LONG_$b),$(CUDA_TESTS))))
 EMU_LOGS := $(foreach b,$(EMU_BUILDS),$(patsubst %.cu,$(EMU)/%.$b.log,$(notdir $(EMU_TESTS)))) \
             $(EMU_RAN:%=%.log)
-# Adds a test of the kernels that the programs ran, if they include all tests of ops.
+# If all tests of ops run, adds the test that each kernel has run.
 ifeq ($(T)$(RUN)$(filter $(EMU)/test_ops.plain,$(EMU_RAN)),$(EMU)/test_ops.plain)
 EMU_LOGS += $(EMU)/all_kernels.log
 endif
@@ -45,8 +45,8 @@ EMU_LOGS := $(EMU).log
 endif
 
 # ---- compilers' options. The runtime is never compiled with -fsanitize=thread: in the trace build the
-# runtime defines the functions that instrumented code calls. g++ needs -Wno-subobject-linkage: by #line, it
-# takes a header for the main file, whose structs may have members of unnamed namespaces.
+# runtime defines the functions that instrumented code calls. g++ needs -Wno-subobject-linkage: g++ warns
+# about headers whose structs have members of unnamed namespaces, and #line makes the .cu look like headers.
 EMU_STRICT        := -std=c++17 -g1 -Wall -Wextra -Wpedantic -Werror \
                      $(if $(findstring clang,$(CXX)),,-Wno-subobject-linkage)
 # Leaves out checks that take most of the compiler's time; AddressSanitizer finds the same mistakes when
@@ -66,9 +66,9 @@ EMU_RUNTIME_plain := -O3
 EMU_RUNTIME_asan  := -O2 -fno-omit-frame-pointer -fsanitize=address
 EMU_RUNTIME_trace := -O3 -DEMU_TRACE
 EMU_LINK_asan     := $(EMU_SANITIZE)
-# Flags of the C side of a program. The trace build does not watch C code, so it uses the plain build's
-# objects. Beside a device, the portable kernels of the CPU are enough: one object serves all builds, with the
-# chunks that test_ops makes small. Sanitizers see the kernels where the CPU's own tests run.
+# Flags of the C code of a program. The trace build does not watch C code, so the trace build uses the plain
+# build's objects. Tests on an emulated device need only the portable kernels of the CPU: one object serves
+# all builds, with the chunks that test_ops makes small. The CPU's own tests run the kernels with sanitizers.
 EMU_C_FLAGS_plain := -O0 -g1
 EMU_C_FLAGS_asan  := $(EMU_SANITIZE) -O0 -g1
 # The emulator gets less resident workspace than a GPU, since its time grows with the memory that is touched.

@@ -390,7 +390,7 @@ TEST(tables_of_tasks_refused)
     CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 2: the row has no \"split\", unlike line 1");
     static const task_file wrong = {"a.csv", "text,label\na,x\n", (tt_task)9, 0};
     CHECK(!task_table(ctx, &wrong, NULL, NULL, 0));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "task is 9; expected one of tt_task, 0 to 4");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "task is 9; expected one of tt_task, 0 to 5");
     TEST_CLOSE(ctx, &a);
 }
 

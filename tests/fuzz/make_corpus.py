@@ -489,6 +489,23 @@ write("table", "good_conll", b"\x80\2-DOCSTART- O\n\ngood NN O\nfilm\tNN\tB-X \r
 write("table", "good_labels", b'\x80\3text,label\ngood,"a, b"\nbad,\n')
 write("table", "good_scores", b'\x80\1text,text_pair,label\ngood,film,".5,1e2"\nbad,,"-1,+2."\n')
 
+# ---- conversations
+
+CHATS = b'''{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>b</think>ab"}]}
+{"prompt": "ab", "completion": "c"}
+{"conversations": [{"from": "user", "value": "a"}, {"from": "assistant", "value": "c"}], "x": [1, {"y": 0.5}]}
+'''
+for k, name in enumerate(("chatml", "qwen2", "qwen3", "llama3", "mistral", "zephyr")):
+    flags = (4 if k % 2 else 0) + 16 * k
+    write("chat", "good_" + name, bytes([flags]) + read("chats", name + ".jinja") + PART + CHATS)
+more = (
+    b"{% set n = namespace(x=[1, 'b']) %}{% for c in 'abc'[::-1] if c != 'b' %}{% set n.x = n.x + [loop.index, c] %}"
+    b"{% if loop.index > 5 %}{% break %}{% endif %}{% endfor %}{{ n.x|tojson }}{{ 'a,b'.split(',')|join('-') }}"
+    b"{% set t %}{{ range(3)|list|length * 2 % 4 }}{% endset %}{{ t.replace('2', 'c')|default('x', true) }}"
+    b"{% for k, v in {'a': 1}.items() %}{{ k ~ v }}{% else %}x{% endfor %}{{ messages|selectattr('role')|first is mapping }}"
+)
+write("chat", "good_more", b"\x1c" + more + PART + CHATS)
+
 # ---- runs
 
 write("state", "good_unchanged", b"")

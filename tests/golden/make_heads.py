@@ -13,9 +13,11 @@ needs: torch, transformers, sentence-transformers, safetensors, numpy. Each fold
         batchB.input_ids (tokens), batchB.token_type_ids (tokens), batchB.seq_start (n_seqs + 1)
                                      B = 0..19; all sequences one after another, no padding, never id 0
         batchB.tags (tokens)         KIND_tags: a class, or -100 for a quarter of the tokens
+        batchB.masked (n), batchB.targets (n)   KIND_masked_lm: rows of batchB.input_ids, and a token for each
         batchB.label_values (n_seqs, n)   KIND_labels: 0 or 1; KIND_scores: numbers
         batchB.labels (n_seqs)       KIND_classes: a class
-        logits                       of batch 0 with the starting weights: (tokens, n) or (n_seqs, n)
+        logits                       of batch 0 with the starting weights: (tokens, n) or (n_seqs, n);
+                                     KIND_masked_lm: of the masked rows, (n, vocabulary)
         losses (20)                  of 20 steps, as make_golden.py trains
         hidden (layers + 1, tokens, hidden)   embed_*: the hidden states of batch 0
         embeddings (n_seqs, hidden)  embed_*: those of batch 0
@@ -79,6 +81,7 @@ HEADS.update(bert_labels=("bert", "labels", 4), roberta_labels=("roberta", "labe
 HEADS.update(gpt2_classes=("gpt2", "classes", 3), llama_scores=("llama", "scores", 1), qwen3_labels=("qwen3", "labels", 3),
              gemma3_classes=("gemma3", "classes", 4))
 HEADS.update(modern_tags=("modern", "tags", 5), modern_classes=("modern", "classes", 4), modern_biases_scores=("modern_biases", "scores", 2))
+HEADS.update({f"{kind}_masked_lm": (kind, "masked_lm", 37) for kind in KINDS})
 EMBEDDERS = {"embed_mean": ("bert", "mean", True), "embed_cls": ("xlm_roberta", "cls", False)}
 
 
@@ -97,12 +100,14 @@ def forward(model, batch, **more):
 
 
 def logits_of(model, batch):
+    if "masked" in batch:
+        return torch.cat([x.logits[0] for x in forward(model, batch)])[batch["masked"].long()]
     return torch.cat([x.logits.reshape(-1, model.config.num_labels) for x in forward(model, batch)])
 
 
 def loss_of(task, logits, batch):
-    if task == "tags":
-        return F.cross_entropy(logits, batch["tags"].long())
+    if task in ("tags", "masked_lm"):
+        return F.cross_entropy(logits, batch["tags" if task == "tags" else "targets"].long())
     if task == "classes":
         return F.cross_entropy(logits, batch["labels"].long())
     values = batch["label_values"].to(logits.dtype)
@@ -118,10 +123,13 @@ def padded(batch, pad, config):
         ids[s, :b - a], types[s, :b - a], mask[s, :b - a] = batch["input_ids"][a:b], batch["token_type_ids"][a:b], 1
         if "tags" in batch:
             tags[s, :b - a] = batch["tags"][a:b]
+        for row, target in zip(batch.get("masked", ()), batch.get("targets", ())):
+            if a <= row < b:
+                tags[s, row - a] = target
     out = dict(input_ids=ids, attention_mask=mask)
     if has_types(config):
         out["token_type_ids"] = types
-    if "tags" in batch:
+    if "tags" in batch or "masked" in batch:
         out["labels"] = tags
     elif "labels" in batch:
         out["labels"] = batch["labels"].long()
@@ -135,9 +143,11 @@ def head(name, folder):
     class_name, settings = {**KINDS, **DECODERS, **MODERNS}[kind]
     rng = np.random.RandomState(100 + list(HEADS).index(name))
     problem = {"problem_type": PROBLEMS[task]} if task in PROBLEMS else {}
-    config = getattr(transformers, class_name + "Config")(num_labels=outputs, **problem, **settings)
+    if task != "masked_lm":
+        problem["num_labels"] = outputs
+    config = getattr(transformers, class_name + "Config")(**problem, **settings)
     config._attn_implementation = "eager" if kind in KINDS else "sdpa"
-    which = "ForTokenClassification" if task == "tags" else "ForSequenceClassification"
+    which = {"tags": "ForTokenClassification", "masked_lm": "ForMaskedLM"}.get(task, "ForSequenceClassification")
     model = getattr(transformers, class_name + which)(config)
     initialise(model, rng)
     for p in model.parameters():
@@ -151,6 +161,11 @@ def head(name, folder):
         elif task == "tags":
             tokens = len(batch["input_ids"])
             batch["tags"] = torch.from_numpy(np.where(rng.rand(tokens) < 0.25, -100, rng.randint(0, outputs, tokens)).astype(np.int32))
+        elif task == "masked_lm":
+            rows = np.flatnonzero(rng.rand(len(batch["input_ids"])) < 0.3) if len(batches) else np.arange(3)
+            rows = rows if len(rows) else np.array([0])
+            batch["masked"] = torch.from_numpy(rows.astype(np.int32))
+            batch["targets"] = torch.from_numpy(rng.randint(0, outputs, len(rows)).astype(np.int32))
         else:
             values = rng.randint(0, 2, (n, outputs)) if task == "labels" else rng.standard_normal((n, outputs))
             batch["label_values"] = torch.from_numpy(values.astype(np.float32))

@@ -128,7 +128,7 @@ static bool open_own(own *w, bool language, tt_metric metric)
     w->w = tt_param_new(w->ctx, "w", 2, l, normal);
     w->b = tt_param_new(w->ctx, "b", 1, &one, normal);
     tt_source s = {w, own_seek, own_next, OWN_STEPS, language ? 2 : OWN_ROWS, language ? OWN_TOKENS : 0, true,
-                   own_hash, NULL, 0, NULL, NULL};
+                   own_hash, NULL, 0, NULL, NULL, 0};
     w->source = s;
     w->validation = s;
     tt_model model = {w, own_record, {metric}, 0, language ? "tokens" : NULL, 0, false, TT_TASK_CLASS};

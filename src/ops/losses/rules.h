@@ -29,6 +29,14 @@ void tt_loss_total(tt_tape *t, tt_value loss, tt_value total)
     tt__weights_in(t, &t->code[at], TT__LOSS_TOTAL, &one, 1);
 }
 
+/* Leaves a loss out of the step's counts. While micro-batches accumulate, its gradient is then divided by the
+   number of targets of the other losses, which must be its own number in each run. */
+static void tt__uncounted_loss(tt_tape *t, tt_value loss)
+{
+    for (int k = 0; k < t->n_code; k++)
+        if (tt__is(&t->code[k], TT__LOSS) && t->code[k].out[0] == loss.id) t->code[k].attr.uncounted = true;
+}
+
 /* ------------------------------------------------------------------------------------------ cross_entropy */
 
 tt_cross_entropy_options tt_cross_entropy_options_default(void)
