@@ -315,8 +315,13 @@ TEST(factors_and_norms_of_gemma)
 /* bf16 keeps 8 bits of the mantissa, so each rounded product has an error of up to 2^-9. */
 TEST(golden_lm_bf16)
 {
-    static const differences bf16 = {0.1, 0.01, 0.02, 0.05, 1.5};
-    for (int k = 0; k < TEST_COUNT(names); k++) compare(names[k], "bf16-mixed", "cheap", &bf16);
+    /* Norms of queries and keys amplify rounding: in PyTorch's autocast, gradients of qwen3 differ by 0.099
+       from those in float64, and gradients of llama by 0.028. */
+    static const differences bf16 = {0.1, 0.01, 0.02, 0.05, 1.5}, normed = {0.1, 0.01, 0.02, 0.1, 1.5};
+    for (int k = 0; k < TEST_COUNT(names); k++) {
+        const bool norms = strncmp(names[k], "qwen3", 5) == 0 || strncmp(names[k], "gemma3", 6) == 0;
+        compare(names[k], "bf16-mixed", "cheap", norms ? &normed : &bf16);
+    }
 }
 
 /* ------------------------------------------------------------------------------------ folders, in and out */
