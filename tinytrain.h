@@ -1180,13 +1180,13 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o);
 void tt_program_free(tt_program *p);
 
 /* Returns the largest number n, up to `max`, of rows, sequences or whatever `record` counts, with which a
-   program fits o->memory_budget: a program of n fits, and, below `max`, a program of n + 1 does not. (With
-   "budget" among the options a still larger program might fit again.) record(user, t, n) records a
+   program fits o->memory_budget: a program of n fits, and, below `max`, a program of n + 1 does not. (If an
+   option such as recompute is "budget", a still larger program might fit again.) record(user, t, n) records a
    micro-batch of n on a new tape, with parameters that already exist, and returns the root. The function only
    makes about ten plans: it allocates nothing, and works for a kind of device that this machine lacks.
    memory_budget 0 stands for the free memory of the GPU (of several GPUs, the one with the least) less 256
-   MiB (or an eighth) for CUDA itself; on the CPU 0 is refused. Returns 0 after an error, which is the plan's
-   error if not even n = 1 fits. For a trainer use tt_largest_micro_batch. */
+   MiB, at most an eighth, for CUDA itself; on the CPU 0 is refused. Returns 0 after an error, which is the
+   plan's error if not even n = 1 fits. For a trainer use tt_largest_micro_batch. */
 int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
                          const tt_compile_options *o, int64_t max);
 
@@ -1771,8 +1771,8 @@ typedef struct tt_loader_options {
     int batch;        /* Set it larger for smoother gradients and faster epochs, with a higher learning rate:
                          the sequences or images of a step; default 16 */
     int accumulate;   /* Set it above 1, up to batch / groups, if a step needs too much memory: the
-                         micro-batches of a step, each of at most ceil(batch / (accumulate * groups))
-                         sequences; default 1 */
+                         micro-batches that each group has in a step, each of at most ceil(batch /
+                         (accumulate * groups)) sequences; default 1 */
     int max_length;   /* Set it to the tokens that the model takes, or lower to save time and memory: longer
                          sequences are cut to this number, [CLS] and [SEP] included; default 512 */
     int max_tokens;   /* Set it if long sequences are rare, so that micro-batches of long sequences need no
@@ -7758,8 +7758,8 @@ static inline int64_t tt__attention_blocks(const tt__attr *attr, int64_t length)
     return attr->block && length > attr->dense ? tt__ceil_div(length, attr->block) : 0;
 }
 
-/* Returns the number of keys that row `row` of a sequence of `length` rows sees. Counts each listed block as
-   a whole block. */
+/* Returns the number of keys that row `row` of a sequence of `length` rows sees. Counts each random block of
+   block-sparse attention (tt_attention_options.lists) as a whole block. */
 static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t length)
 {
     const int64_t n = tt__attention_blocks(attr, length), i = n ? row / attr->block : 0;
@@ -13064,8 +13064,8 @@ static tt_status tt__reorder(tt__order *o)
     return TT_OK;
 }
 
-/* Gives each input that instructions read a second value. The host copies the next run's data to the second
-   value while this run is in flight. A run begins with a copy from the second value to the input
+/* Adds a second value for each input that instructions read. The host copies the next run's data to the
+   second value while this run is in flight. A run begins with a copy from the second value to the input
    (tt__take_arrivals), so that instructions, also recorded ones (CUDA graphs), find the input always at one
    address. */
 static tt_status tt__pass_arrivals(tt_tape *t)
@@ -14872,7 +14872,7 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 #define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
 #define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* max rows of A, or columns
                                                                                    of B, in a panel */
-#define TT__GEMM_TILES 32 /* rows, and columns, of C that four tiles hold */
+#define TT__GEMM_TILES 32 /* four tiles hold 32 x 32 numbers of C */
 
 /* Reads n numbers, beginning with element `at`, as floats. Rounds f32 numbers to dtype `narrow`, unless
    `narrow` is TT_F32. */
@@ -16469,8 +16469,8 @@ typedef struct TT__K(attention_lanes) {
     const uint32_t *either;
 } TT__K(attention_lanes);
 
-/* Returns the attention_lanes of a vector of queries. query: the first lane's query, counted in the
-   sequence. */
+/* Returns the facts about a vector of queries, one query in each lane: what keys the lanes see, and how
+   dropout is drawn. query: the first lane's query, counted in the sequence. */
 TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attention_task) *t, int64_t first_key,
                                                             const TT__K(attention_block) *s, int64_t query)
 {
@@ -19756,8 +19756,9 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
     if (status == TT_OK && n->me > 0) {
-        ctx->writes_nothing = true; /* other processes still make folders: they may read one before process 0
-                                       makes it */
+        /* Only process 0 writes files. Every process makes folders, because it may read a folder before
+           process 0 has made it. */
+        ctx->writes_nothing = true;
         ctx->options.files.remove = tt__removes_nothing;
         ctx->options.files.lock = NULL;
         ctx->options.files.space = NULL;
@@ -23060,11 +23061,11 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
 /* ---------------------------------------------------------------------------------------------- the choice
    Finds the cheapest program that fits memory_budget, where options are "budget". A candidate has three
    parts: a configuration (which storages ranks divide, which storages are offloaded); a set of items (the
-   forward values to recompute); and a pace (how many blocks copies run ahead, and how large the groups of
-   instructions are whose operands move together). An estimate runs the passes and computes lifetimes: this
-   gives the cost and the max live bytes of a candidate without placing anything in memory. The cheapest
-   candidate that may fit is built. If its placement does not fit, the next cheapest is built. The cost is the
-   simulated seconds of a step or, if only recomputation may change, FLOPs. */
+   forward values to recompute); and a pace: how far copies run ahead of the computation, counted in blocks,
+   and the size of the groups of instructions whose operands are copied together. An estimate runs the passes
+   and computes lifetimes: this gives the cost and the max live bytes of a candidate without placing anything
+   in memory. The cheapest candidate that may fit is built. If its placement does not fit, the next cheapest
+   is built. The cost is the simulated seconds of a step or, if only recomputation may change, FLOPs. */
 
 /* Max total number of instructions that the estimates of one choice process, about 0.3 us per instruction. */
 #ifndef TT__ESTIMATES /* tests make it smaller */
@@ -23072,19 +23073,20 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
 #endif
 #define TT__FOR_CONFIGURATIONS (TT__ESTIMATES / 4 * 3)
 #define TT__FOR_CHANGES (TT__ESTIMATES / 4)
-#define TT__FOR_LEAST (TT__ESTIMATES / 2) /* to find the smallest program, when nothing fits */
-/* BUILDS: max number of programs that one choice builds. LEAST_BUILDS: max number of these builds in the
-   search for the smallest program. */
+/* Instructions that estimates may process to find the smallest program, when nothing fits. */
+#define TT__FOR_LEAST (TT__ESTIMATES / 2)
+/* TT__BUILDS: max number of programs that one choice builds. TT__MIN_BUILDS: max number of these builds in
+   the search for the smallest program. */
 enum { TT__BUILDS = 30, TT__MIN_BUILDS = 13 };
-enum { TT__LARGE = 300 }; /* for programs with this many instructions, few of the smallest candidates are
-                             built */
+enum { TT__LARGE = 300 }; /* a program with this many instructions is large: the search for the smallest
+                             program builds fewer candidates */
 
 /* The facts that the error message states when no program fits the budget. */
 typedef struct tt__shortage {
     size_t bytes;           /* bytes of the program that recomputes and offloads as little as possible */
     double flops;           /* FLOPs of the program that recomputes and offloads as little as possible */
-    size_t min;           /* bytes of the smallest program built; SIZE_MAX: none was built */
-    tt__choice how;         /* the choice of the smallest program; owns `drop` */
+    size_t min;             /* bytes of the smallest program built; SIZE_MAX: none was built */
+    tt__choice how;         /* the choice of the smallest program; `how.drop` is freed with this struct */
     int items;              /* values that the smallest program recomputes beyond its policy */
 } tt__shortage;
 
@@ -23102,8 +23104,9 @@ typedef struct tt__job {
 typedef struct tt__candidate {
     tt__choice how;         /* the configuration and the pace; `set` replaces `how.drop` */
     bool *set;              /* for each item: whether it is recomputed */
-    int level;              /* index in tt__chooser.level of the level that gave `set`; -1: no level did */
-    bool both;              /* the level also applies to blocks whose activations are offloaded */
+    int level;              /* index in tt__chooser.level of the candidate from which `set` was copied; -1: of
+                               none */
+    bool both;              /* `set` also recomputes values in blocks whose activations are offloaded */
     double flops, seconds;  /* FLOPs that a step spends on recomputation; seconds of a step */
     double floor;           /* lower bound of a step's seconds at any pace */
     size_t bytes;           /* lower bound of the arena's bytes */
@@ -24493,7 +24496,7 @@ static void tt__note_placements(tt__chooser *c)
 }
 
 /* Returns a chooser with its first fields set: which options may change, and `base`, the choice that does
-   only what the options demand, at the fastest pace. */
+   only what the options demand, with copies as far ahead as possible. */
 static tt__chooser tt__chooser_of(const tt__job *j)
 {
     const tt__settings *s = &j->p->settings;
@@ -24554,9 +24557,10 @@ static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__exte
     return tt__try_build(&job, &s->how, e);
 }
 
-/* Searches for a smaller program: uses the bytes of the smallest program so far as the budget and builds the
-   cheapest candidates for it, as the placement of one of them may happen to be smaller. A later compilation
-   with such a budget would also find that program. A large program gets 3 rounds of at most 6 builds. */
+/* Searches for a program that is smaller than the smallest one built: sets the budget to the bytes of that
+   one, and builds the cheapest candidates for this budget, because the real placement of a candidate may need
+   fewer bytes than its estimate. Otherwise a compilation with this budget could find a program that the error
+   message had ruled out. A large program gets 3 rounds of at most 6 builds. */
 static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, tt__extent *e)
 {
     const size_t budget = c->budget;
@@ -24900,9 +24904,9 @@ static void tt__note_stage(const tt_context *ctx, const tt__attempt *a, int stag
     memcpy(r->error, ctx->error, sizeof r->error);
 }
 
-/* Fails with the error of the stage that needs the most bytes, because a budget of these bytes is enough for
-   all stages. If the smallest possible program of another stage needs more bytes than this error advises, the
-   message also names that program's bytes. */
+/* Fails with the error of the stage that needs the most bytes with the options as they are: a budget of these
+   bytes is enough for all stages. If the error's advice leads to fewer bytes than another stage needs at
+   least, the message also names the bytes of that stage. */
 static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     if (r->max <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);
@@ -25257,7 +25261,8 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
    sections above.
    ======================================================================================================== */
 
-/* Returns the first of the ranks of a data rank (one for each tensor rank) in the program's stage. */
+/* Returns the number of the first rank that has the data of a data rank, in the program's stage. The tensor
+   ranks with these data follow it. */
 static int tt__first_of(const tt_program *p, int data_rank)
 {
     return tt__first_rank(p->arena) + data_rank * p->arena->tensor;
@@ -45702,10 +45707,10 @@ typedef struct tt__grad_cache {
     tt_param *rows;               /* (max_seqs, width): the embeddings of a step */
     tt_value anchors, candidates, positives; /* inputs of `loss` */
     int64_t width;
-    int max_seqs, max_micros;     /* max sequences and micro-batches of a step */
+    int max_seqs;                 /* max sequences of a step, and so of its micro-batches */
     int micros, seqs;             /* micro-batches and their sequences that wait for the end of the step */
     int n_anchors, n_candidates;
-    tt_batch *batch;              /* (max_micros) copies of the micro-batches; `memory` has their data */
+    tt_batch *batch;              /* (max_seqs) copies of the micro-batches; `memory` has their data */
     void **memory;
     float *embeddings, *gradient; /* (max_seqs, width) */
     int32_t *anchor, *candidate, *positive; /* (max_seqs) the rows of `loss`'s inputs */
@@ -45796,7 +45801,7 @@ static tt_status tt__grad_cache_new(tt_context *ctx, tt_tape *t, tt_value embedd
     if (!g) return TT_ERR_MEMORY;
     g->ctx = ctx;
     g->width = tt_value_width(t, embeddings);
-    g->max_seqs = g->max_micros = o->step_seqs;
+    g->max_seqs = o->step_seqs;
     c.train = false;
     c.share = (tt_program *)(uintptr_t)train;
     with_dropout.dropout = true;
@@ -48264,8 +48269,8 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     for (int k = 1; k < s->tensors && status == TT_OK; k++)
         if (has || !own || k != s->count + 1) status = tt__state_has(s, &s->info[k]);
     if (status != TT_OK) return status;
-    /* A program may load a trainer's state, without the progress, and a state with or without an fp8
-       history. */
+    /* A program may load a trainer's state, whose progress it then ignores, and a state with or without an
+       fp8 history. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found - has == s->tensors - own) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_STATE,

@@ -2721,12 +2721,12 @@ __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t 
     if (vectors == 2) tt__cp_async_16(to + 1, p + 1);
 }
 
-// Sums the rows of dy that have equal ids. A block sums a chunk of `chunk` rows in sorted order. If all rows
-// of an id are in the chunk, the sum goes to the row of `to` with the number `id - first`, if this row
-// exists. Otherwise the sum is partial. A partial sum goes to partial[block][0] if the chunk before also has
-// rows of the id, and to partial[block][1] if the id begins in this chunk and continues in the next. wide:
-// dy and `to` have whole groups of 8 columns at multiples of 16 bytes, and shared memory has room for the
-// rows in flight. Reads dy and writes the rows of `to` once.
+// Sums the rows of dy that have equal ids. A thread block sums a chunk of `chunk` rows in sorted order. The
+// sum of an id whose rows are all in the chunk goes to row `id - first` of `to`, and is dropped if `to` has
+// no such row. The sum of an id with rows in other chunks is partial: it goes to partial[block][0] if the
+// chunk before has rows of the id, else to partial[block][1]. wide: dy and `to` have whole groups of 8
+// columns at multiples of 16 bytes, and shared memory has room for the rows in flight. Reads dy and writes
+// the rows of `to` once.
 __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
                                                tt__mat to, int64_t first, bool add, bool wide, int64_t chunk,
                                                float *partial)
@@ -3270,8 +3270,8 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
 }
 TT__RUN_BY(SOFT_CROSS_ENTROPY_BACKWARD, run_soft_cross_entropy_backward)
 
-// Computes the partial counts of the squared error of x and y (rows, n). The loss of a row with weight w is
-// w times the mean of (x - y)^2 over the row. Reads x and y once.
+// Computes the partial sums of the mean squared error of x and y (rows, n). The loss of a row with weight w
+// is w times the mean of (x - y)^2 over the row. Reads x and y once.
 __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
                                                      loss_sums *partial)
 {
@@ -4251,7 +4251,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
             TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * of[i].rstd + start[j];
         }
         if (!leaves) continue;
-        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // rows from the current turn to the next fetch
+        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // the fetched rows are `back` rows further on
         row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
@@ -5641,9 +5641,9 @@ struct attention_args {
     // tile of rows, written by the thread blocks that own the tile. NULL: the sums are not wanted.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
-    // Parts of dq, for attention_sum_parts. Each slot is a matrix of parts with rows of the shape
-    // (heads, head_size), and the slots follow one another, see attention_backward_wide. NULL: each block
-    // has all keys of a sequence, so there are no parts.
+    // Partial sums of dq, which attention_sum_parts adds up: one matrix after another, each with a row of the
+    // shape (heads, head_size) for every query that its thread blocks see. attention_backward_wide fills the
+    // matrices. NULL: a thread block has all keys of a sequence, so dq has no partial sums.
     float *parts;
     int64_t slot_begin[TT__CUDA_ATTENTION_SLOTS]; // row of `parts` at which each slot begins
     int slots;
@@ -6233,9 +6233,9 @@ __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
 }
 
 // Returns, as bits, which of a thread's weights dropout keeps. Rows of the weights are the warp's keys,
-// columns are QUERIES queries. The thread's element (m, n, h, e) has bit
-// `8 * (2 * e + h) + m * QUERIES / 8 + n`. rows: the queries' rows of the batch; first: the warp's first
-// key, divided by 16.
+// columns are QUERIES queries. In the thread's fragment of an mma, element e of half h in row tile m and
+// column tile n has bit `8 * (2 * e + h) + m * QUERIES / 8 + n`. rows: the queries' rows of the batch; first:
+// the warp's first key, divided by 16.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args &p, uint64_t random,
                                                            const int *rows, int first, int head,
@@ -6956,13 +6956,13 @@ __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const in
     }
 }
 
-// Barriers of phases for the places in shared memory: two places for queries, STAGES for keys and STAGES for
-// values. Threads pass a barrier with the name `..._there` when the place is filled, and a barrier with the
-// name `..._used` when the place is free.
+// Barriers for the places in shared memory: two places for queries, STAGES for keys and STAGES for values.
+// Threads pass a barrier with the name `..._there` when the place is filled, and a barrier with the name
+// `..._used` when the place is free.
 struct attention_wide_barriers {
-    uint64_t *q_there; // queries and `items` are filled
+    uint64_t *q_there; // also says that `items` is filled
     uint64_t *q_used, *k_there;
-    uint64_t *v_there; // values and the tile's `keep` are filled
+    uint64_t *v_there; // also says that the tile's `keep` is filled
     uint64_t *k_used, *v_used;
     template <class S> __device__ __forceinline__ void begin(bool draws) const
     {
@@ -7562,8 +7562,9 @@ __device__ __forceinline__ void attention_advance(int &to, int &head, const atte
     if (to >= end) { to = begin; head++; }
 }
 
-// Gives all threads of a block, in shared memory, the tile of keys that the block works on and a result
-// computed from the tile: attention_bits_begin if READS, otherwise the tile's block-sparse blocks.
+// Gives all threads of the thread block, in shared memory, the tile of keys that they work on. With READS
+// also gives them the place of the tile's bits of dropout, otherwise the sparse blocks that the tile's keys
+// are in.
 template <int KEYS, bool READS>
 __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &bits_begin,
                                                 attention_sparse &sparse, const attention_args &p,
@@ -7581,8 +7582,8 @@ __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &b
 // Turns the products q k^T (s) and dout v^T (g) into weights after dropout (s) and the gradients of scores
 // (g), without the factor `scale`. Rows are keys, columns are queries. row: the queries' rows of the batch,
 // beginning with the tile's first query; lse, delta: the queries' sums, beginning with the thread's first
-// column; mine: the warp's first key, counted in tile t; masked: whether a query may miss some of the warp's
-// keys; often: how many times the queries see the keys.
+// column; mine: the warp's first key, counted in tile t; masked: whether the warp has a key that a query does
+// not see; often: how many times each query sees each key, as block-sparse attention may list a block twice.
 template <int MT, int QUERIES, attention_kind KIND>
 __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES / 8][4],
                                                         float (&g)[MT][QUERIES / 8][4],
@@ -8131,7 +8132,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
 {
     tt__begin_kernel();
     enum { D = 64, TILE = 64 * D, QUERIES = 64, TILES = TT__SPAN_TILES, KEYS = TT__SPAN, WARPS = 8 };
-    TT__SHARED(uint64_t, random, ); // in shared memory, or Philox's round keys would stay in registers
+    TT__SHARED(uint64_t, random, ); // in a register, `random` would keep Philox's keys in registers, too
     TT__SHARED(attention_tile, t, ); TT__SHARED(int64_t, slot_row, );
     TT__SHARED(float, part, [2 * WARPS][D]);
     TT__SHARED(float, part_q, [WARPS][D]); // column sums of dq so far

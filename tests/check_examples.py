@@ -489,7 +489,7 @@ def losses_of_classifiers(folder):
     refused(TEXT, "--data", table, "--label-smoothing=1", saying="--label-smoothing is 1, but must be 0 or "
             "more and below 1")
     refused(TEXT, "--data", table, "--best-by=f1", saying="--best-by must be accuracy, f1_macro, f1_micro, "
-            "f1_entities, pearson, spearman or loss, not 'f1'")
+            "f1_entities, pearson, spearman, recall_at_1, recall_at_10 or loss, not 'f1'")
     models = [trained("plain"), trained("weighted", "--class-weights=balanced"),
               trained("smooth", "--label-smoothing=0.1"),
               trained("both", "--class-weights=balanced", "--label-smoothing=0.1")]

@@ -205,8 +205,8 @@ typedef struct tt_loader_options {
     int batch;        /* Set it larger for smoother gradients and faster epochs, with a higher learning rate:
                          the sequences or images of a step; default 16 */
     int accumulate;   /* Set it above 1, up to batch / groups, if a step needs too much memory: the
-                         micro-batches of a step, each of at most ceil(batch / (accumulate * groups))
-                         sequences; default 1 */
+                         micro-batches that each group has in a step, each of at most ceil(batch /
+                         (accumulate * groups)) sequences; default 1 */
     int max_length;   /* Set it to the tokens that the model takes, or lower to save time and memory: longer
                          sequences are cut to this number, [CLS] and [SEP] included; default 512 */
     int max_tokens;   /* Set it if long sequences are rare, so that micro-batches of long sequences need no

@@ -349,13 +349,13 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o);
 void tt_program_free(tt_program *p);
 
 /* Returns the largest number n, up to `max`, of rows, sequences or whatever `record` counts, with which a
-   program fits o->memory_budget: a program of n fits, and, below `max`, a program of n + 1 does not. (With
-   "budget" among the options a still larger program might fit again.) record(user, t, n) records a
+   program fits o->memory_budget: a program of n fits, and, below `max`, a program of n + 1 does not. (If an
+   option such as recompute is "budget", a still larger program might fit again.) record(user, t, n) records a
    micro-batch of n on a new tape, with parameters that already exist, and returns the root. The function only
    makes about ten plans: it allocates nothing, and works for a kind of device that this machine lacks.
    memory_budget 0 stands for the free memory of the GPU (of several GPUs, the one with the least) less 256
-   MiB (or an eighth) for CUDA itself; on the CPU 0 is refused. Returns 0 after an error, which is the plan's
-   error if not even n = 1 fits. For a trainer use tt_largest_micro_batch. */
+   MiB, at most an eighth, for CUDA itself; on the CPU 0 is refused. Returns 0 after an error, which is the
+   plan's error if not even n = 1 fits. For a trainer use tt_largest_micro_batch. */
 int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
                          const tt_compile_options *o, int64_t max);
 

@@ -17,11 +17,11 @@
 /* ---------------------------------------------------------------------------------------------- the choice
    Finds the cheapest program that fits memory_budget, where options are "budget". A candidate has three
    parts: a configuration (which storages ranks divide, which storages are offloaded); a set of items (the
-   forward values to recompute); and a pace (how many blocks copies run ahead, and how large the groups of
-   instructions are whose operands move together). An estimate runs the passes and computes lifetimes: this
-   gives the cost and the max live bytes of a candidate without placing anything in memory. The cheapest
-   candidate that may fit is built. If its placement does not fit, the next cheapest is built. The cost is the
-   simulated seconds of a step or, if only recomputation may change, FLOPs. */
+   forward values to recompute); and a pace: how far copies run ahead of the computation, counted in blocks,
+   and the size of the groups of instructions whose operands are copied together. An estimate runs the passes
+   and computes lifetimes: this gives the cost and the max live bytes of a candidate without placing anything
+   in memory. The cheapest candidate that may fit is built. If its placement does not fit, the next cheapest
+   is built. The cost is the simulated seconds of a step or, if only recomputation may change, FLOPs. */
 
 /* Max total number of instructions that the estimates of one choice process, about 0.3 us per instruction. */
 #ifndef TT__ESTIMATES /* tests make it smaller */
@@ -29,19 +29,20 @@
 #endif
 #define TT__FOR_CONFIGURATIONS (TT__ESTIMATES / 4 * 3)
 #define TT__FOR_CHANGES (TT__ESTIMATES / 4)
-#define TT__FOR_LEAST (TT__ESTIMATES / 2) /* to find the smallest program, when nothing fits */
-/* BUILDS: max number of programs that one choice builds. LEAST_BUILDS: max number of these builds in the
-   search for the smallest program. */
+/* Instructions that estimates may process to find the smallest program, when nothing fits. */
+#define TT__FOR_LEAST (TT__ESTIMATES / 2)
+/* TT__BUILDS: max number of programs that one choice builds. TT__MIN_BUILDS: max number of these builds in
+   the search for the smallest program. */
 enum { TT__BUILDS = 30, TT__MIN_BUILDS = 13 };
-enum { TT__LARGE = 300 }; /* for programs with this many instructions, few of the smallest candidates are
-                             built */
+enum { TT__LARGE = 300 }; /* a program with this many instructions is large: the search for the smallest
+                             program builds fewer candidates */
 
 /* The facts that the error message states when no program fits the budget. */
 typedef struct tt__shortage {
     size_t bytes;           /* bytes of the program that recomputes and offloads as little as possible */
     double flops;           /* FLOPs of the program that recomputes and offloads as little as possible */
-    size_t min;           /* bytes of the smallest program built; SIZE_MAX: none was built */
-    tt__choice how;         /* the choice of the smallest program; owns `drop` */
+    size_t min;             /* bytes of the smallest program built; SIZE_MAX: none was built */
+    tt__choice how;         /* the choice of the smallest program; `how.drop` is freed with this struct */
     int items;              /* values that the smallest program recomputes beyond its policy */
 } tt__shortage;
 
@@ -59,8 +60,9 @@ typedef struct tt__job {
 typedef struct tt__candidate {
     tt__choice how;         /* the configuration and the pace; `set` replaces `how.drop` */
     bool *set;              /* for each item: whether it is recomputed */
-    int level;              /* index in tt__chooser.level of the level that gave `set`; -1: no level did */
-    bool both;              /* the level also applies to blocks whose activations are offloaded */
+    int level;              /* index in tt__chooser.level of the candidate from which `set` was copied; -1: of
+                               none */
+    bool both;              /* `set` also recomputes values in blocks whose activations are offloaded */
     double flops, seconds;  /* FLOPs that a step spends on recomputation; seconds of a step */
     double floor;           /* lower bound of a step's seconds at any pace */
     size_t bytes;           /* lower bound of the arena's bytes */

@@ -260,9 +260,9 @@ static void tt__note_stage(const tt_context *ctx, const tt__attempt *a, int stag
     memcpy(r->error, ctx->error, sizeof r->error);
 }
 
-/* Fails with the error of the stage that needs the most bytes, because a budget of these bytes is enough for
-   all stages. If the smallest possible program of another stage needs more bytes than this error advises, the
-   message also names that program's bytes. */
+/* Fails with the error of the stage that needs the most bytes with the options as they are: a budget of these
+   bytes is enough for all stages. If the error's advice leads to fewer bytes than another stage needs at
+   least, the message also names the bytes of that stage. */
 static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     if (r->max <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);

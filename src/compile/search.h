@@ -651,7 +651,7 @@ static void tt__note_placements(tt__chooser *c)
 }
 
 /* Returns a chooser with its first fields set: which options may change, and `base`, the choice that does
-   only what the options demand, at the fastest pace. */
+   only what the options demand, with copies as far ahead as possible. */
 static tt__chooser tt__chooser_of(const tt__job *j)
 {
     const tt__settings *s = &j->p->settings;
@@ -712,9 +712,10 @@ static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__exte
     return tt__try_build(&job, &s->how, e);
 }
 
-/* Searches for a smaller program: uses the bytes of the smallest program so far as the budget and builds the
-   cheapest candidates for it, as the placement of one of them may happen to be smaller. A later compilation
-   with such a budget would also find that program. A large program gets 3 rounds of at most 6 builds. */
+/* Searches for a program that is smaller than the smallest one built: sets the budget to the bytes of that
+   one, and builds the cheapest candidates for this budget, because the real placement of a candidate may need
+   fewer bytes than its estimate. Otherwise a compilation with this budget could find a program that the error
+   message had ruled out. A large program gets 3 rounds of at most 6 builds. */
 static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, tt__extent *e)
 {
     const size_t budget = c->budget;

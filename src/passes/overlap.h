@@ -477,8 +477,8 @@ static tt_status tt__reorder(tt__order *o)
     return TT_OK;
 }
 
-/* Gives each input that instructions read a second value. The host copies the next run's data to the second
-   value while this run is in flight. A run begins with a copy from the second value to the input
+/* Adds a second value for each input that instructions read. The host copies the next run's data to the
+   second value while this run is in flight. A run begins with a copy from the second value to the input
    (tt__take_arrivals), so that instructions, also recorded ones (CUDA graphs), find the input always at one
    address. */
 static tt_status tt__pass_arrivals(tt_tape *t)

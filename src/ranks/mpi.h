@@ -302,8 +302,9 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
     if (status == TT_OK && n->me > 0) {
-        ctx->writes_nothing = true; /* other processes still make folders: they may read one before process 0
-                                       makes it */
+        /* Only process 0 writes files. Every process makes folders, because it may read a folder before
+           process 0 has made it. */
+        ctx->writes_nothing = true;
         ctx->options.files.remove = tt__removes_nothing;
         ctx->options.files.lock = NULL;
         ctx->options.files.space = NULL;

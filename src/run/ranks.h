@@ -15,7 +15,8 @@
    sections above.
    ======================================================================================================== */
 
-/* Returns the first of the ranks of a data rank (one for each tensor rank) in the program's stage. */
+/* Returns the number of the first rank that has the data of a data rank, in the program's stage. The tensor
+   ranks with these data follow it. */
 static int tt__first_of(const tt_program *p, int data_rank)
 {
     return tt__first_rank(p->arena) + data_rank * p->arena->tensor;

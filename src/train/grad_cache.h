@@ -26,10 +26,10 @@ typedef struct tt__grad_cache {
     tt_param *rows;               /* (max_seqs, width): the embeddings of a step */
     tt_value anchors, candidates, positives; /* inputs of `loss` */
     int64_t width;
-    int max_seqs, max_micros;     /* max sequences and micro-batches of a step */
+    int max_seqs;                 /* max sequences of a step, and so of its micro-batches */
     int micros, seqs;             /* micro-batches and their sequences that wait for the end of the step */
     int n_anchors, n_candidates;
-    tt_batch *batch;              /* (max_micros) copies of the micro-batches; `memory` has their data */
+    tt_batch *batch;              /* (max_seqs) copies of the micro-batches; `memory` has their data */
     void **memory;
     float *embeddings, *gradient; /* (max_seqs, width) */
     int32_t *anchor, *candidate, *positive; /* (max_seqs) the rows of `loss`'s inputs */
@@ -120,7 +120,7 @@ static tt_status tt__grad_cache_new(tt_context *ctx, tt_tape *t, tt_value embedd
     if (!g) return TT_ERR_MEMORY;
     g->ctx = ctx;
     g->width = tt_value_width(t, embeddings);
-    g->max_seqs = g->max_micros = o->step_seqs;
+    g->max_seqs = o->step_seqs;
     c.train = false;
     c.share = (tt_program *)(uintptr_t)train;
     with_dropout.dropout = true;

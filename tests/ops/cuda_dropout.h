@@ -3,7 +3,7 @@
 #pragma once
 
 #ifdef TINYTRAIN_CUDA
-/* ---- bits of dropout that attention's backward keeps from dq to dk and dv */
+/* ---- bits of dropout that attention's backward keeps when it computes dq, for dk and dv */
 
 typedef struct kept_case {
     const char *name;

@@ -428,7 +428,9 @@ TEST(f16_conversions)
         uint32_t ups = 0, draws = 64;
         int pattern = k / 2;
         if ((pattern & 0x7fff) > 0x7bfe) continue;
-        for (uint32_t r = 0; r < draws; r++) { /* `r * 1024` covers 16 bits evenly, so also the lower 13 */
+        /* f16 drops 13 bits of x, so the lower 13 random bits decide. `r * 1024` gives them 8 values, evenly.
+           */
+        for (uint32_t r = 0; r < draws; r++) {
             uint16_t y = f16_stochastic(x, r * 1024);
             CHECK(y == pattern || y == pattern + 1);
             ups += y != pattern;

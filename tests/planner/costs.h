@@ -133,7 +133,8 @@ TEST(seconds_of_a_plan_by_costs)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Three blocks of n rows with parameters made beforehand, for tests of batches. */
+/* The parameters of a model of three layers, for tests of batches. recorded: how often the model was
+   recorded; fails_at: the number of rows with which recording fails. */
 typedef struct batches { tt_param *up[3], *down[3]; int recorded; int64_t fails_at; } batches;
 
 static tt_value record_batch(void *user, tt_tape *t, int64_t n)

@@ -44,8 +44,8 @@ typedef struct TT__K(attention_lanes) {
     const uint32_t *either;
 } TT__K(attention_lanes);
 
-/* Returns the attention_lanes of a vector of queries. query: the first lane's query, counted in the
-   sequence. */
+/* Returns the facts about a vector of queries, one query in each lane: what keys the lanes see, and how
+   dropout is drawn. query: the first lane's query, counted in the sequence. */
 TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attention_task) *t, int64_t first_key,
                                                             const TT__K(attention_block) *s, int64_t query)
 {

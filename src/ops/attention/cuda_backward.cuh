@@ -244,8 +244,9 @@ __device__ __forceinline__ void attention_advance(int &to, int &head, const atte
     if (to >= end) { to = begin; head++; }
 }
 
-// Gives all threads of a block, in shared memory, the tile of keys that the block works on and a result
-// computed from the tile: attention_bits_begin if READS, otherwise the tile's block-sparse blocks.
+// Gives all threads of the thread block, in shared memory, the tile of keys that they work on. With READS
+// also gives them the place of the tile's bits of dropout, otherwise the sparse blocks that the tile's keys
+// are in.
 template <int KEYS, bool READS>
 __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &bits_begin,
                                                 attention_sparse &sparse, const attention_args &p,
@@ -263,8 +264,8 @@ __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &b
 // Turns the products q k^T (s) and dout v^T (g) into weights after dropout (s) and the gradients of scores
 // (g), without the factor `scale`. Rows are keys, columns are queries. row: the queries' rows of the batch,
 // beginning with the tile's first query; lse, delta: the queries' sums, beginning with the thread's first
-// column; mine: the warp's first key, counted in tile t; masked: whether a query may miss some of the warp's
-// keys; often: how many times the queries see the keys.
+// column; mine: the warp's first key, counted in tile t; masked: whether the warp has a key that a query does
+// not see; often: how many times each query sees each key, as block-sparse attention may list a block twice.
 template <int MT, int QUERIES, attention_kind KIND>
 __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES / 8][4],
                                                         float (&g)[MT][QUERIES / 8][4],

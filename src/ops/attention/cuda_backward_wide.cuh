@@ -397,7 +397,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
 {
     tt__begin_kernel();
     enum { D = 64, TILE = 64 * D, QUERIES = 64, TILES = TT__SPAN_TILES, KEYS = TT__SPAN, WARPS = 8 };
-    TT__SHARED(uint64_t, random, ); // in shared memory, or Philox's round keys would stay in registers
+    TT__SHARED(uint64_t, random, ); // in a register, `random` would keep Philox's keys in registers, too
     TT__SHARED(attention_tile, t, ); TT__SHARED(int64_t, slot_row, );
     TT__SHARED(float, part, [2 * WARPS][D]);
     TT__SHARED(float, part_q, [WARPS][D]); // column sums of dq so far

@@ -321,9 +321,9 @@ __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
 }
 
 // Returns, as bits, which of a thread's weights dropout keeps. Rows of the weights are the warp's keys,
-// columns are QUERIES queries. The thread's element (m, n, h, e) has bit
-// `8 * (2 * e + h) + m * QUERIES / 8 + n`. rows: the queries' rows of the batch; first: the warp's first
-// key, divided by 16.
+// columns are QUERIES queries. In the thread's fragment of an mma, element e of half h in row tile m and
+// column tile n has bit `8 * (2 * e + h) + m * QUERIES / 8 + n`. rows: the queries' rows of the batch; first:
+// the warp's first key, divided by 16.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args &p, uint64_t random,
                                                            const int *rows, int first, int head,

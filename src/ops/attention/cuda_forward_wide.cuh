@@ -116,13 +116,13 @@ __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const in
     }
 }
 
-// Barriers of phases for the places in shared memory: two places for queries, STAGES for keys and STAGES for
-// values. Threads pass a barrier with the name `..._there` when the place is filled, and a barrier with the
-// name `..._used` when the place is free.
+// Barriers for the places in shared memory: two places for queries, STAGES for keys and STAGES for values.
+// Threads pass a barrier with the name `..._there` when the place is filled, and a barrier with the name
+// `..._used` when the place is free.
 struct attention_wide_barriers {
-    uint64_t *q_there; // queries and `items` are filled
+    uint64_t *q_there; // also says that `items` is filled
     uint64_t *q_used, *k_there;
-    uint64_t *v_there; // values and the tile's `keep` are filled
+    uint64_t *v_there; // also says that the tile's `keep` is filled
     uint64_t *k_used, *v_used;
     template <class S> __device__ __forceinline__ void begin(bool draws) const
     {

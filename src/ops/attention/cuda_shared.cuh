@@ -47,9 +47,9 @@ struct attention_args {
     // tile of rows, written by the thread blocks that own the tile. NULL: the sums are not wanted.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
-    // Parts of dq, for attention_sum_parts. Each slot is a matrix of parts with rows of the shape
-    // (heads, head_size), and the slots follow one another, see attention_backward_wide. NULL: each block
-    // has all keys of a sequence, so there are no parts.
+    // Partial sums of dq, which attention_sum_parts adds up: one matrix after another, each with a row of the
+    // shape (heads, head_size) for every query that its thread blocks see. attention_backward_wide fills the
+    // matrices. NULL: a thread block has all keys of a sequence, so dq has no partial sums.
     float *parts;
     int64_t slot_begin[TT__CUDA_ATTENTION_SLOTS]; // row of `parts` at which each slot begins
     int slots;

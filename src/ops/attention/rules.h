@@ -191,8 +191,8 @@ static inline int64_t tt__attention_blocks(const tt__attr *attr, int64_t length)
     return attr->block && length > attr->dense ? tt__ceil_div(length, attr->block) : 0;
 }
 
-/* Returns the number of keys that row `row` of a sequence of `length` rows sees. Counts each listed block as
-   a whole block. */
+/* Returns the number of keys that row `row` of a sequence of `length` rows sees. Counts each random block of
+   block-sparse attention (tt_attention_options.lists) as a whole block. */
 static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t length)
 {
     const int64_t n = tt__attention_blocks(attr, length), i = n ? row / attr->block : 0;

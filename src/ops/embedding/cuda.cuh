@@ -184,12 +184,12 @@ __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t 
     if (vectors == 2) tt__cp_async_16(to + 1, p + 1);
 }
 
-// Sums the rows of dy that have equal ids. A block sums a chunk of `chunk` rows in sorted order. If all rows
-// of an id are in the chunk, the sum goes to the row of `to` with the number `id - first`, if this row
-// exists. Otherwise the sum is partial. A partial sum goes to partial[block][0] if the chunk before also has
-// rows of the id, and to partial[block][1] if the id begins in this chunk and continues in the next. wide:
-// dy and `to` have whole groups of 8 columns at multiples of 16 bytes, and shared memory has room for the
-// rows in flight. Reads dy and writes the rows of `to` once.
+// Sums the rows of dy that have equal ids. A thread block sums a chunk of `chunk` rows in sorted order. The
+// sum of an id whose rows are all in the chunk goes to row `id - first` of `to`, and is dropped if `to` has
+// no such row. The sum of an id with rows in other chunks is partial: it goes to partial[block][0] if the
+// chunk before has rows of the id, else to partial[block][1]. wide: dy and `to` have whole groups of 8
+// columns at multiples of 16 bytes, and shared memory has room for the rows in flight. Reads dy and writes
+// the rows of `to` once.
 __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
                                                tt__mat to, int64_t first, bool add, bool wide, int64_t chunk,
                                                float *partial)

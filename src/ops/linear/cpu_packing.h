@@ -35,7 +35,7 @@
 #define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
 #define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* max rows of A, or columns
                                                                                    of B, in a panel */
-#define TT__GEMM_TILES 32 /* rows, and columns, of C that four tiles hold */
+#define TT__GEMM_TILES 32 /* four tiles hold 32 x 32 numbers of C */
 
 /* Reads n numbers, beginning with element `at`, as floats. Rounds f32 numbers to dtype `narrow`, unless
    `narrow` is TT_F32. */

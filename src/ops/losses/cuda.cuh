@@ -396,8 +396,8 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
 }
 TT__RUN_BY(SOFT_CROSS_ENTROPY_BACKWARD, run_soft_cross_entropy_backward)
 
-// Computes the partial counts of the squared error of x and y (rows, n). The loss of a row with weight w is
-// w times the mean of (x - y)^2 over the row. Reads x and y once.
+// Computes the partial sums of the mean squared error of x and y (rows, n). The loss of a row with weight w
+// is w times the mean of (x - y)^2 over the row. Reads x and y once.
 __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
                                                      loss_sums *partial)
 {
