@@ -2648,7 +2648,9 @@ struct tt_train_options {
        for each example, without dropout; default false. tt_fit computes its results, the features, before the
        first step, keeps them in the host's memory (tt_trainer_feature_bytes), and then trains and validates
        the rest of the model from them. Each epoch must have the examples of epoch 0, unchanged, and batches
-       must have an index (tt_batch.index). Predictions, tt_evaluate and files are as without the option.
+       must have an index (tt_batch.index) that no other example has. A model with features of tokens needs an
+       input "positions" or "ids". Predictions, tt_evaluate and files are as without the option. Not for
+       TT_TASK_EMBED and TT_TASK_MASKED_LM.
        tt_train_batch is refused, and so are several processes. */
     bool features_once;
     /* Set `teacher` to train a classifier, or a model of labels or scores, by another model's logits as well
@@ -2841,8 +2843,8 @@ typedef struct tt_fit_options {
                                       (sig_atomic_t); default NULL */
     const char *best_by;           /* Set it if the best model is not the one with the best first metric:
                                       validations are compared by "loss", or by the name of a metric of the
-                                      model, and then by the loss; default NULL: the first metric, or else the
-                                      loss */
+                                      model, and then by the loss, which also decides while the metric is
+                                      undefined; default NULL: the first metric, or else the loss */
     /* Set it to save the best model: a function that saves the model; default NULL. tt_fit calls it after a
        validation that is the best so far, or, without validation, after every epoch. The folder then holds a
        state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
@@ -45757,7 +45759,8 @@ static tt__features *tt__features_new(tt_tape *t, tt_value output, tt_tape **hea
     int count = 0;
     tt__features *f = (tt__features *)tt__calloc(ctx, sizeof *f);
     tt_status status = f ? tt__find_features(t, output, &list, &count) : TT_ERR_MEMORY;
-    const int32_t axis = tt__axis_of_input(t, "positions");
+    int32_t axis = tt__axis_of_input(t, "positions"); /* the axis of tokens */
+    if (!axis) axis = tt__axis_of_input(t, "ids");
     *head = status == TT_OK ? tt__copy_tape(t) : NULL;
     if (status == TT_OK) status = *head ? tt__read_features(*head, list, count) : TT_ERR_MEMORY;
     if (f) {
@@ -45829,7 +45832,9 @@ static tt_status tt__feature_places(const tt__features *f, tt__feature_set *to, 
             to->room = room;
         }
         while (to->examples <= at) to->place[to->examples++] = SIZE_MAX;
-        if (to->place[at] != SIZE_MAX) continue;
+        if (to->place[at] != SIZE_MAX)
+            return tt__fail(f->ctx, TT_ERR_ARGUMENT, "{features_once}: the index %lld occurs twice in epoch "
+                            "0 of a source, but each example needs an index of its own", (long long)at);
         to->place[at] = to->size;
         to->tokens[at] = (int32_t)tokens;
         for (int k = 0; k < f->count; k++)
@@ -45860,7 +45865,11 @@ static tt_status tt__features_get(const tt__features *f, tt_program *p, int rank
         status = tt_get_rank(p, rank, f->value[k], f->rows, f->capacity);
         for (int s = 0; s < seqs && status == TT_OK; s++) {
             const size_t n = (size_t)(tt__feature_rows(f, k, tokens[s]) * f->width[k]);
-            memcpy(tt__feature_at(f, to, k, index[s], tokens[s]), from, sizeof *from * n);
+            float *place = tt__feature_at(f, to, k, index[s], tokens[s]);
+            if (!place)
+                return tt__fail(f->ctx, TT_ERR_ARGUMENT, "{features_once}: the source gives other examples "
+                                "when epoch 0 is read again (index %lld)", (long long)index[s]);
+            memcpy(place, from, sizeof *from * n);
             from += n;
         }
     }
@@ -46129,7 +46138,7 @@ struct tt_teacher {
 #define TT__TEACHER_WEIGHTS "teacher_weights"
 
 /* Records the loss that trains with a teacher: (1 - teacher_weight) * loss + teacher_weight * T^2 * the
-   cross- entropy of logits / T with the teacher's predictions at temperature T. The cross-entropy does not
+   cross-entropy of logits / T with the teacher's predictions at temperature T. The cross-entropy does not
    count as a loss of its own: each example weighs in it as in `loss`, so both have the same divisor. */
 static tt_value tt__taught_loss(tt_tape *t, tt_value logits, tt_value loss, const tt_train_options *o)
 {
@@ -46364,7 +46373,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing is %g, but must be in [0, 1)", o->label_smoothing);
     if (!(o->temperature > 0 && isfinite(o->temperature)))
-        tt__print(&all, "; {temperature = %g}, but must be a finite number above 0", o->temperature);
+        tt__print(&all, "; {temperature = %g}; expected a finite number above 0", o->temperature);
     if (o->step_seqs < 0 || (o->step_seqs && (model->task != TT_TASK_EMBED || !o->compile.train)))
         tt__print(&all, "; {step_seqs} is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
                   o->step_seqs);
@@ -46384,6 +46393,10 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all,
                   model->classes ? "; the weights of all classes are 0: give at least one class a weight" :
                   "; class_weights are set, but the model has no classes");
+    if (o->features_once && (model->task == TT_TASK_EMBED || model->task == TT_TASK_MASKED_LM))
+        tt__print(&all, "; {features_once} excludes %s: clear it", model->task == TT_TASK_EMBED ?
+                  "the task of embeddings, in which the texts of a pair share an index" :
+                  "masked words, which change in each epoch");
     if (o->features_once && ctx->net)
         tt__print(&all, "; {features_once} is for one process, but this run has %d: clear it, or train with "
                   "several ranks of one process", tt_processes(ctx));
@@ -47217,7 +47230,7 @@ static float tt__inner(const float *x, const float *y, int64_t n)
 }
 
 /* Sets hits[task]. If candidates are as near as the pair, the pair counts at the mean of their ranks, so that
-   equal embeddings of all texts are no hits. */
+   equal embeddings of many texts are no hits. */
 static void tt__recall_task(void *arg, int64_t task, int thread)
 {
     const tt__recall *r = (const tt__recall *)arg;
@@ -47636,7 +47649,7 @@ static tt_status tt__fill_features(tt_trainer *r, const tt__feature_set *set, co
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
         if (status == TT_OK && more) {
             status = tt__has_index(r->ctx, &b);
-            if (status == TT_OK) status = tt__set_batch(r, r->eval, ranks, &b, true);
+            if (status == TT_OK) status = tt__set_batch(r, r->eval, ranks, &b, false);
             for (int s = 0; s < b.seqs && s < max && status == TT_OK; s++) {
                 index[ranks * max + s] = b.index[s];
                 tokens[ranks * max + s] = tt__tokens_in(&b, s, same);
@@ -47836,6 +47849,10 @@ static tt_status tt__teacher_fill(tt_trainer *r, tt_teacher *k, const tt_source 
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
         if (status == TT_OK && more) {
             status = tt__teacher_room(k, &b);
+            if (status == TT_OK && b.seqs > r->options.max_seqs)
+                status = tt__fail(r->ctx, TT_ERR_SHAPE, "tt_teacher_new: a batch has %d examples, but the "
+                                  "teacher's trainer has max_seqs = %d: raise max_seqs", b.seqs,
+                                  r->options.max_seqs);
             if (status == TT_OK) status = tt__set_batch(r, r->eval, ranks, &b, true);
             if (status != TT_OK) break;
             seqs[ranks] = b.seqs;
@@ -49426,13 +49443,16 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
     if (judges) f->not_finite = 0;
     double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
     if (f->validation && f->best_by_metric) value = f->values[f->by];
+    const bool undefined = !isfinite(value) && isfinite(loss); /* then the loss decides */
+    if (undefined) value = f->metric.lower_is_better ? INFINITY : -INFINITY;
     bool best = f->validation ? tt__fit_better(f, value, loss) : ends;
     const bool any = best || isfinite(f->p.best) || isfinite(f->p.best_loss);
+    const bool none = !any && f->p.epoch + 1 >= f->o.epochs;
     if (f->validation && !(isfinite(s.loss) && isfinite(value)))
         tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld: the validation's %s is not finite%s",
                 (long long)f->p.epoch + 1, isfinite(s.loss) ? f->metric.name : "loss",
-                any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before, so no best model was "
-                "saved");
+                undefined ? ", so the loss is compared" :
+                none ? ", as in all epochs before, so no best model was saved" : "");
     if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
     if (best && f->o.keep) {
         /* Saves a state first: in a folder with a model but no state, a run could not be resumed, and a

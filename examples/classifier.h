@@ -301,6 +301,9 @@ static inline int train_classifier(tt_context *ctx, const classifier *x, const t
             "number");
     const bool of_step = run->negatives && strcmp(run->negatives, "step") == 0;
     if (of_step && tt_dataset_task(d) != TT_TASK_EMBED) die("--negatives step is for --task embed only");
+    if (tt_dataset_task(d) == TT_TASK_EMBED && (of_step ? run->batch : run->batch / run->accumulate) < 2)
+        die("--task embed needs at least 2 pairs in a micro-batch, because the other pairs are the wrong "
+            "answers: set --batch higher, --accumulate lower, or --negatives step");
     if (of_step)
         run->step_seqs = run->batch * (tt_dataset_negative(d, 0, NULL) ? 3 : 2);
     /* the smallest batch, until the loaders know the longest text */

@@ -96,9 +96,15 @@ static inline tt_dataset *read_split(tt_context *ctx, const cli_training *run, c
     o.task = (tt_task)cli_index(table->task, TASKS);
     o.delimiter = table->delimiter ? table->delimiter[0] : 0;
     o.unquoted = strcmp(table->quote, "none") == 0;
-    if (table->is_table)
-        return (tt_dataset *)made(ctx, tt_dataset_table(ctx, run->data, split, classes ? names : NULL,
-                                                        classes, &o));
+    if (table->is_table) {
+        tt_dataset *d = (tt_dataset *)made(ctx, tt_dataset_table(ctx, run->data, split,
+                                                                 classes ? names : NULL, classes, &o));
+        int64_t row = 0;
+        while (row < tt_dataset_count(d) && !tt_dataset_pair(d, row, NULL)) row++;
+        if (table->pair_column && row && row == tt_dataset_count(d))
+            die("'%s' has no second texts in a column '%s' (--pair-column)", run->data, table->pair_column);
+        return d;
+    }
     tt_dataset *d = imdb_open(ctx, run->data, split, max + max % 2, why);
     if (!d) die("%s", why);
     return d;
@@ -132,44 +138,47 @@ static inline tt_dataset *read_test(tt_context *ctx, const cli_training *run, co
 static inline void show_tags(tt_context *ctx, const classifier *x, tt_trainer *t, const char *text)
 {
     const int n = x->model.classes;
-    const char **names = names_of(NULL, x->names, n);
     tt_text one;
     tt_batch b;
     size_t count = 0;
     memset(&one, 0, sizeof one);
     one.text = text;
     one.bytes = strlen(text);
-    /* Gives word w the tag `w % n`. The loader copies the tag to the word's first token. The tags tell below
-       to which word a token belongs. */
+    /* Gives each word its number as its tag. The loader copies the tag to the word's first token, which tells
+       below to which word the token belongs. */
     tt_word *words = (tt_word *)made(NULL, calloc(one.bytes + 1, sizeof *words));
     for (const char *at = text + strspn(text, " "); *at; at += strspn(at, " "), count++) {
         words[count].begin = (size_t)(at - text);
-        words[count].tag = (int)(count % (size_t)n);
+        words[count].tag = (int)count;
         at += strcspn(at, " ");
         words[count].end = (size_t)(at - text);
     }
     one.words = words;
     one.n_words = (int)count;
-    tt_dataset *d = (tt_dataset *)made(ctx, tt_dataset_texts(ctx, TT_TASK_TAGS, &one, 1, names, n));
+    const int tags = count ? (int)count : 1;
+    const char **names = (const char **)made(NULL, calloc((size_t)tags, sizeof *names));
+    for (int w = 0; w < tags; w++) names[w] = "word";
+    tt_dataset *d = (tt_dataset *)made(ctx, tt_dataset_texts(ctx, TT_TASK_TAGS, &one, 1, names, tags));
     tt_loader *l = x->loader(ctx, x->self, d, false);
     if (!tt_loader_next(l, &b)) die("%s", tt_error(ctx));
     float *p = (float *)made(NULL, calloc((size_t)b.rows * (size_t)n + 1, sizeof *p));
     must(ctx, tt_predict(t, &b, p));
-    size_t shown = 0; /* words before this one have been shown */
+    size_t shown = 0; /* number of the last word that was shown, plus 1 */
     bool any = false;
     for (int row = 0; row < b.rows; row++) {
         const float *of = p + (size_t)row * (size_t)n;
         int best = 0;
         if (b.tags[row] < 0) continue; /* not the first token of a word */
-        while (shown < count && words[shown].tag != b.tags[row]) shown++; /* skips words without tokens */
         for (int c = 1; c < n; c++) if (of[c] > of[best]) best = c;
-        printf("%s%.*s/%s", any ? " " : "", (int)(words[shown].end - words[shown].begin),
-               text + words[shown].begin, x->names[best]);
-        shown++;
+        const tt_word *word = &words[b.tags[row]]; /* words without tokens are left out */
+        printf("%s%.*s/%s", any ? " " : "", (int)(word->end - word->begin), text + word->begin,
+               x->names[best]);
+        shown = (size_t)b.tags[row] + 1;
         any = true;
     }
     printf("\n");
-    if (shown < count) printf("note: the last %zu words are cut (--max-length)\n", count - shown);
+    if (shown < count && tt_loader_cut(l))
+        printf("note: the last %zu words are cut (--max-length)\n", count - shown);
     free(p), free(words), free((void *)names), tt_loader_free(l), tt_dataset_free(d);
 }
 

@@ -640,7 +640,7 @@ def similar_texts(folder):
             saying="--class-weights is for classes, but --task embed has none")
     refused(TEXT, "--negatives=step", "--out", run + "2", saying="--negatives step is for --task embed only")
     refused(TEXT, "--task=embed", "--temperature=0", "--out", run + "2",
-            saying="--temperature 0, but must be a finite number above 0")
+            saying="--temperature 0; expected a finite number above 0")
 
 
 @check

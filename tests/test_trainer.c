@@ -82,7 +82,8 @@ static const test_case tests[] = {
     TEST_CASE(fit_tells_of_ranks_without_work),
     TEST_CASE(features_once_train_the_head_of_a_frozen_encoder),
     TEST_CASE(features_once_of_the_first_layers_and_on_ranks), TEST_CASE(features_once_resumed),
-    TEST_CASE(features_once_of_images), TEST_CASE(features_once_refuses),
+    TEST_CASE(features_once_of_images), TEST_CASE(features_once_without_output),
+    TEST_CASE(features_once_refuses),
     TEST_CASE(features_once_without_memory),
 };
 

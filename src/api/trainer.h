@@ -44,7 +44,9 @@ struct tt_train_options {
        for each example, without dropout; default false. tt_fit computes its results, the features, before the
        first step, keeps them in the host's memory (tt_trainer_feature_bytes), and then trains and validates
        the rest of the model from them. Each epoch must have the examples of epoch 0, unchanged, and batches
-       must have an index (tt_batch.index). Predictions, tt_evaluate and files are as without the option.
+       must have an index (tt_batch.index) that no other example has. A model with features of tokens needs an
+       input "positions" or "ids". Predictions, tt_evaluate and files are as without the option. Not for
+       TT_TASK_EMBED and TT_TASK_MASKED_LM.
        tt_train_batch is refused, and so are several processes. */
     bool features_once;
     /* Set `teacher` to train a classifier, or a model of labels or scores, by another model's logits as well
@@ -237,8 +239,8 @@ typedef struct tt_fit_options {
                                       (sig_atomic_t); default NULL */
     const char *best_by;           /* Set it if the best model is not the one with the best first metric:
                                       validations are compared by "loss", or by the name of a metric of the
-                                      model, and then by the loss; default NULL: the first metric, or else the
-                                      loss */
+                                      model, and then by the loss, which also decides while the metric is
+                                      undefined; default NULL: the first metric, or else the loss */
     /* Set it to save the best model: a function that saves the model; default NULL. tt_fit calls it after a
        validation that is the best so far, or, without validation, after every epoch. The folder then holds a
        state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it

@@ -52,6 +52,10 @@ static tt_status tt__teacher_fill(tt_trainer *r, tt_teacher *k, const tt_source 
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
         if (status == TT_OK && more) {
             status = tt__teacher_room(k, &b);
+            if (status == TT_OK && b.seqs > r->options.max_seqs)
+                status = tt__fail(r->ctx, TT_ERR_SHAPE, "tt_teacher_new: a batch has %d examples, but the "
+                                  "teacher's trainer has max_seqs = %d: raise max_seqs", b.seqs,
+                                  r->options.max_seqs);
             if (status == TT_OK) status = tt__set_batch(r, r->eval, ranks, &b, true);
             if (status != TT_OK) break;
             seqs[ranks] = b.seqs;

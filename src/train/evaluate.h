@@ -378,7 +378,7 @@ static tt_status tt__fill_features(tt_trainer *r, const tt__feature_set *set, co
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
         if (status == TT_OK && more) {
             status = tt__has_index(r->ctx, &b);
-            if (status == TT_OK) status = tt__set_batch(r, r->eval, ranks, &b, true);
+            if (status == TT_OK) status = tt__set_batch(r, r->eval, ranks, &b, false);
             for (int s = 0; s < b.seqs && s < max && status == TT_OK; s++) {
                 index[ranks * max + s] = b.index[s];
                 tokens[ranks * max + s] = tt__tokens_in(&b, s, same);

@@ -76,7 +76,8 @@ static tt__features *tt__features_new(tt_tape *t, tt_value output, tt_tape **hea
     int count = 0;
     tt__features *f = (tt__features *)tt__calloc(ctx, sizeof *f);
     tt_status status = f ? tt__find_features(t, output, &list, &count) : TT_ERR_MEMORY;
-    const int32_t axis = tt__axis_of_input(t, "positions");
+    int32_t axis = tt__axis_of_input(t, "positions"); /* the axis of tokens */
+    if (!axis) axis = tt__axis_of_input(t, "ids");
     *head = status == TT_OK ? tt__copy_tape(t) : NULL;
     if (status == TT_OK) status = *head ? tt__read_features(*head, list, count) : TT_ERR_MEMORY;
     if (f) {
@@ -148,7 +149,9 @@ static tt_status tt__feature_places(const tt__features *f, tt__feature_set *to, 
             to->room = room;
         }
         while (to->examples <= at) to->place[to->examples++] = SIZE_MAX;
-        if (to->place[at] != SIZE_MAX) continue;
+        if (to->place[at] != SIZE_MAX)
+            return tt__fail(f->ctx, TT_ERR_ARGUMENT, "{features_once}: the index %lld occurs twice in epoch "
+                            "0 of a source, but each example needs an index of its own", (long long)at);
         to->place[at] = to->size;
         to->tokens[at] = (int32_t)tokens;
         for (int k = 0; k < f->count; k++)
@@ -179,7 +182,11 @@ static tt_status tt__features_get(const tt__features *f, tt_program *p, int rank
         status = tt_get_rank(p, rank, f->value[k], f->rows, f->capacity);
         for (int s = 0; s < seqs && status == TT_OK; s++) {
             const size_t n = (size_t)(tt__feature_rows(f, k, tokens[s]) * f->width[k]);
-            memcpy(tt__feature_at(f, to, k, index[s], tokens[s]), from, sizeof *from * n);
+            float *place = tt__feature_at(f, to, k, index[s], tokens[s]);
+            if (!place)
+                return tt__fail(f->ctx, TT_ERR_ARGUMENT, "{features_once}: the source gives other examples "
+                                "when epoch 0 is read again (index %lld)", (long long)index[s]);
+            memcpy(place, from, sizeof *from * n);
             from += n;
         }
     }

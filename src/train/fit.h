@@ -397,13 +397,16 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
     if (judges) f->not_finite = 0;
     double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
     if (f->validation && f->best_by_metric) value = f->values[f->by];
+    const bool undefined = !isfinite(value) && isfinite(loss); /* then the loss decides */
+    if (undefined) value = f->metric.lower_is_better ? INFINITY : -INFINITY;
     bool best = f->validation ? tt__fit_better(f, value, loss) : ends;
     const bool any = best || isfinite(f->p.best) || isfinite(f->p.best_loss);
+    const bool none = !any && f->p.epoch + 1 >= f->o.epochs;
     if (f->validation && !(isfinite(s.loss) && isfinite(value)))
         tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld: the validation's %s is not finite%s",
                 (long long)f->p.epoch + 1, isfinite(s.loss) ? f->metric.name : "loss",
-                any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before, so no best model was "
-                "saved");
+                undefined ? ", so the loss is compared" :
+                none ? ", as in all epochs before, so no best model was saved" : "");
     if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
     if (best && f->o.keep) {
         /* Saves a state first: in a folder with a model but no state, a run could not be resumed, and a

@@ -233,7 +233,7 @@ static float tt__inner(const float *x, const float *y, int64_t n)
 }
 
 /* Sets hits[task]. If candidates are as near as the pair, the pair counts at the mean of their ranks, so that
-   equal embeddings of all texts are no hits. */
+   equal embeddings of many texts are no hits. */
 static void tt__recall_task(void *arg, int64_t task, int thread)
 {
     const tt__recall *r = (const tt__recall *)arg;

@@ -24,7 +24,7 @@ struct tt_teacher {
 #define TT__TEACHER_WEIGHTS "teacher_weights"
 
 /* Records the loss that trains with a teacher: (1 - teacher_weight) * loss + teacher_weight * T^2 * the
-   cross- entropy of logits / T with the teacher's predictions at temperature T. The cross-entropy does not
+   cross-entropy of logits / T with the teacher's predictions at temperature T. The cross-entropy does not
    count as a loss of its own: each example weighs in it as in `loss`, so both have the same divisor. */
 static tt_value tt__taught_loss(tt_tape *t, tt_value logits, tt_value loss, const tt_train_options *o)
 {

@@ -177,7 +177,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing is %g, but must be in [0, 1)", o->label_smoothing);
     if (!(o->temperature > 0 && isfinite(o->temperature)))
-        tt__print(&all, "; {temperature = %g}, but must be a finite number above 0", o->temperature);
+        tt__print(&all, "; {temperature = %g}; expected a finite number above 0", o->temperature);
     if (o->step_seqs < 0 || (o->step_seqs && (model->task != TT_TASK_EMBED || !o->compile.train)))
         tt__print(&all, "; {step_seqs} is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
                   o->step_seqs);
@@ -197,6 +197,10 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all,
                   model->classes ? "; the weights of all classes are 0: give at least one class a weight" :
                   "; class_weights are set, but the model has no classes");
+    if (o->features_once && (model->task == TT_TASK_EMBED || model->task == TT_TASK_MASKED_LM))
+        tt__print(&all, "; {features_once} excludes %s: clear it", model->task == TT_TASK_EMBED ?
+                  "the task of embeddings, in which the texts of a pair share an index" :
+                  "masked words, which change in each epoch");
     if (o->features_once && ctx->net)
         tt__print(&all, "; {features_once} is for one process, but this run has %d: clear it, or train with "
                   "several ranks of one process", tt_processes(ctx));

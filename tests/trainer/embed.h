@@ -300,7 +300,7 @@ TEST(step_negatives_refuse)
     o.schedule.kind = TT_CONSTANT;
     static const struct { int seqs; float temperature; const char *precision, *error; } rows[] = {
         {-1, 0.05f, "32-true", "step_seqs is -1, but must be 0 unless"},
-        {12, 0, "32-true", "temperature = 0, but must be a finite number above 0"},
+        {12, 0, "32-true", "temperature = 0; expected a finite number above 0"},
         {12, NAN, "32-true", "temperature = nan"},
         {12, 0.05f, "16-mixed", "step_seqs excludes loss scaling: use precision 'bf16-mixed'"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
@@ -312,6 +312,11 @@ TEST(step_negatives_refuse)
     }
     o.temperature = 0.05f;
     o.compile.precision = "32-true";
+    o.step_seqs = 0;
+    o.features_once = true;
+    CHECK(!tt_trainer_new(w.ctx, &model, &o));
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "features_once excludes the task of embeddings");
+    o.features_once = false;
     o.step_seqs = 10;
     o.label_smoothing = 0.1f;
     CHECK(!tt_trainer_new(w.ctx, &model, &o));

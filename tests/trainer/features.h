@@ -321,6 +321,68 @@ static tt_status next_without_index(void *self, tt_batch *b, bool *more)
     return TT_OK;
 }
 
+static tt_status next_with_one_index(void *self, tt_batch *b, bool *more)
+{
+    static const int64_t zeros[TEXTS];
+    *more = tt_loader_next((tt_loader *)self, b);
+    b->index = zeros;
+    return TT_OK;
+}
+
+static int64_t passes; /* number of seeks of seek_to_others */
+
+static tt_status seek_to_others(void *self, int64_t epoch, int64_t step)
+{
+    passes++;
+    return tt_loader_seek((tt_loader *)self, epoch, step);
+}
+
+static tt_status next_of_others(void *self, tt_batch *b, bool *more) /* other indices in the second pass */
+{
+    static int64_t index[TEXTS];
+    *more = tt_loader_next((tt_loader *)self, b);
+    for (int s = 0; s < b->seqs; s++) index[s] = b->index[s] + (passes > 1 ? TEXTS : 0);
+    b->index = index;
+    return TT_OK;
+}
+
+/* A model whose `record` sets no output. self: the model of BERT. */
+static tt_value record_without_output(const void *self, tt_tape *t, const tt_train_options *o,
+                                      tt_value *output)
+{
+    const tt_model model = tt_bert_model((const tt_bert *)self);
+    tt_value own = {0, 0};
+    (void)output;
+    return model.record(self, t, o, &own);
+}
+
+/* Features do not depend on the model's output: a model without an output is trained as without the
+   option. */
+TEST(features_once_without_output)
+{
+    float *weights[2] = {NULL, NULL};
+    for (int once = 0; once < 2; once++) {
+        setup s = small();
+        rank_group w;
+        s.schedule.total_steps = 14;
+        if (!open_frozen(&w, &s, TT_TASK_CLASS, 0, "distilbert.*", false)) return;
+        tt_trainer_free(w.r);
+        tt_model model = tt_bert_model(&w.m);
+        model.record = record_without_output;
+        model.classes = 0;
+        model.metrics[1].name = NULL;
+        tt_train_options o = train_options(&s, w.l);
+        o.features_once = once;
+        w.r = tt_trainer_new(w.ctx, &model, &o);
+        if (!CHECK(w.r && fit_frozen(&w, 2, NULL, NULL) == TT_OK)) printf("%s\n", tt_error(w.ctx));
+        weights[once] = test_values(w.m.classifier_w);
+        close_world(&w);
+    }
+    for (int k = 0; k < 2 * 24; k++) CHECK_NEAR(weights[0][k], weights[1][k], 2e-6);
+    free(weights[0]);
+    free(weights[1]);
+}
+
 TEST(features_once_refuses)
 {
     setup s = small();
@@ -335,6 +397,14 @@ TEST(features_once_refuses)
     without.next = next_without_index;
     CHECK(tt_fit(w.r, &without, NULL, &f, NULL) == TT_ERR_ARGUMENT);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "features_once needs the index of each example");
+    without.next = next_with_one_index;
+    CHECK(tt_fit(w.r, &without, NULL, &f, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the index 0 occurs twice in epoch 0 of a source");
+    passes = 0;
+    without.seek = seek_to_others;
+    without.next = next_of_others;
+    CHECK(tt_fit(w.r, &without, NULL, &f, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the source gives other examples when epoch 0 is read again");
     tt_loader_options lo = tt_loader_options_default();
     lo.batch = s.batch, lo.max_length = 24, lo.drop_last = true;
     tt_loader *l = tt_loader_new(w.ctx, w.d, w.k, &lo);

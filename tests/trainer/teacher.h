@@ -125,15 +125,29 @@ static tt_model taught_tt_model(const taught *t, bool teacher)
     return m;
 }
 
+/* Gives more examples than the teacher's trainer has room for. */
+static tt_status taught_next_of_many(void *self, tt_batch *b, bool *more)
+{
+    static int64_t index[4 * TAUGHT];
+    const tt_status status = taught_next(self, b, more);
+    b->seqs = 4 * TAUGHT;
+    b->index = index;
+    return status;
+}
+
 /* Makes the teacher from its model, whose trainer is freed before the student's trainer is made. */
 static tt_teacher *taught_make_teacher(taught *t, const char *device)
 {
     const tt_model m = taught_tt_model(t, true);
     tt_train_options o = tt_train_options_default();
+    tt_source many = t->source;
     o.compile.train = false;
     o.compile.device = device;
     o.max_seqs = TAUGHT;
     tt_trainer *r = tt_trainer_new(t->ctx, &m, &o);
+    many.next = taught_next_of_many;
+    if (r) CHECK(!tt_teacher_new(r, &many));
+    CHECK_ERROR(t->ctx, TT_ERR_SHAPE, "but the teacher's trainer has max_seqs = ");
     tt_teacher *k = r ? tt_teacher_new(r, &t->source) : NULL;
     if (!CHECK(k != NULL)) fprintf(stderr, "%s\n", tt_error(t->ctx));
     if (r) CHECK(tt_param_get(t->w_teacher, t->weights[1]) == TT_OK);
