@@ -592,6 +592,9 @@ def tags_of_words(folder):
     status, out, err = call(TEXT, "--out", run, "--predict", text)
     expect(status == 0 and [word.split("/")[0] for word in out.split()] == text.split(), out, err)
     expect("Ben/B-PERSON Carter/I-PERSON" in out and "New/B-PLACE York/I-PLACE" in out, out)
+    blank = "\u200b" # the tokenizer drops this character, so a word of it has no token
+    status, out, err = call(TEXT, "--out", run, "--predict", f"Clara {blank} {blank} {blank} met Ben {blank}")
+    expect(status == 0 and [word.split("/")[0] for word in out.split()] == ["Clara", "met", "Ben"], out, err)
     with open(os.path.join(run, "config.json")) as f:
         expect(json.load(f)["architectures"] == ["DistilBertForTokenClassification"], "config.json")
 
