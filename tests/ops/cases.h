@@ -71,14 +71,6 @@
     X(rmsnorm_slice, RMSNORM, return rmsnorm(slice(gelu(V(ROWS, D + 2)), 1, D), B(D), 1e-2f);) \
     X(rmsnorm_of_rows, RMSNORM, int x = gelu(V(ROWS, D)); \
         return gather_rows(rmsnorm(x, B(D), 1e-2f), I(PICKED, R));) \
-    X(rmsnorm_offset, RMSNORM, return rmsnorm_offset(V(ROWS, D), B(D), 1, 1e-3f);) \
-    X(rmsnorm_heads, RMSNORM, return rmsnorm(V(ROWS, 3 * D), B(D), 1e-3f);) \
-    X(rmsnorm_heads_of_linear, RMSNORM, int x = linear(V(ROWS, D), W(2 * D, D), B(2 * D)); \
-        return add(rmsnorm_offset(x, B(D), 1, 1e-2f), x);) \
-    X(rmsnorm_heads_slice, RMSNORM, int x = slice(gelu(V(ROWS, 2 * D + 2)), 1, 2 * D); \
-        return rmsnorm_offset(x, B(D), 0.5f, 1e-2f);) \
-    X(rmsnorm_heads_of_dropout, RMSNORM, int x = dropout(V(ROWS, 2 * D), 0.3f); \
-        return add(x, dropout(rmsnorm(x, B(D), 1e-2f), 0.3f));) \
     X(gelu, ACTIVATION, return gelu(V(ROWS, D));) \
     X(gelu_tanh, ACTIVATION, return gelu_tanh(V(ROWS, D));) \
     X(relu, ACTIVATION, return relu(V(ROWS, D));) \
@@ -354,7 +346,15 @@
         h = attention(slice(qkv, 0, D), slice(qkv, D, D), slice(qkv, 2 * D, D), true, S, 0.1f); \
         x = add(x, dropout(linear(h, W(D, D), B(D)), 0.1f)); h = layernorm(x, B(D), B(D), 1e-1f); \
         x = add(x, linear(gelu(linear(h, W(O, D), B(O))), W(D, O), B(D))); \
-        return linear(mean_pool(x), W(O, D), B(O));)
+        return linear(mean_pool(x), W(O, D), B(O));) \
+    X(rmsnorm_offset, RMSNORM, return rmsnorm_offset(V(ROWS, D), B(D), 1, 1e-3f);) \
+    X(rmsnorm_heads, RMSNORM, return rmsnorm(V(ROWS, 3 * D), B(D), 1e-3f);) \
+    X(rmsnorm_heads_of_linear, RMSNORM, int x = linear(V(ROWS, D), W(2 * D, D), B(2 * D)); \
+        return add(rmsnorm_offset(x, B(D), 1, 1e-2f), x);) \
+    X(rmsnorm_heads_slice, RMSNORM, int x = slice(gelu(V(ROWS, 2 * D + 2)), 1, 2 * D); \
+        return rmsnorm_offset(x, B(D), 0.5f, 1e-2f);) \
+    X(rmsnorm_heads_of_dropout, RMSNORM, int x = dropout(V(ROWS, 2 * D), 0.3f); \
+        return add(x, dropout(rmsnorm(x, B(D), 1e-2f), 0.3f));)
 
 #define CASE_FUNCTION(name, op, ...) \
     static int case_##name(void) \
