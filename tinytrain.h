@@ -35133,7 +35133,7 @@ static void tt__jinja_next(tt__jinja *j)
         if (n == 10 || text[n] == '_' || (text[n] == '.' && tt__jinja_digit(text[n + 1])))
             tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
                            "the number %.*s is not supported; expected an integer of at most 9 "
-                           "digits", (int)tt__min(n + 3, left), text);
+                           "digits", (int)tt__min((int64_t)n + 3, (int64_t)left), text);
         j->token = j->failed ? 'E' : 'I';
         j->at += n;
         j->token_n = x;
