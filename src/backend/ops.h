@@ -266,8 +266,13 @@ static inline bool tt__norm_launch(const tt__launch *l, int x, int k, tt__launch
     for (int m = 0; m < 4 && of[m]; m++) {
         of[m]->cols /= groups;
         if (whole) of[m]->rows *= groups, of[m]->ld = of[m]->cols;
-        else if (of[m]->data)
-            of[m]->data = (char *)of[m]->data + (size_t)(k * of[m]->cols) * tt_dtype_bytes(of[m]->dtype);
+        else if (of[m]->data) { /* casts of C would be warnings in C++ */
+            const size_t bytes = tt_dtype_bytes(of[m]->dtype);
+            union { void *any; char *byte; } data;
+            data.any = of[m]->data;
+            for (int64_t c = 0; c < k * of[m]->cols; c++) data.byte += bytes;
+            of[m]->data = data.any;
+        }
     }
     if (x && k) part->add[1] = true; /* the gradient of the weights is a sum over the groups */
     return true;
