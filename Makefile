@@ -22,6 +22,19 @@ override CC := $(MPICC)
 override CPPFLAGS += -DTINYTRAIN_MPI
 endif
 
+# make WINDOWS=1 builds programs for Windows with MinGW-w64 (Debian: gcc-mingw-w64-x86-64-posix) and runs the
+# tests by Wine (Debian: wine64). TINYTRAIN_UNALIGNED_MOVES: see src/cpu/variants.h.
+ifneq ($(WINDOWS),)
+ifeq ($(origin CC),default)
+CC := x86_64-w64-mingw32-gcc-posix
+endif
+override CPPFLAGS += -DTINYTRAIN_UNALIGNED_MOVES -Wa,-muse-unaligned-vector-move
+override LDFLAGS += -static
+RUN ?= /usr/lib/wine/wine64
+TESTS ?= $(filter-out tests/test_faults.c,$(wildcard tests/test_*.c)) # Windows has no fork
+CHECKS ?=
+endif
+
 # Runs as many jobs as there are processors, unless the caller gives a number.
 ifeq ($(MAKELEVEL)$(filter -j% --jobs% --jobserver%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
@@ -41,12 +54,14 @@ STRICT  := -std=c99 -Wall -Wextra -Wpedantic
 DEPENDS := -MMD -MP
 source   = $(addprefix $(JOINED_IN)/,$(filter $(JOINED),$<))$(filter-out $(JOINED),$<)
 compile  = $(CC) $(CPPFLAGS) $(STRICT) $(1) $(DEPENDS) -I$(JOINED_IN) -I. -c $(source) -o $@
-link     = $(CC) $(CFLAGS) $(filter %.o,$^) -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
+link     = $(CC) $(CFLAGS) $(filter %.o,$^) -o $@ $(LINKED) $(LDFLAGS) $(LIBS)$(if $(WINDOWS), && mv $@.exe $@)
 EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
 
 #> make demo         build examples/distilbert_imdb.c and train a small model on the reviews in examples/data
 #> make gpt          build examples/gpt.c and train a small language model on a novel
 #> make examples     build the examples, as B/NAME
+#> make examples WINDOWS=1 B=build/windows
+#>                   build them for Windows with MinGW-w64; make test WINDOWS=1 runs tests by Wine
 #> make examples MPI=1 B=build/mpi
 #>                   build them for several processes: mpirun -n 4 build/mpi/NAME; MPICC (mpicc)
 help:
@@ -85,7 +100,7 @@ $(B)/flags: FORCE
 ifneq ($(shell uname -s),Darwin)
 SHARED  := -DTT__KERNELS_ELSEWHERE
 KERNELS := $(B)/kernels.o
-MULDEFS := -Wl,-z,muldefs
+MULDEFS := -Wl,--allow-multiple-definition
 LINKED   = $(if $(filter %/kernels.o,$^),$(MULDEFS))
 endif
 $(B)/kernels.o: tinytrain.h $(B)/flags

@@ -100,9 +100,10 @@ __device__ __forceinline__ uint32_t tt__shared_address(const void *p)
 }
 
 // Computes d (16 x 8) += a (16 x 16, row-major) * b (16 x 8, column-major). T is __nv_bfloat16 or __half. A
-// register of a or b holds two neighbours in a row of a or a column of b, the first in its lower half. With
-// g = lane/4 and t = lane%4, a thread's registers hold, of a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8,
-// 2t+8; of b: rows 2t, 2t+8 of column g; of d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
+// register of a holds two neighbours in a row, and a register of b two neighbours in a column, the first in
+// its lower half. With g = lane/4 and t = lane%4, the first or only numbers in a thread's registers have
+// these places (row,column). a: (g,2t), (g+8,2t), (g,2t+8), (g+8,2t+8). b: (2t,g), (2t+8,g). d: (g,2t),
+// (g,2t+1), (g+8,2t), (g+8,2t+1).
 template <class T>
 __device__ void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 template <>
@@ -123,9 +124,9 @@ __device__ __forceinline__ void tt__mma_16816<__half>(float (&d)[4], const uint3
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
                      "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// Computes d (16 x 8) += a (16 x 8) * b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. With
-// g = lane/4 and t = lane%4, a thread's registers hold, of a: rows g, g+8, g, g+8 of columns t, t, t+4, t+4;
-// of b: rows t, t+4 of column g.
+// Computes d (16 x 8) += a (16 x 8) * b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. With g =
+// lane/4 and t = lane%4, the numbers in a thread's registers have these places (row,column). a: (g,t),
+// (g+8,t), (g,t+4), (g+8,t+4). b: (t,g), (t+4,g). d: as in tt__mma_16816.
 __device__ __forceinline__ void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2])
 {
@@ -360,7 +361,8 @@ __device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
                   : "+r"(done) : "r"(tt__shared_address(barrier)), "r"(parity) : "memory");
     } while (!done);
 }
-// Releases registers of a warpgroup until each thread has N; tt__more_registers takes registers up to N.
+// Releases registers of a warpgroup until each thread has N; tt__more_registers takes registers until each
+// thread has N.
 template <int N> __device__ __forceinline__ void tt__fewer_registers()
 {
     TT__WGMMA("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -369,8 +371,9 @@ template <int N> __device__ __forceinline__ void tt__more_registers()
 {
     TT__WGMMA("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
-// Returns four bytes, each chosen by a hexadecimal digit s of `selector`, the lowest digit for the lowest
-// byte: byte s % 8 of low and high together, or, if s > 7, that byte's highest bit in all 8 bits.
+// Returns four bytes. Hexadecimal digit k of `selector` chooses byte k of the result, both counted from the
+// lowest. A digit s below 8 chooses byte s of the eight bytes of `low` and `high`. A digit s above 7 chooses
+// the highest bit of byte `s - 8`, repeated in all 8 bits.
 __device__ __forceinline__ uint32_t tt__bytes(uint32_t low, uint32_t high, uint32_t selector)
 {
     uint32_t r;
@@ -413,9 +416,9 @@ struct tt__device {
     cudaDeviceProp properties;
     product_choice *choices; // hash table of TT__PRODUCT_CHOICES entries: cuBLASLt's choice for each product
     int choice_count;
-    tuned_product *tuned;    // array of tuned_count products that were timed or learnt
+    tuned_product *tuned;    // array of tuned_count products that were timed here or read by cuda_learn
     int tuned_count;
-    product_trial *trial;    // trial of the product that is being timed; NULL: no product is
+    product_trial *trial;    // trial of the product that is being timed; NULL: no product is being timed
     collected_products *collected; // list to which matmul adds products; NULL: matmul computes products
     group_arguments *arguments; // arguments of tensors that share a launch, see ops/optimizers/cuda.cuh
     bool waits;             // environment TINYTRAIN_CUDA_SYNC=1: wait after each op and record no graphs
@@ -477,7 +480,7 @@ tt_status check(tt__device *d, cudaError_t e, const char *what)
 // Makes d the thread's current device. Returns false if that fails or if d is lost.
 bool use(tt__device *d) { return !d->lost && check(d, cudaSetDevice(d->index), "cudaSetDevice") == TT_OK; }
 
-// Waits for all streams of d, the thread's device, and returns the first error.
+// Waits for all streams of d, which must be the thread's current device, and returns the first error.
 cudaError_t drain(tt__device *d)
 {
     cudaError_t first = cudaStreamSynchronize(d->stream);
@@ -513,7 +516,7 @@ void cuda_close(tt__device *d)
     free(d);
 }
 
-// Expands to the major and minor number of a CUDA version, which is 1000 * major + 10 * minor.
+// Expands to the major and minor number of a CUDA version, which is `1000 * major + 10 * minor`.
 #define TT__VERSION_OF(version) (version) / 1000, (version) % 1000 / 10
 
 #ifdef __CUDA_ARCH_LIST__
@@ -522,7 +525,7 @@ const int built_archs[] = {__CUDA_ARCH_LIST__}; // nvcc's targets, as 100 * majo
 const int built_archs[] = {0};
 #endif
 
-// A text that is cut at its capacity.
+// A text of `length` bytes that is being written to `to`. Bytes beyond `capacity` are cut off.
 struct text_buffer { char *to; size_t capacity, length; };
 
 TT_PRINTF(2, 3)
@@ -559,12 +562,12 @@ void explain(cudaError_t e, char *to, size_t capacity)
                  TT__VERSION_OF(driver), TT__VERSION_OF(runtime));
     else if (e == cudaErrorNoDevice)
         snprintf(to, capacity, "the driver finds no GPU%s%s%s", visible ? ": CUDA_VISIBLE_DEVICES, '" : "",
-                 visible ? visible : "", visible ? "', selects none" : "");
+                 visible ? visible : "", visible ? "', selects none" : ": check that nvidia-smi lists one");
     else
         snprintf(to, capacity, "%s (%s)", cudaGetErrorString(e), cudaGetErrorName(e));
 }
 
-__global__ void add_counts(const float *counts, double *totals, bool add);
+__global__ void add_counts(const float *counts, double *totals, bool add, bool by_total);
 
 // Fails if there is no machine code of the kernels for the device and its driver cannot make any from PTX.
 tt_status check_kernels(tt__device *d)
@@ -636,7 +639,7 @@ tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capac
         return NULL;
     }
     tt__device *d = (tt__device *)calloc(1, sizeof *d);
-    if (!d) { snprintf(error, capacity, "out of memory"); return NULL; }
+    if (!d) { snprintf(error, capacity, "out of memory: free memory"); return NULL; }
     d->index = index;
     tt_status status = check(d, cudaSetDevice(index), "cudaSetDevice");
     if (status == TT_OK)
@@ -719,7 +722,7 @@ void cuda_describe(tt_context *ctx, int index, char *to, size_t capacity)
     if (cudaGetDeviceCount(&devices) != cudaSuccess) cudaGetLastError();
     if (devices) cudaGetDevice(&now);
     for (int k = 0; k < devices; k++) describe_device(&text, k);
-    for (int k = -1; k < devices && devices > 1; k++) { // which devices can access each other's memory
+    for (int k = -1; k < devices && devices > 1; k++) { // prints which devices can access each other's memory
         print(&text, k < 0 ? "peers:" : "%6d", k);
         for (int j = 0; j < devices; j++) {
             if (k < 0) print(&text, " %3d", j);
@@ -749,8 +752,8 @@ void *cuda_allocate(tt__device *d, size_t bytes)
     check(d, e, "cudaMalloc");
     if (e != cudaErrorMemoryAllocation) return NULL;
     cudaMemGetInfo(&unused, &total);
-    fail(d, TT_ERR_MEMORY, "%zu bytes are needed, but only %zu of the device's %zu are free", bytes, unused,
-         total);
+    fail(d, TT_ERR_MEMORY, "%zu bytes are needed, but only %zu of the device's %zu are free: free memory, or "
+         "set {memory_budget}", bytes, unused, total);
     return NULL;
 }
 
@@ -784,14 +787,14 @@ tt_status cuda_allocate_managed(tt__device *d, size_t bytes, bool beyond, void *
     tt_status status = check(d, cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess,
                                                        d->index), "cudaDeviceGetAttribute");
     if (status == TT_OK && !concurrent)
-        return fail(d, TT_ERR_UNSUPPORTED,
-                    "%s and the host cannot use managed memory at the same time (concurrentManagedAccess is "
-                    "0, as under Windows and WSL): leave `memory` out", d->properties.name);
+        return fail(d, TT_ERR_UNSUPPORTED, "%s and the host cannot use managed memory at the same time "
+                    "(concurrentManagedAccess is 0, as under Windows and WSL): use {memory 'device'}",
+                    d->properties.name);
     if (status == TT_OK) status = check(d, cudaMemGetInfo(available, &total), "cudaMemGetInfo");
     if (status == TT_OK && !beyond && bytes > *available)
         return fail(d, TT_ERR_MEMORY, "the arena needs %zu bytes of managed memory, but only %zu of the "
                     "device's %zu are free: offload, recompute or train with smaller micro-batches, or "
-                    "choose memory 'managed-oversubscribed', which is slower", bytes, *available, total);
+                    "choose {memory 'managed-oversubscribed'}, which is slower", bytes, *available, total);
     if (status == TT_OK)
         status = check(d, cudaMallocManaged(memory, bytes, cudaMemAttachGlobal), "cudaMallocManaged");
     return status;
@@ -816,8 +819,8 @@ void *cuda_allocate_host(tt__device *d, size_t bytes)
 {
     void *host = NULL;
     if (!use(d)) return NULL;
-    // The flag Portable makes copies by every device asynchronous. The flag Mapped lets kernels of every
-    // device load from the memory.
+    // With the flag Portable, copies are asynchronous on every device, not only on this one. The flag Mapped
+    // lets kernels of every device load from the memory.
     const cudaError_t e = cudaHostAlloc(&host, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     return check(d, e, "cudaHostAlloc") == TT_OK ? host : NULL;
 }
@@ -942,7 +945,8 @@ template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __flo
 static_assert(TT__FLOATS == 3, "a new float dtype needs a case in TT__WITH_HALF, pack_as, round_16, "
               "lt_type and all other code that has TT_BF16");
 
-// Runs code in which T is the C++ type of a dtype of 16-bit floats, or (TT__WITH_TYPE) of any floats.
+// TT__WITH_HALF runs code in which T is the C++ type of `dtype`, a dtype of 16-bit floats. TT__WITH_TYPE also
+// takes f32.
 #define TT__WITH_HALF(dtype, T, ...)                                         \
     do {                                                                    \
         if ((dtype) == TT_BF16) { typedef bf16 T; __VA_ARGS__; }            \
@@ -1098,13 +1102,13 @@ __device__ __forceinline__ float share_by_tanh(float x, float square)
     return tt__reciprocal(1 + tt__exp2(x * fmaf(-0.102943240f, square, -2.30220820f)));
 }
 
-// The value and the slope of each activation of TT__ACTS. A slope gets the value that was saved: the result
-// of the activation if the table says by_result, else the operand. Where exp or tanh is rounded to 0 or 1,
-// its slope is 0, and the product of that slope and a large x is left out.
+// The value and the slope of each activation of TT__ACTS. A slope is computed from the saved value: the
+// result of the activation if the table says by_result, else the operand. If exp or tanh is rounded to 0
+// or 1, its slope is 0. That slope is not multiplied by x, because 0 times an infinite x would be NaN.
 __device__ __forceinline__ float act_GELU(float x)
 {
     const normal_tail n = tail_of(x);
-    return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // f is NaN where x is NaN
+    return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // NaN where x is NaN, because n.f is then NaN
 }
 __device__ __forceinline__ float slope_GELU(float x)
 {
@@ -1117,7 +1121,7 @@ __device__ __forceinline__ float act_GELU_TANH(float x) { return x * share_by_ta
 __device__ __forceinline__ float slope_GELU_TANH(float x)
 {
     const float square = x * x, s = share_by_tanh(x, square), ds = fmaf(-s, s, s);
-    const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times d(2u)/dx
+    const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times the slope of 2u (share_by_tanh)
     return ds > 0 ? fmaf(ds, du, s) : s;
 }
 
@@ -1178,8 +1182,8 @@ __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t ke
     }
 }
 
-// The keys of all rounds of Philox for one draw; a uint4 holds the keys of two rounds. Kernels that use few
-// draw keys keep the expanded keys in shared memory.
+// An expanded key for random numbers: the keys of all rounds of Philox. A uint4 holds the keys of two rounds.
+// Kernels that use few keys keep the expanded keys in shared memory.
 typedef uint4 philox_keys[(TT__DRAW_ROUNDS + 1) / 2];
 __device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
 {
@@ -1283,9 +1287,9 @@ namespace {
 #define TT__ROW_THREADS 256
 struct loss_sums { double loss, weight, right; };
 
-// The resident workspace that a launch may use. A matrix product uses it in two parts: cuBLASLt uses the
-// first part, and the sums for a bias gradient, or a bias in another dtype, use the second. Other kernels use
-// the whole workspace.
+// The resident workspace that a launch may use. A matrix product uses it in two parts: the first part is for
+// cuBLASLt; the second holds the sums for a bias gradient, or a bias that was converted to another dtype.
+// Other kernels use the whole workspace.
 union resident_workspace {
     static constexpr size_t BYTES = TT__CUDA_RESIDENT, BIAS_BYTES = (BYTES / 32 + 4095) / 4096 * 4096;
     static constexpr size_t LT_BYTES = BYTES - BIAS_BYTES;
@@ -1348,8 +1352,8 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
     all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
 }
 
-// Does the last step of all sums of `all`. A launch of finish_sums does the last step of consecutive sums
-// that have different results. Sums that are added to one result need launches one after another.
+// Does the last step of all sums in `all`. One launch of finish_sums serves consecutive sums that have
+// different results. Sums that are added to the same result need one launch after another.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
     const int64_t sums = all->count;
@@ -1407,8 +1411,8 @@ int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, s
 
 // Returns the number of rows in a chunk of column sums. The columns of a gradient may be summed by the kernel
 // that computes the gradient, or by another kernel, if a pipeline stage gets the gradient from the next
-// stage. The bits must be equal. So each kernel sums the numbers as they are stored, chunk by chunk. The
-// threads of a block form sum_teams() teams, which take the rows of a chunk in turn.
+// stage. Both kernels must give the same bits, so each sums the numbers as they are stored, chunk by chunk.
+// The threads of a block form sum_teams() teams, which take the rows of a chunk in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
     // Number of layernorm_backward's blocks that fit a multiprocessor.
@@ -1485,9 +1489,9 @@ cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__ma
     return e;
 }
 
-// Template argument of kernels that take any dtype. Kernels whose template arguments are dtypes take operands
-// of these dtypes in whole vectors of 8 elements. They set the dtypes in their copies of the operands, so
-// that compilers drop the code for other dtypes.
+// ANY is the template argument of kernels that take any dtype. Kernels whose template arguments are dtypes
+// take operands of these dtypes only, in whole vectors of 8 elements. Each of these kernels sets the dtypes
+// in its copy of the operands, so that the compiler drops the code for other dtypes.
 enum { ANY = -1 };
 
 // 8 columns of a row as they are loaded: the bits of vectors of dtype X, or f32 numbers for ANY.
@@ -1514,8 +1518,8 @@ template <class... M> __device__ __forceinline__ void move_rows(int64_t by, M &.
     ((m.data = row_at(m, by)), ...);
 }
 
-// Sets *grid to the number of blocks of a kernel that goes through its work in strides: `blocks`, the number
-// of blocks with work, but at most `times` the number that the device's multiprocessors run at once.
+// Sets *grid to the number of blocks of a kernel with a grid-stride loop: `blocks`, the number of blocks with
+// work, but at most `times` the number of blocks that the device's multiprocessors run at once.
 template <class... P>
 cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times, int64_t blocks,
                     unsigned *grid)
@@ -1589,8 +1593,9 @@ __device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, i
 
 // Computes y as each_group does, and writes to partial[blockIdx.y][c] the sum of rows_each rows of column c
 // of y. OP also has finish(both, r, c, v, other). Before the call, v has elements of a, and `other` has
-// elements of b if `both`; after the call, v has the results. A thread has 8 columns. Each block leaves a row
-// of partial sums, so there are few blocks, and a thread loads the rows of its next turn ahead.
+// elements of b if `both`; after the call, v has the results. A thread has 8 columns. There are few blocks,
+// because each block writes a row of partial sums. So that few blocks keep the memory busy, a thread loads
+// the rows of its next turn ahead.
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     each_group_sums(group_args g, OP op, float *partial, int64_t rows_each)
@@ -1687,8 +1692,9 @@ template <class OP> cudaError_t launch_typed_groups(tt__device *d, const group_a
     return launch_groups<OP, ANY, ANY>(d, g, op);
 }
 
-// Computes y (or y += if `add`) by op. by_row: whether the op uses the numbers of rows or columns as indices.
-// If not, contiguous matrices are taken as one long row. Operands whose data is NULL are absent.
+// Computes y by op or, if `add`, adds the results of op to y. by_row: whether the op uses the numbers of rows
+// or columns as indices. If not, contiguous matrices are taken as one long row. Operands whose data is NULL
+// are absent.
 template <class OP>
 cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
 {
@@ -1724,7 +1730,8 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
         return e == cudaSuccess && sums.data ? run_column_sums(l, &y, &sums, add_sums) : e;
     }
     const int64_t each = rows_of_sums(d, y.rows, y.cols);
-    // `pieces` blocks would cover the columns. The block size is chosen so that all blocks get equal shares.
+    // `pieces` blocks of TT__ROW_THREADS threads would cover the columns. The number of threads of a block is
+    // chosen so that all blocks get equal shares of the columns.
     const int teams = sum_teams(y.cols);
     const unsigned groups = blocks_for(y.cols, 8), pieces = blocks_for(groups, TT__ROW_THREADS / teams);
     const unsigned threads = blocks_for(blocks_for(groups, pieces) * teams, 32) * 32;
@@ -1902,7 +1909,8 @@ struct rotary_args {
     bool add, vector;
     int heads, head_size, pairs, neighbours;
     float sign, magnitude;
-    int64_t groups, spans, all; // groups of pairs in a head, groups of heads in a row, tasks of all rows
+    // groups: groups of pairs in a head; spans: groups of heads in a row; all: tasks of all rows.
+    int64_t groups, spans, all;
     float frequency[TT__MAX_PAIRS];
 };
 
@@ -2019,7 +2027,8 @@ cudaError_t run_fill(const tt__launch *l)
 }
 TT__RUN_BY(FILL, run_fill)
 
-// Computes y = act(x); op_act_backward computes dx = dy * act'(saved). Both read and write matrices once.
+// Computes y = act(x); op_act_backward computes dx = dy * act'(saved). op_act and op_act_backward read and
+// write each matrix once.
 template <int ACT> struct op_act {
     static constexpr int KIND = ACT == TT__ACT_GELU || ACT == TT__ACT_GELU_TANH ? HOT : RARE;
     __device__ void begin() {}
@@ -2210,6 +2219,87 @@ TT__RUN_BY(DROPOUT, run_dropout)
 
 } // namespace
 
+/* ==== src/ops/casts/cuda.cuh */
+namespace {
+
+// ================================================================================================= rounding
+// Rounds weights to few bits, as src/ops/casts/cpu.h does.
+
+// Measures the rows of w, a block a row: the largest magnitude or, if not `largest`, the sum of the
+// magnitudes.
+__global__ void __launch_bounds__(256) measure_rows(double *measure, tt__mat w, bool largest)
+{
+    tt__begin_kernel();
+    TT__SHARED(float, tops, [256]);
+    for (int64_t r = blockIdx.x; r < w.rows; r += gridDim.x) {
+        double sum = 0;
+        float top = 0;
+        for (int64_t c = threadIdx.x; c < w.cols; c += 256) {
+            const float a = fabsf(element(w, r, c));
+            sum += a;
+            top = fmaxf(top, a);
+        }
+        __syncthreads(); // waits, because threads may still read the tops of the row before
+        tops[threadIdx.x] = top;
+        sum = block_sum<256>(sum);
+        __syncthreads();
+        if (threadIdx.x) continue;
+        for (int k = 1; k < 256; k++) top = fmaxf(top, tops[k]);
+        measure[r] = largest ? top + (sum - sum) : sum; // NaN unless all numbers are finite
+    }
+}
+
+// Writes the mean of the measures of all rows to measure[rows].
+__global__ void __launch_bounds__(256) mean_measure(double *measure, int64_t rows)
+{
+    tt__begin_kernel();
+    double sum = 0;
+    for (int64_t r = threadIdx.x; r < rows; r += 256) sum += measure[r];
+    sum = block_sum<256>(sum);
+    if (threadIdx.x == 0) measure[rows] = sum / (double)rows;
+}
+
+// Returns the steps of a row of n columns, as the CPU's tt__few_bits_of does: `x` the step, `y` its inverse.
+__device__ __forceinline__ float2 steps_of(tt_rounding kind, double measure, int64_t n)
+{
+    const float step = (float)(kind == TT_ROUND_INT8 ? measure / 127 : measure / (double)n);
+    const float many = step < 1e-5f ? 1e5f : 1 / step; // of ternary weights
+    if (kind == TT_ROUND_TERNARY) return make_float2(1 / many, many);
+    return make_float2(step, step > 1e-30f ? 1 / step : 0);
+}
+
+struct op_round {
+    static constexpr int KIND = RARE;
+    const double *measure;
+    tt_rounding kind;
+    __device__ void begin() {}
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        const float2 s = steps_of(kind, measure[kind == TT_ROUND_TERNARY ? g.a.rows : r], g.a.cols);
+        const float most = kind == TT_ROUND_INT8 ? 127 : 1;
+        load_group(v, g.a, r, c, n, g.vector);
+        TT__UNROLL for (int j = 0; j < 8; j++)
+            v[j] = kind == TT_ROUND_BINARY ? (v[j] < 0 ? -s.x : s.x)
+                                           : rintf(fminf(fmaxf(v[j] * s.y, -most), most)) * s.x;
+        return true;
+    }
+};
+
+cudaError_t run_round(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    double *measure = (double *)l->workspace;
+    const op_round op = {measure, (tt_rounding)l->instr->attr.rounding};
+    cudaError_t e = TT__LAUNCH(measure_rows, grid_for(l->in[0].rows, 1, 4096), 256, 0, d->stream, measure,
+                               l->in[0], op.kind == TT_ROUND_INT8);
+    if (e == cudaSuccess && op.kind == TT_ROUND_TERNARY)
+        e = TT__LAUNCH(mean_measure, 1, 256, 0, d->stream, measure, l->in[0].rows);
+    return e == cudaSuccess ? run_groups(d, l->in[0], no_operand, l->out[0], l->add[0], true, op) : e;
+}
+TT__RUN_BY(ROUND, run_round)
+
+} // namespace
+
 /* ==== src/ops/rows/cuda.cuh */
 namespace {
 
@@ -2253,16 +2343,18 @@ __device__ __forceinline__ int64_t sequence_of(const int32_t *start, int64_t seq
     return low;
 }
 
-// Computes dx[r] = dy[s] / (number of rows of sequence s), where s is the sequence of row r. Writes dx once.
+// Computes dx[r] = dy[s] / (number of rows of sequence s) or, if `sums`, dx[r] = dy[s], where s is the
+// sequence of row r. Writes dx once.
 struct op_mean_pool_backward {
     static constexpr int KIND = RARE;
     const int32_t *start;
     int64_t seqs;
+    bool sums;
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         const int64_t s = sequence_of(start, seqs, r);
-        const float scale = 1.0f / (float)(start[s + 1] - start[s]);
+        const float scale = sums ? 1.0f : 1.0f / (float)(start[s + 1] - start[s]);
         load_group(v, g.a, s, c, n, g.vector);
         TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
         return true;
@@ -2271,7 +2363,7 @@ struct op_mean_pool_backward {
 
 cudaError_t run_mean_pool_backward(const tt__launch *l)
 {
-    const op_mean_pool_backward op = {(const int32_t *)l->in[1].data, l->in[0].rows};
+    const op_mean_pool_backward op = {(const int32_t *)l->in[1].data, l->in[0].rows, l->instr->attr.sums};
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], true, op);
 }
 TT__RUN_BY(MEAN_POOL_BACKWARD, run_mean_pool_backward)
@@ -2383,10 +2475,10 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
     }
 }
 
-// Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence; each warp of the
-// block sums every eighth row. Reads x once.
+// Sets y[s] to the mean or, if `sums`, to the sum of the rows of sequence s. A block sums 256 columns of a
+// sequence; each warp of the block sums every eighth row. Reads x once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
-                                                             bool add, bool vector)
+                                                             bool add, bool sums, bool vector)
 {
     tt__begin_kernel();
     const int64_t s = blockIdx.x, from = start[s], to = start[s + 1], column = (int64_t)blockIdx.y * 256;
@@ -2400,7 +2492,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const in
         TT__UNROLL for (int k = 0; k < 4; k++)
             TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[k][j];
     }
-    float mean = sum_warps(sum) * (1.0f / (float)(to - from));
+    float mean = sum_warps(sum) * (sums ? 1.0f : 1.0f / (float)(to - from));
     const int64_t at = s * y.ld + column + threadIdx.x;
     if (column + threadIdx.x >= y.cols) return;
     if (add) mean += load_any(y.data, y.dtype, at);
@@ -2413,7 +2505,8 @@ cudaError_t run_mean_pool(const tt__launch *l)
     const tt__mat *y = &l->out[0];
     if (!y->rows) return cudaSuccess;
     return TT__LAUNCH(mean_pool, dim3((unsigned)y->rows, blocks_for(y->cols, 256)), TT__ROW_THREADS, 0,
-                      d->stream, l->in[0], (const int32_t *)l->in[1].data, *y, l->add[0], is_wide(&l->in[0]));
+                      d->stream, l->in[0], (const int32_t *)l->in[1].data, *y, l->add[0], l->instr->attr.sums,
+                      is_wide(&l->in[0]));
 }
 TT__RUN_BY(MEAN_POOL, run_mean_pool)
 
@@ -2694,7 +2787,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
         const int32_t largest = id + (at < from);
         TT__UNROLL for (int k = 0; k < 32; k += 4) {
             const int4 of = *(const int4 *)(all + at + k);
-            // The sign of a difference costs less than a comparison; the numbers are not negative.
+            // The sign of a difference costs less than a comparison. The numbers are not negative, so no
+            // difference overflows.
             count += (unsigned)(of.x - largest) >> 31;
             count += (unsigned)(of.y - largest) >> 31;
             count += (unsigned)(of.z - largest) >> 31;
@@ -2750,7 +2844,7 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     TT__ROLLED for (int64_t k = from; k < end; k += largest) {
         const int count = (int)min(end - k, (int64_t)largest);
         __syncthreads();
-        if (t < count + 2) id[t] = k + t > 0 && k + t <= n ? ids[k + t - 1] : -1; // ids are at least 0
+        if (t < count + 2) id[t] = k + t > 0 && k + t <= n ? ids[k + t - 1] : -1; // -1: no row; ids are >= 0
         if (t < count) row[t] = rows[k + t];
         __syncthreads();
         TT__ROLLED for (int u = 0; u < count && copies; u++) {
@@ -2899,24 +2993,28 @@ __device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
 }
 
 // Returns the number, among a loss's counts, by which the loss is divided: the total of tt_loss_total, or the
-// sum of the targets' weights. k: the operand with the counts.
+// sum of the targets' weights. k: the operand with the counts; NULL if it is absent.
 const float *divisor_of(const tt__launch *l, int k)
 {
-    return (const float *)l->in[k].data + (l->instr->attr.by_total ? 3 : 1);
+    const float *counts = (const float *)l->in[k].data;
+    return counts ? counts + (l->instr->attr.by_total ? 3 : 1) : NULL;
 }
 
 // Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, without the
-// step's settings, by *divisor.
+// step's settings, by *divisor. If dloss is NULL, the factor is 1, because rows have gradients of their own.
 __device__ __forceinline__ float loss_factor(const tt__step_settings *run, const float *dloss,
                                              const float *divisor)
 {
+    if (!dloss) return 1.0f;
     double norm = run ? run->loss_norm : *divisor;
     return norm > 0 ? (float)(*dloss / norm) : 0.0f;
 }
 
-// Adds up a block's sums, and stores the counts and the loss. total: the total of tt_loss_total, or NULL.
+// Adds up a block's sums, and stores the counts and the loss. total: the fourth count; NULL: 0. by_total: the
+// total is that of tt_loss_total, by which the loss is divided.
 template <int THREADS>
-__device__ __forceinline__ void store_counts(loss_sums sums, const float *total, float *counts, float *loss)
+__device__ __forceinline__ void store_counts(loss_sums sums, const float *total, bool by_total, float *counts,
+                                             float *loss)
 {
     sums.loss = block_sum<THREADS>(sums.loss);
     sums.weight = block_sum<THREADS>(sums.weight);
@@ -2924,7 +3022,7 @@ __device__ __forceinline__ void store_counts(loss_sums sums, const float *total,
     if (threadIdx.x) return;
     counts[0] = (float)sums.loss; counts[1] = (float)sums.weight; counts[2] = (float)sums.right;
     counts[3] = total ? *total : 0;
-    *loss = (float)(sums.loss / (total ? *total : sums.weight));
+    *loss = (float)(sums.loss / (by_total ? *total : sums.weight));
 }
 
 template <int THREADS> __device__ __forceinline__ void store_partial(loss_sums sums, loss_sums *partial)
@@ -2936,7 +3034,7 @@ template <int THREADS> __device__ __forceinline__ void store_partial(loss_sums s
 }
 
 __global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int n, const float *total,
-                                                   float *counts, float *loss)
+                                                   bool by_total, float *counts, float *loss)
 {
     tt__begin_kernel();
     loss_sums sums = {0, 0, 0};
@@ -2945,15 +3043,15 @@ __global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int
         sums.weight += partial[k].weight;
         sums.right += partial[k].right;
     }
-    store_counts<256>(sums, total, counts, loss);
+    store_counts<256>(sums, total, by_total, counts, loss);
 }
 
 // Computes the counts of a loss from the partial counts of `blocks` blocks.
 cudaError_t run_loss_counts(const tt__launch *l, int blocks)
 {
     return TT__LAUNCH(loss_counts, 1, 256, 0, l->device->stream, resident_of(l)->losses, blocks,
-                      (const float *)l->in[TT__LOSS_TOTAL].data, (float *)l->out[2].data,
-                      (float *)l->out[0].data);
+                      (const float *)l->in[TT__LOSS_TOTAL].data, l->instr->attr.by_total,
+                      (float *)l->out[2].data, (float *)l->out[0].data);
 }
 
 // The result of a row of logits: log-sum-exp, loss, and whether the prediction is right. Every thread that
@@ -3189,6 +3287,33 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
 TT__RUN_BY(CROSS_ENTROPY_BACKWARD, run_cross_entropy_backward)
+TT__RUN_BY(TOKEN_LOSSES_BACKWARD, run_cross_entropy_backward)
+
+// Computes the loss and the log-sum-exp of each row of logits x (rows, n). A block works on a row, because n
+// is a vocabulary. Reads each row once.
+__global__ void __launch_bounds__(256) token_losses(tt__mat x, const int32_t *targets, tt__mat loss,
+                                                    tt__mat lse, int ignore, bool wide)
+{
+    tt__begin_kernel();
+    for (int64_t r = blockIdx.x; r < x.rows; r += gridDim.x) {
+        const int32_t target = targets[r];
+        const row_result row = row_cross_entropy<256>(row_at(x, r), x.dtype, x.cols, wide,
+                                                      target == ignore ? -1 : target, 0);
+        if (threadIdx.x) continue;
+        ((float *)lse.data)[r * lse.ld] = row.lse;
+        ((float *)loss.data)[r * loss.ld] = target == ignore ? 0 : row.loss;
+    }
+}
+
+cudaError_t run_token_losses(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[0];
+    const unsigned blocks = grid_for(x->rows, 1, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(token_losses, blocks, 256, 0, d->stream, *x, (const int32_t *)l->in[1].data,
+                      l->out[0], l->out[1], l->instr->attr.ignore_index, is_wide(x));
+}
+TT__RUN_BY(TOKEN_LOSSES, run_token_losses)
 
 // Computes the statistics (lse, sum of p) of each row and the partial counts, for logits x and probabilities
 // p of all classes. GROUP threads work on a row, as in cross_entropy. Reads the logits twice and p once.
@@ -3440,7 +3565,7 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
         sums.weight += w;
         sums.right += w * row.y;
     }
-    store_counts<1024>(sums, NULL, counts, loss);
+    store_counts<1024>(sums, NULL, false, counts, loss);
 }
 
 // Computes the loss and the hit (1: the prediction is right) of each row of a chunk's logits z (rows, n),
@@ -3541,7 +3666,7 @@ __global__ void __launch_bounds__(1024, 1)
                     ((uint2 *)to)[place] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
                                                       pack_as(dz.dtype, v[2], v[3]));
                 }
-                // must come after the store above, for which the logits in this place were read
+                // must come after the store above, whose numbers were computed from the logits in this place
                 if (x) tt__cp_async_16(logits + c, x + c);
             }
             tt__cp_async_commit();
@@ -3586,9 +3711,9 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 
 // The tail: the classes after the last multiple of 64, if the number of classes is not a multiple of 8.
 // cuBLASLt has only slow kernels for a product with such a size (1.68 ms instead of 0.26 ms for 2,048 x
-// 50,257 x 768 on an H200). The tail therefore has its own products. They read copies of the weight's rows
+// 50,257 x 768 on an H200). The tail therefore has its own products, which read copies of the weight's rows
 // and the bias's elements, padded with zeros to a multiple of 8. Padding w itself would need room after w
-// wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
+// wherever w is stored: as the parameter, as shards, gathered, offloaded and cast.
 struct class_tail {
     int64_t first, count; // the first class, and the number of classes; 0: there is no tail
     // Shapes: w and dw (rows, in), b and db (1, rows), where rows is `count`, padded to a multiple of 8. dw
@@ -3685,13 +3810,15 @@ struct loss_products {
     }
 };
 
-// Computes, for a chunk's logits z, the loss and hit of each row and the gradients dz.
+// Computes, for a chunk's logits z, each row's loss and whether the row's prediction is right, and the
+// gradients dz.
 cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *dz, const int32_t *targets,
                           tt__mat weights, float2 *row_loss)
 {
     tt__device *d = l->device;
     const tt__attr *a = &l->instr->attr;
-    const float *divisor = (const float *)l->out[2].data + 1, *dloss = (const float *)l->in[5].data;
+    const float *dloss = (const float *)l->in[5].data, *counts = (const float *)l->out[2].data;
+    const float *divisor = counts ? counts + 1 : NULL;
     const size_t cache = (size_t)tt__align_to((size_t)z->cols, 8) * sizeof(float), spare = 2048;
     if (!dz->data || cache + spare > d->properties.sharedMemPerBlockOptin || cache > TT__LOSS_CACHE)
         return TT__LAUNCH(linear_cross_entropy, (unsigned)z->rows, 1024, 0, d->stream, *z, *dz, targets,
@@ -3719,8 +3846,17 @@ int64_t loss_products_bytes(const tt__launch *l)
                max(tt__cuda_padded_bytes(x, w, &z, x), tt__cuda_padded_bytes(x, w, &z, w)));
 }
 
+// Computes loss[r], the first of the two numbers of each row of row_loss.
+__global__ void __launch_bounds__(256) losses_of_rows(const float2 *row_loss, int64_t rows, tt__mat loss)
+{
+    tt__begin_kernel();
+    const int64_t r = blockIdx.x * (int64_t)256 + threadIdx.x;
+    if (r < rows) ((float *)loss.data)[r * loss.ld] = row_loss[r].x;
+}
+
 // Computes a linear layer, its cross-entropy and their gradients, one chunk of rows after another, as the CPU
-// does. tt__cuda_LINEAR_CROSS_ENTROPY describes the layout of the workspace.
+// does. tt__cuda_LINEAR_CROSS_ENTROPY describes the layout of the workspace. LINEAR_TOKEN_LOSSES has no
+// counts: its result is each row's loss, or its rows have gradients of their own.
 cudaError_t run_linear_cross_entropy(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -3744,7 +3880,7 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
     const int64_t chunks = (rows + largest - 1) / largest;
     float2 *row_loss = (float2 *)l->workspace;
     float *counts = (float *)l->out[2].data, *loss = (float *)l->out[0].data;
-    if (e == cudaSuccess)
+    if (e == cudaSuccess && counts)
         e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, (const float2 *)NULL, rows, targets,
                        *weights, a->ignore_index, counts, loss);
     for (int64_t r = 0, n; r < rows && e == cudaSuccess; r += n) {
@@ -3765,12 +3901,15 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
         e = run_groups(d, to_w, no_operand, *dw, l->add[3], false, op_scale{1.0f});
     if (e == cudaSuccess && sums_b)
         e = run_groups(d, to_b, no_operand, *db, l->add[4], false, op_scale{1.0f});
-    if (e == cudaSuccess)
+    if (e == cudaSuccess && counts)
         e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, row_loss, rows, targets, *weights,
                        a->ignore_index, counts, loss);
+    if (e == cudaSuccess && !counts && loss)
+        e = TT__LAUNCH(losses_of_rows, blocks_for(rows, 256), 256, 0, d->stream, row_loss, rows, l->out[0]);
     return e;
 }
 TT__RUN_BY(LINEAR_CROSS_ENTROPY, run_linear_cross_entropy)
+TT__RUN_BY(LINEAR_TOKEN_LOSSES, run_linear_cross_entropy)
 
 } // namespace
 
@@ -4107,8 +4246,9 @@ cudaError_t run_rmsnorm(const tt__launch *l)
 }
 TT__RUN_BY(RMSNORM, run_rmsnorm)
 
-// Stores a block's sums over its rows: dw and db to `to` (2, cols) or, if `sums`, dw, db and ds to `to`
-// (3, cols). memory: shared memory (TEAMS, 4, threads of a row), if the block has several teams.
+// Stores a block's sums over its rows: dw and db to `to` (2, cols) or, if `sums`, dw, db and ds (the column
+// sums of dx) to `to` (3, cols). memory: shared memory (TEAMS, 4, threads of a row), if the block has several
+// teams.
 template <int TEAMS>
 __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const row_thread &t, int team,
                                                   float4 *memory, const float (&dw)[8], const float (&db)[8],
@@ -4185,7 +4325,8 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     tt__begin_kernel();
     typedef backward_block<NARROW, X> B;
     constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
-    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // used by turns: bit TURN (a power of 2) of `left`
+    // There are two copies, used in alternate turns: bit TURN (a power of 2) of `left` chooses the copy.
+    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]);
     TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
@@ -4208,7 +4349,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     const int64_t from = (int64_t)blockIdx.x * rows_each;
     const int64_t end = min(x.rows, from + rows_each);
     int left = (int)(end - from) - team;
-    // Bytes from dy to x. Both have the same ld, so that one pointer serves both.
+    // Bytes from dy to x. dy and x have the same ld, so that one pointer serves both.
     const int64_t beside = X != ANY ? (char *)x.data - (char *)dy.data : 0;
     const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to drop.to
     move_rows(from + team, dy, dx, stats);
@@ -4386,7 +4527,7 @@ cudaError_t run_rmsnorm_backward(const tt__launch *l)
     tt__launch part;
     cudaError_t e = cudaSuccess;
     for (int k = 0; e == cudaSuccess && tt__norm_launch(l, 1, k, &part); k++) {
-        part.out[2].data = NULL; // the column sums of dx, which are those of all groups
+        part.out[2].data = NULL; // the column sums of dx are computed below, for all groups at once
         e = run_layernorm_backward(&part);
     }
     return e == cudaSuccess && l->out[2].data ? run_column_sums(l, &l->out[0], &l->out[2], l->add[2]) : e;
@@ -4483,8 +4624,8 @@ __global__ void __launch_bounds__(256) softmax(tt__mat x, tt__mat y, bool add, b
     }
 }
 
-// Computes y = x / max(norm, eps), and stores the factor to `inverse` unless its data is NULL. Reads a row
-// twice.
+// Computes y = x / max(norm, eps), and stores 1 / max(norm, eps) to `inverse` unless inverse.data is NULL.
+// Reads a row twice.
 template <int GROUP>
 __global__ void __launch_bounds__(256) normalize(tt__mat x, tt__mat y, tt__mat inverse, float eps, bool add,
                                                  bool wide)
@@ -4682,18 +4823,20 @@ cudaError_t run_mean_loss(const tt__launch *l)
 }
 TT__RUN_BY(MEAN_LOSS, run_mean_loss)
 
-// Writes the counts of a loss to totals, a tt__totals, or adds them if `add`.
-__global__ void add_counts(const float *counts, double *totals, bool add)
+// Writes the counts of a loss to totals, a tt__totals, or adds them if `add`. by_total: the fourth count is
+// the total of tt_loss_total, which is not added.
+__global__ void add_counts(const float *counts, double *totals, bool add, bool by_total)
 {
     tt__begin_kernel();
-    if (threadIdx.x < 3) totals[threadIdx.x] = (add ? totals[threadIdx.x] : 0) + counts[threadIdx.x];
+    const int k = (int)threadIdx.x;
+    if (k < TT__TOTALS) totals[k] = (add ? totals[k] : 0) + (k == 3 && by_total ? 0 : counts[k]);
 }
 
 cudaError_t run_add_counts(const tt__launch *l)
 {
     tt__device *d = l->device;
     return TT__LAUNCH(add_counts, 1, 32, 0, d->stream, (const float *)l->in[0].data, (double *)l->out[0].data,
-                      l->add[0]);
+                      l->add[0], l->instr->attr.by_total);
 }
 TT__RUN_BY(ADD_COUNTS, run_add_counts)
 
@@ -4758,6 +4901,9 @@ cudaError_t run_copy(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *y = &l->out[0];
     const size_t size = tt_dtype_bytes(x->dtype);
+    if (tt__is_coded(x->dtype))
+        return cudaMemcpyAsync(y->data, x->data, (size_t)tt__coded_parts_of(x->dtype, x->rows, x->cols).bytes,
+                               cudaMemcpyDefault, stream_of(l));
     const bool whole = x->rows == 1 || (x->ld == x->cols && y->ld == y->cols);
     if (whole) // a contiguous matrix may have more bytes than cudaMemcpy2DAsync allows in a row
         return cudaMemcpyAsync(y->data, x->data, (size_t)(x->rows * x->cols) * size, cudaMemcpyDefault,
@@ -4829,9 +4975,56 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     store8_bits(p, i, left, wide, h);
 }
 
+// ---- optimizer states of 8 bits, see src/ops/optimizers/map8.h
+
+// Returns magnitude k of a map, as the CPU's tt__map8_magnitude does.
+__device__ __forceinline__ float map8_magnitude(int k, bool is_signed)
+{
+    const int interval = is_signed ? k : k + 1;
+    int count = 1, decade = is_signed ? 0 : -1;
+    if (!k) return 0;
+    if (k == (is_signed ? 128 : 255)) return 1;
+    for (; 2 * count <= interval; count *= 2) decade++;
+    double divisor = 20 * count;
+    for (; decade < 6; decade++) divisor *= 10;
+    return (float)((2 * count + 18 * (interval - count) + 9) / divisor);
+}
+
+// Reads elements [i, i + 8) of a state, of which the first `left` exist; the others are 0. map: number of
+// each code. scale: scale of each block.
+__device__ __forceinline__ void load8_small(float (&x)[8], const void *p, const float *map,
+                                            const float *scale, int64_t i, int64_t left)
+{
+    TT__UNROLL for (int k = 0; k < 8; k++)
+        x[k] = k < left ? map[((const uint8_t *)p)[i + k]] * scale[i / TT__STATE_BLOCK] : 0;
+}
+
+// Writes elements [i, i + 8) of a state, of which the first `left` exist. The lanes of a warp together have a
+// block, whose scale the first lane writes. Rounds as the CPU's row_to_8.
+__device__ __forceinline__ void store8_small(void *p, const float *map, float *scale, bool is_signed,
+                                             int64_t i, int64_t left, const float (&x)[8])
+{
+    float most = 0;
+    TT__UNROLL for (int k = 0; k < 8; k++) if (k < left) most = fmaxf(most, fabsf(x[k]));
+    most = warp_max(most);
+    if (!(most >= 1.17549435e-38f)) most = 0;
+    __syncwarp(); // all lanes have read the old scale
+    if (threadIdx.x % 32 == 0) scale[i / TT__STATE_BLOCK] = most;
+    for (int k = 0; k < 8 && k < left; k++) {
+        const float y = most > 0 ? x[k] / most : 0;
+        int code = 0; // the code of the largest number of the map that is at most y
+        for (int step = 128; step; step /= 2) if (map[code + step] <= y) code += step;
+        const float middle = code < 255 ? (map[code] + map[code + 1]) / 2 : INFINITY;
+        if (y > 0 ? y > middle : y >= middle) code++; // the nearest, or the smaller magnitude
+        if (!is_signed && !code && y > 0) code = 1;
+        ((uint8_t *)p)[i + k] = (uint8_t)code;
+    }
+}
+
 struct param_update { // the update of one parameter, or of a rank's shard of it
+    static constexpr bool SMALL = false;
     const void *g;
-    void *p, *m, *v;    // m, v: Adam's moments; SGD: m is the momentum or NULL, v is unused
+    void *p, *m, *v;    // m, v: Adam's moments; m: momentum of SGD, which may be NULL, and of Lion
     int64_t n, begin;   // p has n elements, beginning with element 8 * begin of the whole parameter
     unsigned first;
     float weight_decay, lr_factor;
@@ -4840,17 +5033,26 @@ struct param_update { // the update of one parameter, or of a rank's shard of it
     bool wide;
 };
 
+struct small_update : param_update { // an update whose states may have 8 bits
+    static constexpr bool SMALL = true;
+    float *scales[2];   // scales of m and v; NULL: the states have no scales
+};
+
 struct update_rule {
     float beta1, beta2, eps;
     int nesterov, decoupled;
 };
 
-struct param_updates {
+template <class T, int N> struct updates_of {
+    typedef T update;
+    static constexpr int MOST = N;
     int count;
     update_rule rule;
     const float *clip;  // a tt__clipped: the norm of the gradients, and their factor
-    param_update of[TT__TENSORS];
+    T of[N];
 };
+typedef updates_of<param_update, TT__TENSORS> param_updates;
+typedef updates_of<small_update, (TT__TENSORS + 1) / 2> small_updates;
 
 // Max number of pointers to members' operands in a launch of collectives. Tests make the number smaller.
 #ifndef TT__PEERS
@@ -4888,12 +5090,14 @@ struct member_copies {
 struct group_arguments {
     square_sums squares;
     param_updates updates;
+    small_updates small;
     member_sums sums;
     member_copies copies;
 };
 constexpr size_t MAX_ARGUMENTS = CUDART_VERSION >= 12010 ? 32764 : 4096;
 static_assert(sizeof(square_sums) <= MAX_ARGUMENTS && sizeof(member_sums) <= MAX_ARGUMENTS &&
               sizeof(member_copies) <= MAX_ARGUMENTS &&
+              sizeof(small_updates) + sizeof(void *) <= MAX_ARGUMENTS &&
               sizeof(param_updates) + sizeof(void *) <= MAX_ARGUMENTS, "a kernel's arguments");
 static_assert(TT__PEERS >= TT__RANKS, "the operands of one sum");
 static_assert(TT__TENSORS * TT__SQUARES_BLOCKS * sizeof(double) <= resident_workspace::BYTES,
@@ -4946,19 +5150,23 @@ TT__RUN_BY(FOLD_SQUARES, run_squares)
 
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // number of elements that a block updates
 
-// Updates parameters. For each f32 element, reads and writes 28 bytes for Adam, 20 bytes for SGD with
-// momentum, and 12 bytes for SGD without momentum; for a 16-bit element, half as many. G: dtype of all
-// gradients of the launch, or ANY; P: dtype of all parameters and their states, or ANY. If P is ANY, only
-// three blocks fit a multiprocessor: a thread needs more registers than the 64 that four blocks allow.
-template <bool ADAM, int G, int P>
-__global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
-    update_parameters(const __grid_constant__ param_updates u, const tt__step_settings *run)
+// Updates parameters. For each f32 element, reads and writes 28 bytes for Adam, 20 bytes for Lion and for SGD
+// with momentum, and 12 bytes for SGD without momentum; for a 16-bit element, half as many; a state of 8 bits
+// is read and written with 2 bytes. OP: the optimizer's op. G: dtype of all gradients of the launch, or ANY;
+// P: dtype of all parameters and their states, or ANY. If P is ANY, only three blocks fit a multiprocessor: a
+// thread needs more registers than the 64 that four blocks allow. U: param_updates or small_updates.
+template <int OP, int G, int P, class U>
+__global__ void __launch_bounds__(256, OP == TT__OP_ADAM && P != ANY ? 4 : 3)
+    update_parameters(const __grid_constant__ U u, const tt__step_settings *run)
 {
     tt__begin_kernel();
+    constexpr bool ADAM = OP == TT__OP_ADAM, LION = OP == TT__OP_LION, MUON = OP == TT__OP_MUON;
+    constexpr bool MOMENTUM = OP == TT__OP_MUON_MOMENTUM, SMALL = U::update::SMALL;
     TT__SHARED(philox_keys, keys, [3]);
     TT__SHARED(float, of_step, [2]);
+    TT__SHARED(float, maps, [SMALL ? 2 : 1][SMALL ? 256 : 1]);
     if (!isfinite(u.clip[0])) return; // either all threads return or none
-    const param_update &t = u.of[tensor_of_block(u.of, u.count)];
+    const typename U::update &t = u.of[tensor_of_block(u.of, u.count)];
     const tt_dtype type_g = (tt_dtype)(G != ANY ? G : t.types[0]);
     const tt_dtype type_p = (tt_dtype)(P != ANY ? P : t.types[1]);
     const tt_dtype type_m = (tt_dtype)(P != ANY ? P : t.types[2]);
@@ -4976,19 +5184,45 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
         for (uint64_t e = (uint64_t)run->step + 1; e; e >>= 1, b *= b) if (e & 1) power *= b;
         of_step[threadIdx.x % 2] = threadIdx.x % 2 ? (float)(1 / sqrt(1 - power)) : (float)(lr / (1 - power));
     }
+    if (SMALL) { // thread k computes number k of each map
+        const int k = threadIdx.x, magnitude = k < 127 ? 127 - k : k - 127;
+        maps[0][k] = k < 127 ? -map8_magnitude(magnitude, true) : map8_magnitude(magnitude, true);
+        maps[1 % (1 + SMALL)][k] = map8_magnitude(k, false);
+    }
     __syncthreads();
     const float step = ADAM ? of_step[0] : 0, root = ADAM ? of_step[1] : 0;
-    const float l2 = ADAM && u.rule.decoupled ? 0 : decay;
-    const float keep = ADAM && u.rule.decoupled ? 1 - lr * decay : 1;
+    const bool decoupled = LION || MUON || (ADAM && u.rule.decoupled), bytes = SMALL && type_m == TT_U8;
+    const float l2 = decoupled ? 0 : decay, keep = decoupled ? 1 - lr * decay : 1;
+    const auto load_state = [&](float (&x)[8], void *from, int state, int64_t i, int64_t left) {
+        if constexpr (SMALL) {
+            if (bytes) return load8_small(x, from, maps[state], t.scales[state], i, left);
+        }
+        load8(x, from, type_m, i, left, wide);
+    };
+    const auto store_state = [&](const float (&x)[8], void *to, int state, int64_t i, int64_t left) {
+        if constexpr (SMALL) {
+            if (bytes) return store8_small(to, maps[state], t.scales[state], state == 0, i, left, x);
+        }
+        update8(to, type_m, i, left, wide, x, keys[1 + state], t.begin);
+    };
     const auto update = [&](int64_t i, int64_t left) {
         float g[8], p[8], m[8] = {0}, v[8];
         load8(g, t.g, type_g, i, left, wide);
-        load8(p, t.p, type_p, i, left, wide);
-        if (ADAM || t.m) load8(m, t.m, type_m, i, left, wide);
-        if (ADAM) load8(v, t.v, type_m, i, left, wide);
+        if (!MOMENTUM) load8(p, t.p, type_p, i, left, wide);
+        if (ADAM || t.m) load_state(m, t.m, 0, i, left);
+        if (ADAM) load_state(v, t.v, 1, i, left);
         TT__UNROLL for (int k = 0; k < 8; k++) {
-            float d = g[k] * factor + p[k] * l2;
-            if (ADAM) {
+            float d = MOMENTUM ? g[k] * factor : g[k] * factor + p[k] * l2;
+            if (MOMENTUM) {
+                m[k] += (d - m[k]) * (1 - b1);
+                p[k] = u.rule.nesterov ? d + (m[k] - d) * b1 : m[k];
+            } else if (MUON) {
+                p[k] = p[k] * keep - g[k] * (lr * b2);
+            } else if (LION) {
+                const float blend = m[k] * b1 + d * (1 - b1);
+                p[k] = p[k] * keep - ((blend > 0) - (blend < 0)) * lr;
+                m[k] = m[k] * b2 + d * (1 - b2);
+            } else if (ADAM) {
                 m[k] = m[k] * b1 + d * (1 - b1);
                 v[k] = v[k] * b2 + d * d * (1 - b2);
                 // The approximations change the step by at most 4 ulp.
@@ -5000,11 +5234,13 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
             }
         }
         update8(t.p, type_p, i, left, wide, p, keys[0], t.begin);
-        if (ADAM || t.m) update8(t.m, type_m, i, left, wide, m, keys[1], t.begin);
-        if (ADAM) update8(t.v, type_m, i, left, wide, v, keys[2], t.begin);
+        if (ADAM || t.m) store_state(m, t.m, 0, i, left);
+        if (ADAM) store_state(v, t.v, 1, i, left);
     };
     int64_t i = from + 8 * threadIdx.x;
-    if (P == ANY) {
+    if (SMALL) { // all lanes of a warp go on while one lane has elements, because they share a block's scale
+        for (; i - 8 * (threadIdx.x % 32) < to; i += 2048) update(i, to - i);
+    } else if (P == ANY) {
         for (; i < to; i += 2048) update(i, to - i);
     } else { // updates whole groups of 8 elements, then the elements that are left
         for (; i + 8 <= to; i += 2048) update(i, 8);
@@ -5012,18 +5248,18 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     }
 }
 
-template <bool ADAM>
-cudaError_t launch_update(const tt__launch *l, const param_updates *u, unsigned blocks)
+template <int OP, class U> cudaError_t launch_update(const tt__launch *l, const U *u, unsigned blocks)
 {
 #define TT__UPDATE(G, P) \
-    TT__LAUNCH((update_parameters<ADAM, G, P>), blocks, 256, 0, l->device->stream, *u, TT__RUN_OF(l))
+    TT__LAUNCH((update_parameters<OP, G, P, U>), blocks, 256, 0, l->device->stream, *u, TT__RUN_OF(l))
     const int g = u->of[0].types[0], p = u->of[0].types[1];
     bool typed = true;
     for (int k = 0; k < u->count; k++) {
-        const param_update *t = &u->of[k];
+        const typename U::update *t = &u->of[k];
         typed = typed && t->wide && t->types[0] == g && t->types[1] == p && (!t->m || t->types[2] == p);
     }
-    if constexpr (ADAM) { // gradients are f32 with 32-true, with accumulation and for norms' weights
+    // Gradients are f32 with 32-true, with accumulation and for norms' weights.
+    if constexpr (OP == TT__OP_ADAM && !U::update::SMALL) {
         if (typed && g == TT_F32 && p == TT_F32) return TT__UPDATE(TT_F32, TT_F32);
         if (typed && g == TT_BF16 && p == TT_F32) return TT__UPDATE(TT_BF16, TT_F32);
         if (typed && g == TT_BF16 && p == TT_BF16) return TT__UPDATE(TT_BF16, TT_BF16);
@@ -5038,10 +5274,14 @@ update_rule rule_of(const tt__launch *l)
     return {a->beta1, a->beta2, a->eps, a->nesterov, a->decoupled};
 }
 
-template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
+void set_scales(param_update *, const tt__launch *) {}
+void set_scales(small_update *t, const tt__launch *l)
 {
-    if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
-    param_updates *u = &l->device->arguments->updates;
+    for (int k = 0; k < 2; k++) t->scales[k] = (float *)l->out[TT__STATES + 1 + k].data;
+}
+
+template <int OP, class U> cudaError_t run_updates(const tt__launch *l, int count, U *u)
+{
     // Each round launches a kernel for updates that follow one rule.
     for (int from = 0; from < count; from += u->count) {
         const update_rule rule = rule_of(&l[from]);
@@ -5049,12 +5289,12 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
         unsigned blocks = 0;
         u->rule = rule;
         u->clip = clip;
-        for (u->count = 0; from + u->count < count && u->count < TT__TENSORS; u->count++) {
+        for (u->count = 0; from + u->count < count && u->count < U::MOST; u->count++) {
             const tt__launch *k = &l[from + u->count];
             const update_rule other = rule_of(k);
             if (memcmp(&other, &rule, sizeof rule) != 0 || k->in[1].data != clip) break;
             const tt__mat *g = &k->in[0], *p = &k->out[0], *m = &k->out[1], *v = &k->out[2];
-            param_update *t = &u->of[u->count];
+            typename U::update *t = &u->of[u->count];
             t->g = g->data; t->p = p->data; t->m = m->data; t->v = v->data;
             t->n = p->rows * p->cols;
             t->begin = k->first / 8;
@@ -5066,14 +5306,207 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
             t->types[0] = (uint8_t)g->dtype; t->types[1] = (uint8_t)p->dtype; t->types[2] = (uint8_t)m->dtype;
             t->wide = ((uintptr_t)g->data | (uintptr_t)p->data | (uintptr_t)m->data
                        | (uintptr_t)v->data) % 16 == 0;
+            set_scales(t, k);
         }
-        cudaError_t e = launch_update<ADAM>(l, u, blocks);
+        cudaError_t e = launch_update<OP>(l, u, blocks);
         if (e != cudaSuccess) return e;
     }
     return cudaSuccess;
 }
-TT__RUN_BY(SGD, run_update<false>)
-TT__RUN_BY(ADAM, run_update<true>)
+
+template <int OP> cudaError_t run_update(const tt__launch *l, int count)
+{
+    bool small = false;
+    for (int k = 0; k < count; k++) small = small || (l[k].out[1].data && l[k].out[1].dtype == TT_U8);
+    if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
+    if constexpr (OP != TT__OP_MUON) { // MUON has no state: MUON_MOMENTUM updates the momentum
+        if (small) return run_updates<OP>(l, count, &l->device->arguments->small);
+    }
+    return run_updates<OP>(l, count, &l->device->arguments->updates);
+}
+TT__RUN_BY(SGD, run_update<TT__OP_SGD>)
+TT__RUN_BY(ADAM, run_update<TT__OP_ADAM>)
+TT__RUN_BY(LION, run_update<TT__OP_LION>)
+TT__RUN_BY(MUON_MOMENTUM, run_update<TT__OP_MUON_MOMENTUM>)
+TT__RUN_BY(MUON, run_update<TT__OP_MUON>)
+
+// ---- Adafactor, see tt__shape_ADAFACTOR in src/ops/optimizers/rules.h
+
+enum { TT__ADAFACTOR_BLOCKS = 512 }; // max number of blocks that sum squares
+
+struct adafactor_update {
+    const void *g;
+    void *p;
+    float *row, *column;    // running means of g^2; row may be NULL
+    int64_t rows, cols;
+    const float *clip;
+    double *sums;           // the mean of `row`; of each block two sums, of squares of the update and of p
+    float weight_decay, lr_factor;
+    uint32_t random;
+    tt_dtype type_g, type_p;
+    bool wide;
+};
+
+__device__ __forceinline__ float adafactor_weight(const tt__step_settings *run)
+{
+    return (float)pow((double)run->step + 1, TT__ADAFACTOR_POWER);
+}
+
+// Moves the running mean of a row of g^2. Each block has a row.
+__global__ void __launch_bounds__(256) adafactor_square_rows(adafactor_update a, const tt__step_settings *run)
+{
+    tt__begin_kernel();
+    if (!isfinite(a.clip[0])) return;
+    const int64_t r = blockIdx.x;
+    double sum = 0;
+    for (int64_t c = threadIdx.x; c < a.cols; c += 256) {
+        const float g = load_any(a.g, a.type_g, r * a.cols + c) * a.clip[1];
+        sum += g * g;
+    }
+    sum = block_sum<256>(sum);
+    const float before = a.row[r], mean = (float)(sum / (double)a.cols) + TT__ADAFACTOR_EPS;
+    if (threadIdx.x == 0) a.row[r] = before + (mean - before) * adafactor_weight(run);
+}
+
+// Moves the running means of 32 columns of g^2. Block 0 also computes the mean of the rows' running means.
+__global__ void __launch_bounds__(256) adafactor_square_columns(adafactor_update a,
+                                                                const tt__step_settings *run)
+{
+    tt__begin_kernel();
+    TT__SHARED(float, part, [8][32]);
+    if (!isfinite(a.clip[0])) return;
+    const int x = threadIdx.x % 32, y = threadIdx.x / 32;
+    const int64_t c = blockIdx.x * (int64_t)32 + x;
+    float sum = 0;
+    for (int64_t r = y; r < a.rows && c < a.cols; r += 8) {
+        const float g = load_any(a.g, a.type_g, r * a.cols + c) * a.clip[1];
+        sum += g * g;
+    }
+    part[y][x] = sum;
+    __syncthreads();
+    if (y == 0 && c < a.cols) {
+        TT__UNROLL for (int k = 1; k < 8; k++) sum += part[k][x];
+        const float before = a.column[c], mean = sum / (float)a.rows + TT__ADAFACTOR_EPS;
+        a.column[c] = before + (mean - before) * adafactor_weight(run);
+    }
+    if (blockIdx.x) return;
+    double all = 0;
+    for (int64_t r = threadIdx.x; r < a.rows && a.row; r += 256) all += a.row[r];
+    all = block_sum<256>(all);
+    if (threadIdx.x == 0) a.sums[0] = all / (double)a.rows;
+}
+
+// Computes elements [i, i + 8) of the update, of which the first `left` exist; the others are 0. mean: the
+// mean of the rows' running means.
+__device__ __forceinline__ void adafactor_update8(const adafactor_update &a, float mean, int64_t i,
+                                                  int64_t left, float (&u)[8])
+{
+    int64_t r = i / a.cols, c = i - r * a.cols;
+    load8(u, a.g, a.type_g, i, left, a.wide);
+    for (int k = 0; k < 8 && k < left; k++) {
+        const float of_row = a.row ? sqrtf(mean / a.row[r]) : 1;
+        u[k] = u[k] * (a.clip[1] * of_row) / sqrtf(a.column[c]);
+        if (++c == a.cols) c = 0, r++;
+    }
+}
+
+__global__ void __launch_bounds__(256, 4) adafactor_squares(adafactor_update a)
+{
+    tt__begin_kernel();
+    if (!isfinite(a.clip[0])) return;
+    const int64_t n = a.rows * a.cols, threads = gridDim.x * (int64_t)256;
+    const float mean = (float)a.sums[0];
+    double updates = 0, params = 0;
+    for (int64_t i = 8 * (blockIdx.x * (int64_t)256 + threadIdx.x); i < n; i += 8 * threads) {
+        float u[8], p[8];
+        adafactor_update8(a, mean, i, n - i, u);
+        load8(p, a.p, a.type_p, i, n - i, a.wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) {
+            updates += u[k] * u[k];
+            params += p[k] * p[k];
+        }
+    }
+    updates = block_sum<256>(updates);
+    params = block_sum<256>(params);
+    if (threadIdx.x) return;
+    a.sums[1 + 2 * blockIdx.x] = updates;
+    a.sums[2 + 2 * blockIdx.x] = params;
+}
+
+// blocks: number of blocks of adafactor_squares.
+__global__ void __launch_bounds__(256) adafactor_step(adafactor_update a, int blocks,
+                                                      const tt__step_settings *run)
+{
+    tt__begin_kernel();
+    TT__SHARED(philox_keys, keys, [1]);
+    if (!isfinite(a.clip[0])) return;
+    const int64_t n = a.rows * a.cols, from = blockIdx.x * (int64_t)TT__UPDATE_CHUNK;
+    const int64_t end = from + TT__UPDATE_CHUNK, to = end < n ? end : n;
+    const float lr = run->lr * a.lr_factor, keep = 1 - lr * a.weight_decay, mean = (float)a.sums[0];
+    double updates = 0, params = 0;
+    for (int k = threadIdx.x; k < blocks; k += 256) {
+        updates += a.sums[1 + 2 * k];
+        params += a.sums[2 + 2 * k];
+    }
+    updates = block_sum<256>(updates);
+    params = block_sum<256>(params);
+    if (threadIdx.x == 0)
+        expand_key(stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step, a.random), keys[0]);
+    __syncthreads();
+    const float step = (float)(lr * fmax(TT__ADAFACTOR_LEAST, sqrt(params / (double)n)) /
+                               fmax(1.0, sqrt(updates / (double)n)));
+    for (int64_t i = from + 8 * threadIdx.x; i < to; i += 2048) {
+        float u[8], p[8];
+        adafactor_update8(a, mean, i, to - i, u);
+        load8(p, a.p, a.type_p, i, to - i, a.wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) p[k] = p[k] * keep - u[k] * step;
+        update8(a.p, a.type_p, i, to - i, a.wide, p, keys[0], 0);
+    }
+}
+
+cudaError_t run_adafactor(const tt__launch *l)
+{
+    const tt__mat *g = &l->in[0], *p = &l->out[0];
+    const adafactor_update a = {g->data, p->data, (float *)l->out[1].data, (float *)l->out[2].data, g->rows,
+                                g->cols, (const float *)l->in[1].data, resident_of(l)->squares,
+                                l->instr->attr.weight_decay, tt__lr_factor(&l->instr->attr),
+                                l->instr->random, g->dtype, p->dtype,
+                                ((uintptr_t)g->data | (uintptr_t)p->data) % 16 == 0};
+    const int64_t n = g->rows * g->cols;
+    const unsigned blocks = grid_for(n, 2048, TT__ADAFACTOR_BLOCKS);
+    cudaStream_t s = l->device->stream;
+    cudaError_t e = cudaSuccess;
+    if (a.row) e = TT__LAUNCH(adafactor_square_rows, (unsigned)g->rows, 256, 0, s, a, TT__RUN_OF(l));
+    if (e == cudaSuccess)
+        e = TT__LAUNCH(adafactor_square_columns, blocks_for(g->cols, 32), 256, 0, s, a, TT__RUN_OF(l));
+    if (e == cudaSuccess) e = TT__LAUNCH(adafactor_squares, blocks, 256, 0, s, a);
+    if (e == cudaSuccess)
+        e = TT__LAUNCH(adafactor_step, blocks_for(n, TT__UPDATE_CHUNK), 256, 0, s, a, (int)blocks,
+                       TT__RUN_OF(l));
+    return e;
+}
+TT__RUN_BY(ADAFACTOR, run_adafactor)
+
+// Divides x by the root of a sum of squares.
+struct op_unit {
+    static constexpr int KIND = RARE;
+    const float *squares;
+    float factor;
+    __device__ void begin() { factor = 1 / fmaxf(sqrtf(*squares), 1e-7f); }
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        load_group(v, g.a, r, c, n, g.vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= factor;
+        return true;
+    }
+};
+
+cudaError_t run_unit(const tt__launch *l)
+{
+    const op_unit op = {(const float *)l->in[1].data, 0};
+    return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
+}
+TT__RUN_BY(UNIT, run_unit)
 
 // Moves the average of a parameter towards the parameter, as the CPU's ema_rows does.
 __global__ void move_average(const float *p, float *average, int64_t n, float decay, const float *clip,
@@ -5096,6 +5529,162 @@ cudaError_t run_ema(const tt__launch *l)
                       (const float *)l->in[1].data, TT__RUN_OF(l));
 }
 TT__RUN_BY(EMA, run_ema)
+
+} // namespace
+
+/* ==== src/ops/optimizers/cuda_prune.cuh */
+namespace {
+
+// ================================================================================================== pruning
+// Chooses the weights of smallest magnitude or of lowest movement, and sets them to 0, as
+// src/ops/optimizers/cpu_prune.h does.
+
+enum { PRUNE_THREADS = 1024, PRUNE_BINS = 2048 };
+
+// Adds to the movements of the n weights p, which have the gradient g, as the CPU's movement_rows does.
+__global__ void __launch_bounds__(256) add_movement(const void *g, tt_dtype dtype, const void *p,
+                                                    tt_dtype p_dtype, float *movement, int64_t n,
+                                                    const float *clip)
+{
+    tt__begin_kernel();
+    if (!isfinite(clip[0])) return;
+    const int64_t threads = (int64_t)gridDim.x * 256;
+    for (int64_t j = blockIdx.x * (int64_t)256 + threadIdx.x; j < n; j += threads)
+        movement[j] -= load_any(g, dtype, j) * clip[1] * load_any(p, p_dtype, j);
+}
+
+cudaError_t run_movement(const tt__launch *l)
+{
+    const tt__mat *g = &l->in[0], *p = &l->in[2];
+    const int64_t n = g->rows * g->cols;
+    return TT__LAUNCH(add_movement, grid_for(n, 256, 4096), 256, 0, l->device->stream, g->data, g->dtype,
+                      p->data, p->dtype, (float *)l->out[0].data, n, (const float *)l->in[1].data);
+}
+TT__RUN_BY(MOVEMENT, run_movement)
+
+// A matrix to prune, with its mask. done: number of weights that are pruned already. movement: NULL if
+// magnitudes decide.
+struct pruned_matrix {
+    const void *p;
+    const float *movement;
+    long long *done;
+    unsigned *mask;
+    int64_t n;
+    tt_dtype dtype;
+    tt__pruning schedule;
+};
+
+// Returns the number of weights to prune, as the CPU's tt__pruned_at does.
+__device__ __forceinline__ int64_t pruned_at(const tt__pruning &s, int64_t step, int64_t n)
+{
+    if (step < s.begin) return 0;
+    const int64_t at = step - (step - s.begin) % s.every;
+    const double left = step >= s.end ? 0 : (double)(s.end - at) / (double)(s.end - s.begin);
+    const double cube = __dmul_rn(__dmul_rn(left, left), left); // not contracted, for the CPU's bits
+    return (int64_t)__dadd_rn(__dmul_rn(__dmul_rn((double)s.share, __dadd_rn(1, -cube)), (double)n), 0.5);
+}
+
+// Returns a number above 0 that grows with the movement of weight j or, without movements, with the weight's
+// magnitude. Returns 0 if the weight is pruned already, and the largest number beyond the last weight.
+__device__ __forceinline__ unsigned prune_key(const pruned_matrix &m, int64_t j)
+{
+    if (j >= m.n) return 0xffffffffu;
+    if (m.mask[j / 32] >> (j % 32) & 1) return 0;
+    if (m.movement) {
+        const unsigned bits = __float_as_uint(m.movement[j]);
+        return bits >> 31 ? 0u - bits : bits | 0x80000000u;
+    }
+    return (__float_as_uint(load_any(m.p, m.dtype, j)) & 0x7fffffff) + 1;
+}
+
+// Chooses weights anew if their number differs from that of the schedule. A block finds the key of the last
+// weight by counting: 11 bits of the keys, then the next 11, then the last 10. Each warp then marks the
+// weights of its part of the matrix; of equal keys, it takes those that the warps before leave over.
+__global__ void __launch_bounds__(PRUNE_THREADS, 1)
+    choose_pruned(const __grid_constant__ pruned_matrix m, const float *clip, const tt__step_settings *run)
+{
+    tt__begin_kernel();
+    TT__SHARED(unsigned long long, count, [PRUNE_BINS]);
+    TT__SHARED(long long, found, [2]); // the key so far, and how many weights with this key are pruned
+    const int64_t k = pruned_at(m.schedule, run->step, m.n);
+    const int thread = (int)threadIdx.x, lane = thread % 32, warp = thread / 32;
+    if (!isfinite(clip[0]) || *m.done == k) return;
+    unsigned key = 0;
+    int64_t left = k;
+    for (int shift = 21; shift >= -1; shift -= 11) {
+        const int from = shift < 0 ? 0 : shift, bits = shift < 0 ? 10 : 11;
+        for (int b = thread; b < PRUNE_BINS; b += PRUNE_THREADS) count[b] = 0;
+        __syncthreads();
+        for (int64_t j = thread; j < m.n; j += PRUNE_THREADS) {
+            const unsigned own = prune_key(m, j);
+            if (shift == 21 || own >> (from + bits) == key >> (from + bits))
+                atomicAdd(&count[own >> from & ((1u << bits) - 1)], 1ull);
+        }
+        __syncthreads();
+        if (thread == 0) {
+            int bin = 0;
+            while (bin < (1 << bits) - 1 && (int64_t)count[bin] < left) left -= (int64_t)count[bin++];
+            found[0] = key | (unsigned)bin << from;
+            found[1] = left;
+        }
+        __syncthreads();
+        key = (unsigned)found[0];
+        left = found[1];
+    }
+    const int64_t words = (m.n + 31) / 32, each = (words + 31) / 32;
+    const int64_t first = warp * each, end = min(words, first + each);
+    unsigned long long equal = 0;
+    for (int64_t w = first; w < end; w++)
+        equal += (unsigned)__popc(__ballot_sync(0xffffffffu, prune_key(m, w * 32 + lane) == key));
+    __syncthreads();
+    if (lane == 0) count[warp] = equal;
+    __syncthreads();
+    for (int other = 0; other < warp; other++) left -= (int64_t)count[other];
+    for (int64_t w = first; w < end; w++) {
+        const unsigned own = prune_key(m, w * 32 + lane);
+        const unsigned same = __ballot_sync(0xffffffffu, own == key);
+        const int before = __popc(same & ((1u << lane) - 1));
+        const unsigned pruned = __ballot_sync(0xffffffffu, own < key || (own == key && before < left));
+        __syncwarp();
+        if (lane == 0) m.mask[w] = pruned;
+        __syncwarp();
+        left -= __popc(same);
+    }
+    if (thread == 0) *m.done = k;
+}
+
+// Sets the pruned weights to 0.
+__global__ void __launch_bounds__(256) zero_pruned(void *p, tt_dtype dtype, const unsigned *mask, int64_t n,
+                                                   const float *clip)
+{
+    tt__begin_kernel();
+    if (!isfinite(clip[0])) return;
+    const int64_t threads = (int64_t)gridDim.x * 256;
+    for (int64_t j = blockIdx.x * (int64_t)256 + threadIdx.x; j < n; j += threads)
+        if (mask[j / 32] >> (j % 32) & 1) store_any(p, dtype, j, 0);
+}
+
+cudaError_t run_prune(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *p = &l->out[1];
+    char *head = (char *)l->out[0].data;
+    const float *clip = (const float *)l->in[0].data;
+    pruned_matrix m;
+    memset(&m, 0, sizeof m);
+    m.p = p->data;
+    m.movement = (const float *)l->in[1].data;
+    m.done = (long long *)head;
+    m.mask = (unsigned *)(head + TT__MASK_HEAD);
+    m.n = p->rows * p->cols;
+    m.dtype = p->dtype;
+    m.schedule = l->instr->attr.pruning;
+    const cudaError_t e = TT__LAUNCH(choose_pruned, 1, PRUNE_THREADS, 0, d->stream, m, clip, TT__RUN_OF(l));
+    if (e != cudaSuccess) return e;
+    return TT__LAUNCH(zero_pruned, grid_for(m.n, 256, 4096), 256, 0, d->stream, p->data, p->dtype,
+                      (const unsigned *)m.mask, m.n, clip);
+}
+TT__RUN_BY(PRUNE, run_prune)
 
 } // namespace
 
@@ -5369,7 +5958,7 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
         return p.sums ? add_sum(b, l, p, part, to)
             : part.n ? add_copy(b, to, operand_of(l, p, p.only, part), part.n * item) : e;
     }
-    // In a broadcast, the result of member 0 may be its operand.
+    // In a broadcast, the result of member 0 may be its operand; then there is nothing to copy.
     if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e;
     for (int k = 0; k < l->members && e == cudaSuccess; k++) {
         const shard_part part = part_of(l, p, k);
@@ -5479,7 +6068,8 @@ tt_status open_probe(peer_probe *p)
         check(from, TT__LAUNCH(fill_probe, p->BLOCKS, 256, 0, from->stream, (uint4 *)p->source, p->WORDS),
               "launch of a probe") != TT_OK || cuda_wait(from) != TT_OK)
         return fail(d, TT_ERR_DEVICE, "%s", from->error);
-    return make_arguments(d) && make_arguments(from) ? TT_OK : fail(d, TT_ERR_MEMORY, "out of memory");
+    const bool made = make_arguments(d) && make_arguments(from);
+    return made ? TT_OK : fail(d, TT_ERR_MEMORY, "out of memory: free memory");
 }
 
 void close_probe(peer_probe *p)
@@ -5606,7 +6196,7 @@ namespace {
 // (or queries). The backward is two kernels. In one, a block owns a tile of queries and makes dq and the sums
 // of dout * out of each row and head; in the other, a block owns a tile of keys and makes dk and dv. The
 // scores are thus computed twice, with seven products instead of five, but no two blocks add to one number,
-// so that neither atomics nor a dq in fp32 are needed. Where a block holds all keys of a sequence, one kernel
+// so that neither atomics nor a dq in fp32 are needed. If a block holds all keys of a sequence, one kernel
 // makes dq, dk and dv with five products; bench/results/NOTES.md has the arithmetic. A separate kernel makes
 // the sums of dout * out before that kernel, and where no dq is wanted or the rows of out are not aligned.
 // The tiles of SIZE rows of sequence s are numbered from start[s] / SIZE + s on. These numbers leave room for
@@ -5631,11 +6221,11 @@ struct attention_args {
     int alibi_heads;                        // number of heads of all ranks; 0: no ALiBi
     float alibi;
     bool alibi_rounded;                     // rounds as transformers' Falcon does (tt_attention_options)
-    // Options of block-sparse attention (tt_attention_options); block is 0 without it.
+    // Options of block-sparse attention (tt_attention_options). Without block-sparse attention, `block` is 0.
     int block, dense, listed, list_rows;
     const uint16_t *lists;                  // copy of tt__launch.lists in the device's memory
-    // scale: factor of the scores; factor: the same for exp2, scale * log2 e; keep_scale: factor of the
-    // weights that dropout keeps.
+    // scale: factor of the scores; factor: `scale * log2 e`, for exp2; keep_scale: factor of the weights that
+    // dropout keeps.
     float scale, factor, keep_scale;
     // Partial column sums of dq (parts_q rows), dk and dv (parts_k rows). Each row has the sums over one
     // tile of rows, written by the thread blocks that own the tile. NULL: the sums are not wanted.
@@ -5699,7 +6289,7 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
                                                          int number)
 {
     const int lane = threadIdx.x % 32;
-    int s = 0, n = p.seqs; // the sequence is one of n, from s on; each pass tests 32 of the n
+    int s = 0, n = p.seqs; // the sequence is one of the n sequences from s on; each pass tests 32 of these n
     while (n > 1) {
         int step = (n + 31) / 32, probe = s + lane * step;
         bool before = lane * step < n && start[probe] / SIZE + probe <= number;
@@ -5744,8 +6334,8 @@ __device__ __forceinline__ int attention_end(const attention_args &p, const atte
     return p.causal && !p.query_row ? min(t.length, t.at + count) : t.length;
 }
 
-// Return the end and the first of the keys that any of a tile's `count` queries sees, with or without a
-// window. Listed queries count as seeing all keys.
+// attention_window_end returns the end of the keys that any of a tile's `count` queries sees, with or without
+// a window; attention_window_begin returns the first of these keys. Listed queries count as seeing all keys.
 __device__ __forceinline__ int attention_window_end(const attention_args &p, const attention_tile &t,
                                                     int count)
 {
@@ -5757,7 +6347,8 @@ __device__ __forceinline__ int attention_window_begin(const attention_args &p, c
     return p.window && !p.query_row ? max(0, t.at - p.window + 1) : 0;
 }
 
-// Return the first and the end of the queries that see any of a tile's `count` keys.
+// attention_queries_begin returns the first query that sees any of a tile's `count` keys;
+// attention_queries_end returns the end of these queries.
 __device__ __forceinline__ int attention_queries_begin(const attention_args &p, const attention_tile &t)
 {
     return p.query_row ? 0 : p.causal ? t.at : attention_window_begin(p, t);
@@ -5991,9 +6582,8 @@ __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage,
     }
 }
 
-// Adds the product of tile (64, ATTENTION_PITCH) and y to `to`, for the columns [column, min(column + 64,
-// columns)) of y, which has `columns` columns. Has a barrier before the tile is read, and none after the last
-// read.
+// Adds the product of tile (64, ATTENTION_PITCH) and y to `to`. Multiplies up to 64 of y's `columns` columns,
+// beginning with column `column`. Has a barrier before the tile is read, and none after the last read.
 __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage,
                                               const attention_rows &y, int64_t column, int columns)
 {
@@ -6018,7 +6608,8 @@ __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *ti
     }
 }
 
-// Writes scale * from to the thread's four columns of a row of m or, if `add`, adds scale * from.
+// Multiplies `from` by `scale`, and writes the results to the thread's four columns of a row of m or, if
+// `add`, adds them to these columns.
 __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns,
                                                 const float (&from)[4], float scale, bool add)
 {
@@ -6580,8 +7171,9 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
 
 // Draws which of the warp's weights for keys `key` to `key + KEYS - 1` dropout keeps; attention_kept reads
 // the result. The draw comes before the scores, which need the registers. The four threads of a row draw 16
-// bits each: together for 64 keys of the row or, if KEYS is 32, for 32 keys of the row and of the row 8 rows
-// on. to: attention_bits of the warp's first query and of key `key`; NULL: the bits are not written.
+// bits each: together for 64 keys of the row or, if KEYS is 32, for 32 keys of this row and 32 keys of the
+// row that is 8 rows below. to: attention_bits of the warp's first query and of key `key`; NULL: the bits are
+// not written.
 template <int MT, int KEYS>
 __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
                                                     uint64_t random, const int (&row)[MT][2], int key,
@@ -6853,18 +7445,18 @@ namespace {
 // dropout keeps. The other GROUPS warpgroups compute the products of 64 queries each. Warpgroups wait for one
 // another at barriers of phases. As many blocks run as the device holds; each takes one tile of queries after
 // another, so that the copies for the next tile run during the products of the current tile. For heads of 64
-// columns, a multiprocessor has two blocks, and one computes while the other waits. For heads of 128 columns
-// it has one block, which multiplies a tile's weights by values while it computes the next tile's scores
-// (OVERLAPS).
+// columns, a multiprocessor has two blocks, and one block computes while the other waits. For heads of 128
+// columns, a multiprocessor has one block, which multiplies a tile's weights by values while it computes the
+// next tile's scores (OVERLAPS).
 template <int D> struct attention_wide_sizes {
     enum { GROUPS = 2, QUERIES = 64 * GROUPS, KEYS = D, BLOCKS = D > 64 ? 1 : 2, STAGES = D > 64 ? 2 : 4,
            // GIVEN: number of registers that each thread has at the launch.
            OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 };
 };
 
-// An item of work: a tile of up to QUERIES queries of one head. It has `count` queries, beginning with number
-// `first`, which is row `at` of a sequence. The sequence has rows begin ... begin + length - 1 of the batch.
-// count < 0: there are no more items.
+// An item of work: a tile of up to QUERIES queries of one head. The tile has `count` queries, beginning with
+// number `first`, which is row `at` of a sequence. The sequence has rows begin ... begin + length - 1 of the
+// batch. count < 0: there are no more items.
 struct attention_item { int begin, length, at, first, count, head; };
 
 // A block's shared memory. keep: bit i of keep[stage][k][query] tells whether dropout keeps the weight for
@@ -6876,7 +7468,7 @@ template <class T, int D, bool DROPS> struct attention_wide_tiles {
     uint32_t keep[DROPS ? STAGES : 1][DROPS ? KEYS / 32 : 1][DROPS ? 64 * GROUPS : 1];
 };
 
-// Computes s (64, KEYS) = a b^T, where a is (64, D) and b is (KEYS, D). Both are stored as parts of 64
+// Computes s (64, KEYS) = a b^T, where a is (64, D) and b is (KEYS, D). a and b are stored as parts of 64
 // columns, one part after another.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], const T *a, const T *b)
@@ -6923,9 +7515,9 @@ __device__ __forceinline__ attention_item attention_item_of(const attention_args
     return item;
 }
 
-// Return the first key (rounded down to a multiple of KEYS) and the end of the keys that an item's queries
-// see; see attention_window_begin and attention_window_end. at: the item's first row; after: the row after
-// its last row.
+// attention_item_begin returns the first key that an item's queries see, rounded down to a multiple of KEYS;
+// attention_item_end returns the end of the keys that they see (see attention_window_begin and
+// attention_window_end). at: the item's first row; after: the row after the item's last row.
 template <int KEYS> __device__ __forceinline__ int attention_item_begin(const attention_args &p, int at)
 {
     return p.window && !p.query_row ? max(0, at - p.window + 1) / KEYS * KEYS : 0;
@@ -7500,7 +8092,7 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
 }
 
 // Copies bits of dropout (attention_bits), asynchronously, to `to`: the bits of the queries from `from` on
-// and the keys from t.at on, as (KEYS / 16, QUERIES, 16). Bits after the sequence's end become zeros. Where
+// and the keys from t.at on, as (KEYS / 16, QUERIES, 16). Bits after the sequence's end become zeros. If
 // no query of a tile of QUERIES x QUERIES sees a key, the kernel of dq writes no bits, and the copied bits
 // become zeros, too. begin: the sequence's attention_bits_begin.
 template <int KEYS, int QUERIES>
@@ -7941,7 +8533,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
 // sequence in tiles of 64 keys. One group has the even tiles, the other the odd tiles, with dk and dv in
 // registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
 // to shared memory. The groups take turns: one multiplies these gradients by the keys, while the other
-// begins the next tile. The product is the block's part of dq. Where no sequence has more than 256 keys
+// begins the next tile. The product is the block's part of dq. If no sequence has more than 256 keys
 // (p.parts is NULL), this part is the whole of dq. Otherwise the block writes the part in f32 to a slot of
 // p.parts. The first launch runs the first p.slots blocks of each sequence, one for each slot. Each later
 // launch runs the next p.slots blocks, which add to the slots. Finally attention_sum_parts sums the slots.
@@ -8481,9 +9073,9 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
-    // attention_find_span gives blocks the span numbers in the order of the columns of a matrix. If all
-    // sequences have the max length, every (spans + 1)-th number begins a sequence; column 0 then has the
-    // first span of each sequence.
+    // attention_find_span puts the span numbers into the rows of a matrix with span_cols columns, and blocks
+    // take the numbers column by column. If all sequences have the max length, every (spans + 1)-th number
+    // begins a sequence. Column 0 then has the first span of each sequence.
     p->span_cols = p->causal && !whole && spans < p->parts_k ? spans + 1 : 1;
     p->span_rows = p->parts_k / p->span_cols;
     p->slots = tt__cuda_attention_slots(p->causal, p->longest);
@@ -8698,7 +9290,7 @@ namespace {
 
 // ================================================================================================== matmuls
 // cuBLASLt makes the products. Its epilogues finish the sums where they fit; otherwise kernels of our own
-// sweep over the result. Where cuBLASLt has no algorithm (operands of different dtypes), a kernel of our own
+// sweep over the result. If cuBLASLt has no algorithm (operands of different dtypes), a kernel of our own
 // makes the product. A linear layer computes y (rows, out) from x (rows, in) and w (out, in).
 
 // A product C = A B of A (m, k) and B (k, n). Element (i, j) of A is a[i * a_row + j * a_col], element (i, j)
@@ -8747,7 +9339,7 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
 }
 
 // Makes a product by tiles of 64 x 64 elements of C: 256 threads have 4 x 4 sums each and add 16 products to
-// each sum at a time. It serves small or rare products for which cuBLASLt has no algorithm.
+// each sum at a time. The kernel serves small or rare products for which cuBLASLt has no algorithm.
 template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
 {
     tt__begin_kernel();
@@ -8841,9 +9433,9 @@ uint16_t alignment_of(const void *p)
     return (uintptr_t)p % 4 ? 2 : k;
 }
 
-// Returns the number of rows for which an algorithm is chosen: `rows` if `exact`, otherwise the next
-// multiple of 128 if there are more than 128 rows. Both numbers of rows make equally many tiles. The lengths
-// of texts always vary; with multiples of 128, their batches seldom need a new choice. The number must not
+// Returns the number of rows for which an algorithm is chosen: `rows` if `exact`, otherwise the next multiple
+// of 128 if there are more than 128 rows. The rounded number makes as many tiles as `rows`. Batches of texts
+// differ in their number of rows; with multiples of 128, they seldom need a new choice. The number must not
 // depend on earlier products, because the bits of a product may depend on its algorithm.
 int64_t rows_to_choose_for(int64_t rows, bool exact)
 {
@@ -8853,7 +9445,7 @@ int64_t rows_to_choose_for(int64_t rows, bool exact)
 product_key key_of(const lt_product &p, bool exact, bool tuned)
 {
     product_key key;
-    memset(&key, 0, sizeof key); // clears also the padding between fields
+    memset(&key, 0, sizeof key); // clears the padding, too, because memcmp compares keys
     key.m = p.g->sums_rows ? p.g->m : rows_to_choose_for(p.g->m, exact);
     key.n = p.g->n;
     key.k = p.g->sums_rows ? rows_to_choose_for(p.g->k, exact) : p.g->k;
@@ -9035,7 +9627,7 @@ enum product_way {
 // The trial of one way to make a product. `algo` has the algorithms to be timed: all that cuBLASLt offers or,
 // if a tuned entry is known, only the algorithm of the entry.
 struct way_trial {
-    bool asked;     // whether the way suits the product, so that lt_try has run in it
+    bool asked;     // whether lt_try has run in this way, as it does if the way suits the product
     product_key key;
     tuned_product *known;
     cublasLtMatmulAlgo_t algo[LT_OFFERS];
@@ -9160,8 +9752,8 @@ cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
     if (s == CUBLAS_STATUS_SUCCESS) return cudaSuccess;
     const cudaError_t cause = cudaPeekAtLastError();
     if (ends_all(cause)) return cause;
-    fail(l->device, TT_ERR_DEVICE, "cuBLASLt, product of %lld x %lld x %lld: status %d", (long long)g->m,
-         (long long)g->n, (long long)g->k, (int)s);
+    fail(l->device, TT_ERR_DEVICE, "cuBLASLt failed with status %d in a product of %lld x %lld x %lld: "
+         "update CUDA and the driver", (int)s, (long long)g->m, (long long)g->n, (long long)g->k);
     return cudaErrorUnknown;
 }
 
@@ -9191,7 +9783,8 @@ cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, co
     return run_finish_sums(l->device, apart, 1, sums->cols, sums, true);
 }
 
-// Return A and B of a product as matrices with contiguous rows: the matrix itself or its transpose.
+// operand_a and operand_b return A and B of a product as matrices with contiguous rows: the matrix itself or
+// its transpose.
 tt__mat operand_a(const product *g)
 {
     return g->sums_rows ? tt__mat{(void *)g->a, g->a_type, g->k, g->m, g->a_col}
@@ -9390,6 +9983,131 @@ cudaError_t matmul(const tt__launch *l, const product *g)
     e = form_of(l, g, &f);
     for (int way = 0; way < LT_WAYS && e == cudaSuccess && !done; way++) e = matmul_by(l, f, way, &done);
     return e;
+}
+
+} // namespace
+
+/* ==== src/ops/linear/cuda_coded.cuh */
+namespace {
+
+// ---------------------------------------------------------------------------------------- coded weights
+// Products whose weight is a coded matrix (src/backend/launch.h). Products of few rows read the codes. Before
+// other products a kernel widens the whole matrix to the dtype of operand 0, in the workspace.
+
+enum { CODED_FEW = 8 }; // max rows of x for which a product reads the codes
+
+// A coded matrix (rows, cols). numbers: the number of each code of 4 bits.
+struct coded_matrix {
+    const unsigned char *codes, *scales;
+    const float *nested, *offset, *map;
+    tt_dtype dtype;
+    int64_t rows, cols;
+    float numbers[16];
+};
+
+coded_matrix coded_of(const tt__mat *m)
+{
+    static const float nf4[16] = TT__NF4_NUMBERS;
+    const tt__coded_parts p = tt__coded_parts_of(m->dtype, m->rows, m->cols);
+    const unsigned char *at = (const unsigned char *)m->data;
+    coded_matrix c = {at, at + p.scales, (const float *)(at + p.nested), (const float *)(at + p.offset),
+                      (const float *)(at + p.map), m->dtype, m->rows, m->cols, {}};
+    for (int k = 0; k < 16; k++) c.numbers[k] = m->dtype == TT__NF4 ? nf4[k] : (float)(k - 8);
+    return c;
+}
+
+// Reads elements [col, col + n) of a row, n at most 8; the others become 0. col is a multiple of 8, so that
+// the elements belong to one block. The numbers are those that the CPU computes.
+__device__ __forceinline__ void load_coded8(float (&v)[8], const coded_matrix &c, int64_t row, int64_t col,
+                                            int64_t n)
+{
+    const int64_t at = row * c.cols + col;
+    if (c.dtype == TT__INT8) {
+        const float scale = ((const float *)c.scales)[row] / 127;
+        TT__UNROLL for (int k = 0; k < 8; k++)
+            v[k] = k < n ? (float)(signed char)c.codes[at + k] * scale : 0.0f;
+        return;
+    }
+    float scale;
+    if (c.dtype == TT__NF4) {
+        const int64_t block = at / TT__NF4_BLOCK;
+        scale = __fadd_rn(__fmul_rn(c.map[c.scales[block]], c.nested[block / TT__NF4_NESTED]), *c.offset);
+    } else {
+        scale = load_any(c.scales, TT_F16, at / TT__INT4_GROUP);
+    }
+    const uint32_t word = *(const uint32_t *)(c.codes + at / 2); // the width is a multiple of 32
+    TT__UNROLL for (int k = 0; k < 8; k++)
+        v[k] = c.numbers[word >> (k / 2 * 8 + (k % 2 ? 0 : 4)) & 15] * scale;
+}
+
+// Writes matrix c to `to`, a contiguous matrix of floats; a thread converts 8 elements.
+__global__ void __launch_bounds__(256) widen_coded(coded_matrix c, void *to, tt_dtype dtype)
+{
+    tt__begin_kernel();
+    const int64_t across = (c.cols + 7) / 8, groups = c.rows * across;
+    for (int64_t g = blockIdx.x * (int64_t)256 + threadIdx.x; g < groups; g += (int64_t)gridDim.x * 256) {
+        const int64_t row = g / across, col = g % across * 8;
+        float v[8];
+        load_coded8(v, c, row, col, c.cols - col);
+        const int64_t at = row * c.cols + col;
+        if (c.cols % 8 == 0) store8(to, dtype, at, 8, true, v);
+        else for (int k = 0; k < 8 && col + k < c.cols; k++) store_any(to, dtype, at + k, v[k]);
+    }
+}
+
+// Makes a product of at most CODED_FEW rows; a warp computes a column of the result. The weight's numbers are
+// not rounded to 16 bits.
+__global__ void __launch_bounds__(256) coded_few(coded_matrix c, product g)
+{
+    tt__begin_kernel();
+    const int64_t column = blockIdx.x * (int64_t)8 + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    if (column >= c.rows) return;
+    float sum[CODED_FEW] = {};
+    for (int64_t k = lane * 8; k < c.cols; k += 256) {
+        float w[8], x[8];
+        load_coded8(w, c, column, k, c.cols - k);
+        TT__UNROLL for (int r = 0; r < CODED_FEW; r++) {
+            if (r >= g.m) continue;
+            load8(x, (const char *)g.a + r * g.a_row * (g.a_type == TT_F32 ? 4 : 2), g.a_type, k, c.cols - k,
+                  g.a_row % 8 == 0 && (uintptr_t)g.a % 16 == 0);
+            TT__UNROLL for (int e = 0; e < 8; e++) sum[r] += x[e] * w[e];
+        }
+    }
+    TT__UNROLL for (int r = 0; r < CODED_FEW; r++) {
+        if (r >= g.m) continue;
+        const float v = warp_sum(sum[r]);
+        if (lane == 0) finish_element(g, r, column, v);
+    }
+}
+
+// Returns whether coded_few makes the product of a LINEAR.
+bool is_few(const tt__launch *l)
+{
+    return tt__is_coded(l->in[1].dtype) && l->in[0].rows <= CODED_FEW && !l->device->collected;
+}
+
+cudaError_t run_coded_few(const tt__launch *l, const product *g)
+{
+    const coded_matrix c = coded_of(&l->in[1]);
+    if (g->m <= 0 || g->n <= 0) return cudaSuccess;
+    return TT__LAUNCH(coded_few, blocks_for(c.rows, 8), 256, 0, l->device->stream, c, *g);
+}
+
+// Sets *w to operand 1 of a product or, if that is a coded matrix, to the widened matrix in the workspace.
+// Widens nothing for a product that reads the codes, or while products are collected for timing.
+cudaError_t widened(const tt__launch *l, tt__mat *w)
+{
+    *w = l->in[1];
+    if (!tt__is_coded(w->dtype)) return cudaSuccess;
+    const coded_matrix c = coded_of(w);
+    w->dtype = l->in[0].dtype;
+    w->data = l->workspace;
+    if (l->device->collected || l->in[0].rows <= 0) return cudaSuccess;
+    if (l->instr->op == TT__OP_LINEAR && is_few(l)) return cudaSuccess;
+    const int64_t groups = c.rows * ((c.cols + 7) / 8);
+    return TT__LAUNCH(widen_coded, grid_for(groups, 256, 16384), 256, 0, l->device->stream, c, w->data,
+                      w->dtype);
 }
 
 } // namespace
@@ -9688,7 +10406,7 @@ void tuned_device(const tt__device *d, char to[512])
 enum { TUNED_NUMBERS = 23 };
 typedef char algorithm_is_64_bytes[sizeof(cublasLtMatmulAlgo_t) == 64 ? 1 : -1];
 
-// Sets n to the fields of a key, in the order of the text.
+// Sets n to the fields of a key, in the order in which a line of the text has them.
 void numbers_of(const product_key &k, int64_t (&n)[TUNED_NUMBERS])
 {
     const int64_t all[TUNED_NUMBERS] = {
@@ -9801,7 +10519,7 @@ tt_status cuda_learn(tt__device *d, const char *text, int *line)
         } else if (*line > 2) {
             wrong = read_tuned(now, &x);
             if (!wrong && tuned_of(d, x.key)) wrong = "an earlier line has the same product";
-            if (!wrong && !add_tuned(d, x)) status = fail(d, TT_ERR_MEMORY, "out of memory");
+            if (!wrong && !add_tuned(d, x)) status = fail(d, TT_ERR_MEMORY, "out of memory: free memory");
         }
     }
     if (wrong) status = fail(d, TT_ERR_FORMAT, "%s: the file is damaged; remove it, or use another", wrong);
@@ -9897,21 +10615,25 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
 
 cudaError_t run_linear(const tt__launch *l)
 {
-    const tt__mat *x = &l->in[0], *w = &l->in[1];
-    product g = linear_of(x, w, &l->in[2], &l->out[0]);
+    tt__mat w;
+    const cudaError_t e = widened(l, &w);
+    if (e != cudaSuccess) return e;
+    product g = linear_of(&l->in[0], &w, &l->in[2], &l->out[0]);
     read_fp8(l, &g);
     g.act = l->instr->attr.act;
     g.pre = l->out[1];
     g.residual = l->in[3];
     g.accumulate = l->add[0];
-    return matmul(l, &g);
+    return is_few(l) ? run_coded_few(l, &g) : matmul(l, &g);
 }
 TT__RUN_BY(LINEAR, run_linear)
 
 cudaError_t run_linear_dx(const tt__launch *l)
 {
-    const tt__mat *dy = &l->in[0], *w = &l->in[1];
-    product g = linear_dx_of(dy, w, &l->out[0], l->add[0]);
+    tt__mat w;
+    const cudaError_t e = widened(l, &w);
+    if (e != cudaSuccess) return e;
+    product g = linear_dx_of(&l->in[0], &w, &l->out[0], l->add[0]);
     read_fp8(l, &g);
     g.act = l->instr->attr.act;
     g.saved = l->in[2];
@@ -10128,7 +10850,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
         transpose_bytes(q[0].x, q[1].x, q[2].x, q[3].x);
         transpose_bytes(q[0].y, q[1].y, q[2].y, q[3].y);
         __syncthreads(); // waits, because threads may still read the previous tile
-        TT__UNROLL for (int k = 0; k < 8; k++) // column k of the four rows
+        TT__UNROLL for (int k = 0; k < 8; k++) // stores column k of the four rows
             ((uint32_t *)turned[8 * part + k])[four ^ 4 * part] = k < 4 ? q[k].x : q[k - 4].y;
         __syncthreads();
         TT__UNROLL for (int k = 0; k < COLS * PIECES; k += 256) {
@@ -10226,7 +10948,7 @@ const char *name_of(int op)
 const char *cuda_refuses(int index, const tt__launch *l)
 {
     const op_kernels kernels = kernels_of(l->instr->op);
-    if (!kernels.run && !kernels.together) return "the CUDA backend has no kernel for it";
+    if (!kernels.run && !kernels.together) return "CUDA has no kernel for it; the CPU has (device 'cpu')";
     int major = 9, minor = 0; // the compute capability that is assumed if there is no device
     if (tt__is_fp8(l->in[0].dtype)) {
         if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
@@ -10236,9 +10958,9 @@ const char *cuda_refuses(int index, const tt__launch *l)
     }
     for (const tt__mat &m : l->in) {
         if (kernels.max_cols && m.cols > kernels.max_cols)
-            return "the CUDA backend's kernel for it takes at most 2^20 columns";
+            return "the CUDA backend's kernel for it takes at most 2^20 columns: make the width smaller";
         if (kernels.max_rows && m.rows > kernels.max_rows)
-            return "the CUDA backend's kernel for it takes at most 2^27 rows";
+            return "the CUDA backend's kernel for it takes at most 2^27 rows: make the batch smaller";
     }
     return NULL;
 }

@@ -4,10 +4,11 @@ compile programs and the header, and the plans of the memory ladder.
     python3 bench/against.py [BASE] [--rounds 5] [--only plans,step,gemm,attention,compile,header]
                              [--new FOLDER]
 
-BASE is a commit (703a5d8) or a folder with tinytrain.h and bench/. Every round runs both versions, in the
-opposite order of the round before. The medians of the rounds' ratios, new / old, are printed. The new version
-is slower if a ratio of seconds is above 1, or a ratio of speeds below 1. Exits with 1 if a plan is larger.
-Environment: B, the folder for built files (build); CC, CFLAGS (-O2)."""
+BASE is a commit, or a folder with tinytrain.h and bench/; the default is commit 703a5d8. Every round runs
+both versions, in the opposite order of the round before. The medians of the rounds' ratios, new / old, are
+printed. The new version is slower if a ratio of seconds is above 1, or a ratio of speeds below 1. Exits with
+1 if a plan is larger. Environment: B is the folder for built files (default: build). CC and CFLAGS (default:
+-O2) compile the programs."""
 
 import argparse
 import json
@@ -60,7 +61,8 @@ def rows(program, *arguments):
 
 
 def plans(programs):
-    """Compares all figures of the memory ladder. Returns how many are larger in the new version."""
+    """Compares all plans of the memory ladder. Returns the number of plans that need more memory, or fit a
+    smaller micro-batch, in the new version."""
     settings = [["--device", device] for device in ("cuda", "cpu")]
     settings += [[*s, "--vit", "B/16", "--pixels", "160", "--batch", "7"] for s in settings]
     settings += [["--fits", "--device", "cuda"], ["--fits", "--device", "cpu"]]
@@ -89,7 +91,8 @@ def plans(programs):
             if None in (old["planned_bytes"], new["planned_bytes"]):
                 continue                            # the budget is too small for this model
             compared += 1
-            # With --fits a row has the largest micro-batch of a card: larger is better.
+            # With --fits a row gives the largest micro-batch that fits a card, so the larger number is
+            # better.
             if "batch" in old:
                 worse, better = new["batch"] < old["batch"], new["batch"] > old["batch"]
                 if new["batch"] == old["batch"]:
@@ -166,7 +169,8 @@ def main():
     if "compile" in only:
         programs = {name: built(folder, name, "compile") for name, folder in folders.items()}
         def compiling(name):
-            # Rounds the numbers of instructions, because the two versions' programs may differ by a few.
+            # Rounds the number of instructions in a row's name. The two versions' programs may differ by a
+            # few instructions, and rows are compared by name.
             named = [(*k.split(" ", 1), v) for k, v in rows(programs[name], "--rounds", "2").items()]
             return {f"ms, {round(int(n), -2)} {rest}": v for n, rest, v in named}
         in_turn(o.rounds, compiling)

@@ -1,6 +1,6 @@
-/* GFLOP/s of attention, timed inside a training step. The forward counts as 4 * pairs * width FLOPs and the
-   backward as 8 * pairs * width (causal attention as half of that), where pairs is the sum of the squared
-   sequence lengths. FLOPs that the backward recomputes are not counted. */
+/* GFLOP/s of attention, timed inside a training step. With `pairs`, the sum of the squared sequence lengths,
+   the forward counts as `4 * pairs * width` FLOPs and the backward as `8 * pairs * width`. Causal attention
+   counts as half of that. FLOPs that the backward recomputes are not counted. */
 
 #include "bench.h"
 

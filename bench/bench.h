@@ -6,9 +6,10 @@
    machine can only slow a kernel down.
 
    A row has a name, a value, a unit and, where one exists, the machine's limit in that unit. The limit is the
-   best rate of all threads of the context together: of multiply-adds in registers, or of loops through arrays
-   in memory (bench_stream). For a single kernel, multiply-adds run between the kernel's runs and take as long
-   as the kernel. Elsewhere the limit is the best short burst of multiply-adds so far (bench_peak). If the
+   best rate that all threads of the context reach together. For bytes, this is the rate of a loop through
+   arrays in memory (bench_stream). For FLOPs, this is the rate of multiply-adds in registers. If a program
+   times a single kernel, bursts of multiply-adds run between the runs of the kernel, and each burst takes as
+   long as the kernel. In other programs the limit is the best short burst so far (bench_peak). If the
    multiply-adds between a kernel's runs were clearly slower than the limit, the kernel is measured again. If
    the multiply-adds stay slower, the row is marked as measured on a busy machine. With --json each row is an
    object on a line of its own, with the keys name, value, unit, peak, of_peak, peer, ratio (value / peer). A
@@ -34,7 +35,9 @@ enum {
 
 typedef struct bench_cost {
     double seconds, flops, bytes;
-    double min; /* seconds that the FLOPs take at the peak measured between the runs; 0: not measured */
+    /* the shortest time of the FLOPs, in seconds: at the rate of multiply-adds measured between the runs; 0:
+       not measured */
+    double min;
     bool in_place;
     bool busy;    /* other work slowed the machine while `min` was measured */
 } bench_cost;
@@ -43,16 +46,16 @@ static struct {
     tt_context *ctx;
     tt_context_options options;
     const char *program, *precision;
-    bool json, has[3];                 /* has: whether the CPU has the instructions of each tt__bf16 */
+    bool json, has[3];                 /* has[k]: whether the CPU can multiply bf16 in way k of tt__bf16 */
     tt__bf16 fastest;
     double min; /* minimum seconds for which a kernel is measured */
     tt__isa_table timed;
     const tt__isa_table *real;
-    /* best FLOP/s of multiply-adds and bytes/s of streams so far */
+    /* best rates so far: FLOP/s of multiply-adds, and bytes/s of bench_stream() */
     double peak[BENCH_PEAKS], stream[BENCH_STREAMS];
-    /* best FLOP/s of multiply-adds beside the current kernel */
+    /* best FLOP/s of the multiply-adds that run between the runs of the current kernel */
     double beside;
-    float *array[4];                                 /* arrays that the streams read and write */
+    float *array[4];                                 /* the arrays that bench_stream() reads and writes */
     /* cost of each op in the current run, and in its fastest run */
     bench_cost run[TT__OP_COUNT], best[TT__OP_COUNT];
 } bench;
@@ -117,7 +120,8 @@ static tt_status bench__run(const tt__launch *l)
 
 static inline void bench_begin_run(void) { memset(bench.run, 0, sizeof bench.run); }
 
-static inline double bench_longest(void) /* returns the seconds of the run's longest op with FLOPs */
+/* returns the longest time, in seconds, of an op with FLOPs in the current run */
+static inline double bench_longest(void)
 {
     double longest = 0;
     for (int op = 0; op < TT__OP_COUNT; op++)
@@ -187,8 +191,8 @@ static inline int bench__peak_of(const char *precision)
     return strncmp(precision, "bf16", 4) == 0 ? BENCH_BF16 : BENCH_FP32;
 }
 
-/* Returns the FLOP/s of the fastest multiply-adds that a precision may use. Measures at least once, and again
-   while the result is below `flops`, because a low result means that the machine was busy. */
+/* Returns the FLOP/s of the fastest multiply-adds for products in `precision`. Measures at least once, and
+   again while the result is below `flops`, because a low result means that the machine was busy. */
 static inline double bench_peak(const char *precision, double flops)
 {
     int peak = bench__peak_of(precision);
@@ -215,9 +219,9 @@ static inline void bench_run_beside(double seconds)
     if (bench.beside > bench.peak[peak]) bench.peak[peak] = bench.beside;
 }
 
-/* A stream of this file is a loop over arrays of 50 MB, the size of the tensors of bench/rows.c. The bytes of
-   a stream leave out a hidden read: before a store changes memory that no cache holds, the processor reads
-   the memory. */
+/* bench_stream() times loops over arrays of 50 MB, the size of the tensors of bench/rows.c. The bytes of a
+   loop leave out a hidden read: before a store changes memory that no cache holds, the processor reads the
+   memory. */
 enum { BENCH_ARRAY = 16384 * 768, BENCH_STREAM_TASK = 1 << 16 };
 typedef float bench_f32x8 __attribute__((vector_size(32)));
 typedef struct bench_stream_job {
@@ -248,7 +252,7 @@ static void bench__stream_task(void *arg, int64_t task, int thread)
     job->sums[task] = sum[0] + sum[1] + sum[2] + sum[3];
 }
 
-/* Returns the best bytes per second so far of a stream of `kind` on all threads. */
+/* Returns the best bytes per second so far of the loop `kind` on all threads. */
 static inline double bench_stream(int kind)
 {
     static const int passes[BENCH_STREAMS] = {1, 2, 2, 3, 3, 7};
@@ -455,8 +459,8 @@ static inline void bench_cost_row(const char *name, bench_cost c)
     else bench_flops_row(name, c.flops / c.seconds);
 }
 
-/* Prints the bytes per second of a cost beside the bytes per second of `stream`. If the op worked in place,
-   the row shows the stream that works in place. */
+/* Prints the bytes per second of the op with cost `c`, beside those of the loop `stream` (bench_stream). If
+   the op worked in place, the row shows the loop that works in place. */
 static inline void bench_bytes_row(const char *name, bench_cost c, int stream)
 {
     if ((stream == BENCH_COPY || stream == BENCH_TRIAD) && c.in_place) stream++;
@@ -530,7 +534,7 @@ static inline bench_inputs bench_inputs_new(tt_tape *t, int64_t rows, int64_t wi
    process, or below the rate of a kernel. */
 static inline bool bench__busy(void)
 {
-    if (bench.beside <= 0) return false; /* no kernel has FLOPs */
+    if (bench.beside <= 0) return false; /* no kernel has FLOPs, so no multiply-adds ran beside kernels */
     for (int op = 0; op < TT__OP_COUNT; op++)
         if (bench.best[op].flops > bench.beside * bench.best[op].seconds) return true;
     return bench.beside < 0.85 * bench.peak[bench__peak_of(bench.precision)];
@@ -574,7 +578,8 @@ static inline void bench_train(tt_context *ctx, tt_tape *t, tt_value y, const be
             bench_end_run();
             if (bench_longest() > 0) bench_run_beside(bench_longest());
         }
-        if (attempt > 0 && bench.beside < beside) { /* keeps the attempt with the less busy machine */
+        /* keeps the figures of the attempt in which the machine was less busy */
+        if (attempt > 0 && bench.beside < beside) {
             memcpy(bench.best, best, sizeof best);
             bench.beside = beside;
         }
@@ -602,7 +607,7 @@ static inline int32_t *bench_numbers(int64_t n)
     return x;
 }
 
-/* Adds a batch, which takes over ids, starts and labels; the function makes the other arrays. */
+/* Adds a batch, which then owns ids, starts and labels. The function makes the other arrays of the batch. */
 static inline void bench_add_batch(bench_batches *all, int seqs, const int32_t *ids, const int32_t *starts,
                                    const int32_t *labels)
 {
@@ -676,11 +681,11 @@ static inline tt_value bench__decoder_norm(tt_context *ctx, tt_tape *t, tt_value
     return tt_rmsnorm(t, x, bench_param(ctx, w, 0, width, 1), 1e-5f);
 }
 
-/* Shape of a language model, which the benchmarks plan and never run: RMS norms, causal attention, and a GELU
-   or a gated SiLU between two linear layers. */
+/* Sizes of a language model that is planned and never run. The model has RMS norms, causal attention, and a
+   GELU or a gated SiLU between two linear layers. */
 typedef struct bench_decoder_shape {
     int layers, width, inner, heads, vocab;
-    bool gated, tied; /* tied: the embedding is also the last layer */
+    bool gated, tied; /* tied: the weight of the last layer is the embedding */
 } bench_decoder_shape;
 
 /* Records the model for `seqs` sequences of `length` tokens on a tape. Returns the loss of predicting each

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Draws four pictures in bench/results. speed.svg, from speed.json: time and peak memory of a training step
-beside PyTorch's, on each kind of CPU. ranks.svg, from ranks.json, which `build/memory_ladder --ranks 8
+compared with PyTorch's, on each kind of CPU. ranks.svg, from ranks.json, which `build/memory_ladder --ranks 8
 --json` prints: the memory of a rank by how ranks share the work. devices.svg, from devices.json, which
 `build/ranks --only devices --json` prints: the time of a step by number of devices. gpu.svg, from the records
-gpu_NAME_DATE.json, which bench/gpu.sh writes: time and memory of a training step on a GPU beside PyTorch's.
+gpu_NAME_DATE.json, which bench/gpu.sh writes: time and memory of a training step on a GPU,
+compared with PyTorch's.
 Standard library only.
 
     python3 bench/chart.py             draws the pictures
@@ -162,7 +163,7 @@ def framed(title, height, out):
 
 
 def picture(records):
-    title = "Time and peak memory of a training step beside PyTorch's"
+    title = "Time and peak memory of a training step, compared with PyTorch's"
     note = "Two cores of each CPU; PyTorch 2.15 eager, in turn on the same machine. Shorter bars are better."
     out, y = [], TOP
     for x, heading in ((LEFT, "Time of a training step"), (RIGHT, "Peak memory")):
@@ -200,9 +201,9 @@ def read_gpu():
 
 
 # The picture of a GPU compares sides of gpu.SIDES that do equal work: all train with dropout, or all without.
-# Each tuple of GPU_WORK has the end of a heading in the picture, tinytrain's sides, and PyTorch's compiled
-# sides. The picture shows all of tinytrain's sides, the fastest of PyTorch's compiled sides and, for the work
-# with dropout, also eager PyTorch.
+# A tuple of GPU_WORK has three elements: the words that end a heading of the picture; the sides of tinytrain;
+# and the sides of PyTorch that are compiled. The picture shows all of tinytrain's sides, the fastest of
+# PyTorch's compiled sides and, for the work with dropout, also eager PyTorch.
 GPU_WORK = [("", ("tinytrain", "tuned"),
              ("compile", "reduce", "nano_dropout", "nano_dropout_reduce", "nano_padded_dropout")),
             (", without dropout", ("nodrop", "nodrop_tuned"), ("nano", "nano_padded", "nano_padded_reduce"))]
@@ -246,7 +247,7 @@ def gpu_groups(record):
 
 
 def gpu_picture(record):
-    title = f"Time and memory of a training step on an {record['gpu']} beside PyTorch's"
+    title = f"Time and memory of a training step on an {record['gpu']}, compared with PyTorch's"
     out, y = [], TOP
     for x, heading in ((GPU_LEFT, "Time of a training step"), (GPU_RIGHT, "Memory of the GPU")):
         out += [text(x, 28, heading, 14, bold=True), bar(x, 38, 14, OURS), text(x + 20, 50, "tinytrain"),
@@ -311,7 +312,8 @@ def ranks_panel(x, rows):
         words = f'<tspan font-weight="600">{r["planned_bytes"] / 1e9:.2f}</tspan> GB'
         number = f"{bars + LENGTH * r['planned_bytes'] / most + 6:.1f}", y + 12, words
         halo = text(*number, fill="#ffffff").replace("<text ", '<text stroke="#ffffff" stroke-width="5" ', 1)
-        out += [halo, text(*number)]      # the halo keeps the lines of cards away from the number
+        # the white outline `halo` keeps the dashed lines of cards from crossing the number
+        out += [halo, text(*number)]
     return out, end
 
 
@@ -426,12 +428,12 @@ def gain(records):
 
 
 def summary(records):
-    """Returns README.md's lines below the picture: the picture's rows, and rows beside torch.compile."""
+    """Returns README.md's lines below the picture: the picture's rows, compared with torch.compile, too."""
     lines = []
     for heading, rows in charted(records):
         drawn = {key(r)[:-1] for r in rows}
         compiled = [r for r in records if r["vs"] == "torch.compile" and key(r)[:-1] in drawn]
-        end = f"; beside torch.compile {gain(compiled)}." if compiled else "."
+        end = f"; compared with torch.compile {gain(compiled)}." if compiled else "."
         lines.append(f"- {heading}: {gain(rows)}{end}")
     return "\n".join(lines) + "\n"
 
@@ -440,7 +442,7 @@ def table(records):
     """Returns bench/README.md's table of all records."""
     def cell(x, digits=None):
         return "" if x is None else f"{x:.{digits}f}" if digits else f"{x:g}"
-    heads = ["what", "precision", "CPU", "beside", "unit", "tinytrain", "other", "times as fast", "MB",
+    heads = ["what", "precision", "CPU", "compared with", "unit", "tinytrain", "other", "times as fast", "MB",
              "other's MB", "share of memory", "commit, date", "command"]
     rows = [[f"{TASKS[r['task']]}: {r['model']}, {r['shape']}", PRECISIONS[r["precision"]], r["cpu"], r["vs"],
              r["unit"], cell(r["speed"]), cell(r["peer_speed"]), cell(r["speed_ratio"], 2), cell(r["mb"]),

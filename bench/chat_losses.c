@@ -1,10 +1,11 @@
-/* Trains a language model on conversations in the order of the file, and prints the losses as JSON on
-   standard output. bench/chat_trl.py compares the losses with those of trl:
+/* Trains a language model on conversations, or on pairs of answers, in the order of the file, and prints the
+   losses, and of pairs the mean margin and accuracy of a step, as JSON on standard output. bench/chat_trl.py
+   compares them with those of trl:
 
        build/chat_losses MODEL CHATS.jsonl STEPS BATCH LENGTH > tinytrain.json
 
-   AdamW 1e-3, decay 0.01 (not on norms), linear schedule without warm-up, clipping 1.0, fp32; a sequence is a
-   conversation, cut to LENGTH tokens. */
+   AdamW with learning rate 1e-3, for pairs 1e-4, decay 0.01 (not on norms), linear schedule without warm-up,
+   clipping 1.0, fp32; a sequence is a conversation, cut to LENGTH tokens. Pairs have beta 0.1. */
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"
@@ -34,13 +35,15 @@ int main(int argc, char **argv)
     lo.whole = true;
     tt_token_loader *l = tt_token_loader_new(ctx, s, &lo);
     const tt_source *source = tt_token_loader_source(l);
-    const tt_model model = tt_lm_model(&m);
+    const bool pairs = tt_token_stream_pairs(s);
+    const tt_model model = pairs ? tt_lm_preference_model(&m) : tt_lm_model(&m);
+    double margin = 0, accuracy = 0; /* sums over the steps */
     tt_train_options o = tt_train_options_default();
     o.schedule.total_steps = steps;
-    o.schedule.lr = 1e-3f;
+    o.schedule.lr = pairs ? 1e-4f : 1e-3f;
     tt_train_options_make_room(&o, source, NULL);
     tt_trainer *t = l ? tt_trainer_new(ctx, &model, &o) : NULL;
-    if (!t) return fail(ctx);
+    if (!t || (pairs && tt_trainer_reference(t, source, NULL, NULL) != TT_OK)) return fail(ctx);
     printf("{\"losses\": [");
     for (int64_t step = 0; step < steps; step++) {
         tt_batch b;
@@ -52,8 +55,12 @@ int main(int argc, char **argv)
         if (source->next(source->self, &b, &more) != TT_OK || tt_train_batch(t, &b, &stats, NULL) != TT_OK)
             return fail(ctx);
         printf("%s%.9g", step ? ", " : "", stats.loss);
+        margin += stats.margin / stats.targets;
+        accuracy += stats.correct / stats.targets;
     }
-    printf("]}\n");
+    printf("]");
+    if (pairs) printf(", \"pairs\": [%.9g, %.9g]", margin / steps, accuracy / steps);
+    printf("}\n");
     tt_trainer_free(t);
     tt_token_loader_free(l);
     tt_token_stream_free(s);

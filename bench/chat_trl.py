@@ -1,11 +1,13 @@
-"""Fine-tunes a tiny random LLaMA on synthetic conversations with SFTTrainer of trl and with tinytrain, on the same
-batches, and compares the losses of each step:
+"""Fine-tunes a tiny random LLaMA on synthetic conversations with SFTTrainer and DPOTrainer of trl and with tinytrain,
+on the same batches, and compares the losses of each step:
 
     python bench/chat_trl.py build/chat_losses [--steps 100] [--folder FOLDER]
 
-Needs PyTorch, transformers and trl from PyPI. There are three runs: messages with assistant_only_loss and the
-template tests/golden/chats/chatml.jinja; prompts with completions; and messages that are cut. The program prints
-the largest relative difference of a loss in each run."""
+Needs PyTorch, transformers and trl from PyPI. SFTTrainer has three runs: messages with assistant_only_loss and the
+template tests/golden/chats/chatml.jinja; prompts with completions; and messages that are cut. DPOTrainer has four, in
+the forms of its data: strings, messages, messages without a prompt of their own, and messages that are cut. The
+program prints the largest relative difference of a loss in each run, and of pairs the mean margin and accuracy of a
+step."""
 import argparse
 import json
 import os
@@ -17,13 +19,13 @@ import tempfile
 import torch
 from datasets import load_dataset
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import SFTConfig, SFTTrainer
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 golden = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "golden")
 BATCH = 8
 
 
-def conversations(rng, n, pairs):
+def conversations(rng, n, kind):
     names = ("Ann", "Bo", "Cy", "Di", "Eve")
     things = ("a film", "a cat", "tea", "12 eggs", "the sea", "größe", "中文")
     for _ in range(n):
@@ -32,16 +34,27 @@ def conversations(rng, n, pairs):
                  (f"Repeat after me: {thing}", f"You said: {thing}."),
                  (f"Who likes {thing}?", f"{name} likes {thing}, and nobody else."), ("Bye!", f"Goodbye, {name}.")]
         rng.shuffle(turns)
-        if pairs:
+        if kind == "completions":
             yield {"prompt": turns[0][0] + "\n", "completion": turns[0][1]}
             continue
+        if kind == "strings":
+            yield {"prompt": turns[0][0] + "\n", "chosen": turns[0][1], "rejected": turns[1][1] + " No."}
+            continue
         messages = [{"role": "system", "content": f"You talk to {name}."}] if rng.random() < 0.5 else []
+        if kind in ("lists", "implicit"):
+            prompt = messages + [{"role": "user", "content": turns[0][0]}]
+            answers = [[{"role": "assistant", "content": text}] for text in (turns[0][1], turns[1][1] + " No.")]
+            if kind == "implicit":
+                yield {"chosen": prompt + answers[0], "rejected": prompt + answers[1]}
+            else:
+                yield {"prompt": prompt, "chosen": answers[0], "rejected": answers[1]}
+            continue
         for user, answer in turns[:rng.randrange(1, 4)]:
             messages += [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
         yield {"messages": messages}
 
 
-class InOrder(SFTTrainer):
+class InOrder:
     losses = None
 
     def _get_train_sampler(self, *args, **kwargs):
@@ -53,17 +66,28 @@ class InOrder(SFTTrainer):
         return found
 
 
-def losses_of_trl(model, tokenizer, data, steps, length, answers, folder):
-    options = SFTConfig(
-        output_dir=os.path.join(folder, "trl"), per_device_train_batch_size=BATCH, max_steps=steps, learning_rate=1e-3,
-        weight_decay=0.01, max_grad_norm=1.0, lr_scheduler_type="linear", warmup_steps=0, max_length=length,
-        assistant_only_loss=answers, report_to="none", save_strategy="no", logging_strategy="no", use_cpu=True,
+class InOrderSFT(InOrder, SFTTrainer):
+    pass
+
+
+class InOrderDPO(InOrder, DPOTrainer):
+    pass
+
+
+def losses_of_trl(model, tokenizer, data, steps, length, kind, folder):
+    pairs = kind in ("strings", "lists", "implicit")
+    own = {"beta": 0.1} if pairs else {"assistant_only_loss": kind == "messages"}
+    options = (DPOConfig if pairs else SFTConfig)(
+        output_dir=os.path.join(folder, "trl"), per_device_train_batch_size=BATCH, max_steps=steps, learning_rate=1e-4 if pairs else 1e-3,
+        weight_decay=0.01, max_grad_norm=1.0, lr_scheduler_type="linear", warmup_steps=0, max_length=length, **own,
+        report_to="none", save_strategy="no", logging_strategy="no", use_cpu=True,
         bf16=False, disable_tqdm=True, gradient_checkpointing=False)
-    trainer = InOrder(model, args=options, train_dataset=load_dataset("json", data_files=data, split="train"),
+    trainer = (InOrderDPO if pairs else InOrderSFT)(model, args=options, train_dataset=load_dataset("json", data_files=data, split="train"),
                       processing_class=tokenizer)
     trainer.losses = []
     trainer.train()
-    return trainer.losses
+    logged = trainer.state.log_history[-1]
+    return trainer.losses, [logged.get("rewards/margins"), logged.get("rewards/accuracies")]
 
 
 def main():
@@ -71,6 +95,7 @@ def main():
     parser.add_argument("program")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--folder", default=None)
+    parser.add_argument("--only", nargs="*", help="kinds of data: messages completions strings lists implicit")
     args = parser.parse_args()
     torch.set_num_threads(2)
     folder = args.folder or tempfile.mkdtemp()
@@ -87,17 +112,26 @@ def main():
                          num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
                          eos_token_id=tokenizer.eos_token_id, bos_token_id=None, pad_token_id=None)
     LlamaForCausalLM(config).save_pretrained(start)
-    for name, pairs, length in (("messages", False, 512), ("pairs", True, 512), ("cut", False, 60)):
-        data = os.path.join(folder, name + ".jsonl")
+    runs = (("messages", "messages", 512), ("completions", "completions", 512), ("cut", "messages", 60),
+            ("strings", "strings", 512), ("lists", "lists", 512), ("implicit", "implicit", 512),
+            ("pairs that are cut", "lists", 40))
+    for name, kind, length in runs:
+        if args.only and kind not in args.only:
+            continue
+        data = os.path.join(folder, name.replace(" ", "_") + ".jsonl")
         with open(data, "w", encoding="utf-8") as f:
-            f.writelines(json.dumps(c, ensure_ascii=False) + "\n" for c in conversations(random.Random(5), 500, pairs))
+            f.writelines(json.dumps(c, ensure_ascii=False) + "\n" for c in conversations(random.Random(5), 500, kind))
         model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
-        theirs = losses_of_trl(model, tokenizer, data, args.steps, length, not pairs, folder)
+        theirs, means = losses_of_trl(model, tokenizer, data, args.steps, length, kind, folder)
         command = (args.program, start, data, str(args.steps), str(BATCH), str(length))
-        own = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["losses"]
-        worst = max(abs(a - b) / b for a, b in zip(own, theirs, strict=True))
+        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        worst = max(abs(a - b) / b for a, b in zip(found["losses"], theirs, strict=True))
+        own = found["losses"]
         print(f"{name}: {len(own)} steps, loss {theirs[0]:.4f} to {theirs[-1]:.4f} (trl), {own[0]:.4f} to "
               f"{own[-1]:.4f} (tinytrain); largest difference {100 * worst:.4f}%", flush=True)
+        if "pairs" in found:
+            print("  mean margin {:.4f} and accuracy {:.4f} (trl), {:.4f} and {:.4f} (tinytrain)".format(
+                *means, *found["pairs"]), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 /* Forecasts the time of a training step on a GPU from its plan: launches, bytes and FLOPs of each kind of
    work, and the time that they take at measured rates. No GPU is needed: programs are compiled for "cuda" and
    never run. The models are ViT-L/16 on 64 images, DistilBERT-base on 12 x 512 tokens and GPT-2 of 124
-   million parameters on 16 x 1,024 tokens, with AdamW and clipping. Options: --precision (bf16-true),
-   --recompute (cheap), --matmul (fp32; fp8) and --no-dropout.
+   million parameters on 16 x 1,024 tokens, with AdamW and clipping. Options: --precision (default
+   bf16-true), --recompute (default cheap), --matmul (fp32, the default, or fp8) and --no-dropout.
 
    The rates are those of an H200 with 16-bit operands, read from timelines of whole steps
    (bench/results/NOTES.md). The time of a kind of work is the time of its bytes or of its FLOPs, whichever is
@@ -50,9 +50,9 @@ static void add(cost *costs, int kind, double launches, double bytes, double flo
     to->seconds += fmax(by_bytes, by_flops) + launches * r->launch * 1e-6;
 }
 
-/* Counts column sums. The kernel that writes a gradient also writes partial sums of columns, one for each
-   group of rows. One more launch adds up the partial sums. A norm needs no additional launch, because the
-   launch that adds up weight gradients also adds up the partial sums. */
+/* Counts the launches of column sums. The kernel that writes a gradient also writes partial sums of columns,
+   one for each group of rows. One more launch adds up the partial sums. A norm needs no additional launch,
+   because the launch that adds up weight gradients also adds up the partial sums. */
 static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
 {
     const bool norm = i->op == TT__OP_LAYERNORM_BACKWARD || i->op == TT__OP_RMSNORM_BACKWARD;
@@ -68,7 +68,7 @@ static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
    reads x only once. */
 static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, double bytes, bool joined)
 {
-    const bool sums = i->op == TT__OP_LINEAR_DW; /* dw (out, in) = dy^T x, a sum over rows */
+    const bool sums = i->op == TT__OP_LINEAR_DW; /* `dw = dy^T x`, of shape (out, in), is a sum over rows */
     const tt__shape *a = &t->values[i->in[0]].shape, *b = &t->values[i->in[1]].shape;
     const bool fp8 = tt__reads_fp8(t, i), alike = a->dtype == b->dtype;
     const double out = (double)(sums ? b->cols : i->op == TT__OP_LINEAR ? b->rows : b->cols);
@@ -110,7 +110,7 @@ static void count_attention(const tt_tape *t, const tt__instr *i, cost *costs, d
     add(costs, kind, 1, bytes, 4 * pairs * (double)q->cols * (backward ? 2.5 : 1));
     costs[kind].seconds += draws * (backward ? draws_backward : draws_forward) * 1e-12;
     if (!backward) return;
-    /* Two more launches: the sums of dout * out of each row and head, and the sum of the parts of dq. */
+    /* Two more launches: one sums `dout * out` of each row and head; one adds up the parts of dq. */
     add(costs, kind, 1, bytes_of(t, i->in[0]) + bytes_of(t, i->in[5]), 0);
     if (parts > 0) add(costs, kind, 1, parts + bytes_of(t, i->out[0]), 0);
 }
@@ -136,7 +136,9 @@ static void count(const tt_program *p, cost costs[KINDS], double length)
         case TT__OP_LINEAR: case TT__OP_LINEAR_DX: case TT__OP_LINEAR_DW:
             count_product(t, i, costs, bytes, k && i[-1].with_next);
             break;
-        case TT__OP_QUANTIZE: /* without a history the kernels read the operand twice */
+        /* without a history of magnitudes the kernels read the operand twice: for its largest magnitude, then
+           to round */
+        case TT__OP_QUANTIZE:
             add(costs, ROUNDING, i->in[1] ? 1 : 3, bytes_of(t, i->in[0]) * (i->in[1] ? 1 : 2) +
                 bytes_of(t, i->out[0]) + bytes_of(t, i->out[1]), 0);
             break;

@@ -13,7 +13,7 @@ static bench_cost layer(const char *name, int64_t rows, int64_t in, int64_t out)
     tt_value x = bench_source(ctx, t, "table", inputs.ids, in);
     char row[128];
     tt_value y = tt_linear(t, x, bench_param(ctx, "w", out, in, 0.02f), NULL);
-    /* Because of tt_scale y is not the loss, so y and its gradient have the dtype of inner values. */
+    /* tt_scale keeps y from being the loss. So y and its gradient have the dtype of activations. */
     bench_train(ctx, t, tt_scale(t, y, 0.5f), &inputs);
     snprintf(row, sizeof row, "%s forward", name);
     bench_cost_row(row, bench.best[TT__OP_LINEAR]);

@@ -98,7 +98,7 @@ class Turn:
             callback.on_compile_end(lambda c: c.callback_trigger in triggers and self.compiled())
 
     def priority(self, nice):
-        with contextlib.suppress(OSError):      # only root may raise the priority again
+        with contextlib.suppress(OSError):      # only root may raise the priority again: other users keep it
             if os.geteuid() == 0:
                 os.setpriority(os.PRIO_PROCESS, 0, nice)
 
@@ -172,7 +172,8 @@ def run_torch(args):
         turn.take()
         if on_gpu:
             x = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
-            (x @ x).sum().item()      # makes CUDA create its context, and cuBLAS its handle
+            # makes CUDA create its context, and cuBLAS its handle, before memory is measured
+            (x @ x).sum().item()
             before[0] = in_use()
     faulthandler.register(signal.SIGUSR1)
     if args.cache and os.path.exists(args.cache):
@@ -196,8 +197,8 @@ def run_torch(args):
             log("one step is done")
     wait()
     log("timed steps")
-    # Recorded launches (reduce-overhead) reuse memory without the allocator, which counted the memory during
-    # recording. So the peak is kept for them, and reset for other variants.
+    # With reduce-overhead, recorded launches reuse memory without calls of the allocator, which counted the
+    # memory during recording. So the peak is not reset for reduce-overhead.
     if on_gpu and "reduce-overhead" not in args.variant:
         torch.cuda.reset_peak_memory_stats()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(args.steps + 1)] if on_gpu else []
@@ -310,10 +311,10 @@ def in_short(prefix):
 
 
 def run_peers(args):
-    """Starts `gpu.py torch` for the lines of a list, of which --at-once compile side by side, and lets the
-    processes measure one after another, in the order of the list. Measuring begins when all processes have
-    compiled. After --compile seconds, measuring begins with the processes that have compiled by then. Writes
-    the file of each stage when the stage ends."""
+    """Starts a process `gpu.py torch` for each line of a list. At most --at-once of the processes compile at
+    a time. The processes then measure one after another, in the order of the list. Measuring begins when all
+    processes have compiled. After --compile seconds, measuring begins with the processes that have compiled
+    by then. Writes the file of each stage when the stage ends."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu.py: ended"))
     parent = os.getppid()
     began = time.monotonic()
@@ -497,7 +498,8 @@ def make_report(args):
             planned = value(run, "planned memory")
             row(f"{label}, {who}: time of a step", millis, "ms")
             row(f"{label}, {who}: tokens a second", speed, "tokens/s")
-            if busy:      # peak=millis: the row's of_peak is the share of the step's time
+            # With peak=millis, the row's of_peak is the share of a step's time in which the GPU is busy.
+            if busy:
                 row(f"{label}, {who}: the GPU is busy", busy, "ms", peak=millis)
             if rate:
                 of = label if side == "tinytrain" else f"{label}, {who}"
@@ -506,7 +508,9 @@ def make_report(args):
                 row(f"{of}: memory measured beside the plan", memory, "MB", peer=planned)
                 of_peak = (f"{rate['value']:.4g} {rate['unit']}" +
                            (f", {100 * rate['of_peak']:.1f}%" if rate["of_peak"] else ""))
-            elif speeds[own]:      # own_rate / ratio: FLOPs of tinytrain's step / the peer's time
+            # `own_rate / ratio` is the number of FLOPs of tinytrain's step, divided by the time of the peer's
+            # step.
+            elif speeds[own]:
                 ratio = speeds[own] / speed
                 own_rate = value(f"{what}.{precision}.{own}", "matmuls and attention, whole step, mean")
                 of_peak = f"{own_rate / ratio:.4g}" if own_rate else None

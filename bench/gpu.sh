@@ -1,6 +1,6 @@
 #!/bin/sh
-# Measures and tests tinytrain on a GPU, in one command of at most 9 minutes: tests, training steps beside
-# PyTorch's, a training from its start to its end beside PyTorch's, the time of each op, and a small part of
+# Measures and tests tinytrain on a GPU, in one command of at most 9 minutes: tests, training steps and a
+# whole training, both compared with PyTorch, the time of each op, and a small part of
 # the tests under compute-sanitizer. Each stage has a time limit of its own, and the report is written anew
 # every 5 seconds, so that a run that is cut off leaves its results.
 #

@@ -58,7 +58,8 @@ static void next(tt_context *ctx, tt_loader *l, tt_batch *b, int64_t *epoch)
 static void steps_of(tt_image *image, const char *size, int side, int batch, int steps, double delivered)
 {
     tt_context *ctx = bench_reopen();
-    /* images of an epoch: the steps, the steps not measured, and what the loader prepares ahead */
+    /* The epoch has images for the measured steps, for the steps not measured, and for the batches that the
+       loader prepares ahead. */
     tt_dataset *d = dataset(ctx, image, batch * (steps + 4));
     tt_loader *l = loader(ctx, d, side, batch);
     tt_vit_config c = tt_vit_config_default(size);
@@ -78,7 +79,8 @@ static void steps_of(tt_image *image, const char *size, int side, int batch, int
     o.max_seqs = batch;
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     if (!t) bench_die("%s", tt_error(ctx));
-    for (int step = 0; step <= steps; step++) { /* step 0 has no image ready, and allocates the arena */
+    /* step 0 is not timed: no image is ready, and the arena is allocated */
+    for (int step = 0; step <= steps; step++) {
         next(ctx, l, &b, &epoch);
         if (tt_train_batch(t, &b, &s, NULL) != TT_OK) bench_die("%s", tt_error(ctx));
         if (step == 0) begin = tt__seconds(), waited = tt_loader_waited(l);

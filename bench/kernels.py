@@ -9,10 +9,10 @@ warps a multiprocessor of compute capability 9.0 runs at a time. Needs no GPU.
 An instance is named by its template arguments, as in the source; dtypes are f32, bf16, f16 and any.
 "instructions" counts all instructions of the kernel. "loop" counts the instructions of the kernel's longest
 loop, with both sides of every branch. If a kernel takes 8 elements at a time, "loop" is the most that 8
-elements cost. Registers, threads
-and shared memory limit the warps (65,536 registers, allocated by 8 a thread, 228 KiB, 64 warps, 32 blocks).
-Shared memory that a launch asks for is not in the object and not counted. cuobjdump (CUDA toolkit) is looked
-for in PATH, or named by CUOBJDUMP."""
+elements cost. Registers, threads and shared memory limit the warps: a multiprocessor has 65,536 registers
+(each thread takes a multiple of 8), 228 KiB of shared memory, 64 warps and 32 blocks. Shared memory that a
+launch asks for is not in the object and not counted. cuobjdump (CUDA toolkit) is looked for in PATH, or
+named by CUOBJDUMP."""
 
 import argparse
 import os

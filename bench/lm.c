@@ -2,7 +2,9 @@
    weights, or the model of a Hugging Face folder (--model). A step takes --seqs windows of --length tokens,
    in the order of a file of 2-byte ids (--data), or of random ids; AdamW 1e-4, decay 0.01 on matrices, no
    clipping, no dropout. With --generate N the program instead generates N tokens after a prompt of --prompt
-   tokens, for one sequence. bench/lm.py compares this program with PyTorch and llama.cpp. */
+   tokens, for one sequence. --store FORMAT stores the weights of linear layers in few bits (tt_lm_store);
+   --generate then also stores the layer of the logits in int8, unless its weight is the embedding.
+   bench/lm.py compares this program with PyTorch, peft and llama.cpp. */
 
 #include "bench.h"
 
@@ -20,7 +22,7 @@ static tt_token_stream *random_tokens(tt_context *ctx, int count, int vocab)
     }
     if (fclose(f) != 0) bench_die("cannot write '%s': %s", path, strerror(errno));
     tt_token_stream *s = tt_token_stream_open(ctx, path, 2, vocab, -1);
-    remove(path); /* the stream keeps the file open */
+    remove(path); /* the token stream still has the file open */
     return s;
 }
 
@@ -115,7 +117,8 @@ static void train(tt_context *ctx, const tt_lm *m, const tt_token_stream *s, int
 int main(int argc, char **argv)
 {
     int seqs = 4, length = 256, steps = 5, layers = 0, tokens = 0, prompt = 16;
-    const char *folder = NULL, *data = NULL, *update = "end", *recompute = "cheap";
+    const char *folder = NULL, *data = NULL, *update = "end", *recompute = "cheap", *format = NULL,
+               *adapter = NULL;
     bool turns = false;
     const bench_flag flags[] = {
         {"--model", NULL, &folder, NULL, "DIR, a Hugging Face folder, instead of GPT-2 with random weights"},
@@ -129,13 +132,17 @@ int main(int argc, char **argv)
         {"--turns", NULL, NULL, &turns, "run and report a step for each line of standard input"},
         {"--generate", &tokens, NULL, NULL, "number of tokens to generate, instead of training"},
         {"--prompt", &prompt, NULL, NULL, "tokens of the prompt for --generate"},
+        {"--store", NULL, &format, NULL, "FORMAT of linear layers: int8, nf4 or int4"},
+        {"--adapter", NULL, &adapter, NULL, "DIR of a peft adapter, to be trained alone"},
     };
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
     tt_lm_config c = tt_lm_config_default("gpt2");
     tt_lm m;
     if (layers) c.layers = layers;
     const tt_status status = folder ? tt_lm_load(ctx, &m, folder) : tt_lm_new(ctx, &m, &c);
-    if (status != TT_OK) bench_die("%s", tt_error(ctx));
+    if (status != TT_OK || (format && tt_lm_store(&m, format) != TT_OK)) bench_die("%s", tt_error(ctx));
+    if (format && tokens && m.head && tt_param_store(m.head, "int8") != TT_OK) bench_die("%s", tt_error(ctx));
+    if (adapter && tt_lm_lora_load(&m, adapter) != TT_OK) bench_die("%s", tt_error(ctx));
     m.config.embedding_dropout = m.config.dropout = m.config.attention_dropout = 0;
     const int count = tokens ? prompt + 1 : 8 * seqs * length + 1, vocab = m.config.vocab_size;
     tt_token_stream *s = data ? tt_token_stream_open(ctx, data, 2, vocab, -1)

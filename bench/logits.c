@@ -61,7 +61,7 @@ static void load(model *m, const char *folder, const char *adapter, const char *
     const int64_t rows = tt_axis(t, "tokens", m->max);
     m->in.ids = tt_input(t, "ids", TT_I32, rows, 1);
     m->in.positions = tt_input(t, "positions", TT_I32, rows, 1);
-    m->in.masked = m->in.positions; /* all rows */
+    m->in.masked = m->in.positions; /* the model returns logits of these rows: all */
     if (!m->is_lm) m->in.types = tt_input(t, "types", TT_I32, rows, 1);
     m->in.seq_start = tt_seq_start(t, "seq_start", 1);
     if (!m->is_lm) m->in.first = tt_input(t, "first", TT_I32, 1, 1);

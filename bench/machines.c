@@ -1,10 +1,10 @@
-/* Times training steps of a vision transformer on the ranks of several processes, beside the plan's forecast.
-   bench/machines.py makes several machines out of network namespaces, with a network of the speed --mbit and
-   the delay --delay, and starts one process on each machine. The costs of computation are measured here, on
-   one rank. The costs of the network come from the flags alone: a link of --mbit in each direction, and
-   2 * --delay for a barrier, at which ranks ask and answer. Rows: the median of the seconds of a step, beside
-   the forecast; the bytes that a process sends, beside the least that the strategy needs; and a hash of the
-   bits of all parameters, which must equal the hash of as many ranks in one process. */
+/* Times training steps of a vision transformer on the ranks of several processes, and prints the plan's
+   forecast. bench/machines.py makes several machines out of network namespaces, with a network of the speed
+   --mbit and the delay --delay, and starts one process on each machine. The costs of computation are measured
+   here, on one rank. The costs of the network come from the flags alone: a link of --mbit in each direction,
+   and 2 * --delay for a barrier, at which ranks ask and answer. Rows: the median of the seconds of a step,
+   with the forecast; the bytes that a process sends, with the smallest number that the strategy allows; and a
+   hash of the bits of all parameters, which must equal the hash of as many ranks in one process. */
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* setenv */

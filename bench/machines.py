@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains on machines of its own making: network namespaces of this machine, each with a link of --mbit
 million bits a second in each direction, and --delay microseconds from each to each. mpirun starts one process
-of build/mpi/machines (bench/machines.c) on each machine, which prints the time of a step beside the forecast
+of build/mpi/machines (bench/machines.c) on each machine, which prints the time of a step and the forecast
 of its plan. The parameters must then be the same, to the bit, as those of the same number of ranks in one
 process.
 
@@ -30,7 +30,7 @@ import time
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454ca, 0x0001, 0x1000
 MTU = 9000      # bytes of a packet: jumbo frames, so that a busy CPU carries few packets
-# QUEUE: bytes that wait for a link. The sender's kernel holds WAITING more packets and drops further ones.
+# QUEUE: bytes that wait for a link. The sender's kernel holds WAITING more packets and drops further packets.
 QUEUE = 1 << 15
 WAITING = 16
 NETWORK = "10.77.0"
@@ -95,7 +95,7 @@ def carry(links, rate, delay):
 
 
 def start_network(machines, rate, delay):
-    """Starts the process that carries packets, which SIGTERM ends."""
+    """Starts the process that carries packets. SIGTERM ends the process."""
     for k in range(machines):
         call("ip", "netns", "add", name(k))
     links = [open_link(k) for k in range(machines)]
@@ -103,7 +103,8 @@ def start_network(machines, rate, delay):
     if child == 0:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # a network does not wait for a CPU
+        # carries packets before all other work, so that a busy CPU does not delay the network
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         carry(links, rate, delay)
     for link in links:
         os.close(link)

@@ -40,7 +40,10 @@ typedef struct rung {
     double budget_gb;           /* budget in GB; 0: none */
     const char *update;         /* the option `update`; NULL: "end" */
     int tokens;                 /* tokens of a text. 512: DistilBERT-base, the article's other model; 4,096:
-                                   BigBird-base */
+                                   BigBird-base; 2,048: LLaMA-7B */
+    int lora;                   /* LLaMA-7B: rank of the adapters, which alone are trained; 0: no adapters */
+    const char *base;           /* format of the weights below the adapters (tt_lm_store); NULL: floats */
+    int state_bits;             /* bits of the optimizer state; 0: the default */
 } rung;
 
 #define ALL "optimizer,gradients,parameters,activations"
@@ -59,6 +62,10 @@ static const rung rungs[] = {
     {"bf16-true, blocks, SGD, 4 x 4", "bf16-true", "blocks", TT_SGD, 4, 4, .article_gb = 0},
     {"16-mixed, blocks", "16-mixed", "blocks", TT_ADAM, 64, 1, .article_gb = 0},
     {"fp32, blocks", "32-true", "blocks", TT_ADAM, 64, 1, .article_gb = 0},
+    {"fp32, blocks, optimizer state in 8 bits", "32-true", "blocks", TT_ADAM, 64, 1, .state_bits = 8},
+    {"fp32, blocks, Adafactor", "32-true", "blocks", TT_ADAFACTOR, 64, 1, .article_gb = 0},
+    {"bf16-true, blocks, optimizer state in 8 bits", "bf16-true", "blocks", TT_ADAM, 64, 1, .state_bits = 8},
+    {"bf16-true, blocks, Adafactor", "bf16-true", "blocks", TT_ADAFACTOR, 64, 1, .article_gb = 0},
     {"bf16-true, blocks, 16 images, update in the backward", "bf16-true", "blocks", TT_ADAM, 16, 1,
      .update = "backward"},
     {"and SGD", "bf16-true", "blocks", TT_SGD, 16, 1, .update = "backward"},
@@ -118,11 +125,21 @@ static const rung rungs[] = {
      .offload = "optimizer", .tokens = 4096},
     {"BigBird-base, 1 x 4,096, both", "bf16-true", "blocks", TT_ADAM, 1, 1, .offload = "optimizer",
      .update = "backward", .tokens = 4096},
+    {"LLaMA-7B, 1 x 2,048, bf16-true, blocks", "bf16-true", "blocks", TT_ADAM, 1, 1, .tokens = 2048},
+    {"LLaMA-7B, optimizer state in 8 bits", "bf16-true", "blocks", TT_ADAM, 1, 1, .tokens = 2048,
+     .state_bits = 8},
+    {"LLaMA-7B, adapters of rank 16", "bf16-true", "blocks", TT_ADAM, 1, 1, .tokens = 2048, .lora = 16},
+    {"LLaMA-7B, adapters of rank 16, base in int8", "bf16-true", "blocks", TT_ADAM, 1, 1, .tokens = 2048,
+     .lora = 16, .base = "int8"},
+    {"LLaMA-7B, adapters of rank 16, base in NF4", "bf16-true", "blocks", TT_ADAM, 1, 1, .tokens = 2048,
+     .lora = 16, .base = "nf4"},
 };
 
 typedef struct result {
     double planned, measured, resident, extra, seconds;
-    double host, host_measured, copied; /* bytes of offload; 0: nothing is offloaded */
+    /* with offload: planned host memory, host memory that the allocator gave, and bytes copied in a step;
+       else 0 */
+    double host, host_measured, copied;
     double planning;     /* seconds from a model to its plan */
     bool ok;
 } result;
@@ -150,10 +167,16 @@ static double arena_bytes(const tt_program *p)
     return sum;
 }
 
+static bool of_decoder(const rung *g) { return g->tokens == 2048; }
+
+/* Returns the number of tokens of a text. A measured step of LLaMA-7B is that of a small LLaMA. */
+static int tokens_of(const rung *g, bool run) { return run && of_decoder(g) ? 64 : g->tokens; }
+
 /* Runs a step of one rung, with the same number of micro-batches on each rank, on random images, or on random
    texts if m is NULL. */
 static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung *g, result *out)
 {
+    tt_array targets = {"targets", NULL, 0};
     const int n = batch_of(g);
     int32_t labels[64] = {0};
     const int ranks = (int)tt__max(1, g->ranks), micros = g->accumulate * ranks;
@@ -175,7 +198,14 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     b.pixels = pixels;
     b.image_bytes = (int64_t)bytes / n;
     b.labels = labels;
-    if (!c) bench_random_batch(&texts, n, g->tokens, 30522), b = texts.batch[0];
+    if (!c) bench_random_batch(&texts, n, tokens_of(g, true), of_decoder(g) ? 1000 : 30522);
+    if (!c) b = texts.batch[0];
+    if (of_decoder(g)) { /* the tokens themselves */
+        targets.data = b.ids;
+        targets.rows = b.rows;
+        b.arrays = &targets;
+        b.n_arrays = 1;
+    }
     for (int k = 0; k < micros; k++) {
         b.last_of_step = k + 1 == micros;
         if (tt_train_batch(t, &b, NULL, NULL) != TT_OK) bench_die("%s: %s", g->name, tt_error(ctx));
@@ -189,8 +219,8 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     free(pixels);
 }
 
-/* Makes plans as small as the options allow. The plans have no room for the inputs of the next run; a program
-   with a tight budget gives up that room first. */
+/* Makes plans as small as the options allow: they reserve no memory for the inputs of the next run. With a
+   tight budget, tt_compile leaves out this memory first. */
 static const tt__attempt least_needed = {false, false, false, true, 0, 0};
 
 static tt_trainer *least_trainer(tt_context *ctx, const tt_model *m, const tt_train_options *o)
@@ -199,7 +229,7 @@ static tt_trainer *least_trainer(tt_context *ctx, const tt_model *m, const tt_tr
     return tt__try_trainer(ctx, m, o, &attempt);
 }
 
-static tt_train_options options_of(const rung *g, char device[64])
+static tt_train_options options_of(const rung *g, bool run, char device[64])
 {
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_COSINE;
@@ -211,14 +241,29 @@ static tt_train_options options_of(const rung *g, char device[64])
     o.compile.recompute = g->recompute;
     o.compile.offload = g->offload;
     if (g->update) o.compile.update = g->update;
+    if (g->state_bits) o.compile.optimizer.state_bits = g->state_bits;
     o.compile.memory_budget = (size_t)(g->budget_gb * 1e9);
     snprintf(device, 64, g->ranks > 1 ? "%s*%d" : "%s", opt.device, g->ranks);
     o.compile.device = device;
     if (g->ranks > 1) o.compile.parallel.zero = 3;
     o.compile.accumulate = g->accumulate > 1;
     o.max_seqs = batch_of(g);
-    o.max_tokens = o.max_seqs * tt__max(1, g->tokens);
+    o.max_tokens = o.max_seqs * tt__max(1, tokens_of(g, run));
     return o;
+}
+
+/* Makes LLaMA-7B (Touvron et al., 2023) or, to run a step, a small LLaMA. */
+static tt_status new_decoder(tt_context *ctx, const rung *g, bool run, tt_lm *m)
+{
+    tt_lm_config c = tt_lm_config_default("llama");
+    tt_lora_options o = tt_lora_options_default();
+    o.rank = g->lora;
+    o.alpha = 2 * (float)g->lora;
+    if (run) c = tt_lm_config_sized("llama", 3, 192, 6);
+    if (run) c.vocab_size = 1000;
+    tt_status status = tt_lm_new(ctx, m, &c);
+    if (status == TT_OK && g->base) status = tt_lm_store(m, g->base);
+    return status == TT_OK && g->lora ? tt_lm_lora(m, &o) : status;
 }
 
 static void read_plan(const rung *g, const tt_program *p, result *r)
@@ -238,17 +283,20 @@ static result climb(const rung *g, bool run)
     result r;
     tt_vit vit;
     tt_bert bert;
+    tt_lm lm;
     char device[64];
     tt_context *ctx = bench_reopen();
     tt_vit_config v = tt_vit_config_default(opt.size);
     const tt_bert_config b = tt_bert_config_default(g->tokens > 512 ? TT_BIG_BIRD : TT_DISTILBERT);
-    const tt_train_options o = options_of(g, device);
+    const tt_train_options o = options_of(g, run, device);
+    const bool decoder = of_decoder(g);
     memset(&r, 0, sizeof r);
     v.image_size = opt.pixels;
     v.classes = 10;
-    tt_status status = g->tokens ? tt_bert_new(ctx, &bert, &b) : tt_vit_new(ctx, &vit, &v);
+    tt_status status = decoder ? new_decoder(ctx, g, run, &lm)
+        : g->tokens ? tt_bert_new(ctx, &bert, &b) : tt_vit_new(ctx, &vit, &v);
     if (status != TT_OK) bench_die("%s", tt_error(ctx));
-    tt_model model = g->tokens ? tt_bert_model(&bert) : tt_vit_classifier(&vit);
+    tt_model model = decoder ? tt_lm_model(&lm) : g->tokens ? tt_bert_model(&bert) : tt_vit_classifier(&vit);
     const double begin = tt__seconds();
     tt_trainer *t = least_trainer(ctx, &model, &o);
     r.planning = tt__seconds() - begin;
@@ -258,7 +306,8 @@ static result climb(const rung *g, bool run)
     if (t && run && g->initialise) measure_init(ctx, t, &r);
     else if (t && run) measure(ctx, t, g->tokens ? NULL : &vit, g, &r);
     tt_trainer_free(t);
-    if (g->tokens) tt_bert_free(&bert);
+    if (decoder) tt_lm_free(&lm);
+    else if (g->tokens) tt_bert_free(&bert);
     else tt_vit_free(&vit);
     return r;
 }
@@ -274,7 +323,7 @@ static result climb_apart(const rung *g)
     pid_t child = fork();
     if (child < 0) bench_die("cannot start a process: %s", strerror(errno));
     if (child == 0) {
-        bench.ctx = NULL; /* the context's threads exist only in the parent */
+        bench.ctx = NULL; /* forgets the context of the parent, whose threads do not exist in this process */
         r = climb(g, true);
         bool sent = write(ends[1], &r, sizeof r) == (ssize_t)sizeof r;
         _exit(!sent);
@@ -350,8 +399,8 @@ static int largest(const subject *s, const tt_model *m, const char *precision, c
     if (!fits && tt_error_code(bench.ctx) != TT_ERR_BUDGET) bench_die("%s", tt_error(bench.ctx));
     o = subject_options(s, precision, policy, fits, room);
     if (fits) *at = plan_of(m, &o);
-    /* Any budget keeps products that read the same x from being joined. So that the plans are comparable,
-       this plan has a budget, too: one that everything fits. */
+    /* With any budget, products that read the same x are not joined. So this plan also has a budget, of a
+       size that every plan fits: the two plans are then comparable. */
     o = subject_options(s, precision, policy, fits + 1, 1e15);
     *above = plan_of(m, &o);
     return fits;

@@ -16,7 +16,8 @@ static int fail(tt_context *ctx)
     return 1;
 }
 
-/* Returns tensor batchB.NAME as int32, which the caller frees, and its *n elements; NULL after an error. */
+/* Returns tensor batchB.NAME as int32, and sets *n to the number of its elements. The caller frees the
+   tensor. Returns NULL after an error. */
 static int32_t *read_tensor(const tt_safetensors *file, int batch, const char *name, int64_t *n)
 {
     char full[64];

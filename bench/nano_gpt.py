@@ -1,6 +1,6 @@
 """GPT-2 as one bare file of PyTorch, in the manner of nanoGPT: the strongest common baseline for a training
 step of GPT-2 on one GPU. Attention is scaled_dot_product_attention, and the loss is part of the model, so
-that torch.compile has all of the forward. There is no key-value cache, and there are no masks.
+that torch.compile compiles the whole forward. There is no key-value cache, and there are no masks.
 bench/pytorch.py trains the model with fused AdamW, in bf16 by autocast or with weights in bf16.
 
 Model and initialisation: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; weights

@@ -336,7 +336,7 @@ def gemm(args, report):
                f"{args.rounds} turns; beside each the fastest of the others")
     for precision in args.precisions:
         if precision == "bf16-mixed":
-            continue      # bf16-mixed has the products of bf16-true
+            continue      # bf16-mixed runs the same products as bf16-true, so they are measured once
         dtype = torch.float32 if precision == "32-true" else torch.bfloat16
         mine, peers, peaks = {}, {}, {}      # peers: speeds by peer's name, then by product
         for turn in range(args.rounds):
@@ -431,7 +431,8 @@ def step(args, report):
         layers = f" ({args.layers} layers)" if args.layers else ""
         report.say(f"a training step of {model}{layers}, {what}, {args.threads} threads, "
                    f"medians of {args.rounds} steps each, in turn")
-        for group in (("32-true",), ("bf16-mixed", "bf16-true")):      # not all at once, which saves memory
+        # programs of two groups run one after the other: all of them together would need more memory
+        for group in (("32-true",), ("bf16-mixed", "bf16-true")):
             group = [p for p in group if p in args.precisions]
             variants = ([PAIRS[p] for p in group] +
                         ([PAIRS[p] + " compiled" for p in group] if args.compile else []))
@@ -462,9 +463,9 @@ def step(args, report):
 
 # ------------------------------------------------------------------------------------------------------- imdb
 def imdb_batches(args, shuffled, grouped):
-    """Writes two files, each with --batches of the 50 batches of 16 reviews: one in random order, and one
-    whose batches are evenly spaced over the reviews sorted by length (as transformers' group_by_length
-    sorts)."""
+    """Forms 50 batches of 16 reviews, and writes --batches of them to each of two files: one has batches of
+    reviews in random order; one has batches of reviews sorted by length, taken evenly from short to long (as
+    transformers' group_by_length sorts)."""
     import minilm_imdb
     from transformers import BertTokenizer
     rows = minilm_imdb.encode(BertTokenizer.from_pretrained(args.vocab),
@@ -477,7 +478,7 @@ def imdb_batches(args, shuffled, grouped):
 
 
 def lengths_of(path):
-    """Returns the numbers of tokens and of padded tokens of a file of batches."""
+    """Returns the number of tokens in a file of batches, and their number with padding."""
     from safetensors.numpy import load_file
     starts = [t for name, t in load_file(path).items() if name.endswith("seq_start")]
     return sum(int(t[-1]) for t in starts), sum(int((t[1:] - t[:-1]).max()) * (len(t) - 1) for t in starts)

@@ -1,10 +1,10 @@
 /* Several ranks, in eight parts (--only names one):
 
-   moved   Bytes that a rank loads from other ranks' memory in a training step, beside the least that its
+   moved   Bytes that a rank loads from other ranks' memory in a training step, with the least that its
            strategy needs (tt_plan.moved_bytes and .min_moved_bytes), by plans for --ranks CUDA devices.
            Also the memory of ViT-L/16 in fp32, Adam, on 64 images on each of 4 ranks, ZeRO 3, blocks
            recomputed.
-   reduce  An all-reduce between N ranks on the CPU (--cpu-ranks N) with one thread each, beside memcpy by the
+   reduce  An all-reduce between N ranks on the CPU (--cpu-ranks N) with one thread each, and memcpy by the
            same threads at the same time, each on its own memory. The rates of the all-reduce and of memcpy
            count the bytes that a rank reads and writes, as the program sees them. In the all-reduce, each of
            `n` ranks with `B` bytes reads `n` slices of `B / n` bytes and writes one slice. Then the rank
@@ -12,7 +12,7 @@
            `B` bytes reads `B` and writes `B` bytes. The time lasts from one barrier of all ranks to the next,
            and includes the waits of ranks for one another.
    step    Training steps of DistilBERT-base, --seqs x --length tokens, AdamW, on N ranks (--cpu-ranks N) with
-           one thread each, beside N threads of one rank: one step of each in turn.
+           one thread each, and N threads of one rank: one step of each in turn.
    replay  The time of a step on GPUs by its plan, without a GPU, and how long computation waits in it for
            links. An instruction takes as long as its FLOPs or its bytes take, whichever is longer; a group of
            collectives takes --latency, plus the time that the link needs for the bytes of the rank that loads
@@ -20,7 +20,7 @@
            until a WAIT. The rates of three machines are presets; --flops, --memory and --link replace the
            rates of all three machines.
    offload A replay on one GPU of each of two of these machines, with a link of 50 or of 25 GB/s to the host's
-           memory in each direction: ViT-L/16 on 64 images with the optimizer's state on the host, by
+           memory in each direction: ViT-L/16 on 64 images with the optimizer state on the host, by
            precision and by when parameters are updated; then other models with more of the step on the host.
            Each program is planned for the rates with which it is replayed. The peer of a row is the time
            that computation must wait at least, in any order of copies. This time is the larger of two
@@ -391,7 +391,7 @@ static tt_costs costs_of(const machine *m, double link)
     return c;
 }
 
-/* Replays a step of one micro-batch on each data rank. */
+/* Simulates a step with one micro-batch on each data rank, at the rates `c`. */
 static tt__replay replay(const tt_program *p, const tt_costs *c)
 {
     tt__replay r;
@@ -517,10 +517,12 @@ static double segment_seconds(const tt_program *q, tt__segment segment, const tt
 
 enum { MAX_STAGES = 64, MAX_MICROS = 64 };
 
-/* Seconds of a step. busy, wait, transfer: sums over all stages, without the end of the step. */
+/* Seconds of a step. busy, wait, transfer: sums over all stages, without the end of the step. end: seconds of
+   the end of the step. */
 typedef struct timing { double seconds, busy, wait, transfer, end; } timing;
 
-/* Times a step of `micros` micro-batches on each data rank. slow: the rates at the end of the step. */
+/* Times a step of `micros` micro-batches on each data rank. slow: the costs for transfers at the end of the
+   step. */
 static timing step_of(const tt_program *p, int micros, const tt_costs *c, const tt_costs *slow)
 {
     static double done[2][MAX_STAGES][MAX_MICROS]; /* seconds at which each forward and backward ends */
@@ -662,7 +664,8 @@ static void devices(void)
             const tt_costs c = costs_of(&m, m.link);
             tt_costs slow = c;
             /* The plan has two data ranks, each of which loads half of the shared bytes. With `data` ranks, a
-               rank loads 2 (data - 1) / data times as many bytes: a slower link has the same effect. */
+               rank loads `2 (data - 1) / data` times as many bytes. The link is made slower by this factor
+               instead. */
             const int data = n / way.pipeline;
             if (n > 8) slow.between_ranks = gigabits * 1e9 / 8 / (2.0 * (data - 1) / data);
             const timing t = step_of(x.p, way.micros, &c, &slow);

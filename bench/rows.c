@@ -1,6 +1,6 @@
-/* Measures GB/s of the ops that are limited by memory inside a training step, beside the rate of a stream of
-   the same kind over arrays that no cache can hold. Bytes are those that the program sees, operands read and
-   results written: Adam with clipping reads a gradient twice. */
+/* Measures GB/s of the ops that are limited by memory inside a training step, beside the rate of a simple
+   loop over arrays that no cache can hold (bench_stream). Bytes are the operands read and the results
+   written: Adam with clipping reads a gradient twice. */
 
 #include "bench.h"
 
@@ -9,7 +9,8 @@ static tt_context *ctx;
 static tt_tape *t;
 static bench_inputs in;
 
-/* Begins a program of shape (rows, width). with_loss: the op to measure is itself a loss. */
+/* Begins a program, and returns a first value of shape (rows, width). with_loss: the op to measure is itself
+   a loss. */
 static tt_value begin(int64_t rows, int64_t width, bool with_loss)
 {
     ctx = bench_reopen();

@@ -73,7 +73,7 @@ static void add_images(bench_batches *all, int images, const uint8_t *pixels, in
     tt_batch *b = &all->batch[all->n++];
     memset(b, 0, sizeof *b);
     b->seqs = images;
-    b->rows = images * tokens; /* rows that speeds count */
+    b->rows = images * tokens; /* the number of tokens a second counts these rows */
     b->pixels = pixels;
     b->image_bytes = bytes;
     b->labels = labels;
@@ -279,7 +279,7 @@ static void time_ops(tt_context *ctx, tt_trainer *t, const tt_batch *b)
     timed.backend.launch = timed_launch;
     timed.kind.backend = &timed.backend;
     p->settings.kind = &timed.kind;
-    ctx->profiles = true; /* keeps launches out of graphs */
+    ctx->profiles = true; /* keeps launches out of CUDA graphs, so that events separate launches */
     for (int step = 0; step <= TIMED_STEPS; step++) {
         timed.counts = step == 0;
         timed.n = 0;

@@ -4,9 +4,10 @@
        build/task_losses FOLDER TABLE [PARTS]
 
    FOLDER is a Hugging Face folder, whose files say the task. PARTS is the number of micro-batches of a step
-   (1); with PARTS, embeddings have the negatives of the whole step. No dropout, steps of 16 rows, one pass
-   over the table, AdamW with the defaults of tt_train_options and lr 5e-4, a linear schedule with a tenth of
-   the steps as warm-up. bench/task_losses.py writes folder and table, and does the same in PyTorch. */
+   (default: 1); with PARTS, embeddings have the negatives of the whole step. No dropout, steps of 16 rows,
+   one pass over the table, AdamW with the defaults of tt_train_options and lr 5e-4, a linear schedule with a
+   tenth of the steps as warm-up. bench/task_losses.py writes folder and table, and does the same in
+   PyTorch. */
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"

@@ -14,17 +14,20 @@ typedef struct classifier {
     /* loader: makes a loader of a dataset; keep: saves the model in --out */
     tt_loader *(*loader)(tt_context *ctx, const void *self, const tt_dataset *d, bool train);
     tt_status (*keep)(void *self);
+    /* removes what --prune-heads and --prune-neurons say, by importance for the source to train on */
+    void (*prune)(tt_context *ctx, const cli_training *run, void *self, const tt_source *source);
 } classifier;
 
 /* ------------------------------------------------------------------------------------------------ options */
 
-#define TASKS "class labels scores tags embed" /* in the order of tt_task */
-static const char *const task_names[] = {"class", "labels", "scores", "tags", "embed"};
+#define TASKS "class labels scores tags embed masked-words" /* in the order of tt_task */
+static const char *const task_names[] = {"class", "labels", "scores", "tags", "embed", "masked-words"};
 
 /* Default values and flags of programs that train classifiers, including the flags of all programs that
    train. what: "texts" or "images". epochs_, lr_: the default values, for --help. best_by_: the words of
    --best-by. */
-#define CLI_CLASSIFIER_DEFAULT CLI_TRAINING_DEFAULT, .class_weights = "none"
+#define CLI_CLASSIFIER_DEFAULT CLI_TRAINING_DEFAULT, .class_weights = "none", .teacher_weight = 0.5, \
+    .teacher_temperature = 2
 #define CLI_CLASSIFIER_FLAGS(run, what, epochs_, lr_, best_by_) \
     {"--train", "N", CLI_INTEGER, &(run).train, \
      .help = what " to train on (0: all but those for validation)", .max = 1e9}, \
@@ -37,12 +40,26 @@ static const char *const task_names[] = {"class", "labels", "scores", "tags", "e
      .help = "the validation figure by which the best model is chosen and saved (the model's first metric)", \
      .choices = best_by_}, \
     {"--class-weights", "W", CLI_TEXT, &(run).class_weights, \
-     .help = "weights in training of classes or tags, or of the labels that an example has. balanced: rare " \
-     "classes weigh more; NAME=WEIGHT,NAME=WEIGHT: these weights, and 1 for other classes", .min = 1, \
+     .help = "weights of the classes, tags or labels in the loss. balanced: rare classes weigh more; " \
+     "NAME=WEIGHT,NAME=WEIGHT: these weights, and 1 for other classes", .min = 1, \
      .max = 1e6}, \
     {"--features-once", "", CLI_SWITCH, &(run).features_once, \
-     .help = "with --freeze: compute what depends on frozen parameters alone once for each example, before " \
-     "the first step, and train the rest for the cost of the rest"}, \
+     .help = "with --freeze: compute the output of the frozen part once for each example, before the first " \
+     "step; the steps then compute only the rest"}, \
+    {"--layers", "N", CLI_INTEGER, &(run).layers, \
+     .help = "train a smaller model: N layers of the model, evenly chosen (0: all)", .max = 1000}, \
+    CLI_PRUNE_FLAGS(run), \
+    {"--teacher", "DIR", CLI_TEXT, &(run).teacher, .help = "learn from the logits of a trained model for " \
+     "the same classes as well: distillation (none)", .min = 1, .max = 1000}, \
+    {"--teacher-weight", "X", CLI_NUMBER, &(run).teacher_weight, \
+     .help = "with --teacher: share of the teacher's logits in the loss; the labels have the rest", \
+     .max = 1, .given = &(run).given_weight}, \
+    {"--teacher-temperature", "X", CLI_NUMBER, &(run).teacher_temperature, \
+     .help = "with --teacher: temperature of the probabilities; above 1 makes them less sure", .min = 0.01, \
+     .max = 1e6, .given = &(run).given_heat}, \
+    {"--hidden-weight", "X", CLI_NUMBER, &(run).hidden_weight, \
+     .help = "with --teacher: weight of the error of the hidden states in the loss; if the weight is above " \
+     "0, the teacher runs in each step", .max = 1e9}, \
     CLI_TRAINING_FLAGS(run)
 
 /* Sets run->batch for --batch max: the micro-batches become as large as memory and the number of examples
@@ -76,6 +93,7 @@ static inline tt_loader_options loader_options(const cli_training *run, bool tra
     o.accumulate = run->accumulate;
     o.parallel = run->parallel;
     o.shuffle = train;
+    o.whole_words = run->whole_words;
     return o;
 }
 
@@ -87,7 +105,7 @@ static inline tt_dataset *keep_some(tt_context *ctx, const cli_training *run, tt
 {
     const long long there = (long long)tt_dataset_count(d);
     if (n > there)
-        die("--%s needs %d %s%s, but '%s' has only %lld to %s", split, n, what,
+        die("--%s needs %d %s%s, but '%s' has only %lld to %s: ask for fewer", split, n, what,
             strcmp(split, "train") == 0 ? " with those for validation" : "", run->data, there, split);
     if (!n || n == there) return d;
     tt_dataset *part = (tt_dataset *)made(ctx, tt_dataset_split(d, n));
@@ -106,10 +124,12 @@ static inline tt_dataset *hold_out(tt_context *ctx, const cli_training *run, tt_
     const bool apart = held && tt_dataset_count(held);
     const tt_task task = tt_dataset_task(*d);
     /* min number of classes, labels or scores */
-    const int classes = task == TT_TASK_EMBED ? 0 : task == TT_TASK_LABELS || task == TT_TASK_SCORES ? 1 : 2;
+    const int classes = task == TT_TASK_EMBED || task == TT_TASK_MASKED_LM   ? 0
+                        : task == TT_TASK_LABELS || task == TT_TASK_SCORES ? 1
+                                                                           : 2;
     if (tt_dataset_count(*d) < 2 || tt_dataset_classes(*d) < classes)
-        die("'%s' has %lld %s of %d classes to train on, but at least 2 of at least %d are needed", run->data,
-            (long long)tt_dataset_count(*d), what, tt_dataset_classes(*d), classes);
+        die("'%s' has %lld %s and %d classes to train on, but must have at least 2 and %d: add examples",
+            run->data, (long long)tt_dataset_count(*d), what, tt_dataset_classes(*d), classes);
     *d = keep_some(ctx, run, *d, "train", apart ? run->train : with_held_out(run), what);
     if (apart) return held;
     tt_dataset_free(held);
@@ -152,7 +172,7 @@ static inline const char **names_of(const tt_dataset *d, char (*names)[64], int 
 static inline void show_classes(const tt_dataset *d, const char *what)
 {
     const int classes = tt_dataset_classes(d), shown = classes > 12 ? 10 : classes;
-    if (!classes) return; /* --task embed */
+    if (!classes) return; /* with --task embed and masked-words there are no classes */
     const long long n = (long long)tt_dataset_count(d);
     int64_t *counts = (int64_t *)made(NULL, calloc((size_t)classes, sizeof *counts));
     const char **names = names_of(d, NULL, classes), *rarest = NULL;
@@ -198,11 +218,13 @@ static inline void weigh_classes(cli_training *run, const tt_dataset *d)
 {
     const int classes = tt_dataset_classes(d);
     if (strcmp(run->class_weights, "none") == 0) return;
-    if (tt_dataset_task(d) == TT_TASK_SCORES || tt_dataset_task(d) == TT_TASK_EMBED)
-        die("--class-weights is for classes, but --task %s has none", task_names[tt_dataset_task(d)]);
+    if (tt_dataset_task(d) == TT_TASK_SCORES || !classes)
+        die("--class-weights is for classes, but --task %s has none: leave it out",
+            task_names[tt_dataset_task(d)]);
     run->weights = (float *)made(NULL, calloc((size_t)classes, sizeof *run->weights));
     if (strcmp(run->class_weights, "balanced") == 0) {
-        if (tt_dataset_weights(d, run->weights) != TT_OK) die("out of memory for the weights of classes");
+        if (tt_dataset_weights(d, run->weights) != TT_OK)
+            die("out of memory for the weights of classes: free memory");
         return;
     }
     for (int c = 0; c < classes; c++) run->weights[c] = 1;
@@ -213,7 +235,7 @@ static inline void weigh_classes(cli_training *run, const tt_dataset *d)
         while (c < classes && (strncmp(tt_dataset_class_name(d, c), name, (size_t)n) != 0 ||
                                tt_dataset_class_name(d, c)[n])) c++;
         if (c == classes)
-            die("--class-weights: the data have no class '%.*s'; the first is '%s'", n, name,
+            die("--class-weights names '%.*s', but must name classes of the data, such as '%s'", n, name,
                 tt_dataset_class_name(d, 0));
         run->weights[c] = (float)weight;
     }
@@ -248,6 +270,12 @@ static inline void show_f1(const classifier *x, const tt_predictions *p)
     free(f1), free(of);
 }
 
+/* Returns whether a metric compares predictions with scores. */
+static inline bool correlates(const char *metric)
+{
+    return strcmp(metric, "pearson") == 0 || strcmp(metric, "spearman") == 0;
+}
+
 /* Evaluates a dataset, and prints the metrics of the model's task, the share of the largest class, and F1. */
 static inline void test_classifier(tt_context *ctx, const classifier *x, const tt_dataset *d)
 {
@@ -255,17 +283,28 @@ static inline void test_classifier(tt_context *ctx, const classifier *x, const t
     tt_loader *l = x->loader(ctx, x->self, d, false);
     tt_trainer *t = make_trainer(ctx, x->run, &x->model, tt_loader_source(l), NULL, 0);
     tt_stats s;
-    tt_predictions *p = (tt_predictions *)made(ctx, tt_predictions_new(t, tt_loader_source(l), &s));
+    tt_predictions *p = NULL; /* none of masked words */
+    const bool embeds = x->model.task == TT_TASK_EMBED, scored = tt_dataset_values(d, 0) != NULL;
+    const char *constant = NULL; /* the last correlation that is undefined */
+    if (x->model.task == TT_TASK_MASKED_LM) must(ctx, tt_evaluate(t, tt_loader_source(l), &s));
+    else p = (tt_predictions *)made(ctx, tt_predictions_new(t, tt_loader_source(l), &s));
     printf("best epoch: ");
     const char *between = "";
     for (int k = 0; k < TT_METRICS && x->model.metrics[k].name; k++) {
         const tt_metric *m = &x->model.metrics[k];
-        if (m->of && !s.targets) continue; /* embeddings have no loss here */
-        printf("%s%s %.4f", between, m->name, tt_metric_value(m, &s, p));
+        const double value = tt_metric_value(m, &s, p);
+        /* skips metrics that need targets: the loader of embeddings gives none */
+        if (m->of && !s.targets) continue;
+        if (embeds && scored != correlates(m->name)) continue;
+        if (isnan(value)) printf("%s%s undefined", between, m->name);
+        else printf("%s%s %.4f", between, m->name, value);
+        if (isnan(value) && correlates(m->name)) constant = m->name;
         between = ", ";
     }
     if (s.targets) printf(", loss %.4f", s.loss);
     printf(" on %lld test %s\n", (long long)tt_dataset_count(d), x->what);
+    if (constant)
+        printf("note: %s is undefined if all scores, or all predictions, are one number\n", constant);
     if (x->model.task == TT_TASK_CLASS) {
         int64_t *counts = (int64_t *)made(NULL, calloc((size_t)n, sizeof *counts));
         int largest = 0;
@@ -278,6 +317,81 @@ static inline void test_classifier(tt_context *ctx, const classifier *x, const t
     }
     if (x->model.classes && x->model.task != TT_TASK_SCORES) show_f1(x, p);
     tt_predictions_free(p), tt_trainer_free(t), tt_loader_free(l);
+}
+
+/* ------------------------------------------------------------------------------------------- distillation */
+
+/* Keeps the layers of a model that --layers asks for: layer k is then layer k * layers / N of the model.
+   layer: the structs of the layers, of `bytes` each. Returns the number of layers that remain. */
+static inline int keep_layers(const cli_training *run, void *layer, size_t bytes, int layers)
+{
+    const int n = run->layers ? run->layers : layers;
+    if (n > layers) die("--layers is %d, but the model has %d layers", n, layers);
+    for (int k = 0; k < n; k++)
+        memmove((char *)layer + (size_t)k * bytes, (char *)layer + (size_t)(k * layers / n) * bytes, bytes);
+    return n;
+}
+
+/* Ends the program unless the classes that --teacher names are those of the data. A checkpoint whose classes
+   have no names calls them LABEL_0, LABEL_1 and so on. */
+static inline void check_teacher_names(const cli_training *run, char (*teacher)[64], const tt_dataset *d)
+{
+    const int n = tt_dataset_classes(d);
+    char unnamed[32];
+    bool named = false;
+    for (int c = 0; c < n; c++) {
+        snprintf(unnamed, sizeof unnamed, "LABEL_%d", c);
+        named = named || strcmp(teacher[c], unnamed) != 0;
+    }
+    for (int c = 0, k; c < n && n > 1 && named; c++) {
+        for (k = 0; k < n && strcmp(teacher[k], tt_dataset_class_name(d, c)) != 0;) k++;
+        if (k == n)
+            die("the data have the class '%s', but --teacher '%s' has other classes, such as '%s': name a "
+                "teacher that was trained on the same classes", tt_dataset_class_name(d, c), run->teacher,
+                teacher[c]);
+    }
+}
+
+/* Ends the program unless the teacher's classes have the numbers of the model's classes. */
+static inline void check_teacher(const cli_training *run, char (*teacher)[64], char (*names)[64], int classes)
+{
+    for (int c = 0; c < classes; c++)
+        if (strcmp(teacher[c], names[c]) != 0)
+            die("class %d is '%s' in --teacher '%s', but '%s' in the model: train the teacher on this data, "
+                "or start both from one model", c, teacher[c], run->teacher, names[c]);
+}
+
+static inline tt_status no_batch(void *self, tt_batch *b, bool *more)
+{
+    (void)self, (void)b;
+    *more = false;
+    return TT_OK;
+}
+
+/* Computes the logits of --teacher for the texts or images to train on, unless the teacher runs in each
+   step. With --plan computes none. longest: tokens of the longest text; 0: images. */
+static inline void teach(tt_context *ctx, cli_training *run, const tt_source *source, int64_t examples,
+                         int longest)
+{
+    const bool beside = run->beside || run->features_once || run->hidden_weight > 0 || tt_processes(ctx) > 1;
+    const char *only = run->hidden_weight > 0 ? "--hidden-weight" : run->given_weight ? "--teacher-weight" :
+                       run->given_heat ? "--teacher-temperature" : NULL;
+    if (only && !run->teacher) die("%s needs a --teacher: name one, or leave %s out", only, only);
+    if (!run->teacher) return;
+    if (run->teacher_model->max_length && longest > run->teacher_model->max_length)
+        die("the longest text has %d tokens, but --teacher '%s' reads at most %d: set --max-length to %d",
+            longest, run->teacher, run->teacher_model->max_length, run->teacher_model->max_length);
+    if (beside) {
+        printf("the teacher runs beside the student, and its memory is part of the plan\n");
+        return;
+    }
+    tt_source all = *source;
+    if (run->plan) all.next = no_batch;
+    tt_trainer *t = make_trainer(ctx, run, run->teacher_model, source, NULL, 0);
+    run->logits = (tt_teacher *)made(ctx, tt_teacher_new(t, &all));
+    tt_trainer_free(t);
+    printf("the teacher runs once; its logits take %.1f MB of the host's memory\n",
+           4e-6 * (double)examples * run->teacher_model->classes);
 }
 
 /* Returns the default number of epochs: `usual`, or up to 20 if `usual` epochs have fewer than 200 steps. */
@@ -299,14 +413,23 @@ static inline int train_classifier(tt_context *ctx, const classifier *x, const t
     if (tt_dataset_task(d) == TT_TASK_EMBED && run->largest)
         die("--batch max is not for --task embed, whose batch decides how many negatives a text has: set a "
             "number");
+    if (tt_dataset_task(d) == TT_TASK_EMBED && tt_dataset_values(d, 0))
+        die("'%s' has scores for the pairs to train on, which --task embed cannot use: leave the scores of "
+            "rows for training empty, or name another column (--label-column)", run->data);
+    const bool embeds = tt_dataset_task(held) == TT_TASK_EMBED, scored = tt_dataset_values(held, 0) != NULL;
+    if (embeds && scored && !run->best_by) run->best_by = "spearman";
+    const bool by_metric = run->best_by && strcmp(run->best_by, "loss") != 0;
+    if (embeds && by_metric && scored != correlates(run->best_by))
+        die("--best-by %s is undefined for pairs %s scores to validate on: leave it out", run->best_by,
+            scored ? "with" : "without");
     const bool of_step = run->negatives && strcmp(run->negatives, "step") == 0;
-    if (of_step && tt_dataset_task(d) != TT_TASK_EMBED) die("--negatives step is for --task embed only");
     if (tt_dataset_task(d) == TT_TASK_EMBED && (of_step ? run->batch : run->batch / run->accumulate) < 2)
         die("--task embed needs at least 2 pairs in a micro-batch, because the other pairs are the wrong "
             "answers: set --batch higher, --accumulate lower, or --negatives step");
-    if (of_step)
-        run->step_seqs = run->batch * (tt_dataset_negative(d, 0, NULL) ? 3 : 2);
-    /* the smallest batch, until the loaders know the longest text */
+    const bool triplets = tt_dataset_negative(d, 0, NULL) || tt_dataset_negative(held, 0, NULL);
+    if (of_step) run->step_seqs = run->batch * (triplets ? 3 : 2);
+    /* begins with the smallest batch: the loaders that are made with it tell the length of the longest
+       text */
     if (run->largest) run->batch = run->accumulate * run->parallel.groups;
     for (bool again = run->largest;; again = false) {
         for (int k = 0; k < 2; k++) {
@@ -319,6 +442,9 @@ static inline int train_classifier(tt_context *ctx, const classifier *x, const t
     }
     const tt_source *source[2] = {tt_loader_source(l[0]), tt_loader_source(l[1])};
     if (!run->epochs) run->epochs = enough_epochs(source[0]->steps, x->epochs);
+    if (run->prune_heads > 0 || run->prune_neurons > 0) x->prune(ctx, run, x->self, source[0]);
+    factor(ctx, run);
+    teach(ctx, run, source[0], train, longest);
     tt_trainer *t = make_trainer(ctx, run, &x->model, source[0], source[1], run->epochs);
     printf("%lld %s to train on, %lld for validation; ", train, x->what, other);
     printf("%s, %d threads, %s\n", run->model ? run->model : "from scratch", tt_threads(ctx), tt_isa(ctx));
@@ -330,6 +456,8 @@ static inline int train_classifier(tt_context *ctx, const classifier *x, const t
     const int result = fit(ctx, t, source[0], source[1], run, x->keep, x->self);
     if (run->finished && !longest) printf("waited %.1f s for %s\n", tt_loader_waited(l[0]), x->what);
     tt_trainer_free(t), tt_loader_free(l[0]), tt_loader_free(l[1]);
+    tt_teacher_free(run->logits);
+    run->logits = NULL;
     free(run->weights);
     run->weights = NULL;
     return result;
@@ -346,6 +474,8 @@ static inline void check_trained(const cli_training *run)
    which means that the model's classifier has random weights. */
 static inline tt_trainer *predictor(tt_context *ctx, const classifier *x, bool new_head)
 {
+    if (x->model.task == TT_TASK_MASKED_LM)
+        die("'%s' holds a model of masked words, which --predict cannot show", x->run->out);
     if (new_head)
         die("'%s' holds a model whose classifier is not trained, so it cannot --predict: train it first, "
             "with --model %s and another --out", x->run->out, x->run->out);

@@ -4,20 +4,11 @@
 #ifndef EXAMPLES_CLI_H
 #define EXAMPLES_CLI_H
 
+#include "system.h"
+
 #include <ctype.h>
-#include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-#include <sys/ioctl.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <time.h>
-#include <unistd.h>
 
 #define CLI_COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
@@ -40,20 +31,11 @@ static inline void die(const char *format, ...)
     exit(1);
 }
 
-/* Returns the resident bytes of this process (/proc/self/statm), or 0 if the number is unknown. */
-static inline size_t resident_bytes(void)
-{
-    unsigned long long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (f && fscanf(f, "%*u %llu", &pages) != 1) pages = 0;
-    if (f) fclose(f);
-    return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
-}
-
 /* Bytes that a rank uses beside the plan, on the CPU. --budget includes these bytes. */
 static size_t beside_the_plan;
 
-/* Writes `bytes` and the memory beside the plan for the library's errors, in megabytes, rounded up. */
+/* Writes the sum of `bytes` and of the memory beside the plan, in megabytes, rounded up. The library's errors
+   use this function. */
 static inline void write_megabytes(void *user, size_t bytes, char *to, size_t capacity)
 {
     (void)user;
@@ -62,15 +44,20 @@ static inline void write_megabytes(void *user, size_t bytes, char *to, size_t ca
 
 /* The flags that set fields of the library's options. The library's errors name these flags. */
 static const tt_option_name flag_names[] = {
-    {"accumulate", "--accumulate"}, {"batch", "--batch"}, {"clip_norm", "--clip"}, {"device", "--device"},
-    {"ema_decay", "--ema"}, {"features_once", "--features-once"}, {"layer_decay", "--layer-decay"},
+    {"accumulate", "--accumulate"}, {"batch", "--batch"}, {"beta", "--beta"}, {"clip_norm", "--clip"},
+    {"device", "--device"}, {"ema_decay", "--ema"}, {"features_once", "--features-once"},
+    {"hidden_weight", "--hidden-weight"}, {"label_smoothing", "--label-smoothing"},
+    {"layer_decay", "--layer-decay"},
     {"matmul", "--matmul"}, {"memory", "--memory"}, {"memory_budget", "--budget"}, {"offload", "--offload"},
     {"parallel.data", "--data-ranks"}, {"parallel.groups", "--groups"}, {"parallel.micros", "--micros"},
     {"parallel.pipeline", "--pipeline"}, {"parallel.reduce_micros", "--reduce-micros"},
     {"parallel.schedule", "--stages"}, {"parallel.sequence", "--sequence"}, {"parallel.server", "--server"},
     {"parallel.tensor", "--tensor"}, {"parallel.zero", "--zero"}, {"precision", "--precision"},
-    {"recompute", "--recompute"}, {"step_seqs", "--negatives step"},
+    {"prune", "--prune"}, {"prune_by_movement", "--prune-by movement"}, {"recompute", "--recompute"},
+    {"state_bits", "--state-bits"},
+    {"step_seqs", "--negatives step"}, {"teacher_model", "--teacher"},
     {"temperature", "--temperature"}, {"tune", "--tune"}, {"update", "--update"}, {"weight_decay", "--decay"},
+    {"across", "--across"}, {"all_tokens", "--all-tokens"}, {"length", "--length"},
     {"rows", "rows (a smaller --batch or a larger --accumulate)"}, {NULL, NULL}};
 static const tt_wording as_flags = {flag_names, write_megabytes, NULL};
 
@@ -78,7 +65,7 @@ static const tt_wording as_flags = {flag_names, write_megabytes, NULL};
    memory". */
 static inline void *made(tt_context *ctx, void *p)
 {
-    if (!p) die("%s", ctx ? tt_error(ctx) : "out of memory");
+    if (!p) die("%s", ctx ? tt_error(ctx) : "out of memory: free memory");
     return p;
 }
 
@@ -94,24 +81,26 @@ static inline void must(tt_context *ctx, tt_status status)
 typedef enum cli_type { CLI_TEXT, CLI_CHOICE, CLI_INTEGER, CLI_NUMBER, CLI_BYTES, CLI_SWITCH } cli_type;
 
 typedef struct cli_flag {
-    const char *name, *value; /* such as "--lr"; the value's name in --help, such as "X" */
+    const char *name, *value; /* name: such as "--lr"; value: the name of its value in --help, such as "X" */
     cli_type type;
     void *to;                 /* the value; holds the default before cli_parse */
     const char *help;         /* text of --help, with the default added unless the text ends with ) or : */
     double min, max;          /* bounds of an INTEGER or NUMBER; if max > 0, also of a TEXT's length */
     const char *choices;      /* words of a CHOICE; or a word that sets an INTEGER to CLI_WORD */
     const char *words_of;     /* library option whose words a CHOICE accepts; NULL: `choices` has them */
-    const char *also;         /* name of a flag that accepts the words, too: see cli_meant; or NULL */
+    /* name of another flag: a word of this flag that is given to the other flag sets this flag (cli_meant);
+       or NULL */
+    const char *also;
     bool *given;              /* set to true if the command line has the option; or NULL */
 } cli_flag;
 
 enum { CLI_WORD = -1 };
 
-/* Returns the columns of the terminal now, or 80 if they are unknown. A window's size may change. */
+/* Returns the columns of the terminal now, or 80 if they are unknown. */
 static inline int cli_width(void)
 {
-    struct winsize w;
-    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col >= 20 ? w.ws_col : 80;
+    const int columns = terminal_columns();
+    return columns >= 20 ? columns : 80;
 }
 
 /* Returns the index of a value in a list of words, or -1 if the list lacks the value. */
@@ -237,7 +226,7 @@ static inline void cli_unknown(const cli_flag *flags, int count, const char *arg
         {"--max-seq-length", "--max-length"}, {"--image-size", "--size"}, {"--dataset", "--data"}};
     char given[64];
     const char *nearest = NULL, *bare = argument + strspn(argument, "-");
-    int min = strlen(bare) > 3 ? 3 : 1; /* a suggestion must have a smaller distance */
+    int min = strlen(bare) > 3 ? 3 : 1; /* only an option with a smaller distance is suggested */
     snprintf(given, sizeof given, "--%.*s", (int)strcspn(bare, "="), bare);
     for (int k = 0; k < count; k++) {
         int distance = cli_distance(given, flags[k].name);
@@ -270,8 +259,8 @@ static inline bool cli_bytes(const char *text, size_t *bytes)
     return false;
 }
 
-/* Returns the option that the value of f sets. This is an option whose field `also` names f, if that option
-   has the value among its words; else f. */
+/* Returns the option that `value`, given for option f, sets. This is an option whose field `also` names f and
+   whose words have the value, or else f. */
 static inline const cli_flag *cli_meant(const cli_flag *flags, int count, const cli_flag *f,
                                         const char *value)
 {
@@ -282,10 +271,10 @@ static inline const cli_flag *cli_meant(const cli_flag *flags, int count, const 
     return f;
 }
 
-/* Reads the first item NAME=NUMBER of a list with commas between its items, and moves *list behind the item.
+/* Reads the first item NAME=NUMBER of a list with commas between its items, and moves *list past the item.
    Sets *name to the item, and *number to NUMBER, which is at least 0. Returns the length of NAME. If the item
-   has another form, ends the program with an error that begins with `must`: the option's name, and which
-   values beside a list the option accepts. */
+   has another form, ends the program with an error. must: the beginning of this error, which names the option
+   and the values that the option accepts beside a list. */
 static inline int cli_pair(const char *must, const char **list, const char **name, double *number)
 {
     const char *item = *list;
@@ -357,9 +346,8 @@ static inline void cli_parse(int argc, char **argv, const cli_flag *flags, int c
                              const char *about)
 {
     cli_program = program;
+    system_begin(&argc, &argv);
     cli_path = argv[0];
-    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* a log then has all lines, even if the program is killed */
-    signal(SIGXFSZ, SIG_IGN);              /* makes a file beyond the size limit a reported error */
     for (int i = 1; i < argc; i++) {
         const char *argument = argv[i], *value = strchr(argument, '=');
         size_t name = value ? (size_t)(value - argument) : strlen(argument);
@@ -396,8 +384,8 @@ static inline char *join(const char *folder, const char *name) /* the caller fre
    not count as absent. */
 static inline bool exists(const char *path)
 {
-    struct stat s;
-    if (stat(path, &s) == 0) return true;
+    file_info found = {false, false, 0};
+    if (find_file(path, &found)) return true;
     if (errno != ENOENT && errno != ENOTDIR)
         die("cannot find out whether '%s' exists: %s", path, strerror(errno));
     return false;
@@ -431,9 +419,7 @@ static inline char *sample_data(const char *name)
     snprintf(own, sizeof own, "%.*s/data", slash ? (int)(slash - __FILE__) : 1, slash ? __FILE__ : ".");
     char *beside = join(own, name);
     if (exists(beside)) return free(in_data), beside;
-    ssize_t n = readlink("/proc/self/exe", own, sizeof own - 1); /* on Linux; other systems use argv[0] */
-    if (n > 0) own[n] = 0;
-    else snprintf(own, sizeof own, "%s", cli_path);
+    if (!program_path(own, sizeof own)) snprintf(own, sizeof own, "%s", cli_path);
     snprintf(from, sizeof from, "%s", own);
     for (char *end; (end = strrchr(own, '/')) != NULL;) {
         *end = 0;
@@ -441,8 +427,8 @@ static inline char *sample_data(const char *name)
         if (exists(path)) return free(in_data), free(beside), path;
         free(path);
     }
-    die("there is no '%s', and no %s in a folder above '%s': name the data with --data and, if any, a model "
-        "to start from with --model", beside, in_data, from);
+    die("there is no '%s', and no %s in a folder above '%s': use --data to name the data, and --model "
+        "to start from a model", beside, in_data, from);
     return NULL;
 }
 
@@ -476,6 +462,7 @@ static inline void check_folder(const char *folder, bool resume, bool whole)
    pipe without a reader sends SIGPIPE with each line, and the limit of processor time sends SIGXCPU each
    second. Schedulers announce a job's end by SIGUSR1. */
 static volatile sig_atomic_t stop_signal;
+#ifndef _WIN32
 static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXCPU, SIGUSR1};
 enum { CLI_OF_PERSONS = 2 };
 
@@ -501,8 +488,23 @@ static inline void handle_signals(bool handle)
         if (k >= CLI_OF_PERSONS && before[k].sa_handler == SIG_IGN) continue;
         sigaction(stop_signals[k], handle ? &stop : &before[k], NULL);
     }
-    if (!handle && stop_signal == SIGPIPE) signal(SIGPIPE, SIG_IGN); /* drops later output */
+    /* output to the closed pipe then fails without ending the program */
+    if (!handle && stop_signal == SIGPIPE) signal(SIGPIPE, SIG_IGN);
 }
+#else
+/* Handles Ctrl-C, Ctrl-Break and the end of the console. Windows calls this function in a thread of its own.
+   Returns false at the second event, and Windows then ends the program: a second Ctrl-C ends the program at
+   once. */
+static inline BOOL WINAPI ask_to_stop(DWORD event)
+{
+    const bool first = !stop_signal;
+    (void)event;
+    stop_signal = SIGINT;
+    return first;
+}
+
+static inline void handle_signals(bool handle) { SetConsoleCtrlHandler(ask_to_stop, handle); }
+#endif
 
 /* Prints progress, as a tt_fit_options.report: on a terminal one line that changes, else a line every ten
    seconds. */
@@ -556,7 +558,7 @@ static inline void show_plan(const tt_program *p, const char *folder)
                1e-6 * (double)beside_the_plan);
     if (!folder) return;
     char *path = join(folder, "plan.svg");
-    FILE *f = mkdir(folder, 0777) == 0 || errno == EEXIST ? fopen(path, "w") : NULL;
+    FILE *f = make_folder(folder) ? open_file(path, "wb") : NULL;
     if (!f || tt_plan_svg(p, text, sizeof text) == 0 || fputs(text, f) < 0 || fclose(f) != 0)
         die("cannot write '%s': %s", path, strerror(errno));
     printf("drawn: %s\n", path);
@@ -575,10 +577,12 @@ static inline tt_context *open_context(int seed, int threads, double timeout)
     tt_context *ctx = tt_open(&o);
     if (!ctx) exit(1); /* the logger has reported the error */
     char host[64] = "";
+#ifndef _WIN32 /* several processes need MPI */
     gethostname(host, sizeof host - 1);
+#endif
     if (tt_processes(ctx) > 1)
         snprintf(cli_process, sizeof cli_process, ", process %d (%s)", tt_process(ctx), host);
-    if (tt_process(ctx) > 0 && !freopen("/dev/null", "w", stdout)) exit(1); /* only process 0 prints */
+    if (tt_process(ctx) > 0 && !freopen(NO_OUTPUT, "w", stdout)) exit(1); /* only process 0 prints */
     return ctx;
 }
 
@@ -593,14 +597,25 @@ static inline int word_number(const char *option, const char *word)
 /* The options of every program that trains. */
 typedef struct cli_training {
     const char *optimizer, *schedule, *precision, *matmul, *recompute, *offload, *update, *device, *freeze;
-    const char *zero, *memory, *tune, *out, *lr_rules;
+    const char *zero, *memory, *tune, *out, *lr_rules, *state_bits, *prune_steps, *prune_by;
     const char *data, *model; /* each program has its own flags for data, model, batch, epochs and lr */
     const char *best_by, *class_weights, *predict; /* of programs that train classifiers; or NULL */
     int validate_every, patience, keep_states;
     int seed, threads, batch, accumulate, epochs, train, test; /* train, test: of classifiers only */
-    double timeout, lr, warmup, decay, layer_decay, ema, cooldown, clip, dropout, label_smoothing;
+    double timeout, lr, warmup, decay, layer_decay, ema, cooldown, clip, dropout, label_smoothing, prune;
     double temperature;        /* of the contrastive loss */
+    double beta;               /* of the loss of pairs of answers; 0: the trainer's default */
     const char *negatives;     /* "micro" or "step"; NULL: the program trains no embeddings */
+    const char *teacher;       /* folder of a classifier's teacher, or NULL */
+    double teacher_weight, teacher_temperature, hidden_weight;
+    bool given_weight, given_heat; /* the command line has --teacher-weight, --teacher-temperature */
+    bool beside;               /* the teacher runs in each step, and not once before training */
+    const tt_model *teacher_model; /* the loaded teacher, or NULL */
+    tt_teacher *logits;        /* the teacher's logits if the teacher runs once, or NULL */
+    int layers;                /* layers to keep of a classifier; 0: all */
+    int rank;                  /* largest rank of the layers' weights; 0: any */
+    double prune_heads, prune_neurons; /* shares to remove from each layer, below 1 */
+    bool whole_words;          /* tt_loader_options.whole_words */
     int step_seqs;             /* tt_train_options.step_seqs */
     size_t budget;
     bool plan, resume, measure, features_once, gpu; /* gpu: `device` begins with "cuda" */
@@ -612,14 +627,15 @@ typedef struct cli_training {
 
 /* Initial values of a cli_training, and the flags that set its fields. */
 #define CLI_TRAINING_DEFAULT \
-    .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", \
-    .update = "end", .memory = "device", .tune = "off", .seed = 1, .timeout = 600, .accumulate = 1, \
+    .out = "run", .optimizer = "adamw", .state_bits = "32", .precision = "32-true", .matmul = "fp32", \
+    .update = "end", .memory = "device", .tune = "off", .prune_by = "magnitude", .seed = 1, \
+    .timeout = 600, .accumulate = 1, \
     .warmup = 0.1, .decay = 0.01, .layer_decay = 1, .cooldown = 0.2, .clip = 1, .dropout = -1, \
     .parallel = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0}
 #define CLI_TRAINING_FLAGS(run) \
     {"--accumulate", "N", CLI_INTEGER, &(run).accumulate, \
-     .help = "micro-batches in a step, for each of --groups; steps of texts may have more", .min = 1, \
-     .max = 65536}, \
+     .help = "micro-batches in a step, for each of --groups; a step of long texts may be divided into more", \
+     .min = 1, .max = 65536}, \
     {"--warmup", "X", CLI_NUMBER, &(run).warmup, \
      .help = "share of the steps in which the learning rate rises, before --schedule", .max = 1}, \
     {"--schedule", "NAME", CLI_CHOICE, &(run).schedule, \
@@ -629,6 +645,14 @@ typedef struct cli_training {
      "learning rate falls", .max = 1}, \
     {"--optimizer", "NAME", CLI_CHOICE, &(run).optimizer, .help = "the optimizer", \
      .words_of = "optimizer"}, \
+    {"--state-bits", "N", CLI_CHOICE, &(run).state_bits, .help = "bits of each number of the optimizer's " \
+     "state; budget: as few as --budget needs", .choices = "32 16 8 budget"}, \
+    {"--prune", "X", CLI_NUMBER, &(run).prune, .help = "share, below 1, of the weights of each matrix of " \
+     "the layers that become 0 during training (0: none)", .max = 1}, \
+    {"--prune-by", "NAME", CLI_CHOICE, &(run).prune_by, .help = "with --prune: magnitude prunes the " \
+     "smallest weights, movement those that training moves towards 0", .choices = "magnitude movement"}, \
+    {"--prune-steps", "A,B", CLI_TEXT, &(run).prune_steps, .help = "with --prune: the share rises from " \
+     "step A to step B", .min = 1, .max = 40}, \
     {"--decay", "X", CLI_NUMBER, &(run).decay, \
      .help = "weight decay of all parameters but biases, norms and class tokens", .max = 1e9}, \
     {"--layer-decay", "X", CLI_NUMBER, &(run).layer_decay, .help = "factor on the learning rate from each " \
@@ -639,7 +663,7 @@ typedef struct cli_training {
     {"--ema", "X", CLI_NUMBER, &(run).ema, .help = "decay, below 1, of moving averages of the weights, " \
      "which are then validated and saved; 0.999 is usual (0: no averages)", .max = 1}, \
     {"--clip", "X", CLI_NUMBER, &(run).clip, \
-     .help = "largest norm of a step's gradient, which is scaled down to this (0: any norm)", .max = 1e9}, \
+     .help = "gradients of a larger norm are scaled down to this norm (0: never)", .max = 1e9}, \
     {"--dropout", "X", CLI_NUMBER, &(run).dropout, \
      .help = "dropout everywhere, below 1 (-1: as the model's config says)", .min = -1, .max = 1}, \
     {"--label-smoothing", "X", CLI_NUMBER, &(run).label_smoothing, \
@@ -651,8 +675,8 @@ typedef struct cli_training {
     {"--precision", "P", CLI_CHOICE, &(run).precision, .help = "precision of weights and activations", \
      .words_of = "precision"}, \
     {"--matmul", "M", CLI_CHOICE, &(run).matmul, \
-     .help = "how matrices are multiplied; on a GPU, tf32 rounds fp32 matrices to 11 bits, and fp8 rounds " \
-     "16-bit matrices to 4 or 3 bits", .words_of = "matmul"}, \
+     .help = "how matrices are multiplied; on a GPU, tf32 multiplies fp32 matrices with 10 bits of " \
+     "mantissa, and fp8 multiplies 16-bit matrices as 8-bit floats", .words_of = "matmul"}, \
     {"--recompute", "R", CLI_CHOICE, &(run).recompute, \
      .help = "what the backward recomputes to save memory (cheap; with --budget, budget):", \
      .words_of = "recompute"}, \
@@ -662,7 +686,7 @@ typedef struct cli_training {
      "on a GPU with --budget, budget)", .max = 100}, \
     {"--update", "U", CLI_CHOICE, &(run).update, .help = "when parameters are updated: at a step's end; " \
      "with --clip 0, in the backward, which saves memory; or at the end by the host's processor in its " \
-     "memory, where the optimizer's state stays", .words_of = "update"}, \
+     "memory, where the optimizer state stays", .words_of = "update"}, \
     {"--budget", "BYTES", CLI_BYTES, &(run).budget, \
      .help = "memory that training may use on each rank, such as 3GB or 500MiB. Recomputation, offload (on " \
      "a GPU) and sharding over ranks are chosen to fit, unless --recompute, --offload or --zero say " \
@@ -691,10 +715,10 @@ typedef struct cli_training {
     {"--micros", "N", CLI_INTEGER, &(run).parallel.micros, .help = "with --pipeline: max micro-batches of " \
      "a step on a data rank, for which memory is reserved (0: any)", .max = 65536}, \
     {"--zero", "N", CLI_CHOICE, &(run).zero, \
-     .help = "what --data-ranks shard: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters " \
+     .help = "what --data-ranks shard: 0 nothing, 1 the optimizer state, 2 gradients too, 3 parameters " \
      "too; budget: as much as --budget needs (1; with --budget, budget):", .choices = "0 1 2 3 budget"}, \
     {"--server", "", CLI_SWITCH, &(run).parallel.server, \
-     .help = "rank 0 alone has the optimizer's state and updates"}, \
+     .help = "only rank 0 keeps the optimizer state and computes the updates"}, \
     {"--groups", "N", CLI_INTEGER, &(run).parallel.groups, \
      .help = "partial sums of a step's gradients; with an equal number, any --data-ranks give equal bits " \
      "(0: as many as --data-ranks)", .max = 64}, \
@@ -720,6 +744,15 @@ typedef struct cli_training {
      .help = "print how much memory training will need, draw it as plan.svg in --out, and exit"}, \
     {"--resume", "", CLI_SWITCH, &(run).resume, .help = "continue from the state in --out"}
 
+/* The flags of programs that prune a model or replace its weights by factors before training. */
+#define CLI_PRUNE_FLAGS(run) \
+    {"--prune-heads", "X", CLI_NUMBER, &(run).prune_heads, .help = "remove this share, below 1, of the " \
+     "attention heads of each layer before training: those on which the loss depends least", .max = 1}, \
+    {"--prune-neurons", "X", CLI_NUMBER, &(run).prune_neurons, \
+     .help = "remove this share, below 1, of the neurons of each layer's MLP before training", .max = 1}, \
+    {"--rank", "N", CLI_INTEGER, &(run).rank, .help = "train two factors of rank N in place of each weight " \
+     "of the layers for which they are smaller; their product is saved (0: whole weights)", .max = 1e6}
+
 /* Checks the options. Sets options that the command line lacks and whose default depends on --budget. */
 static inline void check_training(cli_training *run)
 {
@@ -735,6 +768,11 @@ static inline void check_training(cli_training *run)
     if (!run->zero) run->zero = run->budget && divides ? "budget" : "1";
     if (run->dropout != -1 && !(run->dropout >= 0 && run->dropout < 1))
         die("--dropout is %g, but must be 0 or more and below 1, or -1", run->dropout);
+    if (run->prune == 1) die("--prune is 1, but must be 0 or more and below 1");
+    if (run->prune_heads == 1) die("--prune-heads is 1, but must be 0 or more and below 1");
+    if (run->prune_neurons == 1) die("--prune-neurons is 1, but must be 0 or more and below 1");
+    if ((run->prune > 0) != (run->prune_steps != NULL))
+        die("--prune and --prune-steps belong together: set both, or leave both out");
     if (run->ema == 1) die("--ema is 1, but must be 0 or more and below 1");
     if (run->label_smoothing == 1) die("--label-smoothing is 1, but must be 0 or more and below 1");
 }
@@ -749,7 +787,7 @@ static inline const tt_lr_rule *lr_rules_of(const cli_training *run)
     for (const char *list = run->lr_rules; list && *list && !(count == 0 && rules[0].pattern); count++) {
         const int n = cli_pair("--lr-rules must be", &list, &name, &factor);
         char *pattern = (char *)made(NULL, calloc((size_t)n + 1, 1));
-        if (count == CLI_COUNT(rules) - 1) die("--lr-rules has more than %d patterns", count);
+        if (count == CLI_COUNT(rules) - 1) die("--lr-rules has more than %d patterns: use fewer", count);
         memcpy(pattern, name, (size_t)n);
         rules[count].pattern = pattern;
         rules[count].scale = (float)factor;
@@ -757,10 +795,29 @@ static inline const tt_lr_rule *lr_rules_of(const cli_training *run)
     return run->lr_rules ? rules : NULL;
 }
 
+/* Reads --prune-steps A,B. In a short schedule, weights are chosen at least 20 times. */
+static inline void prune_steps_of(const char *text, tt_optimizer_options *o)
+{
+    char *end = NULL;
+    o->prune_begin = strtoll(text, &end, 10);
+    o->prune_end = *end == ',' ? strtoll(end + 1, &end, 10) : -1;
+    if (*end || o->prune_begin < 0 || o->prune_begin >= o->prune_end)
+        die("--prune-steps must be two steps A,B with 0 <= A < B, such as 100,800, but is '%s'", text);
+    const int64_t every = (o->prune_end - o->prune_begin) / 20;
+    if (every < o->prune_every) o->prune_every = every > 0 ? (int)every : 1;
+}
+
 static inline tt_compile_options compile_options(const cli_training *run)
 {
     tt_compile_options o = tt_compile_options_default();
     o.optimizer.kind = (tt_optimizer_kind)word_number("optimizer", run->optimizer);
+    const bool fits = strcmp(run->state_bits, "budget") == 0;
+    o.optimizer.state_bits = fits ? TT_STATE_BITS_BUDGET : atoi(run->state_bits);
+    o.optimizer.prune = (float)run->prune;
+    o.optimizer.prune_by_movement = strcmp(run->prune_by, "movement") == 0;
+    if (run->prune_steps) prune_steps_of(run->prune_steps, &o.optimizer);
+    o.optimizer.nesterov = o.optimizer.kind == TT_MUON;
+    o.optimizer.momentum = o.optimizer.nesterov ? 0.95f : 0;
     o.optimizer.weight_decay = (float)run->decay;
     o.optimizer.lr_rules = lr_rules_of(run);
     o.optimizer.layer_decay = (float)run->layer_decay;
@@ -779,7 +836,7 @@ static inline tt_compile_options compile_options(const cli_training *run)
     return o;
 }
 
-/* Opens a context for training. Sets fields of run->parallel that are 0 according to the device. Ends the
+/* Opens a context for training. If fields of run->parallel are 0, sets them according to the device. Ends the
    program if options contradict each other. */
 static inline tt_context *open_training(cli_training *run)
 {
@@ -832,13 +889,20 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     if (o.compile.train) o.class_weights = run->weights;
     o.features_once = run->features_once;
     if (run->negatives) o.temperature = (float)run->temperature;
+    if (run->beta > 0) o.beta = (float)run->beta;
     if (o.compile.train) o.step_seqs = run->step_seqs;
     if (run->measure) o.compile.costs = &run->costs;
+    if (!run->teacher || !o.compile.train) return o;
+    o.teacher = run->logits;
+    o.teacher_model = run->logits ? NULL : run->teacher_model;
+    o.teacher_weight = (float)run->teacher_weight;
+    o.teacher_temperature = (float)run->teacher_temperature;
+    o.hidden_weight = (float)run->hidden_weight;
     return o;
 }
 
-/* Sets the number of micro-batches of a step on a data rank; choices for --budget depend on the number. In a
-   pipeline, --micros sets the number instead. accumulate: micro-batches of each group. */
+/* Sets the number of micro-batches of a step on a data rank; options that say "budget" are chosen for this
+   number. In a pipeline, --micros sets the number instead. accumulate: micro-batches of each group. */
 static inline void expect_micros(tt_train_options *o, int accumulate)
 {
     const int micros = accumulate * o->compile.parallel.groups;
@@ -846,17 +910,24 @@ static inline void expect_micros(tt_train_options *o, int accumulate)
         o->compile.parallel.micros = (micros + o->compile.parallel.data - 1) / o->compile.parallel.data;
 }
 
-/* Makes a trainer with room for the micro-batches of two sources. other may be NULL. train NULL: room for one
-   example. epochs 0: the trainer only evaluates and predicts. */
-static inline tt_trainer *make_trainer(tt_context *ctx, const cli_training *run, const tt_model *model,
-                                       const tt_source *train, const tt_source *other, int epochs)
+/* Makes a trainer whose micro-batches can hold those of two sources. other may be NULL. train NULL: a
+   micro-batch holds one example. epochs 0: the trainer only evaluates and predicts. Returns NULL on error. */
+static inline tt_trainer *try_trainer(tt_context *ctx, const cli_training *run, const tt_model *model,
+                                      const tt_source *train, const tt_source *other, int epochs)
 {
     tt_train_options o = training_options(run, train ? train->steps * epochs : 0);
     o.max_seqs = 1;
     if (!model->same_length) o.max_tokens = train ? 1 : model->max_length;
     tt_train_options_make_room(&o, train, other);
     expect_micros(&o, run->accumulate);
-    return (tt_trainer *)made(ctx, tt_trainer_new(ctx, model, &o));
+    return tt_trainer_new(ctx, model, &o);
+}
+
+/* Makes a trainer as try_trainer does, but ends the program after an error. */
+static inline tt_trainer *make_trainer(tt_context *ctx, const cli_training *run, const tt_model *model,
+                                       const tt_source *train, const tt_source *other, int epochs)
+{
+    return (tt_trainer *)made(ctx, try_trainer(ctx, run, model, train, other, epochs));
 }
 
 /* Trains, saves, and shows progress; with --plan, only shows the plan. Returns the program's exit status.
@@ -885,13 +956,13 @@ static inline int fit(tt_context *ctx, tt_trainer *t, const tt_source *train, co
     if (run->plan) return 0;
     size_t model;
     const size_t state = tt_trainer_state_bytes(t, &model);
-    struct statvfs disk;
+    const double disk = free_disk(exists(run->out) ? run->out : ".");
     printf("%d epoch%s of %lld steps; for '%s' two states of %.1f MB and a model of %.1f MB", run->epochs,
            run->epochs == 1 ? "" : "s", (long long)train->steps, run->out, 1e-6 * (double)state,
            1e-6 * (double)model);
-    if (statvfs(exists(run->out) ? run->out : ".", &disk) == 0 && disk.f_blocks)
-        printf(", where the disk has %.1f GB", 1e-9 * (double)disk.f_bavail * (double)disk.f_frsize);
+    if (disk > 0) printf(", where the disk has %.1f GB", 1e-9 * disk);
     printf("\n");
+    fflush(stdout);
     handle_signals(true);
     tt_status status = tt_fit(t, train, validation, &o, &run->finished);
     handle_signals(false);
@@ -917,7 +988,9 @@ static inline void freeze(tt_context *ctx, const char *list)
     if (list && strcmp(list, "encoder") == 0) {
         int n = tt_param_freeze(ctx, "*", true);
         const int head = tt_param_freeze(ctx, "*classifier*", false);
-        if (!head) die("--freeze encoder is for models with a classifier, but this model has none");
+        if (!head)
+            die("--freeze encoder is for models with a classifier, but this model has none: give patterns of "
+                "parameters' names instead");
         n -= head + tt_param_freeze(ctx, "*pooler*", false);
         printf("frozen: the encoder (%d parameters)\n", n);
         return;
@@ -926,10 +999,46 @@ static inline void freeze(tt_context *ctx, const char *list)
         int length = (int)strcspn(list, ",");
         snprintf(pattern, sizeof pattern, "%.*s", length, list);
         int n = length ? tt_param_freeze(ctx, pattern, true) : 0;
-        if (length && !n) die("--freeze: no parameter has a name that matches '%s'", pattern);
+        if (length && !n)
+            die("--freeze has the pattern '%s', but no parameter of the model has such a name: correct it",
+                pattern);
         if (n) printf("frozen: %s (%d parameters)\n", pattern, n);
         list += length + (list[length] == ',');
     }
+}
+
+/* ------------------------------------------------------------------------------- pruning and low rank */
+
+enum { PRUNE_STEPS = 64 }; /* steps from which the importance of heads and neurons is measured */
+
+/* Returns how many heads and neurons remain of --prune-heads and --prune-neurons: at least one of each. */
+static inline tt_prune_options prune_options(const cli_training *run, int heads, int neurons)
+{
+    tt_prune_options o = tt_prune_options_default();
+    o.heads = heads - (int)(run->prune_heads * heads);
+    o.neurons = neurons - (int)(run->prune_neurons * neurons);
+    if (o.heads < 1) o.heads = 1;
+    if (o.neurons < 1) o.neurons = 1;
+    printf("pruning: %d of %d heads and %d of %d neurons of each layer remain\n", o.heads, heads,
+           o.neurons, neurons);
+    return o;
+}
+
+/* Replaces the weights of the model's layers by factors of --rank. */
+static inline void factor(tt_context *ctx, const cli_training *run)
+{
+    int weights = 0, factors = 0;
+    for (int k = 0, n = tt_param_count(ctx); k < n && run->rank; k++) {
+        tt_param *p = tt_param_at(ctx, k);
+        const char *name = tt_param_name(p), *end = strrchr(name, '.');
+        /* GPT-2 and Falcon call their layers h.0, h.1 and so on */
+        const bool named = strstr(name, "layer") || strncmp(name, "h.", 2) == 0 || strstr(name, ".h.");
+        const bool of_layer = named && strncmp(name, "teacher.", 8) != 0;
+        if (!of_layer || tt_param_ndim(p) != 2 || !end || strcmp(end, ".weight") != 0) continue;
+        must(ctx, tt_param_low_rank(p, run->rank, 0));
+        weights++, factors += tt_param_rank(p) > 0;
+    }
+    if (run->rank) printf("rank %d: %d of %d weights have factors\n", run->rank, factors, weights);
 }
 
 #endif

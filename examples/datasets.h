@@ -5,20 +5,14 @@
 #ifndef EXAMPLES_DATASETS_H
 #define EXAMPLES_DATASETS_H
 
-#include <dirent.h>
-#include <errno.h>
+#include "system.h"
+
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 
 enum { DATASET_WHY = 1024 }; /* bytes of an error message */
 
 /* Writes an error message to `why`, and returns false. */
-#if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
-#endif
+TT_PRINTF(2, 3)
 static inline bool dataset_fail(char why[DATASET_WHY], const char *format, ...)
 {
     va_list args;
@@ -31,17 +25,17 @@ static inline bool dataset_fail(char why[DATASET_WHY], const char *format, ...)
 /* Reads a file of at most `max` bytes into memory and adds a NUL. The caller frees the memory. */
 static inline char *dataset_file(const char *path, size_t max, size_t *bytes, char why[DATASET_WHY])
 {
-    struct stat info;
+    file_info info = {false, false, 0};
     char *memory = NULL;
-    bool ok = stat(path, &info) == 0 || dataset_fail(why, "cannot open '%.500s': %s", path, strerror(errno));
-    if (ok && !S_ISREG(info.st_mode)) ok = dataset_fail(why, "'%.500s' is not a regular file", path);
-    if (ok && (unsigned long long)info.st_size > max)
-        ok = dataset_fail(why, "'%.500s' has %lld bytes, but at most %zu are possible", path,
-                          (long long)info.st_size, max);
-    size_t size = ok ? (size_t)info.st_size : 0;
+    bool ok = find_file(path, &info) || dataset_fail(why, "cannot open '%.500s': %s", path, strerror(errno));
+    if (ok && !info.is_file) ok = dataset_fail(why, "'%.500s' is not a regular file", path);
+    if (ok && info.bytes > max)
+        ok = dataset_fail(why, "'%.500s' has %llu bytes, but at most %zu are possible", path, info.bytes,
+                          max);
+    size_t size = ok ? (size_t)info.bytes : 0;
     if (ok && !(memory = (char *)malloc(size + 1)))
-        ok = dataset_fail(why, "out of memory for the %zu bytes of '%.500s'", size, path);
-    FILE *file = ok ? fopen(path, "rb") : NULL;
+        ok = dataset_fail(why, "out of memory for the %zu bytes of '%.500s': free memory", size, path);
+    FILE *file = ok ? open_file(path, "rb") : NULL;
     if (ok && !file) ok = dataset_fail(why, "cannot open '%.500s': %s", path, strerror(errno));
     size_t got = ok ? fread(memory, 1, size, file) : 0;
     if (ok && got < size && ferror(file))
@@ -83,53 +77,62 @@ static inline bool imdb_add(imdb_list *l, const char *folder, const char *name, 
         if (!more) free(path), path = NULL;
         else l->reviews = (imdb_review *)more, l->capacity = capacity;
     }
-    if (!path) return dataset_fail(why, "out of memory for the %d names in '%.500s'", l->count + 1, folder);
+    if (!path)
+        return dataset_fail(why, "out of memory for the %d names in '%.500s': free memory", l->count + 1,
+                            folder);
     snprintf(path, bytes, "%s/%s", folder, name);
     l->reviews[l->count].path = path;
     l->reviews[l->count++].label = label;
     return true;
 }
 
-/* Adds the files of a folder that are named NUMBER_RATING.txt. The rating is 1 to 4 (class 0, negative) or 7
-   to 10 (class 1, positive). Files that do not end with .txt are ignored. */
+/* A folder of reviews: the list that gets its files, its path, the class of its reviews, and the error.
+   ok: no file was refused. */
+typedef struct imdb_folder { imdb_list *l; const char *path; int label; char *why; bool ok; } imdb_folder;
+
+/* Adds a file that is named NUMBER_RATING.txt. The rating is 1 to 4 (class 0, negative) or 7 to 10 (class 1,
+   positive). A file that does not end with .txt is ignored. */
+static inline bool imdb_file(void *arg, const char *name)
+{
+    imdb_folder *f = (imdb_folder *)arg;
+    const char *rating = name + strspn(name, "0123456789");
+    size_t bytes = strlen(name), digits = *rating == '_' ? strspn(rating + 1, "0123456789") : 0;
+    if (bytes < 4 || strcmp(name + bytes - 4, ".txt") != 0) return true;
+    int stars = digits == 1 || digits == 2 ? atoi(rating + 1) : 0, min = f->label ? 7 : 1;
+    bool named = rating > name && rating + 1 + digits + 4 == name + bytes;
+    if (named && stars >= min && stars <= min + 3) f->ok = imdb_add(f->l, f->path, name, f->label, f->why);
+    else
+        f->ok = dataset_fail(f->why, "'%.400s/%.200s' is not named NUMBER_RATING.txt with a rating from %s: "
+                             "is the folder part of aclImdb?", f->path, name,
+                             f->label ? "7 to 10" : "1 to 4");
+    return f->ok;
+}
+
+/* Adds the reviews of a folder, whose class is `label`. */
 static inline bool imdb_find(imdb_list *l, const char *folder, int label, char why[DATASET_WHY])
 {
-    DIR *d = opendir(folder);
-    int before = l->count;
-    bool ok = true;
-    if (!d)
-        return dataset_fail(why, "cannot list the folder '%.500s': %s; expected the unpacked aclImdb_v1, "
-                            "with train/neg, train/pos, test/neg, test/pos", folder, strerror(errno));
-    while (ok) {
-        errno = 0; /* readdir sets errno only on an error, not at the end */
-        struct dirent *e = readdir(d);
-        if (!e) break;
-        const char *name = e->d_name, *rating = name + strspn(name, "0123456789");
-        size_t bytes = strlen(name), digits = *rating == '_' ? strspn(rating + 1, "0123456789") : 0;
-        if (bytes < 4 || strcmp(name + bytes - 4, ".txt") != 0) continue;
-        int stars = digits == 1 || digits == 2 ? atoi(rating + 1) : 0, min = label ? 7 : 1;
-        bool named = rating > name && rating + 1 + digits + 4 == name + bytes;
-        if (named && stars >= min && stars <= min + 3) ok = imdb_add(l, folder, name, label, why);
-        else
-            ok = dataset_fail(why, "'%.400s/%.200s' is not named NUMBER_RATING.txt with a rating from %s: is "
-                              "the folder part of aclImdb?", folder, name, label ? "7 to 10" : "1 to 4");
-    }
-    if (ok && errno) ok = dataset_fail(why, "cannot list the folder '%.500s': %s", folder, strerror(errno));
-    closedir(d);
+    imdb_folder f = {l, folder, label, why, true};
+    const int before = l->count;
+    bool ok = each_entry(folder, imdb_file, &f) ||
+              dataset_fail(why, "cannot list the folder '%.500s': %s; expected the unpacked aclImdb_v1, with "
+                           "train/neg, train/pos, test/neg, test/pos", folder, strerror(errno));
+    ok = ok && f.ok;
     if (ok && l->count == before)
         ok = dataset_fail(why, "the folder '%.500s' holds no NUMBER_RATING.txt: expected the reviews of "
                           "aclImdb", folder);
     return ok;
 }
 
-/* Keeps n of the reviews from number `first` on, chosen at random by the context's seed; frees the others. */
+/* Keeps n of the reviews from index `first` to the end, chosen at random by the seed of the context. Frees
+   the other reviews from `first` on. */
 static inline bool imdb_choose(tt_context *ctx, imdb_list *l, int first, int n, char why[DATASET_WHY])
 {
     int there = l->count - first, kept = first;
     char(*number)[16] = (char(*)[16])calloc((size_t)there, sizeof *number);
     tt_text *texts = (tt_text *)calloc((size_t)there, sizeof *texts);
-    bool ok = (number && texts) || dataset_fail(why, "out of memory for %d reviews", there);
-    for (int i = 0; i < there && ok; i++) { /* texts: the reviews' numbers, for a random split */
+    bool ok = (number && texts) || dataset_fail(why, "out of memory for %d reviews: free memory", there);
+    /* each text is the index of a review, so that a random split of the texts chooses reviews */
+    for (int i = 0; i < there && ok; i++) {
         texts[i].bytes = (size_t)snprintf(number[i], sizeof number[i], "%d", i);
         texts[i].text = number[i];
     }
@@ -150,9 +153,10 @@ static inline bool imdb_choose(tt_context *ctx, imdb_list *l, int first, int n, 
 
 static inline tt_dataset *imdb_read(tt_context *ctx, const imdb_list *l, char why[DATASET_WHY])
 {
-    const size_t max = (size_t)1 << 20; /* the longest review of the corpus has 14,000 bytes */
+    /* 1 MiB is enough: the longest review of the corpus has 14,000 bytes */
+    const size_t max = (size_t)1 << 20;
     tt_text *texts = (tt_text *)calloc((size_t)l->count, sizeof *texts);
-    bool ok = texts || dataset_fail(why, "out of memory for %d reviews", l->count);
+    bool ok = texts || dataset_fail(why, "out of memory for %d reviews: free memory", l->count);
     for (int i = 0; i < l->count && ok; i++) {
         texts[i].label = l->reviews[i].label;
         char *text = dataset_file(l->reviews[i].path, max, &texts[i].bytes, why);
@@ -234,21 +238,22 @@ static inline bool cifar_add(cifar *c, const char *path, const uint8_t *bytes, s
 {
     const size_t record = CIFAR_PIXELS + 1, records = size / record, max = INT32_MAX / CIFAR_PIXELS;
     if (!size || size % record || records > max - (size_t)c->count)
-        return dataset_fail(why, "'%.500s' has %zu bytes, which is not a multiple of a record's %zu: after "
-                            "%zu whole records it breaks off at byte %zu", path, size, record, records,
+        return dataset_fail(why, "'%.500s' has %zu bytes, but must have a multiple of %zu: after %zu whole "
+                            "images it breaks off at byte %zu, so copy it again", path, size, record, records,
                             records * record);
     size_t count = (size_t)c->count + records;
     void *labels = realloc(c->labels, count * sizeof *c->labels);
     if (labels) c->labels = (int *)labels;
     void *pixels = labels ? realloc(c->pixels, count * CIFAR_PIXELS) : NULL;
-    if (!pixels) return dataset_fail(why, "out of memory for the %zu images up to '%.500s'", count, path);
+    if (!pixels)
+        return dataset_fail(why, "out of memory for the %zu images up to '%.500s': free memory", count, path);
     c->pixels = (uint8_t *)pixels;
     for (size_t k = 0; k < records; k++, c->count++) {
         const uint8_t *from = bytes + k * record;
         uint8_t *to = c->pixels + (size_t)c->count * CIFAR_PIXELS;
         if (*from >= CIFAR_CLASSES)
-            return dataset_fail(why, "'%.500s', byte %zu: the label is %d, but CIFAR-10 has labels 0 to 9",
-                                path, k * record, *from);
+            return dataset_fail(why, "'%.500s', byte %zu: the label is %d, but CIFAR-10 has labels 0 to 9: "
+                                "copy the file again", path, k * record, *from);
         c->labels[c->count] = *from++;
         for (int p = 0; p < CIFAR_PLANE; p++)
             for (int colour = 0; colour < 3; colour++) *to++ = from[colour * CIFAR_PLANE + p];
@@ -267,7 +272,8 @@ static inline bool cifar_names(char *text, const char *path, const char *names[C
         if (*text) *text++ = 0;
     }
     return n == CIFAR_CLASSES ||
-           dataset_fail(why, "'%.500s' has %d names, one a line, but CIFAR-10 has ten classes", path, n);
+           dataset_fail(why, "'%.500s' has %d names, one a line, but must have the ten of CIFAR-10: copy it "
+                        "again", path, n);
 }
 
 /* Reads a file of the folder, and sets `path` to its path. If the file does not exist, returns NULL without
@@ -275,11 +281,11 @@ static inline bool cifar_names(char *text, const char *path, const char *names[C
 static inline char *cifar_file(const char *folder, const char *name, char path[DATASET_WHY], size_t *bytes,
                                bool *missing, char why[DATASET_WHY])
 {
-    struct stat info;
+    file_info info = {false, false, 0};
     *missing = false;
     if (snprintf(path, DATASET_WHY, "%s/%s", folder, name) >= DATASET_WHY)
         return dataset_fail(why, "the path '%.200s...' is too long: use a shorter one", path), NULL;
-    if (stat(path, &info) == 0) return dataset_file(path, (size_t)1 << 30, bytes, why);
+    if (find_file(path, &info)) return dataset_file(path, (size_t)1 << 30, bytes, why);
     *missing = errno == ENOENT;
     if (!*missing) dataset_fail(why, "cannot open '%.500s': %s", path, strerror(errno));
     return NULL;
@@ -397,8 +403,8 @@ static inline int jpeg_orientation(const uint8_t *bytes, size_t n)
     return 1;
 }
 
-/* Turns an image, whose pixels are from malloc, upright. orientation: see jpeg_orientation. If memory runs
-   out, returns false and leaves the image unchanged. */
+/* Turns an image upright. The image's pixels are from malloc. orientation: see jpeg_orientation. If memory
+   runs out, returns false and leaves the image unchanged. */
 static inline bool image_turn(tt_image *image, int orientation)
 {
     const bool swap = orientation >= 5, up = orientation == 3 || orientation == 4 || orientation == 6 ||

@@ -1,6 +1,6 @@
-/* Trains DistilBERT, BERT or MiniLM to classify texts: film reviews as good or bad, or the texts of a table
-   of your own; or to predict several labels or scores of a text (or of a pair of texts), tags of words, or
-   embeddings of texts.
+/* Trains an encoder (DistilBERT, BERT, MiniLM, RoBERTa, XLM-RoBERTa, CamemBERT, ALBERT, ModernBERT or
+   BigBird) for a task: classes, several labels or scores of texts or of pairs of texts, tags of words,
+   embeddings of texts, or masked words. The texts are film reviews, or a table of your own.
 
    A small DistilBERT from scratch, on examples/data/reviews.tsv:
        make demo
@@ -9,6 +9,8 @@
        build/distilbert_imdb --data mine.csv --text-column body --label-column kind --model MiniLM/
    On two ranks of the CPU, each with half of the threads and half of AdamW's state:
        build/distilbert_imdb --device cpu*2
+   A student of three layers that learns from a trained model, whose folder is teacher/:
+       build/distilbert_imdb --data aclImdb --model teacher/ --layers 3 --teacher teacher/ --out student
    Classify a text with the trained model:
        build/distilbert_imdb --out build/demo --predict "a film to remember" */
 
@@ -25,10 +27,10 @@ static struct {
 } opt = {.run = {CLI_CLASSIFIER_DEFAULT, .schedule = "linear", .batch = 16, .temperature = 0.05,
                  .negatives = "micro"}, .table = TABLE_DEFAULT};
 
-typedef struct text_model { tt_bert m; tt_tokenizer *k; } text_model;
+typedef struct text_model { tt_bert m; tt_tokenizer *k; } text_model; /* prune_texts needs m first */
 
 static tt_tokenizer *open_tokenizer(tt_context *ctx);
-static void make_model(tt_context *ctx, tt_bert *m, int tokens, tt_dataset *d, tt_dataset *held);
+static void make_model(tt_context *ctx, text_model *x, tt_dataset *d, tt_dataset *held);
 static classifier classifier_of(text_model *x);
 static void test(void);
 static void unload(tt_context *ctx, text_model *x);
@@ -40,7 +42,7 @@ static int train(void)
     text_model x;
     x.k = open_tokenizer(ctx);
     tt_dataset *held, *d = read_training(ctx, &opt.run, &opt.table, &held);
-    make_model(ctx, &x.m, tt_tokenizer_size(x.k), d, held);
+    make_model(ctx, &x, d, held);
     const classifier c = classifier_of(&x);
     /* Reads the test data before training, so that an error in the data shows up before training. */
     tt_dataset *later = opt.run.plan ? NULL : read_test(ctx, &opt.run, &opt.table, c.names, c.model.classes);
@@ -68,28 +70,27 @@ static tt_loader *loader_of(tt_context *ctx, const void *self, const tt_dataset 
     tt_loader_options o = loader_options(&opt.run, train);
     o.max_length = opt.max_length ? opt.max_length : tt_bert_model(&x->m).max_length;
     if (o.max_length > x->m.config.max_positions)
-        die("--max-length is %d, but the model has %d positions", o.max_length, x->m.config.max_positions);
+        die("--max-length is %d, but must be at most %d, the model's positions", o.max_length,
+            x->m.config.max_positions);
     o.max_tokens = opt.max_tokens ? opt.max_tokens : opt.run.model || !opt.table.is_table ? 8192 : 2048;
     if (opt.max_tokens && o.max_tokens < o.max_length)
-        die("--max-tokens is %d, but a text may have --max-length %d", o.max_tokens, o.max_length);
+        die("--max-tokens is %d, but must be at least --max-length, %d", o.max_tokens, o.max_length);
     if (o.max_tokens < o.max_length) o.max_tokens = o.max_length;
     if (opt.run.largest || (!opt.max_tokens && tt_dataset_task(d) == TT_TASK_EMBED)) o.max_tokens = 0;
+    if (train && tt_dataset_task(d) == TT_TASK_EMBED) o.drop_last = drops_last(&opt.run, tt_dataset_count(d));
     return (tt_loader *)made(ctx, tt_loader_new(ctx, d, x->k, &o));
 }
 
 /* -------------------------------------------------------------------------------------------------- model */
 /* Makes the model to train: a checkpoint, or a small DistilBERT with random weights. */
-static void make_model(tt_context *ctx, tt_bert *m, int tokens, tt_dataset *d, tt_dataset *held)
+static void make_model(tt_context *ctx, text_model *x, tt_dataset *d, tt_dataset *held)
 {
-    const float rate = (float)opt.run.dropout;
+    tt_bert *m = &x->m;
+    const int tokens = tt_tokenizer_size(x->k);
     if (opt.run.model) {
         const tt_head head = {tt_dataset_task(d), tt_dataset_classes(d)};
         must(ctx, tt_bert_load_head(ctx, m, opt.run.model, &head));
-        const int own = m->config.vocab_size;
-        if (own < tokens)
-            die("vocab.txt has %d tokens, but the model only %d: take both from one folder", tokens, own);
-        if (own > tokens)
-            printf("note: vocab.txt has %d tokens, the model %d: do they belong together?\n", tokens, own);
+        check_vocabulary(opt.run.model, tokens, m->config.vocab_size);
     } else {
         tt_bert_config c = tt_bert_config_default(TT_DISTILBERT);
         c.vocab_size = tokens;
@@ -98,10 +99,7 @@ static void make_model(tt_context *ctx, tt_bert *m, int tokens, tt_dataset *d, t
         if (opt.table.is_table) c.max_positions = opt.max_length > 128 ? opt.max_length : 128;
         must(ctx, tt_bert_new(ctx, m, &c));
     }
-    must(ctx, tt_bert_name_classes(m, d));
-    must(ctx, tt_bert_name_classes(m, held));
-    if (rate >= 0) m->config.dropout = m->config.attention_dropout = m->config.classifier_dropout = rate;
-    freeze(ctx, opt.run.freeze);
+    prepare_model(ctx, &opt.run, x->k, m, d, held);
 }
 
 /* Saves the model and the tokenizer for transformers and for --predict. */
@@ -115,7 +113,7 @@ static tt_status keep(void *self)
 static classifier classifier_of(text_model *x)
 {
     const classifier c = {&opt.run, "texts", opt.run.model ? 2 : 6, tt_bert_model(&x->m),
-                          x->m.class_names, x, loader_of, keep};
+                          x->m.class_names, x, loader_of, keep, prune_texts};
     return c;
 }
 
@@ -126,12 +124,13 @@ static tt_context *load(text_model *x)
     tt_context *ctx = open_training(&opt.run);
     x->k = (tt_tokenizer *)made(ctx, tt_tokenizer_load(ctx, opt.run.out));
     must(ctx, tt_bert_load(ctx, &x->m, opt.run.out, 0));
+    check_vocabulary(opt.run.out, tt_tokenizer_size(x->k), x->m.config.vocab_size);
     return ctx;
 }
 
 static void unload(tt_context *ctx, text_model *x)
 {
-    tt_bert_free(&x->m), tt_tokenizer_free(x->k), tt_close(ctx);
+    tt_bert_free(&text_teacher), tt_bert_free(&x->m), tt_tokenizer_free(x->k), tt_close(ctx);
 }
 
 static void test(void)
@@ -189,7 +188,7 @@ static const cli_flag flags[] = {
 int main(int argc, char **argv)
 {
     cli_parse(argc, argv, flags, CLI_COUNT(flags), "distilbert_imdb",
-              "Trains DistilBERT and its kin for classes, labels, scores, tags or embeddings of texts.");
+              "Trains DistilBERT and its kin for classes, labels, scores, tags, embeddings or masked words.");
     check_training(&opt.run);
     if (opt.run.largest && opt.max_tokens)
         die("--max-tokens cannot be combined with --batch max, which chooses it: leave one out");

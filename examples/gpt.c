@@ -4,10 +4,12 @@
        make gpt
    A checkpoint, on texts of your own (a file, or a folder of *.txt):
        build/gpt --model gpt2/ --data texts/ --out tuned
-   Low-rank adapters of a checkpoint, which are saved as a peft folder:
-       build/gpt --model gpt2/ --data texts/ --lora 8 --out adapter
+   Low-rank adapters of a checkpoint, which are saved as a peft folder; its weights may have 4 bits:
+       build/gpt --model gpt2/ --data texts/ --lora 8 --base-bits 4 --out adapter
    A checkpoint on conversations, by the chat template of its folder; then talk to it:
        build/gpt --model qwen/ --data chats.jsonl --whole --out talks && build/gpt --out talks --chat
+   A checkpoint on pairs of answers, of which the first is preferred (DPO):
+       build/gpt --model qwen/ --data pairs.jsonl --length 1024 --lr 1e-6 --out preferred
    Continue a text with a checkpoint, with the trained model, or with the trained adapters:
        build/gpt --model gpt2/ --generate "Once upon a time"
        build/gpt --out tuned --generate "Once upon a time" --temperature 0.7
@@ -23,8 +25,8 @@ static struct {
     cli_lm lm;        /* the options of models and sampling */
     const char *separator, *generate;
     double held;
-    bool across, chat;
-} opt = {.run = {CLI_TRAINING_DEFAULT, .schedule = "cosine"}, .lm = LM_DEFAULT, .held = 0.05};
+    bool across, chat, beta; /* beta: the command line has --beta */
+} opt = {.run = {CLI_TRAINING_DEFAULT, .schedule = "cosine", .beta = 0.1}, .lm = LM_DEFAULT, .held = 0.05};
 
 /* ----------------------------------------------------------------------------------------------- training */
 typedef struct trained { const tt_lm *m; const tt_tokenizer *k; } trained;
@@ -43,26 +45,39 @@ static int train(void)
     if (count - apart < 2)
         die("--held-out %g leaves %lld of %lld tokens to train on: set it to a smaller share, such as 0.05",
             opt.held, (long long)(count - apart), (long long)count);
-    if (apart > 1) held = (tt_token_stream *)made(ctx, tt_token_stream_split(s, apart));
+    if (apart > 1 && !(held = tt_token_stream_split(s, apart)) && tt_error_code(ctx) != TT_ERR_ARGUMENT)
+        die("%s", tt_error(ctx));
+    if (apart > 0 && !held)
+        printf("note: --held-out %g is fewer tokens than %s, so that nothing is held out to validate on: set "
+               "--held-out higher\n", opt.held, apart < 2 ? "2"
+               : tt_token_stream_pairs(s) ? "the last pair has" : "the last conversation has");
     tt_token_loader *l = windows_of(ctx, s, &opt.lm, &opt.run, opt.across, true), *validation = NULL;
     if (held) validation = windows_of(ctx, held, &opt.lm, &opt.run, opt.across, false);
     const tt_source *source = tt_token_loader_source(l), *other = tt_token_loader_source(validation);
-    const tt_model model = tt_lm_model(&m);
-    tt_trainer *t = make_trainer(ctx, &opt.run, &model, source, other, opt.run.epochs);
+    const bool pairs = tt_token_stream_pairs(s);
+    if (opt.beta && !pairs)
+        die("--beta is for pairs of answers, but '%s' has none: leave it out", opt.run.data);
+    if (pairs && opt.run.dropout < 0) /* as trl, because the reference is computed without dropout */
+        m.config.embedding_dropout = m.config.dropout = m.config.attention_dropout = 0;
+    prune_lm(ctx, &m, &opt.run, source, pairs);
+    const tt_model model = pairs ? tt_lm_preference_model(&m) : tt_lm_model(&m);
+    tt_trainer *t = lm_trainer(ctx, &m, &opt.lm, &opt.run, &model, source, other);
     printf("%lld tokens to train on, %lld for validation; ", (long long)tt_token_stream_count(s),
            (long long)(held ? tt_token_stream_count(held) : 0));
     printf("%s of %.1f million parameters, %d threads, %s\n", opt.run.model ? opt.run.model : opt.lm.kind,
            1e-6 * (double)tt_program_plan(tt_trainer_program(t)).params, tt_threads(ctx), tt_isa(ctx));
     trained x = {&m, k};
     const int result = fit(ctx, t, source, other, &opt.run, keep, &x);
-    if (opt.run.finished && !result && held) { /* bits per byte are comparable between tokenizers */
+    /* prints bits per byte, which are comparable between tokenizers */
+    if (opt.run.finished && !result && held) {
         const double bytes = (double)tt_token_stream_bytes(held);
         tt_stats of;
         if (opt.run.ema > 0) must(ctx, tt_trainer_use_ema(t, true));
         must(ctx, tt_evaluate(t, other, &of));
-        printf("last epoch: perplexity %.3f", exp(of.loss));
+        if (pairs) printf("last epoch: loss %.4f, accuracy %.3f", of.loss, of.correct / of.targets);
+        else printf("last epoch: perplexity %.3f", exp(of.loss));
         if (bytes > 0) printf(", %.3f bits per byte", of.loss / log(2) * of.targets / bytes);
-        printf(" on %.0f held-out tokens\n", of.targets);
+        printf(" on %.0f held-out %s\n", of.targets, pairs ? "pairs" : "tokens");
     }
     const bool alone = tt_processes(ctx) == 1, adapts = opt.lm.lora || opt.lm.adapter;
     const char *ending = strrchr(opt.run.data, '.');
@@ -86,16 +101,16 @@ static void answer(const char *folder, const char *adapter, const char *text)
     if (tt_processes(ctx) > 1)
         die("--generate runs in one process, but there are %d: start it without mpirun", tt_processes(ctx));
     must(ctx, tt_lm_load(ctx, &m, folder));
-    if (adapter) {
-        must(ctx, tt_lm_lora_load(&m, adapter));
+    store_base(ctx, &m, &opt.lm, true);
+    if (adapter) must(ctx, tt_lm_lora_load(&m, adapter));
+    if (adapter && !m.stored && !chooses_base(&opt.lm))
         must(ctx, tt_lm_lora_merge(&m)); /* makes generation faster */
-    }
     tt_tokenizer *k = open_tokenizer(ctx, folder, &m);
     const tt_encoding prompt = {.text = text ? text : "", .bytes = text ? strlen(text) : 0, .special = true};
     const int64_t n = k ? tt_tokenizer_encode(k, &prompt) : (int64_t)prompt.bytes;
-    if (n < 0) die("out of memory");
+    if (n < 0) die("out of memory for the tokens of the text: free memory");
     const int64_t tokens = text ? (n > 1 ? n : 1) + opt.lm.tokens : chat_tokens(&opt.lm, &m);
-    tt_generator *g = generator_of(ctx, &m, &opt.run, tokens, text ? n : 0);
+    tt_generator *g = generator_of(ctx, &m, &opt.lm, &opt.run, tokens, text ? n : 0);
     const tt_sampling s = sampling_of(&opt.lm, opt.run.seed);
     handle_signals(true);
     if (text) continue_text(ctx, g, k, text, &s);
@@ -131,8 +146,10 @@ static tt_status keep(void *user)
 /* ------------------------------------------------------------------------------------------- command line */
 static const cli_flag flags[] = {
     {"--data", "PATH", CLI_TEXT, &opt.run.data,
-     .help = "text file, folder of *.txt, .jsonl file of conversations, or .bin file of token ids of 2 or 4 "
-     "bytes, as nanoGPT and llm.c write (examples/data/pride_and_prejudice.txt)"},
+     .help = "text file, folder of *.txt, .jsonl file of conversations or of pairs of answers, or .bin file "
+     "of token ids of 2 or 4 bytes, as nanoGPT and llm.c write (examples/data/pride_and_prejudice.txt)"},
+    {"--beta", "X", CLI_NUMBER, &opt.run.beta, .help = "with pairs of answers: a higher value keeps the "
+     "model nearer to the model of the start", .min = 1e-6, .max = 1e6, .given = &opt.beta},
     {"--separator", "LINE", CLI_TEXT, &opt.separator,
      .help = "a line that separates two documents of a text, such as '<|endoftext|>'; '' for empty lines "
      "(none: a file is one document)", .max = 1000},
@@ -140,7 +157,7 @@ static const cli_flag flags[] = {
     {"--model", "DIR", CLI_TEXT, &opt.run.model, .help = "Hugging Face folder to start from: config.json, "
      "model.safetensors or its shards, tokenizer.json (none: from scratch, on bytes)"},
     LM_MODEL_FLAGS(opt.lm),
-    {"--batch", "N", CLI_INTEGER, &opt.run.batch, .help = "windows in a step (0: 8 with --model, "
+    {"--batch", "N", CLI_INTEGER, &opt.run.batch, .help = "windows or pairs in a step (0: 8 with --model, "
      "else 2)", .max = 65536},
     {"--epochs", "N", CLI_INTEGER, &opt.run.epochs,
      .help = "passes over the texts (0: 1 with --model, else 2)", .max = 1e9},
@@ -148,6 +165,7 @@ static const cli_flag flags[] = {
      .max = 1},
     {"--lr", "X", CLI_NUMBER, &opt.run.lr,
      .help = "peak learning rate (0: 5e-5 with --model, else 1e-3)", .max = 1e9},
+    CLI_PRUNE_FLAGS(opt.run),
     CLI_TRAINING_FLAGS(opt.run),
     {"--generate", "TEXT", CLI_TEXT, &opt.generate,
      .help = "continue TEXT with the model in --model, or else in --out"},
@@ -165,7 +183,7 @@ int main(int argc, char **argv)
     if (!run->batch) run->batch = run->accumulate * (run->model ? 8 : 2);
     check_training(run);
     const bool trains = !opt.generate && !opt.chat;
-    if (!trains && opt.generate && opt.chat) die("--generate and --chat: name one of them");
+    if (!trains && opt.generate && opt.chat) die("--generate and --chat exclude each other: leave one out");
     if (!run->data && trains) run->data = sample_data("pride_and_prejudice.txt");
     if (!run->epochs) run->epochs = run->model ? 1 : 2;
     if (run->lr == 0) run->lr = run->model ? 5e-5 : 1e-3;

@@ -13,7 +13,8 @@
 #if defined(__has_include)
 #if __has_include(<stb/stb_image.h>)
 #define STB_IMAGE_IMPLEMENTATION
-#define STBI_FAILURE_USERMSG /* errors become words for users */
+#define STBI_FAILURE_USERMSG /* makes the error messages of stb readable for users */
+#define STBI_WINDOWS_UTF8 /* paths are UTF-8 on Windows, too */
 #include <stb/stb_image.h>
 #define HAS_STB
 #endif
@@ -72,7 +73,7 @@ static const char *draw_shape(void *user, int64_t i, tt_image *image)
     double cx = radius + room * uniform(&random), cy = radius + room * uniform(&random);
     double turn = 2 * 3.14159265358979 * uniform(&random), noise = 5 + 20 * uniform(&random);
     double apart = 0, ground[3], colour[3];
-    if (!pixels) return "out of memory";
+    if (!pixels) return "out of memory: free memory";
     while (apart < 120) { /* draws colours until the shape is clearly brighter than the ground */
         apart = 0;
         for (int c = 0; c < 3; c++)
@@ -106,15 +107,15 @@ static void free_pixels(void *user, tt_image *image) { (void)user, free((void *)
    wrong. */
 static const char *look_at(const char *path)
 {
-    struct stat s; /* refuses a pipe, whose reader would wait for a writer */
-    if (stat(path, &s) == 0 && !S_ISREG(s.st_mode)) return "it is not a regular file";
+    file_info found = {false, false, 0}; /* refuses a pipe, whose reader would wait for a writer */
+    if (find_file(path, &found) && !found.is_file) return "it is not a regular file";
 #ifdef HAS_STB
     int width, height, channels;
     return stbi_info(path, &width, &height, &channels) ? NULL : stbi_failure_reason();
 #else
     uint8_t bytes[4096];
     tt_image image;
-    FILE *f = fopen(path, "rb");
+    FILE *f = open_file(path, "rb");
     if (!f) return "it cannot be opened";
     size_t n = fread(bytes, 1, sizeof bytes, f);
     fclose(f);
@@ -133,7 +134,7 @@ static const char *decode_bytes(char *file, size_t n, tt_image *image)
     const char *wrong = image->pixels ? NULL : stbi_failure_reason();
     if (!wrong && !image_turn(image, jpeg_orientation(bytes, n))) {
         free_pixels(NULL, image);
-        wrong = "out of memory";
+        wrong = "out of memory: free memory";
     }
 #else
     const char *wrong = pnm_read(bytes, n, true, image);
@@ -185,25 +186,34 @@ static const char *file_name(void *user, int64_t i) { return ((const image_file 
 
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-static bool is_folder(const char *path) { struct stat s; return stat(path, &s) == 0 && S_ISDIR(s.st_mode); }
+static bool is_folder(const char *path)
+{
+    file_info found = {false, false, 0};
+    return find_file(path, &found) && found.is_folder;
+}
+
+/* The paths in the folder `path`, and the number of hidden files, which the list lacks. */
+typedef struct folder_list { const char *path; char **paths; int count, hidden; } folder_list;
+
+static bool list_entry(void *arg, const char *name)
+{
+    folder_list *l = (folder_list *)arg;
+    if (name[0] == '.') return l->hidden++, true;
+    l->paths = (char **)made(NULL, realloc(l->paths, (size_t)(l->count + 1) * sizeof *l->paths));
+    l->paths[l->count++] = join(l->path, name);
+    return true;
+}
 
 /* Lists the paths in a folder, sorted, and returns their number. Adds the number of hidden files, which the
    list lacks, to *hidden. */
 static int list(const char *path, char ***paths, int *hidden)
 {
-    DIR *d = opendir(path);
-    int n = 0;
-    *paths = NULL;
-    for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d)) {
-        const char *name = e->d_name;
-        *hidden += name[0] == '.' && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
-        if (name[0] == '.') continue;
-        *paths = (char **)made(NULL, realloc(*paths, (size_t)(n + 1) * sizeof **paths));
-        (*paths)[n++] = join(path, name);
-    }
-    if (d) closedir(d);
-    if (n) qsort(*paths, (size_t)n, sizeof **paths, by_name);
-    return n;
+    folder_list l = {path, NULL, 0, 0};
+    each_entry(path, list_entry, &l);
+    if (l.count) qsort(l.paths, (size_t)l.count, sizeof *l.paths, by_name);
+    *paths = l.paths;
+    *hidden += l.hidden;
+    return l.count;
 }
 
 /* Number of threads that check files: parallel reads are faster on most disks and networks. */
@@ -373,15 +383,57 @@ static void check_classes(const cli_training *run, const tt_dataset *d, const ch
                           char (*names)[64], int classes, const char *whose)
 {
     if (tt_dataset_classes(d) != classes)
-        die("'%s' has %d classes to %s, but %s are %d", run->data, tt_dataset_classes(d), split, whose,
-            classes);
+        die("'%s' has %d classes to %s, but must have %d, as many as %s: use other data or another model",
+            run->data, tt_dataset_classes(d), split, classes, whose);
     for (int c = 0; c < classes; c++) {
         const char *name = tt_dataset_class_name(d, c);
         int k = 0;
         while (k < classes && strcmp(name, names[k]) != 0) k++;
         if (k == classes)
-            die("'%s' has a class '%s' to %s, which is not one of %s", run->data, name, split, whose);
+            die("'%s' has a class '%s' to %s, which is not one of %s: rename or remove it", run->data, name,
+                split, whose);
     }
+}
+
+static tt_vit image_teacher; /* the model of --teacher, or zeros */
+
+/* Loads --teacher, and makes teacher, model and datasets agree on the classes. Keeps the layers of --layers,
+   and sets --dropout and --freeze. */
+static void prepare_model(tt_context *ctx, cli_training *run, tt_vit *m, tt_dataset *d, tt_dataset *held)
+{
+    static tt_model model;
+    if (run->teacher) {
+        must(ctx, tt_param_prefix(ctx, "teacher."));
+        must(ctx, tt_vit_load(ctx, &image_teacher, run->teacher, m->config.image_size,
+                              tt_dataset_classes(d)));
+        must(ctx, tt_param_prefix(ctx, NULL));
+        if (image_teacher.new_head)
+            die("--teacher '%s' has no trained classifier for these classes: train it on this data "
+                "first", run->teacher);
+        check_teacher_names(run, image_teacher.class_names, d);
+        must(ctx, tt_vit_name_classes(&image_teacher, d));
+        model = tt_vit_classifier(&image_teacher);
+        run->teacher_model = &model;
+    }
+    must(ctx, tt_vit_name_classes(m, d));
+    must(ctx, tt_vit_name_classes(m, held));
+    if (run->teacher) check_teacher(run, image_teacher.class_names, m->class_names, m->config.classes);
+    m->config.layers = keep_layers(run, m->layer, sizeof *m->layer, m->config.layers);
+    if (run->dropout >= 0) m->config.dropout = m->config.attention_dropout = (float)run->dropout;
+    freeze(ctx, run->freeze);
+}
+
+/* Removes heads and neurons from the model *self. */
+static void prune_images(tt_context *ctx, const cli_training *run, void *self, const tt_source *source)
+{
+    tt_vit *m = (tt_vit *)self;
+    const tt_train_options train = training_options(run, 1);
+    const tt_prune_options o = prune_options(run, m->config.heads, m->config.intermediate_size);
+    tt_importance *x = NULL; /* a plan needs the sizes alone */
+    if (!run->plan) x = (tt_importance *)made(ctx, tt_vit_importance(m, source, PRUNE_STEPS, &train));
+    m->torchvision = m->torchvision && o.heads == m->config.heads; /* torchvision's ViT needs all heads */
+    must(ctx, tt_vit_prune(m, x, &o));
+    tt_importance_free(x);
 }
 
 #endif

@@ -32,17 +32,17 @@ static tt_status show(tt_context *ctx, const char *kind)
 /* Trains a small network to compute the exclusive or of two numbers. */
 static tt_status train(tt_context *ctx, const char *kind, tt_stats *first, tt_stats *last)
 {
-    enum { ROWS = 4, IN = 2, HIDDEN = 16, CLASSES = 2, STEPS = 100 };
-    static const float xs[ROWS][IN] = {{0, 0}, {0, 1}, {1, 0}, {1, 1}};
+    enum { ROWS = 4, WIDTH = 2, HIDDEN = 16, CLASSES = 2, STEPS = 100 };
+    static const float xs[ROWS][WIDTH] = {{0, 0}, {0, 1}, {1, 0}, {1, 1}};
     static const int32_t ys[ROWS] = {0, 1, 1, 0};
-    const int64_t d1[2] = {HIDDEN, IN}, d2[2] = {CLASSES, HIDDEN}, n1 = HIDDEN;
+    const int64_t d1[2] = {HIDDEN, WIDTH}, d2[2] = {CLASSES, HIDDEN}, n1 = HIDDEN;
     const tt_init normal = {TT_INIT_NORMAL, 0.5f}, zeros = {TT_INIT_ZEROS, 0};
     tt_param *w1 = tt_param_new(ctx, "w1", 2, d1, normal), *b1 = tt_param_new(ctx, "b1", 1, &n1, zeros);
     tt_param *w2 = tt_param_new(ctx, "w2", 2, d2, normal);
     tt_tape *t = tt_tape_new(ctx);
     tt_compile_options o = tt_compile_options_default();
     o.device = kind;
-    tt_value x = tt_input(t, "x", TT_F32, ROWS, IN), y = tt_input(t, "y", TT_I32, ROWS, 1);
+    tt_value x = tt_input(t, "x", TT_F32, ROWS, WIDTH), y = tt_input(t, "y", TT_I32, ROWS, 1);
     tt_value logits = tt_linear(t, tt_gelu(t, tt_linear(t, x, w1, b1)), w2, NULL);
     tt_program *p = tt_compile(t, tt_cross_entropy(t, logits, y, NULL), &o);
     tt_status status = p ? TT_OK : tt_error_code(ctx);
@@ -59,8 +59,8 @@ static tt_status train(tt_context *ctx, const char *kind, tt_stats *first, tt_st
 
 int main(int argc, char **argv)
 {
-    cli_parse(argc, argv, flags, CLI_COUNT(flags), "tt_doctor", "Shows what tinytrain finds on this machine, "
-              "and what it would use and why, and trains for a moment.");
+    cli_parse(argc, argv, flags, CLI_COUNT(flags), "tt_doctor", "Shows what tinytrain finds on this machine "
+              "and which devices and instruction set a program would use, and trains a tiny model.");
     const char *environment = getenv("TINYTRAIN_DEVICE"), *tried = device ? device : "cpu";
     if (!device && environment && *environment) tried = environment;
     tt_context *ctx = tt_open(NULL);
@@ -85,6 +85,7 @@ int main(int argc, char **argv)
         printf("\ntraining on %s %s: loss %.4f, after %lld steps %.4f, %.0f of 4 right\n", tried,
                learned ? "works" : "does not learn", first.loss, (long long)last.step, last.loss,
                last.correct);
+    if (status == TT_OK && !learned) puts("the loss does not fall as it should: please report this output");
     tt_close(ctx);
     return !learned;
 }

@@ -44,7 +44,7 @@ static int train(void)
     const classifier c = classifier_of(&m);
     check_before(x.d, &c);
     const int result = train_classifier(ctx, &c, x.d, held);
-    tt_vit_free(&m), tt_dataset_free(held), free_images(&x), tt_close(ctx);
+    tt_vit_free(&image_teacher), tt_vit_free(&m), tt_dataset_free(held), free_images(&x), tt_close(ctx);
     if (opt.run.finished && !result) test();
     return result;
 }
@@ -67,10 +67,7 @@ static void make_model(tt_context *ctx, tt_vit *m, tt_dataset *d, tt_dataset *he
         c.classes = tt_dataset_classes(d);
         must(ctx, tt_vit_new(ctx, m, &c));
     }
-    must(ctx, tt_vit_name_classes(m, d));
-    must(ctx, tt_vit_name_classes(m, held));
-    if (opt.run.dropout >= 0) m->config.dropout = m->config.attention_dropout = (float)opt.run.dropout;
-    freeze(ctx, opt.run.freeze);
+    prepare_model(ctx, &opt.run, m, d, held);
 }
 
 static tt_loader *loader_of(tt_context *ctx, const void *self, const tt_dataset *d, bool train)
@@ -79,7 +76,8 @@ static tt_loader *loader_of(tt_context *ctx, const void *self, const tt_dataset 
     tt_image_options image = tt_vit_image_options((const tt_vit *)self);
     const int side = image.height, short_side = image.resize_shortest, tall = image.resize_height;
     image.flip = image.random_crop = train && opt.augment;
-    if (image.random_crop) { /* shifts by up to side / 8; pads what the image lacks for the shift */
+    /* pads the image so that the crop can shift the image by up to side / 8 pixels */
+    if (image.random_crop) {
         const int lacks = side - (short_side ? short_side : tall ? tall : side);
         const int pad = (2 * (side / 8) + lacks + 1) / 2;
         image.pad = pad < 0 ? 0 : pad;
@@ -92,7 +90,7 @@ static tt_status keep(void *self) { return tt_vit_save((const tt_vit *)self, opt
 static classifier classifier_of(tt_vit *m)
 {
     const classifier c = {&opt.run, "images", opt.run.model ? 3 : 12, tt_vit_classifier(m), m->class_names, m,
-                          loader_of, keep};
+                          loader_of, keep, prune_images};
     return c;
 }
 
@@ -192,6 +190,7 @@ int main(int argc, char **argv)
     if (opt.run.lr == 0) opt.run.lr = opt.run.model ? 5e-5 : 1e-3;
     if (!opt.run.batch) opt.run.batch = opt.run.model ? 16 : 20;
     check_training(&opt.run);
+    opt.run.beside = opt.augment; /* each epoch has other images */
     if (opt.augment && opt.run.features_once) die("--augment changes images, so leave out --features-once");
     if (opt.run.model && opt.vit)
         die("--vit is for training from scratch, but --model has its own size: leave one out");

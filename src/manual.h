@@ -48,10 +48,11 @@
      NDEBUG                     Define it to turn off the verifier by default. The verifier checks the program
                                 after each pass.
      A file that is a backend, such as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (src/backend/).
-     The header needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with
-     optimisation (-O2). No -march flag is needed: the header chooses the instruction set, and how it
-     multiplies bf16 matrices, at run time. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force a choice
-     (tt_context_options).
+     The header needs gcc >= 9 or clang >= 11 (vector extensions), and POSIX (Linux, macOS), Windows or
+     WebAssembly (WASI). For AVX, GCC for Windows needs -DTINYTRAIN_UNALIGNED_MOVES
+     -Wa,-muse-unaligned-vector-move. Compile with optimisation (-O2). No -march flag is needed: the header
+     chooses the instruction set, and how it multiplies bf16 matrices, at run time. TINYTRAIN_ISA and
+     TINYTRAIN_BF16 in the environment force a choice (tt_context_options).
      Set TINYTRAIN_CUDA_SYNC=1 in the environment to find the op that fails on "cuda": the device then waits
      after each op, and errors name the op.
      On a device of compute capability 9.0 (compile tinytrain_cuda.cu for sm_90a), attention in 16 bits uses
@@ -123,8 +124,8 @@
      A program that shares another program's arena (evaluation) costs the larger of the two, not the sum. The
      arena is released with the last of its programs and parameters: in tt_close, if it holds parameters.
      recompute and offload (tt_compile_options) need less memory of the device, and in return more computation
-     or more memory of the host, which the plan counts. The bits of the results stay the same. Device "cpu"
-     computes in the host's memory, so offload saves nothing there.
+     or more memory of the host, which the plan counts. On "cpu" the bits of the results stay the same; for
+     "cuda" see DETERMINISM. Device "cpu" computes in the host's memory, so offload saves nothing there.
 
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits: for any number of threads, after a
@@ -140,7 +141,8 @@
          differently;
        - in managed memory, if they need more than the runtime fetches at once;
        - if an earlier program has stored some of the weights elsewhere.
-     The bits may then differ, because the sums have another order.
+     The bits may then differ, because the sums have another order. On "cuda" the bits also differ by
+     rounding if recompute computes a GELU by tanh after a linear layer a second time.
      tt_compile_options.tune, on "cuda", chooses the fastest of several ways to compute a product. The ways
      add up in different orders, so their results differ by rounding of fp32 sums, and, depending on whether
      GELU or its slope is part of a product, by one rounding to 16 bits in between. Timing finds the fastest,
@@ -170,9 +172,10 @@
 
    SEVERAL DEVICES
      The ranks of "cpu*4", "cuda*8" or "cuda:0,2" run one program, each on its part of the data and its shards
-     of the tensors (tt_parallel); a rank is a thread. Give each data rank its micro-batch with tt_set_rank; a
-     trainer does so. With the same tt_parallel.groups, the bits of a training depend neither on the number of
-     data ranks nor on zero (0 and 1 give the same bits; so do 2, 3 and reduce_micros). Two GPUs load from
+     of the tensors (tt_parallel); a rank is a thread. Give each data rank its micro-batch with tt_set_rank,
+     unless a trainer does. With the same tt_parallel.groups, the bits of a training do not depend on the
+     number of data ranks. zero 0 and 1 give the same bits. zero 2, 3 and reduce_micros give the same bits as
+     one another, but other bits than zero 0 and 1 if a step has several micro-batches. Two GPUs load from
      each other's memory if a test at their opening finds that the bytes arrive right. Otherwise, and with
      TINYTRAIN_PEERS=0 in the environment, data go through the host's memory. When a rank fails, all ranks
      stop with one sentence. A state is one file of whole tensors, whatever the ranks: a run may resume on

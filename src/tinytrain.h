@@ -1,9 +1,9 @@
 #include "manual.h"
 
 /* Under -std=c99 the C library's headers declare POSIX functions (sigset_t, clock_gettime, pread) and syscall
-   only if a macro asks for them before the first system header. That header defines _FEATURES_H in glibc and
-   musl. Whether it declares POSIX shows in __USE_MISC and __USE_XOPEN2K8 (glibc) or _GNU_SOURCE and
-   _BSD_SOURCE (musl). */
+   only if a macro asks for them before the first system header. In glibc and musl the first system header
+   defines _FEATURES_H. Whether the headers declare POSIX shows in __USE_MISC and __USE_XOPEN2K8 (glibc) or
+   _GNU_SOURCE and _BSD_SOURCE (musl). */
 #if defined(TINYTRAIN_IMPLEMENTATION) && defined(_FEATURES_H) && \
     !(defined(__USE_MISC) && defined(__USE_XOPEN2K8)) && \
     (defined(__GLIBC__) || !(defined(_GNU_SOURCE) || defined(_BSD_SOURCE)))
@@ -12,6 +12,15 @@
 #endif
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
+#endif
+#if defined(TINYTRAIN_IMPLEMENTATION) && defined(__MINGW32__)
+/* MinGW's C library has printf as C99 defines it only if this macro is 1 before the first system header. */
+#if defined(_INC_STDIO) && !defined(_UCRT) && !(defined(__USE_MINGW_ANSI_STDIO) && __USE_MINGW_ANSI_STDIO)
+#error "tinytrain: headers before this one chose Microsoft's printf: include it first, or use -std=c99"
+#undef TINYTRAIN_IMPLEMENTATION
+#elif !defined(__USE_MINGW_ANSI_STDIO)
+#define __USE_MINGW_ANSI_STDIO 1
+#endif
 #endif
 #ifdef TT__ELSEWHERE /* the Makefile compiles the implementation once for all examples */
 #undef TINYTRAIN_IMPLEMENTATION
@@ -79,10 +88,14 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #endif
 
 #include "base/system.h"
+#include "base/on_posix.h"
+#include "base/on_windows.h"
 #include "base/text.h"
 #include "base/context.h"
 #include "base/memory.h"
 #include "base/numbers.h"
+#include "base/codes.h"
+#include "base/functions.h"
 #include "base/random.h"
 #include "base/threads.h"
 #include "base/machine.h"
@@ -106,6 +119,8 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include "ops/custom/rules.h"
 #include "ops/losses/rules.h"
 #include "ops/casts/rules.h"
+#include "ops/optimizers/map8.h"
+#include "ops/optimizers/adafactor.h"
 #include "ops/optimizers/rules.h"
 #include "ops/collectives/rules.h"
 #include "ops/rules.h"
@@ -114,11 +129,13 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include "passes/rows.h"
 #include "passes/tensor.h"
 #include "passes/fuse.h"
+#include "passes/round.h"
 #include "passes/precision.h"
 #include "passes/recompute.h"
 #include "passes/step.h"
 #include "passes/stages.h"
 #include "passes/data.h"
+#include "passes/muon.h"
 #include "passes/update.h"
 #include "passes/fp8.h"
 #include "passes/offload.h"
@@ -153,6 +170,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include "ops/attention/cpu_kernels.h"
 #include "ops/cpu_rows.h"
 #include "ops/elementwise/cpu.h"
+#include "ops/casts/cpu.h"
 #include "ops/cpu_column_sums.h"
 #include "ops/linear/cpu.h"
 #include "ops/attention/cpu.h"
@@ -162,6 +180,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include "ops/custom/cpu.h"
 #include "ops/losses/cpu.h"
 #include "ops/optimizers/cpu.h"
+#include "ops/optimizers/cpu_prune.h"
 #include "ops/collectives/cpu.h"
 #include "ops/kernels.h"
 
@@ -182,8 +201,10 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include "context/memory.h"
 #include "context/cpu.h"
 #include "context/devices.h"
+#include "context/coded.h"
 #include "context/context.h"
 #include "context/params.h"
+#include "context/low_rank.h"
 #include "compile/program.h"
 #include "compile/passes.h"
 #include "compile/settings.h"
@@ -252,6 +273,8 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include "data/chats.h"
 #include "data/windows.h"
 #include "models/layout.h"
+#include "models/few_bits.h"
+#include "models/bitsandbytes.h"
 #include "models/load.h"
 #include "models/save.h"
 #include "models/config.h"
@@ -268,11 +291,14 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include "models/lm.h"
 #include "models/adapters.h"
 #include "models/lm_tape.h"
+#include "models/prune.h"
+#include "models/preferences.h"
 #include "models/generate.h"
 #include "train/features.h"
 #include "train/grad_cache.h"
 #include "train/teacher.h"
 #include "train/trainer.h"
+#include "train/importance.h"
 #include "train/metrics.h"
 #include "train/evaluate.h"
 #include "train/distill.h"
@@ -280,6 +306,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include "train/ema.h"
 #include "train/progress.h"
 #include "train/picture.h"
+#include "train/reference.h"
 #include "train/fit.h"
 #pragma GCC diagnostic pop
 #undef TT__IMPLEMENT

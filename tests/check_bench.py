@@ -20,7 +20,7 @@ B = os.environ.get("B", "build")
 KEYS = ["name", "value", "unit", "peak", "of_peak", "peer", "ratio"]
 RUNS = ["gemm --seconds 0 --rows 64 --in 96 --out 80",
         "gemm --seconds 0 --rows 9 --in 33 --out 17 --precision bf16-true --threads 1",
-        "attention --seconds 0", "rows --seconds 0", "tokenize",
+        "few_bits --seconds 0 --rows 3 --in 64 --out 96", "attention --seconds 0", "rows --seconds 0", "tokenize",
         "step --layers 1 --seqs 1 --length 16 --steps 1", "step --peaks --seconds 0",
         "step --vit Ti/16 --pixels 32 --layers 1 --seqs 1 --steps 1",
         "step --big-bird block_sparse --layers 1 --seqs 1 --length 720 --steps 1",
@@ -79,7 +79,7 @@ def line_wrong(line):
 
 
 def ranks_wrong(lines):
-    """Checks plans of several ranks: a rank moves at most 3% more bytes than the least, and ViT-L/16 needs
+    """Checks plans of several ranks: a rank moves at most 3% more bytes than the minimum, and ViT-L/16 needs
     at most 3.15 GB a rank. Returns the errors."""
     rows = [json.loads(line) for line in lines]
     memory = [r["value"] for r in rows if r["name"].startswith("memory: ")]
@@ -186,7 +186,8 @@ def real_compiler():
 
 
 def check_peers(missing, *, venv=True, llmc=False):
-    """Runs `make bench-peers` without the packages `missing`, without a venv, or with a wrong LLMC folder."""
+    """Runs `make bench-peers` without the packages `missing`, without a venv, or with a wrong LLMC folder.
+    Returns the errors."""
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
         for name, script in STAND_INS.items():

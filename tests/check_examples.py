@@ -5,6 +5,7 @@ only; run from the repository's root; B: folder of the built examples (build), f
 import base64
 import csv
 import fcntl
+import functools
 import json
 import os
 import pty
@@ -88,7 +89,7 @@ def wrong_options_are_named(folder):
     refused(TEXT, "--learning-rate", "1e-4", saying="did you mean --lr?")
     refused(IMAGES, "--per_device_train_batch_size=8", saying="did you mean --batch?")
     refused(IMAGES, "--max-seq-length=8", saying="there is no option '--max-seq-length=8'; --help lists all")
-    refused(TEXT, "--optimizer=adagrad", saying="--optimizer must be sgd, adam or adamw, not 'adagrad'")
+    refused(TEXT, "--optimizer=adagrad", saying="--optimizer must be sgd, adam, adamw, lion, muon or adafactor, not 'adagrad'")
     refused(TEXT, "--lr=fast", saying="--lr must be a number, not 'fast'")
     refused(TEXT, "--lr=nan", saying="--lr must be a number from 0 to")
     refused(TEXT, "--epochs", "1.5", saying="--epochs must be a whole number, not '1.5'")
@@ -255,7 +256,8 @@ def options_make_a_budget_fit(folder):
             expect(planned_mb <= whole - 0.2, whole, "MB and", planned_mb) # `beside` varies
     options += ["--device=cuda*2", "--vit=Ti/16", *by_hand]
     whole = planned(*options, program=IMAGES)[0]
-    # A plan first gives up the inputs of the next step, which need 1.5 MB. For 3 MB, zero must change, too.
+    # A plan first saves the memory for the inputs of the next step, 1.5 MB. To save 3 MB, zero must change,
+    # too.
     less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"]
     refused(IMAGES, "--plan", *less, "--server", saying="--server keeps whole gradients")
     refused(IMAGES, "--plan", *less, "--pipeline=2", saying="with --zero budget: use --zero 0 or 1")
@@ -371,8 +373,8 @@ def classes_the_other_way_round(tensors, config):
 
 @check
 def a_model_keeps_the_numbers_of_its_classes(folder):
-    """Checks that more training keeps the model's numbers of classes, with the same accuracy in validation
-    and test, and reports classes of other names."""
+    """Checks that training a saved model again keeps the numbers of its classes, so that the accuracy in
+    validation and test stays the same. If the data has other classes, a message must say so."""
     def path(name):
         return os.path.join(folder, name)
     table = small_table(path("t.csv"), texts=160)
@@ -403,7 +405,7 @@ def a_model_keeps_the_numbers_of_its_classes(folder):
 
 @check
 def a_model_without_a_classifier_does_not_predict(folder):
-    """Checks that a model without some tensors refuses --predict, and that training names the new tensors."""
+    """Checks that --predict refuses a model that lacks some tensors. Training must name the new tensors."""
     def lacks(*names):
         def change(tensors, config):
             for name in names:
@@ -465,7 +467,7 @@ def classes_are_shown_and_odd_ones_told_of(folder):
         for k in range(6):
             picture(os.path.join(photos, name, f"{k}.ppm"), k)
     options = [IMAGES, "--data", photos, *plan[2:], "--size=16"]
-    refused(*options, saying=f"'{photos}' has 3 classes to test on, but those to train on are 2")
+    refused(*options, saying=f"'{photos}' has 3 classes to test on, but must have 2, as many as")
     shutil.rmtree(os.path.join(photos, "test/9"))
     refused(*options, saying=f"'{photos}' has a class '11' to test on, which is not one of those to train on")
     os.rename(os.path.join(photos, "test/11"), os.path.join(photos, "test/9"))
@@ -489,7 +491,7 @@ def losses_of_classifiers(folder):
     refused(TEXT, "--data", table, "--label-smoothing=1", saying="--label-smoothing is 1, but must be 0 or "
             "more and below 1")
     refused(TEXT, "--data", table, "--best-by=f1", saying="--best-by must be accuracy, f1_macro, f1_micro, "
-            "f1_entities, pearson, spearman, recall_at_1, recall_at_10 or loss, not 'f1'")
+            "f1_entities, pearson, spearman, recall_at_1, recall_at_10, perplexity or loss, not 'f1'")
     models = [trained("plain"), trained("weighted", "--class-weights=balanced"),
               trained("smooth", "--label-smoothing=0.1"),
               trained("both", "--class-weights=balanced", "--label-smoothing=0.1")]
@@ -498,7 +500,7 @@ def losses_of_classifiers(folder):
         expect(trained("same" + same, "--class-weights=" + same) == models[0], "weights of 1 change something")
     expect(trained("own", "--class-weights=down=3,up=0.5") not in models, "weights of one's own change nothing")
     for weights, why in (("down", "not 'down'"), ("down=-1", "not 'down=-1'"), ("up=1,=2", "not '=2'"),
-                         ("dawn=2", "the data have no class 'dawn'; the first is 'down'")):
+                         ("dawn=2", "names 'dawn', but must name classes of the data, such as 'down'")):
         refused(TEXT, "--data", table, "--class-weights=" + weights, "--out", path("no"), saying=why)
     refused(TEXT, "--task=scores", "--class-weights=balanced", "--out", path("no"),
             saying="--class-weights is for classes, but --task scores has none")
@@ -641,9 +643,162 @@ def similar_texts(folder):
     refused(TEXT, "--task=embed", "--batch=max", "--out", run + "2", saying="--batch max is not for --task embed")
     refused(TEXT, "--task=embed", "--class-weights=balanced", "--out", run + "2",
             saying="--class-weights is for classes, but --task embed has none")
-    refused(TEXT, "--negatives=step", "--out", run + "2", saying="--negatives step is for --task embed only")
+    refused(TEXT, "--negatives=step", "--out", run + "2",
+            saying="--negatives has no effect with --task class: it is for --task embed")
     refused(TEXT, "--task=embed", "--temperature=0", "--out", run + "2",
             saying="--temperature 0; expected a finite number above 0")
+    for batch, left, *more in ("97", 0), ("32", 1), ("64", 0), ("48", 1, "--accumulate=2"), ("45", 7, "--accumulate=4"):
+        status, out, err = call(TEXT, "--task=embed", "--batch", batch, "--epochs=1", *more, "--out", run + "2" + batch)
+        note = f"note: each epoch leaves out {left} of 97 pairs" if left else "leaves out"
+        expect(status == 0 and (note in out) == bool(left), batch, out, err)
+    with open(os.path.join(run + "0", "vocab.txt"), "rb+") as f:
+        f.truncate(2000)
+    refused(TEXT, "--out", run + "0", "--predict", "x", saying=f"'{run}0/vocab.txt' has ")
+
+
+@check
+def similar_texts_with_scores(folder):
+    """Checks that rows for validation and test may have scores, and rows to train on may not."""
+    run = os.path.join(folder, "run")
+    table = os.path.join(folder, "pairs.csv")
+    rows = list(csv.DictReader(contents("examples/data/questions.tsv").decode().splitlines(), delimiter="\t"))
+    write_table(table, [["text", "text_pair", "score", "split"]] +
+                [[r["text"], rows[(k + k % 2) % len(rows)]["text_pair"], "", "train"] for k, r in enumerate(rows[::2])] +
+                [[r["text"], rows[(k + k % 2 * 7) % len(rows)]["text_pair"], 5 - k % 2 * 4.5,
+                  ("dev", "test")[k % 4 // 2]] for k, r in enumerate(rows)])
+    status, out, err = call(TEXT, "--task=embed", "--data", table, "--epochs=8", "--out", run)
+    metrics = metrics_of_test(out)
+    expect(status == 0 and list(metrics) == ["pearson", "spearman"] and metrics["spearman"] > 0.3, out, err)
+    refused(TEXT, "--task=embed", "--data", table, "--label-column=split", "--out", run + "4",
+            saying="expected different names")
+    refused(TEXT, "--task=embed", "--data", table, "--best-by=recall_at_1", "--out", run + "4",
+            saying="--best-by recall_at_1 is undefined for pairs with scores to validate on: leave it out")
+    refused(TEXT, "--task=embed", "--best-by=pearson", "--out", run + "4",
+            saying="--best-by pearson is undefined for pairs without scores to validate on: leave it out")
+    write_table(table, [["text", "text_pair", "score", "split"]] +
+                [[r["text"], r["text_pair"], 1 if k % 3 else "", ("train", "dev", "test")[k % 3]]
+                 for k, r in enumerate(rows)])
+    status, out, err = call(TEXT, "--task=embed", "--data", table, "--epochs=1", "--out", run + "5")
+    expect(status == 0 and "best epoch: pearson undefined, spearman undefined on 48 test texts\n"
+           "note: spearman is undefined if all scores, or all predictions, are one number\n" in out, out, err)
+    expect(", spearman undefined, kept" in out + err, out, err)
+    write_table(table, [["text", "text_pair", "score"]] + [[r["text"], r["text_pair"], 1] for r in rows])
+    refused(TEXT, "--task=embed", "--data", table, "--out", run + "4",
+            saying=f"'{table}' has scores for the pairs to train on, which --task embed cannot use")
+
+
+@check
+def flags_without_effect(folder):
+    run = os.path.join(folder, "run")
+    for task, flag, saying in (("class", "--temperature=1", "is for --task embed"),
+                               ("tags", "--pair-column=b", "is for --task class, labels, scores or embed"),
+                               ("class", "--label-delimiter=;", "is for --task labels or scores"),
+                               ("tags", "--quote=none", "which is in the format of CoNLL: leave it out")):
+        refused(TEXT, "--task", task, flag, "--out", run, saying=flag.split("=")[0] + " has no effect ")
+        refused(TEXT, "--task", task, flag, "--out", run, saying=saying)
+    lines = os.path.join(folder, "t.jsonl")
+    with open(lines, "w") as f:
+        f.writelines(json.dumps({"text": w, "label": k % 2}) + "\n" for k, w in enumerate(WORDS))
+    refused(TEXT, "--data", lines, "--delimiter=;", "--out", run,
+            saying=f"--delimiter has no effect on '{lines}', which is in lines of JSON: leave it out")
+
+
+@check
+def students_of_a_teacher(folder):
+    """Checks --teacher for texts and images: its logits, computed once or beside the student, and its hidden
+    states. A stopped run resumes with the same bits. A teacher with other classes is refused."""
+    path = functools.partial(os.path.join, folder)
+    table = small_table(path("t.csv"))
+    status, out, err = call(TEXT, "--data", table, "--threads=1", "--epochs=3", "--out", path("teacher"))
+    expect(status == 0, out, err)
+    student = (TEXT, "--data", table, "--threads=1", "--model", path("teacher"), "--layers=1", "--epochs=3",
+               "--batch=2", "--lr=1e-3", "--out")
+    saved, teach = [], ("--teacher", path("teacher"))
+    for more in (), teach, (*teach, "--hidden-weight=1"), (*teach, "--hidden-weight=1", "--features-once"):
+        status, out, err = call(*student, path("s" + str(len(saved))), *more)
+        expect(status == 0, out, err)
+        expect("still allocated" not in err, err)
+        expect(("the teacher runs once; its logits take" in out) == (more == teach), out)
+        expect(("the teacher runs beside" in out) == (len(more) > 2), out)
+        expect(("teacher.distilbert" in out) == (len(more) > 2), "the plan", out)
+        saved.append(contents(path("s" + str(len(saved))), "model.safetensors"))
+    expect(len(set(saved[:3])) == 3, "--teacher changes nothing")
+    with open(path("s2", "config.json")) as f:
+        expect(json.load(f)["n_layers"] == 1, "--layers")
+    size = [os.path.getsize(path(f"s{k}", "model.safetensors")) for k in range(3)]
+    expect(size[0] == size[1] == size[2], "the student's file has the teacher's parameters", size)
+    status, out, err = call(*student, path("plan"), *teach, "--plan")
+    expect(status == 0 and not os.path.exists(path("plan", "state.safetensors")), out, err)
+    options = (*student[1:], path("stopped"), *teach, "--hidden-weight=1")
+    status, out, sent = stopped(TEXT, options, signal.SIGINT)
+    expect(status == 130 and sent == 1, status, out)
+    status, out, err = call(TEXT, *options, "--resume")
+    expect(status == 0 and contents(path("stopped"), "model.safetensors") == saved[2], out, err)
+    refused(*student, path("no"), "--hidden-weight=1", saying="--hidden-weight needs a --teacher")
+    refused(TEXT, "--data", table, "--layers=3", "--out", path("no"),
+            saying="--layers is 3, but the model has 2 layers")
+    status, out, err = call(TEXT, "--task=labels", "--teacher", path("teacher"), "--out", path("no"))
+    expect(status == 1 and f"--teacher '{path('teacher')}' has no trained classifier for the task" in err, err)
+    for name in "weight", "temperature":
+        refused(*student, path("no"), f"--teacher-{name}=0.9", saying=f"--teacher-{name} needs a --teacher: name")
+    # Two teachers: one has the tokens of the student in another order, the other one token more.
+    for name, change in ("swapped", lambda lines: lines[:-2] + lines[:-3:-1]), ("more", lambda lines: lines + ["x"]):
+        shutil.copytree(path("teacher"), path(name))
+        with open(path(name, "vocab.txt")) as f:
+            lines = f.read().split("\n")[:-1]
+        with open(path(name, "vocab.txt"), "w") as f:
+            f.write("\n".join(change(lines)) + "\n")
+    refused(*student, path("no"), "--teacher", path("swapped"), saying=f"of --teacher '{path('swapped')}' is '")
+    refused(*student, path("no"), "--teacher", path("more"), saying=f"of --teacher '{path('more')}' has ")
+    # Other classes with the same numbers would teach the opposite.
+    shutil.copytree(path("teacher"), path("renamed"))
+    with open(path("renamed", "config.json")) as f:
+        config = f.read()
+    with open(path("renamed", "config.json"), "w") as f:
+        f.write(config.replace('"up"', '"zup"'))
+    refused(*student, path("no"), "--teacher", path("renamed"), saying="the data have the class 'up', but --teacher")
+    # A run whose logits are computed once resumes with its teacher alone.
+    options = (*student[1:], path("once"), "--teacher", path("teacher"))
+    status, out, sent = stopped(TEXT, options, signal.SIGINT)
+    expect(status == 130 and sent == 1, status, out)
+    status, out, err = call(TEXT, *options[:-1], path("s0"), "--resume")
+    expect(status == 1 and "a run with the logits of another teacher: give the teacher with which" in err, err)
+    status, out, err = call(TEXT, *options, "--resume")
+    expect(status == 0 and contents(path("once"), "model.safetensors") == saved[1], out, err)
+    images = ("--train=60", "--test=20", "--epochs=1", "--threads=1", "--out")
+    status, out, err = call(IMAGES, *images, path("shapes"))
+    expect(status == 0, out, err)
+    for k, more in enumerate(((), ("--augment",), ("--hidden-weight=1",))):
+        status, out, err = call(IMAGES, *images, path(f"i{k}"), "--model", path("shapes"), "--layers=2",
+                                "--teacher", path("shapes"), *more)
+        expect(status == 0 and ("runs beside" in out) == (k > 0) and not err, out, err)
+
+
+@check
+def masked_words(folder):
+    """Checks --task masked-words on a file of texts and on the sample, and a classifier that starts from the
+    trained encoder."""
+    texts, run = os.path.join(folder, "texts.txt"), os.path.join(folder, "run")
+    with open(texts, "w") as f:
+        f.writelines(f"a good film number {k % 9} of bad ones\n" for k in range(60))
+    status, out, err = call(TEXT, "--task=masked-words", "--data", texts, "--whole-words", "--epochs=2", "--out",
+                            run)
+    expect(status == 0 and list(metrics_of_test(out)) == ["accuracy", "perplexity", "loss"], out, err)
+    for words, epochs, other in ("--whole-words", 3, False), ("--threads=1", 4, True):
+        status, out, err = call(TEXT, "--task=masked-words", "--data", texts, words, f"--epochs={epochs}", "--out",
+                                run, "--resume")
+        expect(status == 0 and ("was trained on other data or masks" in err) == other, words, out, err)
+    with open(os.path.join(run, "config.json")) as f:
+        expect(json.load(f)["architectures"] == ["DistilBertForMaskedLM"], "config.json")
+    refused(TEXT, "--out", run, "--predict", "x", saying="holds a model of masked words, which --predict cannot")
+    refused(TEXT, "--task=masked-words", "--class-weights=balanced", "--out", run + "2",
+            saying="--class-weights is for classes, but --task masked-words has none")
+    status, out, err = call(TEXT, "--task=masked-words", "--epochs=1", "--best-by=perplexity", "--model", run,
+                            "--train=50", "--test=20", "--out", run + "3")
+    expect(status == 0 and "kept" in out, out, err)
+    status, out, err = call(TEXT, "--data", small_table(os.path.join(folder, "t.csv")), "--model", run + "3",
+                            "--epochs=1", "--out", run + "4")
+    expect(status == 0 and "accuracy" in out, out, err)
 
 
 @check
@@ -948,8 +1103,8 @@ def on_terminal(columns, *command):
     """Returns the output of a program on a terminal with `columns` columns."""
     child, fd = pty.fork()
     if child == 0:
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         os.execv(command[0], command)
-    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     said = b""
     while True:
         try:
@@ -1005,7 +1160,8 @@ def hello_goes_on_bit_for_bit(folder):
 
 @check
 def language_models(folder):
-    """Checks training from scratch, after a stop, of a checkpoint and of adapters, and generated texts."""
+    """Checks training from scratch, after a stop, from a checkpoint, and with adapters. Also checks the texts
+    that trained models generate."""
     def path(name):
         return os.path.join(folder, name)
     text = "".join(f"{a} {b} cat sat.\n\n" for a in ("the", "one", "my") for b in ("big", "old", "red")) * 60
@@ -1021,8 +1177,8 @@ def language_models(folder):
     bits = float(re.search(r"([0-9.]+) bits per byte", out)[1])
     expect(bits < 3, bits)
     loads = (GPT, "--generate", "the ", "--tokens=20", "--temperature=0")
-    for other, what in ("--layers=1", "but --generate uses a trained one"), ("--resume",
-                                                                             "--generate trains nothing"):
+    for other, what in (("--layers=1", "but --generate uses a trained one"), ("--rank=1", "leave them out"),
+                        ("--resume", "--generate trains nothing")):
         refused(*loads, "--out", path("run"), other, saying=what)
     status, made, err = call(*loads, "--out", path("run"))
     expect(status == 0 and made.startswith("the ") and len(made) > 6, status, made, err)
@@ -1072,6 +1228,22 @@ def language_models(folder):
     status, out, err = call(*lora, "--epochs=2", "--out", path("adapter"), "--resume")
     expect(status == 0 and contents(path("adapter"), "adapter_model.safetensors") != adapted, out, err)
     answers(path("run"), loads)
+
+    few = (*lora, "--base-bits=8", "--epochs=2")
+    status, out, err = call(*few, "--out", path("few"))
+    expect(status == 0 and "linear layers: 0.0 MB in int8" in out, out, err)
+    stopped(GPT, (*few[1:], "--out", path("few2")), signal.SIGINT)
+    status, out, err = call(*few, "--out", path("few2"), "--resume")
+    first, second = (contents(path(name), "adapter_model.safetensors") for name in ("few", "few2"))
+    expect(status == 0 and first == second, "a resumed run on a base of 8 bits trains something else", err)
+    status, out, err = call(*lora, "--epochs=3", "--out", path("few"), "--resume")
+    expect(status == 1 and hint in err, err)
+    for bits in "8", "int4":
+        status, out, err = call(*loads, "--model", path("run"), "--adapter", path("few"), "--base-bits", bits)
+        expect(status == 0 and out.startswith("the "), status, out, err)
+    refused(GPT, "--model", path("run"), "--base-bits=4",
+            saying="--base-bits 4 freezes the model's weights: train adapters with --lora N")
+    refused(GPT, "--base-bits=2", saying="--base-bits must be 8, 4, int4 or budget, not '2'")
     refused(GPT, "--model", path("run"), "--lora=2", "--generate=x",
             saying="--lora makes adapters to train, but --generate trains nothing")
     refused(GPT, "--lora=2", saying="--lora and --adapter adapt a model: name it with --model")
@@ -1084,8 +1256,8 @@ def language_models(folder):
     refused(GPT, "--hidden=6", "--heads=2", saying="size is 3 in heads of 3 columns")
     refused(GPT, "--held-out=1", "--out", path("held"), saying="leaves 0 of 684769 tokens")
     refused(GPT, "--kind=gpt3", saying="--kind must be gpt2, llama")
-    for shape in "--kind=llama", "--layers=1", "--hidden=16", "--heads=2":
-        refused(GPT, "--model", path("run"), shape, saying="--kind, --layers, --hidden and --heads shape a")
+    for shape in "--kind=llama", "--hidden=16", "--heads=2":
+        refused(GPT, "--model", path("run"), shape, saying="--kind, --hidden and --heads shape a")
     refused(GPT, "--generate", "a" * 50, "--out", path("run"),
             saying="50 tokens, but must have fewer than the model's 32 positions")
     refused(*lora, "--lora-targets=q", "--out", path("x"),
@@ -1093,11 +1265,99 @@ def language_models(folder):
     refused(GPT, "--model", path("text.txt"), "--data", path("text.txt"), "--out", path("x"),
             saying="config.json'")
     refused(*tuned, "--model", path("run"), "--length=64", "--out", path("x"),
-            saying="--length is 64, but the model has only 32 positions")
+            saying="--length is 64, but must be at most 32, the model's positions")
     with open(path("wide.txt"), "w", encoding="utf-16") as f:
         f.write(text)
     refused(GPT, "--data", path("wide.txt"), "--out", path("x"),
             saying="begins with the byte order mark of UTF-16, but must be UTF-8: convert the file")
+
+
+@check
+def smaller_language_models(folder):
+    """Checks models that lost layers, heads and neurons, or got factors: their plans, files, resumed runs
+    and texts."""
+    def path(name):
+        return os.path.join(folder, name)
+
+    def shape_of(run):
+        c = json.loads(contents(path(run), "config.json"))
+        return [c.get(key) for key in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                                       "head_dim", "intermediate_size")]
+    with open(path("text.txt"), "w") as f:
+        f.write("".join(f"{a} {b} cat sat.\n\n" for a in ("the", "one") for b in ("big", "old")) * 60)
+    shape = ("--length=32", "--batch=8", "--tokens=10", "--temperature=0", "--lr=1e-2", "--separator=")
+    tuned = (GPT, "--data", path("text.txt"), *shape)
+    for kind, small in ("llama", True), ("gpt2", False):
+        status, out, err = call(*tuned, "--kind", kind, "--layers=3", "--hidden=32", "--heads=4",
+                                "--epochs=1", "--out", path(kind))
+        expect(status == 0, out, err)
+        loads = (*tuned, "--model", path(kind))
+        cut = ("--layers=2", "--prune-neurons=0.75", "--rank=3", *["--prune-heads=0.5"] * small)
+        whole, _ = planned("--data", path("text.txt"), *shape, "--model", path(kind), "--out", path("p"),
+                           program=GPT)
+        left, _ = planned("--data", path("text.txt"), *shape, "--model", path(kind), "--out", path("p"),
+                          *cut, program=GPT)
+        expect(left < 0.8 * whole, "the plan of a smaller model:", left, whole)
+        status, out, err = call(*loads, *cut, "--epochs=3", "--out", path(kind + "-cut"))
+        expect(status == 0, out, err)
+        says = f"pruning: {2 if small else 4} of 4 heads and {'22 of 85' if small else '32 of 128'} neurons"
+        expect(says in out and re.search(r"^rank 3: (\d+) of \1 weights have factors", out, re.M), out)
+        expect(float(re.search(r"([0-9.]+) bits per byte", out)[1]) < 3, out)
+        sizes = [os.path.getsize(os.path.join(path(kind + name), "model.safetensors")) for name in ("", "-cut")]
+        expect(sizes[1] < 0.7 * sizes[0], sizes)
+        stopped(GPT, (*loads[1:], *cut, "--epochs=3", "--out", path(kind + "-on")), signal.SIGINT)
+        status, out, err = call(*loads, *cut, "--epochs=3", "--out", path(kind + "-on"), "--resume")
+        first, second = (contents(path(kind + name), "model.safetensors") for name in ("-cut", "-on"))
+        expect(status == 0 and first == second, "a resumed run trains something else", out, err)
+        status, out, err = call(GPT, "--generate", "the ", "--tokens=10", "--temperature=0", "--out",
+                                path(kind + "-cut"))
+        expect(status == 0 and out.startswith("the ") and len(out) > 6, status, out, err)
+    expect(shape_of("llama-cut") == [2, 2, 2, 8, 22], shape_of("llama-cut"))
+    loads = (*tuned, "--out", path("x"), "--model")
+    refused(*loads, path("gpt2"), "--prune-heads=0.5", saying="heads cannot be removed: remove neurons")
+    refused(*loads, path("llama"), "--layers=4", saying="--layers is 4, but the model has 3 layers")
+    refused(*loads, path("llama"), "--prune-heads=1", saying="--prune-heads is 1, but must be 0 or more")
+    for smaller in "--layers=2", "--prune-heads=0.5", "--prune-neurons=0.5", "--rank=2":
+        refused(*loads, path("llama"), "--lora=2", smaller, saying="train the smaller model first")
+    refused(*loads, path("llama"), "--rank=2", "--weights=int8", saying="--weights int8 rounds matrices")
+    with open(path("pairs.jsonl"), "w") as f:
+        for k in range(20):
+            json.dump({"prompt": "a", "chosen": f"b{k}", "rejected": "c"}, f)
+            f.write("\n")
+    refused(*loads, path("llama"), "--data", path("pairs.jsonl"), "--prune-heads=0.5",
+            saying="has pairs of answers: prune with texts first")
+
+
+@check
+def bases_that_fit_a_budget(folder):
+    """Checks that --base-bits budget takes the most exact base whose plan fits, in training and generation."""
+    def path(name):
+        return os.path.join(folder, name)
+    with open(path("text.txt"), "w") as f:
+        f.write("".join(f"the {a} cat sat.\n\n" for a in ("big", "old")) * 20)
+    shape = ("--data", path("text.txt"), "--length=32", "--batch=8", "--tokens=10", "--temperature=0",
+             "--separator=", "--threads=1")
+    status, out, err = call(GPT, *shape, "--layers=1", "--hidden=192", "--heads=3", "--epochs=1", "--out",
+                            path("model"))
+    expect(status == 0, out, err)
+    adapts = (*shape, "--model", path("model"), "--lora=2", "--out", path("adapter"))
+    on_gpu = (*adapts, "--device=cuda", "--offload=none", "--recompute=cheap")  # a plan alone needs no GPU
+    bases = {"floats": [], "8 bits": ["--base-bits=8"], "4 bits": ["--base-bits=4"]}
+    sizes = {name: planned(*on_gpu, *options, program=GPT)[0] for name, options in bases.items()}
+    expect(sizes["floats"] > sizes["8 bits"] + 0.3 > sizes["4 bits"] + 0.4, sizes)
+    chooses = (*on_gpu, "--base-bits=budget", "--budget")
+    for name, size in sizes.items():
+        plan, out = planned(*chooses, f"{size + 0.1:.1f}MB", program=GPT)
+        expect(f"--base-bits budget: linear layers in {name}" in out and plan == size, name, plan, size, out)
+    refused(GPT, *chooses, f"{sizes['4 bits'] - 0.1:.1f}MB", "--plan", saying="budget: even 4 bits do not fit")
+    refused(GPT, *adapts, "--base-bits=budget", saying="for a --budget, but there is none: set --budget")
+    status, out, err = call(GPT, *adapts, "--base-bits=budget", "--budget=1GB", "--epochs=1")
+    expect(status == 0 and "linear layers in floats\n" in out, out, err)
+    loads = ("--model", path("model"), "--adapter", path("adapter"), "--generate=the ", "--tokens=10",
+             "--temperature=0")
+    for budget, name in ("3MB", "8 bits"), ("40MB", "floats"):
+        status, out, err = call(GPT, *loads, "--base-bits=budget", "--budget", budget)
+        expect(status == 0 and f"linear layers in {name}" in out and "\nthe " in out, out, err)
 
 
 def answers(model, loads):
@@ -1293,10 +1553,34 @@ def conversations_are_learnt_and_continued(folder):
     expect(done.returncode == 1 and "but must have fewer than 15: set --length" in done.stderr, done.stderr)
     status, out, err = call(*command, "--all-tokens", "--length=32", "--epochs=1", "--out", path("all"))
     expect(status == 0, status, out, err)
-    refused(GPT, "--chat", "--generate=x", saying="--generate and --chat: name one of them")
+    refused(*command, "--length=32", "--beta=0.2", "--out", path("not"), saying="--beta is for pairs of answers, but")
+    refused(GPT, "--chat", "--generate=x", saying="--generate and --chat exclude each other: leave one out")
     refused(GPT, "--chat", "--data=x", saying="--generate trains nothing, nor does --chat")
+    with open(path("few.jsonl"), "w") as f:
+        f.writelines(json.dumps({"messages": turns}) + "\n" for _ in range(3))
+    status, out, err = call(*command[:3], "--data", path("few.jsonl"), "--length=64", "--epochs=1", "--out", path("few"))
+    expect(status == 0 and "note: --held-out 0.05 is fewer tokens than the last conversation has" in out, out, err)
     refused(*command[:3], "--data", path("chats.jsonl"), "--whole", "--across", "--out", path("not"),
-            saying="so that across has no meaning")
+            saying="so that --across has no meaning")
+    refused(*command[:3], "--data", path("chats.jsonl"), "--whole", "--length=1", "--out", path("not"),
+            saying="set a larger --length")
+    with open(path("pairs.jsonl"), "w") as f:
+        f.writelines(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n" for _ in range(9))
+    pairs = (*command[:3], "--data", path("pairs.jsonl"), "--length=32", "--out", path("not"))
+    refused(*pairs, "--across", saying="a window is one pair of answers, so that --across has no meaning")
+    refused(*pairs, "--all-tokens", saying="line 1: --all-tokens learns all tokens of conversations, but of pairs")
+    done = subprocess.run((GPT, "--out", path("run"), "--chat", "--temperature=0", "--tokens=9", "--threads=1"),
+                          input=b"h\xff\nbye\n", capture_output=True, timeout=300)
+    expect(done.returncode == 0 and done.stdout == b"no\n" and
+           b"note: a line is left out: 'standard input', line 1" in done.stderr, done)
+    done = subprocess.run((GPT, "--out", path("run"), "--chat", "--threads=1"), input="a" * 5000 + "\n",
+                          capture_output=True, text=True, timeout=300)
+    expect(done.returncode == 1 and re.search(r"fewer than \d+, the model's positions: begin anew", done.stderr), done)
+    with open(path("gpt.jsonl"), "w") as f:
+        json.dump({"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}]}, f)
+    refused(*command[:3], "--data", path("gpt.jsonl"), "--out", path("not"),
+            saying='rename the roles "human" and "gpt" to "user" and "assistant"')
+    refused(TEXT, "--model", path("model"), "--out", path("not"), saying="tt_lm_load_head makes a classifier of a decoder")
 
 
 @check

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks that shown figures equal the committed or planned figures: the pictures in bench/results are those
-that bench/chart.py draws from the records there, README.md, docs/ and bench/README.md show the tables of
-bench/chart.py, the records are consistent, and bench/chart.py accepts the lines of bench/pytorch.py. If
-memory_ladder is built, checks that it prints the tables of planned memory and ranks.json. Standard library
-only; run from the repository's root.
+"""Checks that shown figures equal the committed or planned figures. bench/chart.py must draw the pictures
+in bench/results from the records there. README.md, docs/ and bench/README.md must show the tables of
+bench/chart.py. The records must be consistent, and bench/chart.py must accept the lines of
+bench/pytorch.py. If memory_ladder is built, checks that it prints the tables of planned memory and
+ranks.json. Standard library only; run from the repository's root.
 
     python3 tests/check_figures.py           B: folder of the built benchmarks (build), from the environment
 """
@@ -104,8 +104,9 @@ def differences(shown, want):
 
 
 def fits_table(found):
-    """Returns the rows of largest micro-batches of docs/memory-and-budgets.md: "default / blocks / blocks,
-    all offloaded" for each card, and the range of the host's memory that the last policy needs."""
+    """Returns the rows of the table of largest micro-batches in docs/memory-and-budgets.md. A row has a cell
+    "default / blocks / blocks, all offloaded" for each card, and the range of the host's memory that the last
+    of these policies needs."""
     rows, host = {}, {}
     for r in found:
         name = f"{r['model']}, {r['precision']}"
@@ -143,7 +144,8 @@ def check_ladder():
                                          ("blocks recomputed", "blocks, all offloaded",
                                           "blocks, 4 x 16, all offloaded, in 0.24 GB"))
     said = (f"in bf16-true is planned at {rung['bf16-true'][0]}, and {blocks} with `\"blocks\"`",
-            f"64 images are planned at {once}, and at {four} as 4 x 16", f"for {a[:-3]} and {b} to and from")
+            f"everything offloaded, 64 images are planned at {once}, and a step copies {a}. In 4 micro-batches",
+            f"the plan is {four}, and a step copies {b}.")
     text = " ".join(text_of(MEMORY).split())
     return wrong + [f"{MEMORY} does not say: {words}" for words in said if words not in text]
 

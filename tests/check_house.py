@@ -17,6 +17,8 @@ files_include_what_they_use: the head of a file includes the file that defines e
 table in use, and no other file. base/base.h stands for all of api/, backend/ and base/.
 backend/backend.h stands for all of api/ and backend/. Files that make names by pasting are exempt.
 
+names_differ: no public name tt_x or TT_X has a private twin tt__x or TT__X.
+
 files_are_short: no file has more than 1,500 lines, and no function more than 90, from brace to brace.
 
 lines_are_short: no line of C, C++ or CUDA in src/, tests/, examples/ and bench/ has more than 110 columns.
@@ -91,6 +93,14 @@ def asks(tree):
     return [(path, at + n, f"asks for an op: {line.strip()}")
             for path, (_, body, at) in tree.items() if not path.startswith("ops/")
             for n, line in enumerate(body.split("\n")) if ASKS.search(line)]
+
+
+def twins(tree):
+    used = {path: set(NAME.findall(body)) for path, (_, body, _) in tree.items()}
+    every = set().union(*used.values())
+    return [(path, 1, f"uses {name}, which differs from {name.replace('__', '_', 1)} by one underscore only")
+            for path, names in used.items() for name in sorted(names)
+            if name[2:4] == "__" and name.replace("__", "_", 1) in every]
 
 
 def upward(tree):
@@ -269,6 +279,7 @@ CHECKS = {
     "ops_in_one_place": asks(TREE),
     "arrows_point_down": upward(TREE),
     "files_include_what_they_use": unincluded(TREE),
+    "names_differ": twins(TREE),
     "files_are_short": long(TREE),
     "lines_are_short": wide(),
 }

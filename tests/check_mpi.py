@@ -36,7 +36,7 @@ def check(name, wrong):
         print(f"FAILED {name}: {wrong}" if wrong else f"ok {name}", flush=True)
 
 
-def mpirun(processes, *command, env=None, limit=120):
+def mpirun(processes, *command, env=None, limit=300):
     """Runs mpirun. Returns (status, output, seconds) of mpirun; status None: timeout."""
     flags = ["--oversubscribe"] if OPEN_MPI else []
     own = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", **(env or {}))
@@ -60,7 +60,7 @@ def contents(path):
 
 
 def ranks_tests(folder, processes, ranks, *tests, program=RANKS, where="", env=None):
-    status, out, _ = mpirun(processes, program, folder, ranks, *tests, env=env, limit=300)
+    status, out, _ = mpirun(processes, program, folder, ranks, *tests, env=env, limit=600)
     names = re.findall(r"^ok (\w+)", out, re.M)
     wrong = re.findall(r"^FAILED .*$", out, re.M)
     for k in range(1, processes):
@@ -197,7 +197,7 @@ def signals_resume(folder):
 
 
 def state_steps(path):
-    """Returns the 8 bytes of the third number of the tensor tinytrain.run in a state."""
+    """Returns the number of steps, as 8 bytes: the third number of the tensor tinytrain.run in a state."""
     with open(path, "rb") as f:
         header = f.read(int.from_bytes(f.read(8), "little"))
         begin = int(re.search(rb'"tinytrain.run".*?"data_offsets":\[(\d+)', header).group(1))

@@ -56,7 +56,8 @@ def check_picture(device, text, path):
     areas = {p.find(SVG + "title").text: heights(p.get("d"), width * (int(peak) + 0.5) / int(last))
              for p in inside.findall(SVG + "path") if len(p)}
     whole, below = max(areas.values(), default=0), 0
-    # Areas stay in the order of drawing, so that an area without height follows the area below.
+    # The sort leaves areas of equal height in the order of drawing, so that an area without height follows
+    # the area below.
     lowest_first = reversed(list(areas.items()))
     for category, height in sorted(lowest_first, key=lambda area: area[1]):
         drawn, said = bound * (height - below) / max(1, whole), float(at_peak.get(category, 0))

@@ -120,16 +120,17 @@ def check_snippets(text, name, folder):
         objects = []
         if mark == "part":
             body += next((main for function, main in PARTS.items() if function in body), "")
-            objects = [implementation(LINES)]
         if mark == "implementation":
             objects, body = [implementation(body)], USER
+        elif mark == "part" or LINES in body: # all programs share one implementation, to compile less
+            objects = [implementation(LINES), "-DTT__ELSEWHERE", "-D_GNU_SOURCE"]
         with open(source, "w") as f:
             f.write(body)
         status, said = call(*CC, *CFLAGS, source, *objects, "-o", program, "-lm", "-lpthread")
         if status == 0 and MARKS[mark]:
             MARKS[mark](program, name, folder, line)
         elif status == 0:
-            status, said = call(program)
+            status, said = call(program, folder=None if mark == "part" else folder)
             if shown[k + 1:] and shown[k + 1][1] == ["output"]:
                 check(f"{name}_output_line_{line}",
                       [f"it prints {said}"] if said.split() != shown[k + 1][2].split() else [])
@@ -237,7 +238,7 @@ def refuses_no_model(program, *arguments):
 
 
 def check_labels(program, name, folder, line):
-    """Checks that a program prints the labels of a table, as its rows have them."""
+    """Checks that a program prints the labels that the rows of a table have."""
     table = "examples/data/requests.tsv"
     with open(table) as f:
         rows = [row.split("\t") for row in f.read().splitlines()[1:]]
@@ -315,7 +316,7 @@ def check_distill(program, name, folder, line):
 
 def check_continue(program, name, folder, line):
     """Checks that a program continues a text, twice in the same way, with a decoder whose tokens are letters,
-    and with one of bytes, which the example gpt makes."""
+    and with a decoder of bytes, which the example gpt makes."""
     letters, octets = (os.path.join(folder, f"continue_{line}_{kind}") for kind in ("letters", "bytes"))
     shutil.copytree("tests/golden/lm/llama", letters)
     with open(os.path.join(letters, "tokenizer.json"), "w") as f:
@@ -351,6 +352,30 @@ int main(void)
 # A main for each function that docs/ shows alone. The main ends with 0 if the function does what the page
 # says.
 PARTS = {
+    # The base is in floats without a budget, and in int8 with a budget of one byte less than that plan.
+    "fitting(": """
+int main(void)
+{
+    size_t bytes = 0;
+    for (int k = 0; k < 2; k++) {
+        tt_context *ctx = tt_open(NULL);
+        tt_lm m;
+        tt_lm_config c = tt_lm_config_sized("llama", 1, 64, 4);
+        tt_train_options o = tt_train_options_default();
+        c.vocab_size = 50;
+        o.max_seqs = 1, o.max_tokens = 16;
+        o.schedule.kind = TT_CONSTANT;
+        o.compile.memory_budget = k ? bytes - 1 : 0;
+        if (!ctx || tt_lm_new(ctx, &m, &c) != TT_OK || tt_lm_lora(&m, NULL) != TT_OK) return 2;
+        const tt_model model = tt_lm_model(&m);
+        tt_trainer *t = fitting(&m, &model, &o);
+        if (!t || (m.stored != NULL) != k || (k && m.stored[0] != 'i')) return 3;
+        bytes = tt_program_plan(tt_trainer_program(t)).bytes;
+        tt_trainer_free(t), tt_lm_free(&m), tt_close(ctx);
+    }
+    return 0;
+}
+""",
     # The probabilities of two images sum to 1 each and differ.
     "classify_image(": """
 int main(void)
@@ -408,6 +433,35 @@ int main(void)
         if (!(off * off <= 1e-6)) ok = false;
     }
     tt_program_free(program), tt_tape_free(t), tt_close(ctx);
+    return !ok;
+}
+""",
+    # A BERT keeps 1 of 2 heads and 22 of 44 neurons, and its MLP gets factors.
+    "halve(": """
+static tt_status seek(void *self, int64_t epoch, int64_t step)
+{
+    (void)epoch;
+    return *(int64_t *)self = step, TT_OK;
+}
+
+static tt_status next(void *self, tt_batch *b, bool *more)
+{
+    static int32_t ids[] = {1, 7, 3, 5}, zeros[4], positions[] = {0, 1, 2, 3}, start[] = {0, 4};
+    *more = (*(int64_t *)self)++ == 0;
+    b->rows = 4, b->seqs = 1, b->last_of_step = true;
+    b->ids = ids, b->types = zeros, b->positions = positions, b->seq_start = start, b->labels = zeros;
+    return TT_OK;
+}
+
+int main(void)
+{
+    int64_t at = 0;
+    tt_source source = {.self = &at, .seek = seek, .next = next, .steps = 1, .max_seqs = 1, .max_tokens = 4};
+    tt_context *ctx = tt_open(NULL);
+    tt_bert m;
+    bool ok = ctx && tt_bert_load(ctx, &m, "tests/golden/bert", 0) == TT_OK && halve(&m, &source) == TT_OK;
+    ok = ok && m.config.heads == 1 && m.config.intermediate_size == 22 && factor(&m.layer[0]) == TT_OK;
+    tt_bert_free(&m), tt_close(ctx);
     return !ok;
 }
 """,

@@ -5,7 +5,8 @@ repository's root.
     python3 tests/check_text.py          the checks
     python3 tests/check_text.py --list   each place that counts, as FILE:LINE: PATTERN: the text
 
-comments_of_AREA: none of PATTERNS matches a comment of the area (a folder, or the Markdown files).
+comments_of_AREA: none of PATTERNS matches a sentence of a comment of the area (a folder, or the Markdown
+files).
 
 messages_of_AREA: none of PATTERNS matches a string of two words or more in the area's C files: errors,
 warnings, usage texts, what programs print.
@@ -14,8 +15,8 @@ words_of_README: README.md has at most README_WORDS words outside of code, its t
 
 lines_of_CHANGELOG: CHANGELOG.md has at most CHANGELOG_LINES lines.
 
-options_say_when: the comment of each field of OPTIONS, in src/api/, says when a user sets the field: it
-begins with SAYS_WHEN.
+options_say_when: each field of OPTIONS, in src/api/, has a comment, which says when a user sets the field:
+the comment begins with SAYS_WHEN.
 
 reads_itself: the readers of messages and of README.md give what CASES expect.
 """
@@ -26,12 +27,15 @@ import sys
 import tempfile
 
 # Patterns of sentences without a subject, and of phrases that comments must not use. Each pattern
-# is searched in the text of a comment, with its lines joined and its marks removed.
+# is searched in each sentence of a comment, with its lines joined and its marks removed.
 PATTERNS = {name: re.compile(pattern) for name, pattern in (
     ("begins with What", r"^What\b(?! happens)"),
     ("begins with Of", r"^Of (?!course)"),
     ("begins with The same", r"^(?:The|Does the) same(?: of|,|\.|;|:|$| for| with| as| by| in| to)"),
-    ("begins with As", r"^As \S+(?:'s|s')(?:\.|,|;|$| \w+\.)"),
+    ("begins with As", r"^As (?:\S+(?:'s|s')(?:\.|,|;|$| \w+\.)|(?:before|above|below|tt_\w+)\b)"),
+    ("begins with Same", r"^(?:Same|Such (?:are|is)|So (?:much|many)|Nor)\b"),
+    ("begins with How", r"^How\b.*(?<!\?)$"),
+    ("does so", r"\b(?:[Dd]oes|did) so\b"),
     ("begins with That", r"^(?:That|Those) (?:of|for|with|by|are|is|in|which|that)\b"),
     ("begins with Where", r"^(?:Where|Who|Whose)\b.*(?<!\?)$"),
     ("so many", r"\b(?:so (?:many|much)|as many as there)\b(?! (?:that|as)\b)"),
@@ -40,27 +44,30 @@ PATTERNS = {name: re.compile(pattern) for name, pattern in (
     ("goes on on", r"\b(on|of|for|to|in|the|is|it|a|as|are|by) \1\b"),
     ("there is none", r"(?<!if )\bthere (?:is|are) none (?!there)\w"),
     ("in front of", r"\bin front of\b"),
-    ("behind", r"\bbehind (?:it|them|that|those|these|which|each other)\b"),
-    ("as else", r"\bas else\b"),
+    ("none of that", r"\bnone of (?:that|those)\b"),
+    ("behind", r"(?<!queue )\bbehind\b"),
+    ("beside", r"\bbeside (?:\w+'s?\b|PyTorch|torch|others?\b|each other|what\b|the (?:least|forecast)\b)"),
+    ("as else", r"\b(?:as|than) else\b"),
     ("at hand", r"\bat hand\b"),
     ("gives way", r"\b(?:gives?|gave) way\b"),
-    ("one behind the other", r"\bone behind (?:the other|another)\b"),
     ("such as has", r"\bsuch (?:as|an?) (?:is|are|has|have)\b"),
-    ("stands in", r"\bstands? (?:in(?! for)|at|behind|before|there)\b"))}
+    ("stands in", r"\b(?:stands? (?:in(?! for)|at|before|between|beside|there|one|together)|stood)\b"))}
+# Ends of sentences: a mark, and a capital after a space. The exceptions are abbreviations.
+SENTENCE = re.compile(r"(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bet al\.)(?<!\bvs\.)(?<=[.!?:;])\s+(?=[A-Z])")
 README_WORDS = 900
 CHANGELOG_LINES = 80
 # The structs whose fields users set, and what the comment of such a field says first.
-OPTIONS = re.compile(r"struct (tt_(?:\w+_options|sampling|parallel|schedule|loss_scale)) \{(.*?)^\}",
+OPTIONS = re.compile(r"struct (tt_(?:\w+_options|sampling|parallel|schedule|loss_scale|wording)) \{(.*?)^\}",
                      re.M | re.S)
 SAYS_WHEN = re.compile(r"argument of|(?:Set|Clear)\b"
-                       r"(?! (?:it|them) to (?:change|choose|force|limit|provide|replace|turn)\b)")
+                       r"(?! (?:it|them|its fields) to (?:change|choose|force|limit|provide|replace|turn)\b)")
 SOURCES = ("*.h", "*.c", "*.cuh", "*.cu", "*.cpp", "*.py", "*.sh", "*.mk")
 AREAS = {
     "src": [f"src/**/{kind}" for kind in SOURCES],
-    "examples": [f"examples/{kind}" for kind in SOURCES],
-    "tests": [f"tests/**/{kind}" for kind in SOURCES],
+    "examples": [f"examples/{kind}" for kind in SOURCES] + ["examples/data/*.py"],
+    "tests": [f"tests/**/{kind}" for kind in SOURCES] + ["tests/**/CMakeLists.txt"],
     "bench": [f"bench/**/{kind}" for kind in SOURCES],
-    "tools": [f"tools/{kind}" for kind in SOURCES] + [".ci/run", "Makefile"],
+    "tools": [f"tools/{kind}" for kind in SOURCES] + [".ci/run", "Makefile", "CMakeLists.txt"],
     "Markdown": ["*.md", "docs/**/*.md", "bench/**/*.md"]}
 C = re.compile(r'/\*(.*?)\*/|((?:(?<=\n)[ \t]*)?//[^\n]*(?:\n[ \t]*//[^\n]*)*)|"(?:\\.|[^"\\\n])*"|'
                r"'(?:\\.|[^'\\\n])*'", re.S)
@@ -119,9 +126,10 @@ def findings(patterns, texts):
             if path.startswith(("tests/golden/data", "bench/results/gpu_")):
                 continue
             for line, text in texts(path):
-                for name, pattern in PATTERNS.items():
-                    if pattern.search(text):
-                        yield path, line, name, text
+                for sentence in SENTENCE.split(text):
+                    for name, pattern in PATTERNS.items():
+                        if pattern.search(sentence):
+                            yield path, line, name, sentence
 
 
 def words_of_readme(path="README.md"):
@@ -135,14 +143,18 @@ def words_of_readme(path="README.md"):
 
 def options(path):
     """Yields (line, struct, comment) of each comment in an options struct that does not say when to set a
-    field."""
+    field, and (line, struct, field) of each field without a comment above or after the field."""
     with open(path, encoding="utf-8") as f:
         text = f.read()
     for struct in OPTIONS.finditer(text):
-        for m in re.finditer(r"/\*(.*?)\*/", struct[2], re.S):
-            said = " ".join(m[1].split())
-            if not SAYS_WHEN.match(said):
-                yield text.count("\n", 0, struct.start(2) + m.start()) + 1, struct[1], said
+        above = False # a comment above the next field
+        for m in re.finditer(r"(^ *)?/\*(.*?)\*/|([^;/]+;)", struct[2], re.S | re.M):
+            said = " ".join((m[2] or m[3]).split())
+            after = re.match(r" */\*", struct[2][m.end():])
+            if (m[2] and not SAYS_WHEN.match(said)) or (m[3] and not above and not after):
+                at = m.start() + len(m[0]) - len(m[0].lstrip())
+                yield text.count("\n", 0, struct.start(2) + at) + 1, struct[1], said
+            above = m[1] is not None
 
 
 # Files and what a reader must give for them: (name, text, function, result).
@@ -155,9 +167,15 @@ CASES = [
      lambda path: [found[1:3] for found in findings([path], messages)], [(1, "begins with The same")]),
     ("faults.c", 'f("rank %d has not %s"); g("%s stands before %s");\n/* The rank has not waited. */\n',
      lambda path: [found[2] for found in findings([path], messages)], ["has not", "stands in"]),
+    ("later.h",
+     "/* Returns x. What is read is kept.\n   Same, e.g. As before. As tt_b does, a lies behind b. */\n",
+     lambda path: [found[2] for found in findings([path], comments)],
+     ["begins with What", "begins with Same", "begins with As", "behind"]),
     ("options.h", "typedef struct tt_a_options {\n    int a; /* Set it if a. */\n"
-     "    /* Set it to change b. */\n    int b;\n} tt_a_options;\nstruct tt_c {\n    int c; /* c */\n};\n",
-     lambda path: list(options(path)), [(3, "tt_a_options", "Set it to change b.")]),
+     "    int bare;\n    /* Set it to change b. */\n    int b;\n} tt_a_options;\n"
+     "struct tt_c {\n    int c; /* c */\n};\n",
+     lambda path: list(options(path)),
+     [(3, "tt_a_options", "int bare;"), (4, "tt_a_options", "Set it to change b.")]),
     ("readme.md", "# Two words\n\n[three four](a/b c)\n\n| a | b |\n| --- | --- |\n| five six | yes |\n\n"
      "```sh\nmake it\n```\n", words_of_readme, 9)]
 

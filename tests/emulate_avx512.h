@@ -1,8 +1,8 @@
 /* Emulates AVX-512 in builds with -include of this file. The 16-lane kernels then run on any x86-64 with
    AVX2, by the intrinsics of SIMDe (github.com/simd-everywhere/simde; Debian: libsimde-dev). The macros below
    ignore the operand `ones`, because the kernels' masks are all ones. gcc 12 at -O2 miscompiles a loop that
-   stores 64-byte vectors made of a running integer, if gcc lowers them to smaller vectors. The kernels have
-   no such loop. The code below emulates tiles (AMX), which SIMDe lacks. */
+   stores 64-byte vectors computed from a loop counter, if gcc replaces the vectors by smaller vectors. The
+   kernels have no such loop. The code below emulates tiles (AMX), which SIMDe lacks. */
 #define _GNU_SOURCE /* defined as in tinytrain.h */
 #include <immintrin.h>
 #include <math.h>
@@ -25,6 +25,7 @@ typedef unsigned emulated_u32x16 __attribute__((vector_size(64)));
 #define _mm512_maskz_cvtepu16_epi32(ones, a) __builtin_convertvector((emulated_u16x16)(a), emulated_u32x16)
 #define _mm512_maskz_max_ps(ones, a, b) simde_mm512_max_ps(a, b)
 #define _mm512_maskz_min_ps(ones, a, b) simde_mm512_min_ps(a, b)
+#define _mm512_maskz_permutexvar_ps(ones, at, a) simde_mm512_permutexvar_ps(at, a)
 #define _mm512_maskz_sqrt_ps(ones, a) simde_mm512_sqrt_ps(a)
 #define _mm512_maskz_mul_epu32(ones, a, b) simde_mm512_mul_epu32(a, b)
 #define _mm512_maskz_unpacklo_ps(ones, a, b) simde_mm512_unpacklo_ps(a, b)
@@ -33,8 +34,8 @@ typedef unsigned emulated_u32x16 __attribute__((vector_size(64)));
 #define _mm512_maskz_shuffle_f32x4(ones, a, b, which) simde_mm512_shuffle_f32x4(a, b, which)
 #undef I /* complex.h defines I */
 
-/* ---- tiles: registers of each thread, with the shapes that the thread configured; the use of tiles before
-   the configuration or after the release traps ---- */
+/* ---- tiles: registers of each thread, with the shapes that the thread configured. A trap ends a program
+   that uses tiles before their configuration or after their release. ---- */
 
 #define TT__TILES_TARGET __attribute__((target(TT__AVX512_TARGET)))
 #define TT__TILES_HERE 1

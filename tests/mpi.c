@@ -12,6 +12,7 @@
 #define main ranks_of_one_process
 #include "test_parallel.c"
 #undef main
+#include "trainer/embedder.h"
 
 static int processes, me, local; /* me: number of this process; local: ranks of each process */
 
@@ -108,7 +109,7 @@ static void emulate_mpi(tt_context *ctx)
 static void emulate_mpi(tt_context *ctx) { (void)ctx; }
 #endif
 
-/* Trains on the ranks of all processes, and on as many ranks of this process, and compares both. */
+/* Trains on the ranks of all processes, and on as many ranks of this process, and compares the results. */
 static void same_as_threads(setup s, const layout *how)
 {
     outcome one, many;
@@ -123,8 +124,8 @@ static void same_as_threads(setup s, const layout *how)
     free_outcome(&many);
 }
 
-/* Returns the number of leaves: one for each data rank; if `more`, two for each data rank where the number of
-   data ranks is a power of two. */
+/* Returns the number of leaves: two for each data rank if `more` and the number of data ranks is a power of
+   two, otherwise one for each data rank. */
 static int leaves(int data, bool more) { return data & (data - 1) || !more ? data : 2 * data; }
 
 TEST(processes_have_the_bits_of_one)
@@ -223,7 +224,7 @@ TEST(states_of_processes_resume_anywhere)
             ok = open_net(&n, &s, false);
             if (k) ok = ok && FINE(&n, tt_program_load(n.p, path));
             if (k) CHECK(n.log.warnings == 0);
-            MPI_Barrier(MPI_COMM_WORLD); /* all load the file before process 0 replaces it */
+            MPI_Barrier(MPI_COMM_WORLD); /* all processes load the file before process 0 replaces the file */
             ok = ok && FINE(&n, run_step(&n, k, micros_of(&s, k)));
             o.stats[k] = n.stats;
             if (s.net || me == 0) ok = ok && FINE(&n, tt_program_save(n.p, path));
@@ -239,9 +240,9 @@ TEST(states_of_processes_resume_anywhere)
     }
 }
 
-/* In collectives, processes together send at most 3% more than they must. Without ZeRO this bound holds for
-   each process alone. With ZeRO the processes' shards differ in size, because the tensors have only a few
-   chunks. */
+/* In collectives, all processes together send at most 3% more bytes than necessary. Without ZeRO this bound
+   holds for each process alone. With ZeRO the processes' shards differ in size, because the tensors have only
+   a few chunks. */
 TEST(bytes_of_processes)
 {
     for (int zero = 0; zero < 3; zero++) {
@@ -266,6 +267,35 @@ TEST(bytes_of_processes)
     }
 }
 
+/* Trains embeddings with the negatives of whole steps, which all data ranks share, in several processes and
+   in one. The bits of the losses and of the gradients are equal. */
+TEST(step_negatives_of_processes)
+{
+    const int data = processes * local;
+    tt_stats stats[2][EMBED_STEPS + 1];
+    float *gradients[2] = {NULL, NULL};
+    const size_t bytes = sizeof(float) * EMBED_WIDTH * EMBED_WIDTH;
+    memset(stats, 0, sizeof stats);
+    for (int net = 0; net < 2; net++) {
+        const embed_setup s = {false, true, 12, 2, data, 0.1f, "32-true", true};
+        embed w;
+        embed_device = ranks_text(net ? local : data);
+        REQUIRE(setenv("TINYTRAIN_ALONE", net ? "0" : "1", 1) == 0 && (gradients[net] = malloc(bytes)));
+        if (!embed_open(&w, &s)) return;
+        CHECK((w.ctx->net != NULL) == net);
+        for (int step = 0; step < EMBED_STEPS; step++) if (!embed_step(&w, &stats[net][step])) return;
+        memcpy(gradients[net], w.gradient, bytes);
+        CHECK(tt_evaluate(w.r, tt_loader_source(w.l), &stats[net][EMBED_STEPS]) == TT_OK);
+        embed_close(&w);
+    }
+    for (int step = 0; step <= EMBED_STEPS; step++) {
+        const tt_stats *x = &stats[0][step], *y = &stats[1][step];
+        CHECK(x->loss == y->loss && x->targets == y->targets && x->correct == y->correct && x->targets > 0);
+    }
+    CHECK(memcmp(gradients[0], gradients[1], bytes) == 0);
+    free(gradients[0]), free(gradients[1]);
+}
+
 static const test_case net_tests[] = {
     TEST_CASE(processes_have_the_bits_of_one),
     TEST_CASE(tensor_ranks_of_processes),
@@ -273,6 +303,7 @@ static const test_case net_tests[] = {
     TEST_CASE(gradients_and_evaluations_of_processes),
     TEST_CASE(states_of_processes_resume_anywhere),
     TEST_CASE(bytes_of_processes),
+    TEST_CASE(step_negatives_of_processes),
 };
 
 /* ------------------------------------------------------------------------------------------------- faults */
@@ -323,7 +354,7 @@ static int train_until(int steps, event e)
     snprintf(final, sizeof final, "%s/final", shared_folder);
     const bool resumes = stat(state, &there) == 0 || is_kind(&e, "missing");
     if (!open_net(&n, &s, false)) return 2;
-    MPI_Barrier(MPI_COMM_WORLD); /* all resume before process 0 saves */
+    MPI_Barrier(MPI_COMM_WORLD); /* all processes resume before process 0 saves */
     make_faulty(&n);
     const bool signals = is_kind(&e, "kill") || is_kind(&e, "stop");
     if (signals && pthread_create(&thread, NULL, signal_later, &e) != 0) return 2;

@@ -81,12 +81,12 @@ static inline void *test__allocate(void *user, size_t bytes, size_t alignment)
     void *memory = NULL;
     pthread_mutex_lock(&a->mutex);
     if (++a->calls == a->fail_at) a->failed = true;
-    else if (posix_memalign(&memory, alignment, bytes) == 0) {
+    else if ((memory = tt__system_allocate(bytes, alignment, false)) != NULL) {
         memset(memory, 0xA5, bytes < TEST_GARBAGE ? bytes : TEST_GARBAGE);
         a->live++;
         a->live_bytes += bytes;
         if (a->live_bytes > a->peak_bytes) a->peak_bytes = a->live_bytes;
-    } else memory = NULL;
+    }
     pthread_mutex_unlock(&a->mutex);
     return memory;
 }
@@ -98,7 +98,7 @@ static inline void test__release(void *user, void *memory, size_t bytes)
     a->live--;
     a->live_bytes -= bytes;
     pthread_mutex_unlock(&a->mutex);
-    free(memory);
+    tt__system_release(memory);
 }
 
 static inline void test__no_log(void *user, tt_log_level level, const char *id, const char *message)
@@ -222,7 +222,7 @@ static inline const char *test_write(const char *path, const void *bytes, size_t
     return path;
 }
 
-/* returns NULL after an error; the caller frees it */
+/* Returns the bytes of a file and a 0 byte, which the caller frees, or NULL after an error. */
 static inline char *test_read(const char *path, size_t *n)
 {
     FILE *f = fopen(path, "rb");

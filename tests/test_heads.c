@@ -21,7 +21,8 @@ static const struct head_row { const char *name; tt_task task; int outputs; } he
     {"distilbert_masked_lm", TT_TASK_MASKED_LM, 0}, {"bert_masked_lm", TT_TASK_MASKED_LM, 0},
     {"roberta_masked_lm", TT_TASK_MASKED_LM, 0}, {"xlm_roberta_masked_lm", TT_TASK_MASKED_LM, 0},
     {"camembert_masked_lm", TT_TASK_MASKED_LM, 0}, {"albert_masked_lm", TT_TASK_MASKED_LM, 0},
-    {"big_bird_masked_lm", TT_TASK_MASKED_LM, 0}};
+    {"big_bird_masked_lm", TT_TASK_MASKED_LM, 0}, {"modern_masked_lm", TT_TASK_MASKED_LM, 0},
+    {"modern_biases_masked_lm", TT_TASK_MASKED_LM, 0}};
 
 typedef struct golden {
     test_allocator a;
@@ -499,7 +500,7 @@ TEST(heads_that_folders_name)
             const long before = a.calls;
             a.fail_at = n ? before + n : 0;
             const tt_status status = tt_bert_read_head(ctx, folder_of(heads[k].name), &head);
-            const bool masked = heads[k].task == TT_TASK_MASKED_LM; /* no classifier */
+            const bool masked = heads[k].task == TT_TASK_MASKED_LM; /* the folder has no classifier */
             CHECK(status == (n ? TT_ERR_MEMORY : TT_OK) &&
                   (n || head.task == (masked ? TT_TASK_CLASS : heads[k].task)) &&
                   head.outputs == (n ? 0 : heads[k].outputs));
@@ -537,6 +538,8 @@ TEST(tasks_of_a_config)
         {"bert_masked_lm", "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false", TT_TASK_CLASS,
          "tie_word_embeddings is false, but a model of TT_TASK_MASKED_LM uses the word embedding as the "
          "weight"},
+        {"modern_masked_lm", "\"decoder_bias\": true", "\"decoder_bias\": false", TT_TASK_CLASS,
+         "decoder_bias is false, but the logits of a model of TT_TASK_MASKED_LM have a bias"},
     };
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         test_allocator a;
@@ -551,7 +554,7 @@ TEST(tasks_of_a_config)
         const tt_status read = tt_bert_read_head(ctx, edited(rows[k].name, rows[k].from, rows[k].to), &head);
         /* Whether the edited config.json still says that the folder has a classifier. */
         const bool named = strstr(rows[k].to, "architectures") == NULL;
-        if (strcmp(rows[k].name, "bert_masked_lm") == 0) /* no classifier */
+        if (strstr(rows[k].name, "masked_lm")) /* a folder without a classifier */
             CHECK(read == TT_OK && !head.task && !head.outputs);
         else
             CHECK(read == status && (status != TT_OK || head.task == rows[k].task) &&
@@ -648,7 +651,7 @@ static tt_tokenizer *words_tokenizer(tt_context *ctx)
 }
 
 /* Trains a small model of a kind, a tt_bert_kind or DECODER, on a file, and returns its loss afterwards.
-   *accuracy: the share of targets that it predicts right. */
+   *accuracy: the share of targets that the model predicts right. */
 enum { DECODER = -1 };
 static double trained_on(int kind, tt_task task, const char *file, const char *text, double *accuracy)
 {
@@ -740,8 +743,8 @@ TEST(tasks_of_files)
     }
 }
 
-/* A language model's folder becomes a classifier with a new last layer. A classifier generates no text, has
-   no adapters, and does no other tasks. */
+/* A language model's folder becomes a classifier with a new last layer. Tags are refused as its task. The
+   classifier generates no text and has no adapters. Its folder may be loaded for another task. */
 TEST(decoders_become_classifiers)
 {
     static const char *const names[] = {"gpt2", "qwen2", "gemma3"}; /* with tied embeddings */
@@ -768,7 +771,7 @@ TEST(decoders_become_classifiers)
         tt_lm_free(&m);
         TEST_CLOSE(ctx, &a);
         static const tt_head one = {TT_TASK_CLASS, 0};
-        for (int way = 0; way < 3; way++) { /* as it was saved; with another task; the language model */
+        for (int way = 0; way < 3; way++) { /* 0: the saved model; 1: for another task; 2: the original */
             ctx = test_open(&a);
             CHECK(tt_lm_load_head(ctx, &m, way == 2 ? from : folder, way == 1 ? &one : NULL) == TT_OK);
             CHECK(m.config.classes == (way == 2 ? 0 : 3) && !m.new_head);
@@ -782,7 +785,7 @@ TEST(decoders_become_classifiers)
     }
 }
 
-/* ModernBERT's config.json in older forms gives the same model, and what is not supported is refused. */
+/* ModernBERT's config.json in older forms gives the same model. Values that are not supported are refused. */
 TEST(configs_of_modern_bert)
 {
     static const struct { const char *from, *to, *error; } rows[] = { /* error NULL: loads as before */
@@ -823,6 +826,13 @@ TEST(configs_of_modern_bert)
             tt_bert_config p = plain.config, q = m.config;
             p.activation = q.activation = NULL;
             CHECK(memcmp(&p, &q, sizeof p) == 0);
+            size_t saved;
+            CHECK(p.cls_token == 1 && p.sep_token == 2 && tt_bert_save(&m, folder) == TT_OK);
+            char *config = test_read(test_path(folder, "config.json"), &saved);
+            CHECK(config && strstr(config, "\"bos_token_id\": 1,") &&
+                  strstr(config, "\"cls_token_id\": 1,") &&
+                  strstr(config, "\"eos_token_id\": 2,") && strstr(config, "\"sep_token_id\": 2"));
+            free(config);
         }
         free(edited);
         free(text);
@@ -1004,6 +1014,10 @@ TEST(files_of_sentence_transformers)
          "{\"max_seq_length\": 7}", NULL},
         {list, "{\"pooling_mode\": \"cls\"}", "{\"max_seq_length\": null}", NULL},
         {list, "{\"pooling_mode\": \"cls\"}", NULL, NULL},
+        {list, "{\"pooling_mode\": \"cls\"}", "{\"model_max_length\": 5}", NULL},
+        {list, "{\"pooling_mode\": \"cls\"}", "{\"model_max_length\": 1000000000000000019884624838656}",
+         NULL},
+        {list, "{\"pooling_mode\": \"cls\"}", "{\"model_max_length\": 0}", "\"model_max_length\""},
         {list, "{\"pooling_mode\": \"max\"}", NULL, "the pooling is 'max', but only 'mean' and 'cls' are"},
         {list, "{\"pooling_mode\": \"any\"}", NULL, "the pooling is 'any', but only 'mean' and 'cls'"},
         {list, "{}", NULL, "the pooling is 'none', but only 'mean' and 'cls'"},
@@ -1040,16 +1054,19 @@ TEST(files_of_sentence_transformers)
         test_write(test_path(folder, "modules.json"), rows[k].modules, strlen(rows[k].modules));
         if (rows[k].pooling)
             test_write(test_path(folder, "1_P/config.json"), rows[k].pooling, strlen(rows[k].pooling));
-        if (rows[k].length)
-            test_write(test_path(folder, "sentence_bert_config.json"), rows[k].length,
-                       strlen(rows[k].length));
+        /* Newer folders have the length in tokenizer_config.json, which counts if the other file has none. */
+        const bool newer = rows[k].length && strstr(rows[k].length, "model_max_length");
+        const char *older = newer ? "{\"do_lower_case\": false}" : rows[k].length;
+        const char *length = newer ? rows[k].length : "{\"model_max_length\": 9}";
+        if (older) test_write(test_path(folder, "sentence_bert_config.json"), older, strlen(older));
+        if (newer || k == 0) test_write(test_path(folder, "tokenizer_config.json"), length, strlen(length));
         const tt_status status = tt_bert_load(ctx, &m, folder, 0);
         if (rows[k].error) {
             CHECK(status != TT_OK);
             CHECK_ERROR(ctx, status, rows[k].error);
         } else {
             CHECK(status == TT_OK && m.config.task == TT_TASK_EMBED && m.config.pooling == TT_POOL_CLS);
-            CHECK(!m.config.normalize && m.config.max_length == (k == 0 ? 7 : 0));
+            CHECK(!m.config.normalize && m.config.max_length == (k == 0 ? 7 : k == 3 ? 5 : 0));
         }
         tt_bert_free(&m);
         TEST_CLOSE(ctx, &a);

@@ -283,7 +283,7 @@ TEST(cifar_split) /* the split takes an equal share of each class; the seed choo
         tt_dataset_free(d);
         CHECK(place >= 0 && cifar_is(ctx, part, 0, place < 40 ? 2 : 5, place < 40 ? place : place - 40));
         CHECK(!tt_dataset_split(part, 5));
-        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "cannot split 5 images off 5");
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "n is 5, but must be 1 to 4, because the dataset has 5 images");
         tt_dataset_free(part);
         cifar_free(&images);
         TEST_CLOSE(ctx, &a);
@@ -551,7 +551,7 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
                 CHECK(log->micro_of[i] == micro);
                 in_step++;
             }
-            /* micro-batches of a step have similar sizes, and each group has equally many */
+            /* micro-batches of a step have similar sizes, and each group has equally many micro-batches */
             for (int at = 0; at < used && groups > 1; at += o.batch) {
                 const int n = used - at < o.batch ? used - at : o.batch, from = log->micro_of[at];
                 const int whole = groups * ((n + groups * max - 1) / (groups * max));
@@ -568,7 +568,7 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
             CHECK(memcmp(first, again, sizeof *again) == 0 &&
                   memcmp(first->pixels, second->pixels, sizeof second->pixels) != 0);
             CHECK((memcmp(first->index, second->index, sizeof second->index) != 0) == o.shuffle);
-            /* a seek to a step equals reading up to the step */
+            /* after a seek to a step, the loader gives the images from that step on, in the same order */
             for (int step = steps; step >= 0; step -= 2) {
                 int skip = step * o.batch < used ? step * o.batch : used;
                 read_epoch(l, d, 270, 1, step, rest);

@@ -306,7 +306,7 @@ TEST(factors_and_norms_of_gemma)
             }
             if (c->op == TT__OP_RMSNORM && c->attr.heads && !c->recomputed) norms += c->attr.heads;
         }
-        /* A layer has 4 heads of queries and 2 of keys. The norm of a rank's single head has one group. */
+        /* A layer normalises 4 heads of queries and 2 of keys; with two tensor ranks a rank has half. */
         CHECK(scales == 1 && norms == (k == 3 ? 3 : 6) * g.m.config.layers);
         golden_close(&g);
     }
@@ -327,7 +327,7 @@ TEST(golden_lm_bf16)
 /* ------------------------------------------------------------------------------------ folders, in and out */
 
 /* Checks that the files of two folders hold equal tensors, byte for byte. Returns the number of files of the
-   second. */
+   second folder. */
 static int same_tensors(const char *from, const char *to)
 {
     test_allocator a;
@@ -743,7 +743,7 @@ TEST(configs)
         {"llama", "\"mlp_bias\": false", "\"mlp_bias\": true", TT_ERR_FORMAT,
          "has no tensor 'model.layers.0.mlp.gate_proj.bias'"},
         {"qwen2", "\"original_max_position_embeddings\"", "\"truncate\": false, \"x\"", TT_ERR_UNSUPPORTED,
-         "truncate of qwen2 is not supported"},
+         "which is not supported for qwen2: use another model"},
         {"qwen2", "\"full_attention\",\n    \"sliding_attention\"",
          "\"sliding_attention\", \"full_attention\"", TT_ERR_UNSUPPORTED,
          "layer_types: layer 1 has full attention after a layer with sliding attention"},
@@ -807,7 +807,8 @@ TEST(configs)
         {"llama_biases", "\"head_dim\"", "\"original_max_position_embeddings\": 7, \"head_dim\""},
         {"llama_original", "\"original_max_position_embeddings\": 32", "\"original\": 32"},
         {"gemma3", "\"layer_types\"", "\"layer_kinds\""},
-        {"gemma3", "\"sliding_window_pattern\": 2", "\"sliding_window_pattern\": 5"}, /* layer_types counts */
+        /* no effect: layer_types decides */
+        {"gemma3", "\"sliding_window_pattern\": 2", "\"sliding_window_pattern\": 5"},
         {"gemma3", "\"rope_parameters\": {",
          "\"rope_theta\": 500, \"rope_local_base_freq\": 20.0, "
          "\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 4}, \"unknown\": {"},
@@ -873,7 +874,7 @@ TEST(shapes_are_kept)
     replace(config, "\"max_window_layers\": 1", "\"max_window_layers\": 28");
     replace(config, "\"use_sliding_window\": true", "\"use_sliding_window\": false");
     replace(config, "\"rope_theta\": 100.0", "\"rope_theta\": 1000000.0");
-    for (int k = 0; k < 3; k++) { /* k: the window stays, is set, is removed */
+    for (int k = 0; k < 3; k++) { /* k 0: no window, which stays; 1: sets a window; 2: removes the window */
         test_allocator a;
         tt_lm m, again;
         tt_context *ctx = test_open(&a), *other;
@@ -915,7 +916,8 @@ TEST(patterns_are_kept)
 {
     char folder[600], config[700];
     copy_golden("gemma3", folder, config);
-    for (int k = 0; k < 5; k++) { /* k: unchanged; other pattern; no full layer; other bases; a new model */
+    /* k 0: the loaded model; 1: another pattern; 2: no layer without window; 3: other bases; 4: new model */
+    for (int k = 0; k < 5; k++) {
         test_allocator a, b;
         tt_lm m, again;
         tt_context *ctx = test_open(&a), *other = test_open(&b);
@@ -955,8 +957,8 @@ TEST(patterns_are_kept)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A saved config.json lacks original_max_position_embeddings, which transformers would prefer, if its
-   rope_parameters have changed. It always lacks quantization_config, as saved weights are plain. */
+/* If rope_parameters have changed, the saved config.json lacks original_max_position_embeddings, which
+   transformers would prefer. A saved config.json lacks a quantization_config that is not bitsandbytes'. */
 TEST(members_that_are_not_saved_again)
 {
     for (int k = 0; k < 3; k++) {
@@ -967,7 +969,7 @@ TEST(members_that_are_not_saved_again)
         copy_golden("llama_original", folder, config);
         if (k == 2)
             replace(config, "\"head_dim\"",
-                    "\"quantization_config\": {\"quant_method\": \"bitsandbytes\"}, \"head_dim\"");
+                    "\"quantization_config\": {\"quant_method\": \"gptq\"}, \"head_dim\"");
         tt_context *ctx = test_open_logged(&a, &log);
         CHECK(tt_lm_load(ctx, &m, folder) == TT_OK && m.config.rotary.original == 8);
         CHECK(log.warnings == (k == 2) && (k < 2 || strstr(log.text, "\"quantization_config\" is ignored")));
@@ -1409,7 +1411,7 @@ TEST(sampled_texts)
     }
     s.n_stop = 0;
 
-    s.temperature = 0; /* this penalty forbids earlier tokens: none repeats */
+    s.temperature = 0; /* the penalty below forbids earlier tokens, so no token repeats */
     s.repetition_penalty = 1e30f;
     CHECK(tt_generate(made, ids, start, 3, &s, a[0], n) == TT_OK);
     for (int q = 0; q < 3; q++) {
@@ -1430,7 +1432,7 @@ TEST(sampled_texts)
 
 typedef struct reported { char text[64]; size_t bytes, max; } reported;
 
-static bool tell(void *user, const char *text, size_t bytes)
+static bool tell_text(void *user, const char *text, size_t bytes)
 {
     reported *x = (reported *)user;
     memcpy(x->text + x->bytes, text, bytes);
@@ -1438,8 +1440,8 @@ static bool tell(void *user, const char *text, size_t bytes)
     return x->bytes < x->max;
 }
 
-/* Without a tokenizer, the bytes of a text are its tokens: a text continues as its bytes continue.
-   tests/check_examples.py checks tokenizers. */
+/* Without a tokenizer, the bytes of a text are its tokens: tt_generate_text continues a text as tt_generate
+   continues its bytes. tests/check_examples.py checks generation with tokenizers. */
 TEST(continued_texts)
 {
     test_allocator a;
@@ -1463,20 +1465,20 @@ TEST(continued_texts)
     for (int k = 0; k < 3; k++) {
         reported x = {"", 0, k == 2 ? 2 : 64};
         CHECK(tt_generate(g, k == 1 ? end : ids, k == 1 ? empty : start, 1, &s, out, &n) == TT_OK);
-        CHECK(tt_generate_text(g, NULL, k == 1 ? "" : "and", &s, tell, &x, &count) == TT_OK);
+        CHECK(tt_generate_text(g, NULL, k == 1 ? "" : "and", &s, tell_text, &x, &count) == TT_OK);
         CHECK(count == (k == 2 ? 2 : n) && n > 2 && x.bytes == (size_t)count - (out[count - 1] == 256));
         for (size_t b = 0; b < x.bytes; b++) CHECK((uint8_t)x.text[b] == out[b]);
         s.seed++;
     }
     reported x = {"", 0, 64};
-    CHECK(tt_generate_text(g, NULL, "as long as the model", NULL, tell, &x, NULL) == TT_ERR_ARGUMENT);
+    CHECK(tt_generate_text(g, NULL, "as long as the model", NULL, tell_text, &x, NULL) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
                 "the text has 20 tokens, but must have fewer than the generator's context of 20");
     s.max_new = 0;
-    CHECK(tt_generate_text(g, NULL, "and", &s, tell, &x, NULL) == TT_ERR_ARGUMENT && x.bytes == 0);
+    CHECK(tt_generate_text(g, NULL, "and", &s, tell_text, &x, NULL) == TT_ERR_ARGUMENT && x.bytes == 0);
     s.max_new = 2;
     a.fail_at = a.calls + 1;
-    CHECK(tt_generate_text(g, NULL, "and", &s, tell, &x, NULL) == TT_ERR_MEMORY && x.bytes == 0);
+    CHECK(tt_generate_text(g, NULL, "and", &s, tell_text, &x, NULL) == TT_ERR_MEMORY && x.bytes == 0);
     a.fail_at = 0;
     tt_generator_free(g);
     tt_lm_free(&m);
@@ -1625,7 +1627,7 @@ TEST(generation_errors)
     if (!golden_open(&g, "gpt2", 1)) return;
     static const struct { int seqs, context, tokens; const char *error; } sizes[] = {
         {0, 9, 9, "max_seqs is 0"}, {1, 1, 9, "the context is 1 tokens"},
-        {1, 20, 9, "the context is 20 tokens, but the model has only 19 positions"},
+        {1, 20, 9, "the context is 20 tokens, but must be at most 19, the model's positions"},
         {5, 9, 4, "max_tokens is 4, but must be at least max_seqs, 5"},
         {200000000, 19, 300000000, "2^31 tokens or more"}};
     for (int k = 0; k < TEST_COUNT(sizes); k++) {
@@ -1947,7 +1949,7 @@ TEST(adapters_that_are_refused)
         {"\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 2}", TT_ERR_UNSUPPORTED,
          "rank_pattern is set, but not"},
         {"\"r\": 4", "\"r\": 0", TT_ERR_FORMAT, "\"r\" is 0"},
-        {"\"r\": 4", "\"r\": 3", TT_ERR_SHAPE, "r of adapter_config.json need (3, 20)"},
+        {"\"r\": 4", "\"r\": 3", TT_ERR_SHAPE, "another shape than (3, 20), which the model and r"},
         {"{", "", TT_ERR_FORMAT, "not valid JSON"}};
     for (int k = 0; k < TEST_COUNT(edits) + 2; k++) {
         const bool edit = k < TEST_COUNT(edits);
@@ -1969,6 +1971,54 @@ TEST(adapters_that_are_refused)
     }
 }
 
+/* If the last weight cannot take the sum with its adapter, merging changes nothing. */
+TEST(refused_merges_change_nothing)
+{
+    static const char *const errors[] = {"is stored in int8, which would round the sum",
+                                         "is rounded, which would round the sum",
+                                         "has low-rank factors, which cannot hold the sum"};
+    for (int k = 0; k < TEST_COUNT(errors); k++) {
+        golden g;
+        if (!golden_open(&g, "llama", 1)) return;
+        CHECK(tt_lm_lora(&g.m, NULL) == TT_OK);
+        tt_lora *first = &g.m.lora[0];
+        tt_param *last = g.m.lora[g.m.n_lora - 1].weight;
+        if (k == 0) CHECK(tt_param_store(last, "int8") == TT_OK);
+        if (k == 1) CHECK(tt_param_round(g.ctx, tt_param_name(last), TT_ROUND_BINARY) == 1);
+        if (k == 2) CHECK(tt_param_low_rank(last, 2, 0) == TT_OK && tt_param_rank(last) == 2);
+        float *b = test_values(first->b), *w = test_values(first->weight);
+        const size_t of_b = sizeof *b * (size_t)first->b->size;
+        const size_t of_w = sizeof *w * (size_t)first->weight->size;
+        for (int64_t i = 0; i < first->b->size; i++) b[i] = (float)(1 + i);
+        CHECK(tt_param_set(first->b, b) == TT_OK && tt_lm_lora_merge(&g.m) == TT_ERR_UNSUPPORTED);
+        CHECK_ERROR(g.ctx, TT_ERR_UNSUPPORTED, errors[k]);
+        float *b_now = test_values(first->b), *w_now = test_values(first->weight);
+        CHECK(memcmp(b, b_now, of_b) == 0 && memcmp(w, w_now, of_w) == 0);
+        free(b), free(w), free(b_now), free(w_now);
+        golden_close(&g);
+    }
+}
+
+/* Adapters freeze the factors of low-rank weights with the weights. Adapters are not rounded, are not stored
+   in few bits, and get no factors. */
+TEST(adapters_beside_factors)
+{
+    golden g;
+    if (!golden_open(&g, "llama", 1)) return;
+    tt_param *up = g.m.layer[0].up_w;
+    CHECK(tt_param_low_rank(up, 2, 0) == TT_OK && tt_lm_lora(&g.m, NULL) == TT_OK);
+    CHECK(up->frozen && up->low_a->frozen && up->low_b->frozen);
+    tt_param *a = g.m.lora[0].a, *b = g.m.lora[0].b;
+    CHECK(!a->frozen && !b->frozen && tt_param_round(g.ctx, "*", TT_ROUND_TERNARY) > 0);
+    CHECK(tt_param_rounding(g.m.lora[0].weight) == TT_ROUND_TERNARY);
+    CHECK(!tt_param_rounding(a) && !tt_param_rounding(b) && !tt_param_rounding(up->low_a));
+    CHECK(tt_param_store(a, "int8") == TT_ERR_ARGUMENT);
+    CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "is a factor of another weight");
+    CHECK(tt_param_low_rank(b, 1, 0) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "is a factor of another weight");
+    golden_close(&g);
+}
+
 static const test_case tests[] = {
     TEST_CASE(golden_lm), TEST_CASE(golden_lm_recomputed), TEST_CASE(golden_lm_on_ranks),
     TEST_CASE(factors_and_norms_of_gemma), TEST_CASE(golden_lm_bf16),
@@ -1985,6 +2035,7 @@ static const test_case tests[] = {
     TEST_CASE(samples_while_ranks_train), TEST_CASE(generation_errors),
     TEST_CASE(golden_lora), TEST_CASE(adapters_go_round), TEST_CASE(new_adapters),
     TEST_CASE(adapters_that_are_refused),
+    TEST_CASE(refused_merges_change_nothing), TEST_CASE(adapters_beside_factors),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -7,7 +7,11 @@
 #define TINYTRAIN_TEST_MAIN_H
 
 #include <stdlib.h>
+#ifdef _WIN32
+#include "on_windows.h"
+#else
 #include <sys/resource.h>
+#endif
 
 #define TEST(name) static void name(void)
 #define TEST_CASE(name) {#name, name, false}
@@ -78,17 +82,24 @@ static inline bool test_takes(int number)
 static inline double test__cpu(void) /* seconds of all threads and of ended children */
 {
     double seconds = 0;
+#ifdef _WIN32
+    seconds = windows_cpu_seconds();
+#else
     for (int k = 0; k < 2; k++) {
         struct rusage use;
         if (getrusage(k ? RUSAGE_CHILDREN : RUSAGE_SELF, &use) != 0) continue;
         seconds += (double)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
                    1e-6 * (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
     }
+#endif
     return seconds;
 }
 
 static inline int test__main(int argc, char **argv, const test_case *tests, int n)
 {
+#ifdef _WIN32
+    _setmode(1, _O_BINARY); /* lines end as run.sh expects */
+#endif
     const char *timed = getenv("TEST_CPU");
     int passed = 0, failed = 0, skipped = 0, whole = 0;
     for (int i = 0; i < n; i++) {

@@ -1,10 +1,10 @@
 /* Generic tests of the ops, their gradients, and the programs made of them.
 
-   Each line of the table CASES is a small program. The functions that it calls (linear(), gelu(), ...) record
-   an op on a tape, and a plain float64 loop that computes the same result. Two tests then run every case at
-   every size in every precision and instruction set: `reference` compares results with the loops, `gradient`
-   compares gradients with central differences of the loops. A new op needs a loop in ops/, in the file of its
-   family, and a line in the table in ops/cases.h.
+   Each line of the table CASES is a small program. Each function that the line calls (linear(), gelu(), ...)
+   records an op on a tape and notes a plain float64 loop that computes the same result. Two tests then run
+   every case at every size in every precision and instruction set: `reference` compares results with the
+   loops, `gradient` compares gradients with central differences of the loops. A new op needs a loop in ops/,
+   in the file of its family, and a line in the table in ops/cases.h.
 
    Tolerances of results: for each op of the longest path, 2e-6 in f32, 2^-8 in bf16 and 2^-11 in f16,
    relative to the largest sum of the absolute terms of a result. bf16 keeps 8 bits of mantissa, so a rounding
@@ -19,6 +19,7 @@
 #define TT__LOSS_CHUNK 5
 #define TT__LOSS_WHOLE 0
 #define TT__FP8_FROM 0
+#define TT__STATE_SMALL 1000 /* matrices of small programs may have optimizer states of 8 bits */
 #include "tinytrain.h"
 #include "test.h"
 #ifdef TT_EMULATE
@@ -41,6 +42,7 @@
 #include "ops/numbers.h"
 #include "ops/attention_ways.h"
 #include "ops/refused.h"
+#include "ops/stored.h"
 #include "ops/several_losses.h"
 #include "ops/cuda_products.h"
 #include "ops/cuda_launches.h"
@@ -64,6 +66,7 @@ static const test_case tests[] = {
     TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads),
     TEST_CASE(precisions_train_alike), TEST_CASE(stochastic_rounding_is_unbiased),
     TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(pieces_are_updated_as_the_whole),
+    TEST_CASE(maps_of_8_bits_are_those_of_bitsandbytes), TEST_CASE(states_of_8_bits_of_each_isa),
     TEST_CASE(weights_narrowed_while_read),
     TEST_CASE(products_exact), TEST_CASE(attention_window_flops),
     TEST_CASE(attention_blocks_flops),
@@ -71,7 +74,9 @@ static const test_case tests[] = {
     TEST_CASE(attention_by_dot), TEST_CASE(attention_by_tiles),
     TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32),
     TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
-    TEST_CASE(rows_of_other_widths_are_not_mapped),
+    TEST_CASE(rows_of_other_widths_are_not_mapped), TEST_CASE(formats_of_stored_weights),
+    TEST_CASE(stored_products_equal_widened), TEST_CASE(stored_weights_refused),
+    TEST_CASE(stored_weights_are_counted),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite),
     TEST_CASE(failed_micro_batch_ends_the_step), TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues),
     TEST_CASE(cuda_products_of_one_x), TEST_CASE(cuda_tensors_share_launches),

@@ -7,23 +7,130 @@
 #include "tinytrain.h"
 #include "test.h"
 
-/* Two parameters, each pulled to a target by a mean squared error: the gradient of element i is
-   2 (p_i - target_i) / n. */
-enum { N_BIAS = 37, ROWS = 13, COLS = 331, N_WEIGHT = ROWS * COLS, STEPS = 20 };
+/* Two parameters of n elements, each pulled to a target by a mean squared error: element i has the gradient
+   `2 (p[i] - target[i]) / n`. */
+enum { N_BIAS = 37, ROWS = 13, COLS = 331, N_WEIGHT = ROWS * COLS, STEPS = 50 };
 
 typedef struct reference {
-    int n;
+    int n, rows; /* rows: of a matrix; 0: the parameter is no matrix */
     bool decays;
     double lr_factor;
     double p[N_WEIGHT], m[N_WEIGHT], v[N_WEIGHT], g[N_WEIGHT];
+    bool pruned[N_WEIGHT];
+    double movement[N_WEIGHT];
 } reference;
 
-/* Takes step number t (from 1) with r->g. Formulas: torch.optim.SGD, Adam and AdamW, documentation of PyTorch
-   2. */
+/* Prunes after step number t (from 1), by sorting: the smallest magnitudes or, by movement, the lowest
+   movements; of equal ones the first. */
+static void prune_step(reference *r, const tt_optimizer_options *o, int t)
+{
+    static int order[N_WEIGHT];
+    const int64_t step = t - 1, due = tt__min(step, o->prune_end) - o->prune_begin;
+    const double at = step >= o->prune_end ? 1 : (double)(due - due % o->prune_every) /
+                                                 (double)(o->prune_end - o->prune_begin);
+    const int k = step < o->prune_begin ? 0 : (int)floor(o->prune * (1 - pow(1 - at, 3)) * r->n + 0.5);
+    int already = 0, n = 0;
+    for (int e = 0; e < r->n; e++) already += r->pruned[e];
+    const bool movement = o->prune_by_movement;
+    for (int e = 0; e < r->n && k > already; e++) {
+        int at_place = n++;
+        for (; at_place > 0; at_place--) { /* insertion, stable */
+            const int other = order[at_place - 1];
+            const double a = r->pruned[e] ? -INFINITY : movement ? r->movement[e] : fabs(r->p[e]);
+            const double b = r->pruned[other] ? -INFINITY
+                                              : movement ? r->movement[other] : fabs(r->p[other]);
+            if (b <= a) break;
+            order[at_place] = other;
+        }
+        order[at_place] = e;
+    }
+    for (int e = 0; e < k && k > already; e++) r->pruned[order[e]] = true;
+    for (int e = 0; e < r->n; e++) if (r->pruned[e]) r->p[e] = 0;
+}
+
+/* Takes a step of Muon with r->g, as torch.optim.Muon with adjust_lr_fn "match_rms_adamw" does, in double
+   precision. */
+static void muon_step(reference *r, const tt_optimizer_options *o, double lr, double factor)
+{
+    const int rows = r->rows, cols = r->n / rows;
+    static double x[N_WEIGHT], next[N_WEIGHT], gram[ROWS * ROWS], sums[ROWS * ROWS];
+    /* Element (i, j) of the matrix or, with more rows than columns, of its transpose. */
+    const bool tall = rows > cols;
+    const int m = tall ? cols : rows, n = tall ? rows : cols;
+    double squares = 0;
+    for (int k = 0; k < r->n; k++) {
+        const double g = r->g[k] * factor;
+        r->m[k] += (g - r->m[k]) * (1 - o->momentum);
+        const double u = o->nesterov ? g + (r->m[k] - g) * o->momentum : r->m[k];
+        x[tall ? k % cols * n + k / cols : k] = u;
+        squares += u * u;
+    }
+    for (int k = 0; k < r->n; k++) x[k] /= fmax(sqrt(squares), 1e-7);
+    for (int step = 0; step < 5; step++) {
+        memset(gram, 0, sizeof gram);
+        for (int i = 0; i < m; i++)
+            for (int j = 0; j < m; j++)
+                for (int k = 0; k < n; k++) gram[i * m + j] += x[i * n + k] * x[j * n + k];
+        for (int i = 0; i < m; i++)
+            for (int j = 0; j < m; j++) {
+                sums[i * m + j] = -4.7750 * gram[i * m + j];
+                for (int k = 0; k < m; k++) sums[i * m + j] += 2.0315 * gram[i * m + k] * gram[k * m + j];
+            }
+        for (int i = 0; i < m; i++)
+            for (int j = 0; j < n; j++) {
+                next[i * n + j] = 3.4445 * x[i * n + j];
+                for (int k = 0; k < m; k++) next[i * n + j] += sums[i * m + k] * x[k * n + j];
+            }
+        memcpy(x, next, sizeof *x * (size_t)r->n);
+    }
+    const double decay = r->decays ? o->weight_decay : 0, scale = 0.2 * sqrt(fmax(rows, cols));
+    for (int k = 0; k < r->n; k++)
+        r->p[k] = r->p[k] * (1 - lr * decay) - lr * scale * x[tall ? k % cols * n + k / cols : k];
+}
+
+/* Takes step number t (from 1) of Adafactor with r->g, as torch.optim.Adafactor with eps (1e-30, 1e-3) does,
+   in double precision. m has the running means of rows, v those of columns. */
+static void adafactor_step(reference *r, const tt_optimizer_options *o, double lr, double factor, int t)
+{
+    const int rows = r->rows ? r->rows : 1, cols = r->n / rows;
+    const double weight = pow(t, -0.8), decay = r->decays ? o->weight_decay : 0;
+    static double update[N_WEIGHT];
+    double mean = 0, updates = 0, params = 0;
+    for (int i = 0; i < rows; i++) {
+        double sum = 0;
+        for (int j = 0; j < cols; j++) sum += r->g[i * cols + j] * r->g[i * cols + j] * factor * factor;
+        r->m[i] += (sum / cols - r->m[i]) * weight;
+        mean += r->m[i] / rows;
+    }
+    for (int j = 0; j < cols; j++) {
+        double sum = 0;
+        for (int i = 0; i < rows; i++) sum += r->g[i * cols + j] * r->g[i * cols + j] * factor * factor;
+        r->v[j] += (sum / rows - r->v[j]) * weight;
+    }
+    for (int k = 0; k < r->n; k++) {
+        const double variance = r->rows ? r->m[k / cols] * r->v[k % cols] / fmax(mean, 1e-30) : r->v[k];
+        update[k] = r->g[k] * factor / sqrt(fmax(variance, 1e-60));
+        updates += update[k] * update[k];
+        params += r->p[k] * r->p[k];
+    }
+    const double step = lr * fmax(1e-3, sqrt(params / r->n)) / fmax(1, sqrt(updates / r->n));
+    for (int k = 0; k < r->n; k++) r->p[k] = r->p[k] * (1 - lr * decay) - step * update[k];
+}
+
+/* Takes step number t (from 1) with the gradient r->g. The formulas are those of torch.optim.SGD, Adam and
+   AdamW in the documentation of PyTorch 2, and of Lion's paper (Chen et al., 2023, algorithm 2). */
 static void reference_step(reference *r, const tt_optimizer_options *o, double lr, double factor, int t)
 {
     lr *= r->lr_factor;
     double decay = r->decays ? o->weight_decay : 0, b1 = o->beta1, b2 = o->beta2;
+    if (o->kind == TT_MUON && r->rows) {
+        muon_step(r, o, lr, factor);
+        return;
+    }
+    if (o->kind == TT_ADAFACTOR) {
+        adafactor_step(r, o, lr, factor, t);
+        return;
+    }
     for (int k = 0; k < r->n; k++) {
         double g = r->g[k] * factor;
         if (o->kind == TT_SGD) {
@@ -33,6 +140,12 @@ static void reference_step(reference *r, const tt_optimizer_options *o, double l
                 g = o->nesterov ? g + o->momentum * r->m[k] : r->m[k];
             }
             r->p[k] -= lr * g;
+            continue;
+        }
+        if (o->kind == TT_LION) {
+            const double blend = b1 * r->m[k] + (1 - b1) * g;
+            r->p[k] -= lr * ((blend > 0) - (blend < 0) + decay * r->p[k]);
+            r->m[k] = b2 * r->m[k] + (1 - b2) * g;
             continue;
         }
         if (o->kind == TT_ADAM) g += decay * r->p[k];
@@ -45,6 +158,7 @@ static void reference_step(reference *r, const tt_optimizer_options *o, double l
 }
 
 static double lr_factors[2] = {1, 1}; /* factors on the learning rate of layer.0.bias, layer.2.weight */
+static bool tall_weight; /* the matrix has COLS rows and ROWS columns */
 
 /* Returns the largest difference between parameters and the float64 loop, relative to the parameters' size,
    over STEPS steps with changing targets and rates. *norm_error: the largest difference of gradient norms. */
@@ -56,13 +170,14 @@ static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bo
     reference *both[2] = {&bias, &weight};
     test_allocator a;
     tt_context *ctx = test_open(&a);
-    int64_t dims[2][2] = {{N_BIAS, 0}, {ROWS, COLS}};
+    const int rows = tall_weight ? COLS : ROWS;
+    int64_t dims[2][2] = {{N_BIAS, 0}, {rows, N_WEIGHT / rows}};
     tt_init init = {TT_INIT_NORMAL, 1.0f};
     tt_param *p[2] = {tt_param_new(ctx, "layer.0.bias", 1, dims[0], init),
                       tt_param_new(ctx, "layer.2.weight", 2, dims[1], init)};
     tt_tape *t = tt_tape_new(ctx);
     tt_value target[2] = {tt_input(t, "bias target", TT_F32, 1, N_BIAS),
-                          tt_input(t, "weight target", TT_F32, ROWS, COLS)},
+                          tt_input(t, "weight target", TT_F32, rows, N_WEIGHT / rows)},
              loss[2];
     for (int k = 0; k < 2; k++)
         loss[k] = tt_mean_squared_error(t, tt_param_value(t, p[k]), target[k], tt__handle(t, 0));
@@ -75,6 +190,7 @@ static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bo
     memset(&bias, 0, sizeof bias);
     memset(&weight, 0, sizeof weight);
     bias.n = N_BIAS; bias.decays = decay_bias; bias.lr_factor = lr_factors[0];
+    weight.rows = rows;
     weight.n = N_WEIGHT; weight.decays = decay_weight; weight.lr_factor = lr_factors[1];
     for (int k = 0; k < 2 && program; k++) {
         tt_param_get(p[k], values);
@@ -91,11 +207,13 @@ static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bo
                 both[k]->g[i] = 2 * (both[k]->p[i] - targets[k][i]) / both[k]->n;
                 squares += both[k]->g[i] * both[k]->g[i];
             }
-            CHECK(tt_set(program, target[k], targets[k], k ? ROWS : 1) == TT_OK);
+            CHECK(tt_set(program, target[k], targets[k], k ? rows : 1) == TT_OK);
         }
         double norm = sqrt(squares);
         if (o->clip_norm > 0 && o->clip_norm / (norm + 1e-6) < 1) factor = o->clip_norm / (norm + 1e-6);
+        for (int i = 0; i < weight.n; i++) weight.movement[i] -= weight.g[i] * factor * weight.p[i];
         for (int k = 0; k < 2; k++) reference_step(both[k], o, lr, factor, step);
+        if (o->prune > 0) prune_step(&weight, o, step);
         if (!CHECK(tt_step(program, lr, &stats) == TT_OK && stats.step == step)) break;
         double wrong = fabs(stats.grad_norm - norm) / (norm + 0.01);
         if (!(wrong <= *norm_error)) *norm_error = wrong;
@@ -165,6 +283,278 @@ TEST(adam)
     CHECK_OPTIMIZER(&o, false, true, "adam, other betas");
     o.beta1 = 0;
     CHECK_OPTIMIZER(&o, false, true, "adam without momentum");
+}
+
+TEST(lion)
+{
+    tt_optimizer_options o = tt_optimizer_options_default();
+    o.kind = TT_LION;
+    o.beta2 = 0.99f;
+    for (int k = 0; k < 3; k++) {
+        double norm_error;
+        o.weight_decay = k ? 0.5f : 0.01f;
+        o.clip_norm = k == 2 ? 0.05f : 0;
+        CHECK(optimizer_error(&o, false, true, &norm_error) <= 3e-6);
+        /* Steps of Lion do not shrink with the gradient, so gradients near 0 keep the rounding errors of the
+           parameters. */
+        CHECK(norm_error <= 3e-5);
+    }
+}
+
+TEST(muon)
+{
+    tt_optimizer_options o = tt_optimizer_options_default();
+    double norm_error;
+    o.kind = TT_MUON;
+    o.momentum = 0.95f;
+    for (int k = 0; k < 4; k++) {
+        tall_weight = k % 2;
+        o.nesterov = k < 2;
+        o.eps = 1e-6f; /* of AdamW, which updates the bias */
+        o.clip_norm = k == 3 ? 0.05f : 0;
+        const double error = optimizer_error(&o, false, true, &norm_error);
+        if (!CHECK(error <= 1e-5 && norm_error <= 1e-5)) printf("muon %d: %g, %g\n", k, error, norm_error);
+    }
+    tall_weight = false;
+}
+
+TEST(adafactor)
+{
+    tt_optimizer_options o = tt_optimizer_options_default();
+    double norm_error;
+    o.kind = TT_ADAFACTOR;
+    for (int k = 0; k < 4; k++) {
+        tall_weight = k % 2;
+        o.weight_decay = k < 2 ? 0.01f : 0.5f;
+        o.clip_norm = k == 3 ? 0.05f : 0;
+        const double error = optimizer_error(&o, false, true, &norm_error);
+        const bool ok = CHECK(error <= 1e-5 && norm_error <= 1e-5);
+        if (!ok) printf("adafactor %d: %g, %g\n", k, error, norm_error);
+    }
+    tall_weight = false;
+}
+
+TEST(prune)
+{
+    for (int k = 0; k < 6; k++) {
+        tt_optimizer_options o = tt_optimizer_options_default();
+        double norm_error;
+        o.kind = k % 3 == 0 ? TT_SGD : k % 3 == 1 ? TT_ADAMW : TT_MUON;
+        o.momentum = 0.9f;
+        o.eps = 1e-6f;
+        o.prune = k < 3 ? 0.8f : 0.37f;
+        o.prune_begin = k == 4 ? 0 : 3;
+        o.prune_end = k == 5 ? 4 : 41;
+        o.prune_every = k < 3 ? 4 : 1;
+        const double error = optimizer_error(&o, false, true, &norm_error);
+        if (!CHECK(error <= 1e-5 && norm_error <= 1e-5)) printf("prune %d: %g, %g\n", k, error, norm_error);
+    }
+}
+
+TEST(prune_by_movement)
+{
+    for (int k = 0; k < 8; k++) {
+        tt_optimizer_options o = tt_optimizer_options_default();
+        double norm_error;
+        o.kind = k % 4 == 0 ? TT_SGD : k % 4 == 1 ? TT_ADAMW : k % 4 == 2 ? TT_LION : TT_ADAFACTOR;
+        o.momentum = 0.9f;
+        o.eps = 1e-6f;
+        o.clip_norm = k % 3 ? 0 : 0.05f;
+        o.prune = k < 3 ? 0.8f : 0.37f;
+        o.prune_begin = k == 4 ? 0 : 3;
+        o.prune_end = k == 5 ? 4 : k == 6 ? 20 : 41;
+        o.prune_every = k < 3 ? 4 : k == 7 ? 3 : 1;
+        o.prune_by_movement = true;
+        tall_weight = k % 2;
+        const double error = optimizer_error(&o, false, true, &norm_error);
+        if (!CHECK(error <= 1e-5 && norm_error <= 3e-5)) printf("prune %d: %g, %g\n", k, error, norm_error);
+    }
+    tall_weight = false;
+}
+
+/* Returns the movements of the weights of a program's only matrix. */
+static const float *movements_of(const tt_program *p)
+{
+    for (int32_t v = 1; v < p->built.t->n_values; v++)
+        if (p->built.t->values[v].state == TT__MOVEMENT) return (const float *)tt__resolve(p, 0, v).data;
+    return NULL;
+}
+
+/* Movements equal a float64 loop, after steps of several micro-batches with clipping in each precision, and
+   with updates in the backward. A step that overflows changes no movement. Movements have the same bits for
+   any number of threads. */
+TEST(movements_of_weights)
+{
+    enum { R = 7, C = 1213, N = R * C };
+    static const char *const precisions[] = {"32-true", "32-true", "32-true", "bf16-mixed", "16-mixed",
+                                             "bf16-true", "32-true", "bf16-true"};
+    static float values[N], target[N], first[N];
+    static double expected[N], size[N], g[N];
+    for (int k = 0; k < TEST_COUNT(precisions); k++) {
+        const bool early = k >= 6, narrow = k >= 3 && k != 6;
+        const int micros = early ? 1 : 3;
+        test_allocator a;
+        tt_context_options co = test_options(&a);
+        co.threads = 1 + k % 3;
+        tt_context *ctx = tt_open(&co);
+        const int64_t dims[] = {R, C};
+        const tt_init init = {TT_INIT_NORMAL, 1};
+        tt_param *w = tt_param_new(ctx, "layer.1.weight", 2, dims, init);
+        tt_tape *t = tt_tape_new(ctx);
+        tt_value y = tt_input(t, "y", TT_F32, R, C);
+        tt_value loss = tt_mean_squared_error(t, tt_param_value(t, w), y, tt__handle(t, 0));
+        tt_compile_options o = tt_compile_options_default();
+        o.optimizer.kind = TT_SGD;
+        o.optimizer.clip_norm = early ? 0 : 0.01f;
+        o.optimizer.prune = 0.5f;
+        o.optimizer.prune_begin = 1;
+        o.optimizer.prune_end = 4;
+        o.optimizer.prune_every = 1;
+        o.optimizer.prune_by_movement = true;
+        o.accumulate = !early;
+        o.precision = precisions[k];
+        o.update = early ? "backward" : "end";
+        tt_program *p = tt_compile(t, loss, &o);
+        uint64_t random = 5;
+        memset(expected, 0, sizeof expected);
+        memset(size, 0, sizeof size);
+        REQUIRE(p != NULL);
+        for (int step = 0; step < 7; step++) {
+            const bool overflows = step == 4 && k == 4; /* 16-mixed skips the step */
+            tt_stats stats;
+            double squares = 0;
+            memset(g, 0, sizeof g);
+            tt_param_get(w, values);
+            for (int m = 0; m < micros; m++) {
+                for (int e = 0; e < N; e++) {
+                    target[e] = 3 * test_uniform(&random);
+                    g[e] += 2 * ((double)values[e] - target[e]) / N / micros;
+                }
+                CHECK(tt_set(p, y, target, R) == TT_OK);
+                if (!early) CHECK(tt_micro_step(p, NULL) == TT_OK);
+            }
+            for (int e = 0; e < N; e++) target[e] = INFINITY;
+            CHECK(!overflows || tt_set_gradient(p, w, target) == TT_OK);
+            CHECK((early ? tt_step(p, 20, &stats) : tt_update(p, 20, &stats)) == TT_OK);
+            CHECK(stats.skipped == (k == 4 && step >= 4));
+            for (int e = 0; e < N; e++) squares += g[e] * g[e];
+            const double factor = early ? 1 : fmin(1, 0.01 / (sqrt(squares) + 1e-6));
+            for (int e = 0; e < N && !overflows; e++) {
+                expected[e] -= factor * g[e] * values[e];
+                size[e] += fabs(factor * g[e] * values[e]);
+            }
+        }
+        const float *got = movements_of(p);
+        double error = 0;
+        for (int e = 0; e < N && got; e++) {
+            const double wrong = fabs(got[e] - expected[e]) / (size[e] + 1e-9);
+            if (!(wrong <= error)) error = wrong;
+        }
+        if (!CHECK(got && error <= (narrow ? 2e-2 : 2e-5))) printf("%s: %g\n", precisions[k], error);
+        if (k == 0) memcpy(first, got, sizeof first);
+        CHECK(k >= 3 || memcmp(first, got, sizeof first) == 0);
+        tt_program_free(p);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* A program saves and loads the mask of pruned weights. With equal magnitudes the first weights are pruned,
+   in any dtype and with any number of threads; a weight that is pruned stays 0; and the plan has a bit for
+   each weight. */
+TEST(pruned_weights_of_equal_magnitude)
+{
+    enum { R = 5, C = 77, N = R * C };
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-true"};
+    for (int k = 0; k < 7; k++) { /* update "backward" is not for 16-true */
+        static float values[N], target[N];
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        const int64_t dims[] = {R, C};
+        const tt_init zeros = {TT_INIT_ZEROS, 0};
+        tt_param *w = tt_param_new(ctx, "layer.1.weight", 2, dims, zeros);
+        tt_tape *t = tt_tape_new(ctx);
+        tt_value y = tt_input(t, "y", TT_F32, R, C);
+        tt_value loss = tt_mean_squared_error(t, tt_param_value(t, w), y, tt__handle(t, 0));
+        tt_compile_options o = tt_compile_options_default();
+        o.optimizer.kind = TT_SGD;
+        o.optimizer.weight_decay = 0;
+        o.optimizer.prune = 0.5f;
+        o.optimizer.prune_end = 2;
+        o.optimizer.prune_every = 1;
+        o.precision = precisions[k % 4];
+        if (k > 3) o.update = "backward";
+        for (int e = 0; e < N; e++) values[e] = e % 3 ? -0.5f : 0.25f, target[e] = 8;
+        CHECK(tt_param_set(w, values) == TT_OK);
+        tt_program *p = tt_compile(t, loss, &o);
+        if (CHECK(p != NULL)) {
+            for (int step = 0; step < 4; step++)
+                CHECK(tt_set(p, y, target, R) == TT_OK && tt_step(p, step < 3 ? 0 : 0.5f, NULL) == TT_OK);
+            tt_param_get(w, values);
+            int small = 0, pruned = 0, wrong = 0;
+            for (int e = 0; e < N; e++) small += e % 3 == 0;
+            for (int e = 0, seen = 0; e < N; e++) { /* all of 0.25, then the first of 0.5 */
+                const bool expected = e % 3 == 0 || seen++ < (N + 1) / 2 - small;
+                pruned += values[e] == 0;
+                wrong += (values[e] == 0) != expected;
+            }
+            CHECK(pruned == (N + 1) / 2 && wrong == 0);
+            bool planned = false;
+            for (int32_t v = 1; v < p->built.t->n_values; v++)
+                planned |= p->built.t->values[v].state == TT__PRUNED &&
+                           tt__storage_bytes(&p->built.t->values[v]) >= 8 + N / 8 &&
+                           p->built.t->values[v].shape.cols == 8 + (N + 31) / 32 * 4;
+            CHECK(planned);
+        }
+        tt_program_free(p);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* Programs round weights for products only, and pass gradients straight through. */
+TEST(rounded_weights)
+{
+    enum { R = 6, C = 9 };
+    for (int k = 0; k < 3; k++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        const int64_t dims[] = {R, C};
+        const tt_init init = {TT_INIT_NORMAL, 0.5f};
+        tt_param *w = tt_param_new(ctx, "w", 2, dims, init), *b = tt_param_new(ctx, "b", 1, dims, init);
+        float x[C], y[R], got[R], bias[R], values[R * C];
+        for (int c = 0; c < C; c++) x[c] = (float)(c % 3) - 1;
+        CHECK(tt_param_round(ctx, "*", TT_ROUND_TERNARY) == 1 && tt_param_rounding(b) == TT_ROUND_NONE &&
+              tt_param_rounding(w) == TT_ROUND_TERNARY && tt_param_round(ctx, "x", TT_ROUND_INT8) == 0);
+        tt_tape *t = tt_tape_new(ctx);
+        tt_value in = tt_input(t, "x", TT_F32, 1, C), out = tt_linear(t, in, w, b);
+        tt_output(t, out);
+        tt_compile_options o = tt_compile_options_default();
+        o.train = false;
+        o.precision = k == 1 ? "bf16-mixed" : "32-true";
+        if (k == 2) o.device = "cpu*2", o.parallel.data = 1, o.parallel.tensor = 2;
+        tt_program *p = tt_compile(t, out, &o);
+        if (k == 2) {
+            CHECK_ERROR(ctx, p ? TT_OK : tt_error_code(ctx), "parameter 'w' is rounded (tt_param_round) by");
+        } else if (CHECK(p != NULL)) {
+            CHECK(tt_set(p, in, x, 1) == TT_OK && tt_run(p, NULL) == TT_OK);
+            CHECK(tt_get(p, out, got, R) == TT_OK);
+            tt_param_get(w, values);
+            tt_param_get(b, bias);
+            double mean = 0;
+            for (int e = 0; e < R * C; e++) mean += fabs((double)values[e]) / (R * C);
+            for (int r = 0; r < R; r++) {
+                double sum = bias[r];
+                for (int c = 0; c < C; c++)
+                    sum += x[c] * mean * fmax(-1, fmin(1, rint(values[r * C + c] / mean)));
+                y[r] = (float)sum;
+                CHECK_NEAR(got[r], y[r], k ? 0.05 : 1e-5);
+            }
+        }
+        tt_program_free(p);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
 }
 
 TEST(decay_rules)
@@ -319,6 +709,103 @@ TEST(bias_correction)
     TEST_CLOSE(ctx, &a);
 }
 
+/* Options that Muon excludes are refused by name before anything is allocated. */
+TEST(muon_refuses)
+{
+    static const struct {
+        const char *device, *update;
+        int zero, tensor;
+        float momentum;
+        const char *say;
+    } rows[] = {
+        {"cpu*2", "end", 0, 2, 0.95f, "which parallel.tensor divides"},
+        {"cpu", "host", 1, 1, 0.95f, "the optimizer TT_MUON updates on the device only"},
+        {"cpu", "end", 1, 1, 0, "momentum is 0, but Muon needs one above 0 and below 1, usually 0.95"},
+        {"cpu*2", "end", 0, 1, 0.95f, NULL},
+        {"cpu*2", "end", 2, 1, 0.95f, NULL},
+        {"cpu", "backward", 1, 1, 0.95f, NULL}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        pulled x = pull(ctx, 3, TT_INIT_ZEROS);
+        tt_compile_options c = tt_compile_options_default();
+        c.device = rows[k].device;
+        c.update = rows[k].update;
+        c.parallel.zero = rows[k].zero;
+        c.parallel.tensor = rows[k].tensor;
+        c.optimizer.kind = TT_MUON;
+        c.optimizer.momentum = rows[k].momentum;
+        tt_program *p = tt_compile(x.t, x.loss, &c);
+        CHECK((p != NULL) == (rows[k].say == NULL));
+        if (rows[k].say) CHECK_ERROR(ctx, p ? TT_OK : tt_error_code(ctx), rows[k].say);
+        tt_program_free(p);
+        tt_tape_free(x.t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* Returns the bits that the compiler chooses for the optimizer state of six layers within a budget; 0: none
+   fits. *bytes: bytes of the plan, or those of the smallest plan that the error names. */
+static int bits_within(const char *device, const char *recompute, int bits, size_t budget, size_t *bytes)
+{
+    enum { WIDE = 256, TALL = 1024 };
+    const int64_t dims[2] = {WIDE, WIDE};
+    const tt_init normal = {TT_INIT_NORMAL, 0.1f};
+    static char text[8192];
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value x = tt_input(t, "x", TT_F32, TALL, WIDE);
+    const tt_value y = tt_input(t, "y", TT_F32, TALL, WIDE);
+    for (int k = 0; k < 6; k++) {
+        char name[16];
+        snprintf(name, sizeof name, "layer.%d", k);
+        x = tt_gelu(t, tt_linear(t, x, tt_param_new(ctx, name, 2, dims, normal), NULL));
+        tt_block_end(t, x);
+    }
+    tt_compile_options c = tt_compile_options_default();
+    c.device = device;
+    c.recompute = recompute;
+    c.optimizer.state_bits = bits;
+    c.memory_budget = budget;
+    tt_program *p = tt_compile(t, tt_mean_squared_error(t, x, y, tt__handle(t, 0)), &c);
+    const int chosen = p ? p->settings.options.optimizer.state_bits : 0;
+    if (p) {
+        *bytes = tt_program_plan(p).bytes;
+        tt_plan_text(p, text, sizeof text);
+        char line[64];
+        snprintf(line, sizeof line, "optimizer state in %d bits", chosen);
+        CHECK((strstr(text, line) != NULL) == (bits == TT_STATE_BITS_BUDGET));
+    } else {
+        CHECK_ERROR(ctx, budget ? TT_ERR_BUDGET : TT_ERR_ARGUMENT, budget ? "the plan needs" :
+                    "state_bits 'budget' chooses what fits memory_budget");
+    }
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+    return chosen;
+}
+
+/* The compiler lowers the bits of the optimizer state only where 32 bits do not fit, or where recomputation
+   would take longer. */
+TEST(state_bits_within_a_budget)
+{
+    size_t of[3], bytes = 0, smallest = 0;
+    for (int k = 0; k < 3; k++) CHECK(bits_within("cpu", "cheap", 32 >> k, 0, &of[k]) == 32 >> k);
+    CHECK(of[0] > of[1] && of[1] > of[2]);
+    CHECK(bits_within("cpu", "cheap", TT_STATE_BITS_BUDGET, 0, &bytes) == 0);
+    for (int k = 0; k < 3; k++) {
+        CHECK(bits_within("cpu", "cheap", TT_STATE_BITS_BUDGET, of[k], &bytes) == 32 >> k);
+        CHECK(bytes <= of[k]);
+    }
+    CHECK(bits_within("cpu", "cheap", TT_STATE_BITS_BUDGET, of[2] - 1, &bytes) == 0);
+    /* With "budget", recomputation of products takes longer than fewer bits. */
+    CHECK(bits_within("cpu", "none", 32, 0, &bytes) == 32);
+    CHECK(bits_within("cpu", "budget", TT_STATE_BITS_BUDGET, bytes, &smallest) == 32);
+    const size_t less = bytes - (of[0] - of[2]);
+    CHECK(bits_within("cpu", "budget", TT_STATE_BITS_BUDGET, less, &smallest) == 8 && smallest <= less);
+}
+
 /* In bf16-true, steps far below half a unit in the last place survive on average, and a second run has equal
    bits. */
 TEST(stochastic_rounding_moves_bf16_weights)
@@ -337,7 +824,7 @@ TEST(stochastic_rounding_moves_bf16_weights)
         c.optimizer.weight_decay = 0;
         tt_program *program = tt_compile(x.t, x.loss, &c);
         REQUIRE(program != NULL);
-        for (int k = 0; k < N; k++) targets[k] = 1025; /* gradient 2 (1 - 1025) / N = -1/4 */
+        for (int k = 0; k < N; k++) targets[k] = 1025; /* the gradient is `2 (1 - 1025) / N`: -1/4 */
         for (int step = 0; step < TINY_STEPS; step++)
             REQUIRE(tt_set(program, x.target, targets, 1) == TT_OK &&
                     tt_step(program, 0x1p-9f, NULL) == TT_OK);
@@ -358,8 +845,8 @@ TEST(stochastic_rounding_moves_bf16_weights)
     CHECK(memcmp(values[0], values[1], sizeof values[0]) == 0);
 }
 
-/* Four micro-batches and an update equal one step on all rows, for any weights of targets. So does
-   tt_step in a program that accumulates. */
+/* Four micro-batches and an update give the parameters of one step on all rows, for any weights of targets. A
+   tt_step in a program that accumulates gives the same parameters. */
 TEST(micro_batches_equal_one_batch)
 {
     enum { BATCH = 16, IN = 7, OUT = 3 };
@@ -454,6 +941,11 @@ TEST(contradictory_options_are_refused_together)
     c.optimizer.kind = (tt_optimizer_kind)9;
     CHECK(!tt_compile(x.t, x.loss, &c));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "kind is 9, but");
+    c.optimizer.kind = TT_LION;
+    c.optimizer.state_bits = 4;
+    CHECK(!tt_compile(x.t, x.loss, &c));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "beta1 is 7, but");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "; state_bits 4 is not 32, 16, 8 or TT_STATE_BITS_BUDGET");
     c.train = false; /* an evaluation has no optimizer */
     tt_program *p = tt_compile(x.t, x.loss, &c);
     CHECK(p != NULL);
@@ -463,9 +955,10 @@ TEST(contradictory_options_are_refused_together)
 }
 
 /* ------------------------------------------------------------------------------------------ loss scaling
-   y = x W1 W2 with two rows; all x are 1/2, both weights the identity, the error is (y - target)^2. If target
-   is y - 4 g, the gradients of y, of x W1 (which is f16) and of both weights are g. The max of f16 is 65504:
-   g = 40 overflows with a scale of 2048, but not with 1024. */
+   The net computes `y = x W1 W2` for two rows. All elements of x are 1/2, and both weights are the identity.
+   The loss is the mean of `(y - target)^2`. If `target` is `y - 4 g`, each element of the gradients of y, of
+   `x W1` (which is f16) and of both weights is g. f16 holds at most 65504, so a g of 40 overflows with a
+   scale of 2048, but not with 1024. */
 
 enum { WIDE = 4, PAIR = 2 };
 
@@ -518,9 +1011,9 @@ static tt_status chain_set(chain *c, float g)
     return status == TT_OK ? tt_set(c->p, c->target, target, PAIR) : status;
 }
 
-/* Runs a step with gradients of g. With accumulation, two micro-batches have the gradients `1` and `2 g - 1`,
-   whose mean is g. A program that accumulates divides gradients by a power of two, here 4, instead of the 2
-   rows of a micro-batch. So the second micro-batch has values of about g, too. */
+/* Runs a step with gradients of g. With accumulation, the first of two micro-batches has the gradient 1 and
+   the second has `2 g - 1`, so their mean is g. A program that accumulates divides by a power of two, here 4,
+   instead of the 2 rows of a micro-batch. So the numbers in the second backward are about g, too. */
 static tt_status chain_step(chain *c, float g, tt_stats *stats)
 {
     const float lr = 1e-4f;
@@ -597,7 +1090,8 @@ TEST(loss_scale_grows_where_nothing_overflows)
     static const struct { tt_loss_scale scale; float g; double after[5]; } rows[] = {
         {{1024, 2, 0.5f, 2}, 0.01f, {1024, 2048, 2048, 4096, 4096}},
         {{1, 16, 0.25f, 1}, 0.01f, {16, 256, 4096, 65536, 1048576}},
-        /* The scale stays at 256; reaches its max of 2^40; falls after an overflow, grows and falls again. */
+        /* In the next row the scale stays at 256. In the row after that the scale reaches its max of 2^40. In
+           the last row it falls after an overflow, grows, and falls again. */
         {{256, 1, 0.5f, 1}, 0.01f, {256, 256, 256, 256, 256}},
         {{0x1p39f, 2, 0.5f, 1}, 0, {0x1p40, 0x1p40, 0x1p40, 0x1p40, 0x1p40}},
         {{4096, 2, 0x1p-4f, 1}, 40, {256, 512, 1024, 2048, 128}}};
@@ -703,7 +1197,7 @@ TEST(optimizer_state_of_f16_weights)
     c.precision = "16-true";
     tt_program *program = tt_compile(x.t, x.loss, &c);
     REQUIRE(program != NULL);
-    for (int k = 0; k < N; k++) targets[k] = 0.5f; /* gradient 2 (1 - 1/2) / N */
+    for (int k = 0; k < N; k++) targets[k] = 0.5f; /* the gradient is `2 (1 - 1/2) / N`: 2^-12 */
     for (int step = 0; step < SMALL_STEPS; step++)
         CHECK(tt_set(program, x.target, targets, 1) == TT_OK && tt_step(program, (float)lr, &stats) == TT_OK);
     CHECK(stats.skipped == 0 && tt__param_placement(x.p)->dtype == TT_F16);
@@ -861,7 +1355,7 @@ static void check_gradients(const biased *x, double g[2][AREA], double tolerance
     }
 }
 
-/* Returns whether SGD without momentum has moved the parameters from p by -lr * g. */
+/* Returns whether SGD without momentum has moved the parameters from p by `-lr * g`. */
 static bool biased_moved(const biased *x, float p[2][AREA], double g[2][AREA], double lr, double tolerance)
 {
     float now[AREA];
@@ -1126,7 +1620,12 @@ TEST(schedules_that_stay_and_functions)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(sgd), TEST_CASE(adam), TEST_CASE(decay_rules), TEST_CASE(learning_rates_by_name_and_layer),
+    TEST_CASE(sgd), TEST_CASE(adam), TEST_CASE(lion), TEST_CASE(muon), TEST_CASE(adafactor),
+    TEST_CASE(muon_refuses), TEST_CASE(prune), TEST_CASE(prune_by_movement), TEST_CASE(movements_of_weights),
+    TEST_CASE(pruned_weights_of_equal_magnitude),
+    TEST_CASE(rounded_weights), TEST_CASE(state_bits_within_a_budget),
+    TEST_CASE(decay_rules),
+    TEST_CASE(learning_rates_by_name_and_layer),
     TEST_CASE(layers_of_names), TEST_CASE(rules_for_no_parameter),
     TEST_CASE(bias_correction),
     TEST_CASE(stochastic_rounding_moves_bf16_weights), TEST_CASE(micro_batches_equal_one_batch),

@@ -44,6 +44,9 @@ typedef struct setup {
     int pipeline, max;      /* tt_parallel's `pipeline` and `micros` */
     const char *schedule;
     bool on_host;            /* parameters are updated in the host's memory */
+    int bits;                /* tt_optimizer_options.state_bits; 0: the default */
+    int kind;                /* a tt_optimizer_kind; 0: TT_ADAMW or, if `sgd`, TT_SGD */
+    int prunes;              /* weights are pruned: 1 by magnitude, 2 by movement; 0: none */
 } setup;
 
 static const char *shared_folder; /* folder of all processes, for states */
@@ -53,7 +56,7 @@ static setup setup_of(layout on, const char *precision, int groups, int per_leaf
 {
     const setup s = {on,   precision, "cheap", NULL,  groups, per_leaf, 1,
                      ROWS, VOCAB,     false,   false, false,  false,    false, false, 0, false, false,
-                     0,    0,         NULL,   false};
+                     0,    0,         NULL,   false, 0,      0,        0};
     return s;
 }
 
@@ -159,6 +162,15 @@ static tt_compile_options options_of(const setup *s)
     if (s->on_host) o.update = "host";
     o.loss_scale.init = 0x1p36f; /* overflows */
     o.loss_scale.backoff = 0x1p-28f;
+    if (s->bits) o.optimizer.state_bits = s->bits;
+    o.optimizer.prune = s->prunes ? 0.8f : 0;
+    o.optimizer.prune_by_movement = s->prunes == 2;
+    o.optimizer.prune_end = STEPS - 1;
+    o.optimizer.prune_every = 1;
+    if (s->kind) {
+        o.optimizer.kind = (tt_optimizer_kind)s->kind;
+        o.optimizer.momentum = 0.95f;
+    }
     if (s->sgd) {
         o.optimizer.kind = TT_SGD;
         o.optimizer.momentum = 0.9f;
@@ -349,16 +361,16 @@ static bool same_stats(const tt_stats *a, const tt_stats *b)
 static const char *layout_text(const setup *s, char text[256])
 {
     const bool server = (s->on.how & SERVER) != 0, micros = (s->on.how & MICROS) != 0;
-    snprintf(text, 256, "%s zero %d%s%s%s, groups %d, %d a leaf, %s, %s, offload %s, %d threads%s",
+    snprintf(text, 256, "%s zero %d%s%s%s, groups %d, %d a leaf, %s, %s, offload %s, %d threads%s, %d bits",
              s->on.device, s->on.zero, server ? " server" : "", micros ? " of micros" : "",
              s->on.how & EARLY ? " early" : s->on_host ? " on the host" : "", s->groups, s->per_leaf,
              s->precision, s->recompute,
-             s->offload ? s->offload : "none", s->threads, s->sgd ? ", sgd" : "");
+             s->offload ? s->offload : "none", s->threads, s->sgd ? ", sgd" : "", s->bits ? s->bits : 32);
     return text;
 }
 
-/* Compares two outcomes. If `file`, compares FLOPs and the states' files, too: they are equal only if both
-   runs sum in equal order. */
+/* Compares two outcomes. If `file`, compares FLOPs and the states' files, too, which are equal only if the
+   two runs sum in the same order. */
 static bool same_outcome(const setup *s, const outcome *a, const outcome *b, bool file, int line)
 {
     char what[256], text[512];
@@ -372,7 +384,7 @@ static bool same_outcome(const setup *s, const outcome *a, const outcome *b, boo
             wrong = text;
         }
     if (!wrong && !same_blob(&a->params, &b->params)) wrong = "a parameter";
-    if (!wrong && !same_blob(&a->tensors, &b->tensors)) wrong = "the optimizer's state";
+    if (!wrong && !same_blob(&a->tensors, &b->tensors)) wrong = "the optimizer state";
     if (!wrong && file && !same_blob(&a->file, &b->file)) wrong = "the file of the state";
     char message[1024];
     snprintf(message, sizeof message, "%s: %s differs", layout_text(s, what), wrong ? wrong : "nothing");
@@ -829,7 +841,8 @@ static void check_params(net *n, int from)
     }
 }
 
-/* Checks a view of a parameter that ranks hold whole or in shards, from any data rank. */
+/* Reads a view of a parameter from each data rank, and checks its values. The ranks have the parameter whole
+   or in shards. */
 static void check_columns(net *n, int from)
 {
     float x[VOCAB * 5];
@@ -913,7 +926,7 @@ TEST(updates_in_the_backward)
                                 {"cpu*4", 2, EARLY}, {"cpu*4", 3, EARLY}, {"cpu*4", 1, EARLY | MICROS}};
     static const layout in_turn[] = {{"cpu*4", 1, EARLY}, {"cpu*4", 0, 0}, {"cpu*4", 0, EARLY},
                                      {"cpu*4", 1, 0}};
-    static const long from[] = {1, 10000, 1L << 40};
+    static const int64_t from[] = {1, 10000, (int64_t)1 << 40};
     for (int p = 0; p < 3 && p < PRECISIONS; p++) {
         setup s = setup_of(ones[0], precisions[p], 4, 1);
         outcome one[2], many;
@@ -963,6 +976,132 @@ TEST(states_resume_on_other_ranks)
     }
 }
 
+/* Muon orthogonalises whole matrices, whose momentum data ranks divide. Adafactor's few numbers are on every
+   rank. Both have the bits of one rank, also if states are offloaded, updated in the backward or, for
+   Adafactor, on the host, and both resume on other ranks. */
+TEST(optimizers_of_whole_matrices)
+{
+    static const layout muon[] = {{"cpu*2", 1, 0}, {"cpu*4", 0, 0}, {"cpu*4", 1, 0}, {"cpu*4", 3, 0},
+                                  {"cpu*2", 2, 0}, {"cpu*4", 1, MICROS}},
+                        adafactor[] = {{"cpu*4", 1, 0}, {"cpu*2", 0, 0}, {"cpu*4", 1, MICROS}},
+                        early[] = {{"cpu*4", 1, EARLY}, {"cpu*4", 3, EARLY}},
+                        other[STEPS] = {{"cpu*4", 1, 0}, {"cpu*2", 0, 0}, {"cpu*2", 1, 0}, {"cpu", 0, 0}};
+    for (int k = 0; k < 5; k++) {
+        setup s = setup_of(ones[0], precisions[k % 4], 4, 1);
+        outcome one[2], many;
+        const bool of_rows = k % 2;
+        s.kind = of_rows ? TT_ADAFACTOR : TT_MUON;
+        if (k == 2) s.bits = 8;
+        s.poison = true;
+        same_as_one(s, of_rows ? adafactor : muon,
+                    of_rows ? (int)TEST_COUNT(adafactor) : (int)TEST_COUNT(muon), k, test_every(2), one);
+        CHECK(one[0].file.n > 0);
+        resumes(s, other, STEPS, &one[0], true);
+        s.threads = 3;
+        s.offload = "optimizer";
+        s.late = true;
+        s.on = muon[0];
+        if (train(&s, &many)) same_outcome(&s, &one[0], &many, true, __LINE__);
+        free_outcome(&many);
+        s.offload = NULL;
+        s.on_host = of_rows;
+        if (train(&s, &many)) same_outcome(&s, &one[0], &many, true, __LINE__);
+        free_outcome(&many);
+        s.on_host = false;
+        free_outcome(&one[0]);
+        free_outcome(&one[1]);
+        s.threads = 1;
+        s.unclipped = true;
+        for (int m = 0; m < (of_rows ? 1 : 2); m++) {
+            s.on = ones[m];
+            s.at_once = false;
+            const bool ok = strncmp(s.precision, "16", 2) != 0 && train(&s, &one[m]);
+            s.at_once = true;
+            s.on = early[m];
+            if (ok && train(&s, &many)) same_outcome(&s, &one[m], &many, true, __LINE__);
+            if (ok) free_outcome(&many);
+            if (ok) free_outcome(&one[m]);
+        }
+    }
+}
+
+/* Pruning by magnitude and by movement has the bits of one rank, with any number of threads, with offloaded
+   states and with updates in the backward, and resumes on other ranks. */
+TEST(ranks_prune)
+{
+    static const layout on[] = {{"cpu*4", 0, 0}, {"cpu*2", 0, MICROS}},
+                        other[STEPS] = {{"cpu*4", 0, 0}, {"cpu*2", 0, 0}, {"cpu", 0, 0}, {"cpu*4", 0, 0}};
+    for (int k = 0; k < 4; k++) {
+        setup s = setup_of(ones[0], precisions[k], 4, 1);
+        outcome one[2], many;
+        s.prunes = 2 - k % 2;
+        s.poison = true;
+        same_as_one(s, on, TEST_COUNT(on), k / 2, test_every(2), one);
+        CHECK(one[0].file.n > 0);
+        resumes(s, other, STEPS, &one[0], true);
+        s.threads = 3;
+        s.offload = "optimizer";
+        s.late = true;
+        s.on = on[0];
+        if (train(&s, &many)) same_outcome(&s, &one[0], &many, true, __LINE__);
+        for (int m = 0; m < 2; m++) free_outcome(&one[m]);
+        free_outcome(&many);
+        s.unclipped = true;
+        if (strncmp(s.precision, "16", 2) == 0 || !train(&s, &one[0])) continue;
+        s.at_once = true;
+        s.on.how = EARLY;
+        if (train(&s, &many)) same_outcome(&s, &one[0], &many, true, __LINE__);
+        free_outcome(&one[0]);
+        free_outcome(&many);
+    }
+}
+
+/* Optimizer states of 8 and 16 bits are divided, offloaded, updated in the backward and on the host, saved
+   and resumed as states of 32 bits are, with any number of threads. */
+TEST(states_of_fewer_bits)
+{
+    static const layout on[] = {{"cpu*2", 1, 0}, {"cpu*4", 3, 0}, {"cpu*4", 2, 0}, {"cpu*4", 0, SERVER},
+                                {"cpu*4", 1, MICROS}},
+                        early[] = {{"cpu*4", 1, EARLY}, {"cpu*4", 3, EARLY}},
+                        other[STEPS] = {{"cpu*4", 1, 0}, {"cpu*2", 0, 0}, {"cpu*4", 0, SERVER},
+                                        {"cpu", 0, 0}};
+    for (int k = 0; k < 4; k++) {
+        setup s = setup_of(ones[0], precisions[k < 2 ? k : 0], 4, 1);
+        outcome one[2], many;
+        s.bits = k % 2 ? 16 : 8;
+        s.sgd = k >= 2;
+        s.poison = true;
+        same_as_one(s, on, TEST_COUNT(on), k, test_every(3), one);
+        CHECK(one[0].file.n > 0);
+        resumes(s, other, STEPS, &one[0], true);
+        s.threads = 3;
+        s.offload = "optimizer";
+        s.late = true;
+        s.on = on[k % 2];
+        if (train(&s, &many)) same_outcome(&s, &one[sums_micros(s.on)], &many, true, __LINE__);
+        free_outcome(&many);
+        s.offload = NULL;
+        s.on_host = true;
+        if (train(&s, &many)) same_outcome(&s, &one[sums_micros(s.on)], &many, true, __LINE__);
+        free_outcome(&many);
+        s.on_host = false;
+        free_outcome(&one[0]);
+        free_outcome(&one[1]);
+        s.threads = 1;
+        s.unclipped = true;
+        for (int m = 0; m < 2; m++) {
+            s.on = ones[m];
+            s.at_once = false;
+            const bool ok = train(&s, &one[m]);
+            s.at_once = true;
+            s.on = early[m];
+            if (ok && train(&s, &many)) same_outcome(&s, &one[m], &many, true, __LINE__);
+            free_outcome(&many);
+            free_outcome(&one[m]);
+        }
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------- misuse */
 
 TEST(ranks_that_contradict_are_refused)
@@ -985,7 +1124,8 @@ TEST(ranks_that_contradict_are_refused)
         {"cpu*4", {0, 1, 1, false, false, -4, false, 1, NULL, 0},
          "groups -4 is not a multiple of the 4 data ranks"},
         {"cpu*3", {0, 1, 1, false, false, 6, false, 1, NULL, 0},
-         "groups 6 is more than the data ranks, whose number must then be a power of two, not 3"},
+         "groups 6 is more than the 3 data ranks, whose number must then be a power of two: use "
+         "parallel.groups 3"},
         {"cpu*4", {0, 1, 1, false, false, 128, false, 1, NULL, 0}, "groups 128 is too large: at most 64"},
         {"cpu*4", {0, 1, 4, false, false, 0, false, 1, NULL, 0}, "zero 4 is not 0, 1, 2, 3 or TT_ZERO_BU"},
         {"cpu", {0, 1, -2, false, false, 0, false, 1, NULL, 0}, "zero -2 is not 0, 1, 2, 3 or TT_ZERO_BU"},
@@ -994,10 +1134,10 @@ TEST(ranks_that_contradict_are_refused)
         {"cpu*4", {0, 1, 1, false, true, 0, false, 1, NULL, 0},
          "parallel.sequence needs parallel.tensor 2 or more"},
         {"cpu*2", {3, 1, 7, true, true, 100, false, 1, NULL, 0},
-         "device 'cpu*2' has 2 ranks, but parallel.data 3 x parallel.tensor 1 need 3; parallel.groups 100 is "
-         "too large: at most 64 are possible; parallel.zero 7 is not 0, 1, 2, 3 or TT_ZERO_BUDGET; "
-         "parallel.server keeps whole gradients and parameters: use parallel.zero 0 or 1; "
-         "parallel.sequence needs parallel.tensor 2 or more"}};
+         "device 'cpu*2' has 2 ranks, but parallel.data 3 x parallel.tensor 1 need 3: make "
+         "the numbers equal; parallel.groups 100 is too large: at most 64 are possible; parallel.zero 7 is "
+         "not 0, 1, 2, 3 or TT_ZERO_BUDGET; parallel.server keeps whole gradients and parameters: use "
+         "parallel.zero 0 or 1; parallel.sequence needs parallel.tensor 2 or more"}};
     setup s = setup_of((layout){"cpu*2", 1, 0}, "32-true", 2, 1);
     net n;
     if (!open_net(&n, &s, false)) return;
@@ -1411,6 +1551,7 @@ TEST(ranks_allocate_what_is_planned)
     for (int k = 0; k < TEST_COUNT(layouts); k += SPARSE) {
         setup s = setup_of(layouts[k], precisions[k % 5], 8, 1);
         s.sgd = k % 3 == 0;
+        s.bits = 32 >> k / 2 % 3;
         s.recompute = policies[k % 4];
         s.offload = offloads[k % 6 % 5];
         net n;
@@ -1435,7 +1576,7 @@ TEST(ranks_allocate_what_is_planned)
 }
 
 /* Plans 64 images on each of four ranks. PyTorch's FSDP with checkpointing needs 6.59 GB a rank, and 6.03 GB
-   with parameters, gradients and the optimizer's state on the host. */
+   with parameters, gradients and the optimizer state on the host. */
 TEST(vit_l16_on_four_ranks)
 {
     static const struct { const char *offload; int images; size_t min, max; } rows[] = {
@@ -1489,7 +1630,8 @@ static const test_case tests[] = {
     TEST_CASE(gradients_between_micro_steps_of_ranks),
     TEST_CASE(ranks_evaluate),
     TEST_CASE(parameters_of_ranks_are_set_and_read),
-    TEST_CASE(states_resume_on_other_ranks),
+    TEST_CASE(states_resume_on_other_ranks), TEST_CASE(optimizers_of_whole_matrices), TEST_CASE(ranks_prune),
+    TEST_CASE(states_of_fewer_bits),
     TEST_CASE(ranks_that_contradict_are_refused),
     TEST_CASE(programs_of_other_layouts_are_refused),
     TEST_CASE(several_losses_on_ranks_need_totals),

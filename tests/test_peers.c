@@ -1,8 +1,8 @@
 /* Tests of devices that work together as the ranks of a program. Collectives give the CPU's bits, whether
    kernels load from other devices or data goes through the host. Other tests: which devices reach each other;
    missing waits; failing calls of CUDA. Runs on a GPU (TINYTRAIN_CUDA=1 make test), which then acts as all
-   devices, or on the emulator, which most tests need. With TEST_SEEDS=24 in the environment, tests run in 24
-   orders. */
+   devices, or on the emulator, which most tests need. With TEST_SEEDS=24 in the environment, tests run with
+   24 orders of the devices' work. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -222,9 +222,9 @@ static tt_status launch_phase(group *g, const job *j, int n, int phase)
     return status;
 }
 
-/* Runs one phase of a collective through the host, part by part: each member copies the data that others
-   need, waits for all members, and loads the data that it needs. A buffer is free again after the wait of the
-   next part, because then all members have loaded. */
+/* Runs one phase of a collective through the host, part by part: each member copies the data that other
+   members need, waits for all members, and loads the data that it needs itself. A buffer is free again after
+   the wait of the next part, because all members have then loaded their data. */
 static tt_status stage_phase(group *g, const job *j, int phase)
 {
     tt_status status = TT_OK;
@@ -405,8 +405,8 @@ static void choose(int index[MAX], int devices)
     for (int r = 0; r < MAX; r++) index[r] = r % devices;
 }
 
-/* Starts the emulator with `devices` devices; a GPU does not change. Without `peers`, an environment variable
-   says that devices do not reach each other. */
+/* Starts the emulator with `devices` devices. On a GPU, `devices` and `seed` have no effect. Without `peers`,
+   an environment variable says that devices do not reach each other. */
 static void start(int devices, bool peers, uint64_t seed)
 {
 #ifdef TT_EMULATE
@@ -563,8 +563,9 @@ typedef struct net { /* results of a training */
     float w[NET_IN * NET_HIDDEN + NET_HIDDEN + NET_HIDDEN * NET_OUT];
 } net;
 
-/* left_out: the device that skips its waits for other devices' events, from 1 in the order of their first
-   waits; 0: none. left_wait: number of the waits that leave_waits_out removes; -1: none. */
+/* left_out: the device that skips its waits for other devices' events. Devices count from 1, in the order in
+   which they first wait; 0: no device skips waits. left_wait: the choice of waits that leave_waits_out
+   removes; -1: none. */
 static int left_out, left_wait = -1;
 static void **hosts_event;
 static tt__backend fewer_waits;
@@ -590,10 +591,11 @@ static void leave_out(tt_program *p)
 }
 
 static char net_error[1024];
-/* Removes waits of the updates in the host's memory, which run in groups of instructions. left_wait, from 0
-   on, names a group, and the waits for this group's copies to the host are removed; the next number names the
-   last waits for copies back to the device; the last number names the host's own wait. Copies of one stream
-   end in order, so a single missing wait would change nothing. Returns the number of choices. */
+/* Removes waits of the updates in the host's memory. These updates run in `groups` groups of instructions. A
+   left_wait below `groups` is the number of a group: removes the waits for the group's copies to the host. A
+   left_wait of `groups` removes the last waits for copies back to the device, and `groups + 1` removes the
+   host's own wait. Copies of one stream end in order, so a single missing wait would change nothing. Returns
+   the number of choices. */
 static int leave_waits_out(tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -744,7 +746,8 @@ static void close_beside(beside *b)
     TEST_CLOSE(b->ctx, &b->a);
 }
 
-/* Copies that overlap with computation give equal bits in every order, launched singly or as CUDA graphs. */
+/* Copies that overlap with computation give equal bits in every order of the work, launched singly or as CUDA
+   graphs. */
 TEST(copies_beside_computation)
 {
     static float expected[STREAM_RUNS][STREAM_NUMBERS], got[STREAM_RUNS][STREAM_NUMBERS];
@@ -1013,7 +1016,7 @@ static void each_wait(bool peers)
     enum { SEEDS = 100 };
     long waits = 0, tried = 0;
     CHECK(run_without(0, peers, EMU_EAGER, &waits, expected) == TT_OK && waits > 30);
-    for (int seed = 0; seed < seeds(10); seed++) /* with all waits, every order gives equal bits */
+    for (int seed = 0; seed < seeds(10); seed++) /* with all waits, all orders of work give equal bits */
         CHECK(run_without(0, peers, (uint64_t)seed, &waits, got) == TT_OK &&
               memcmp(got, expected, sizeof got) == 0);
     for (long wait = 1; wait <= waits && leaves_waits_out(); wait++) {
@@ -1138,7 +1141,8 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-/* Members that have a thread each wait for one another only to enqueue, and give equal bits. */
+/* Each member has a thread. The threads meet at barriers to enqueue work, and wait for the end of the work
+   only after all jobs. The results have equal bits. */
 TEST(a_thread_for_each_device)
 {
     for (int k = 0; k < 4 * seeds(1); k++) {
@@ -1193,7 +1197,7 @@ TEST(programs_train_alike_on_any_ranks)
     static const char *const offloads[] = {NULL, "optimizer,gradients,parameters", "optimizer",
                                            "gradients,parameters"};
     static net cpu, one, got;
-    for (int k = 0; k < 4; k++) { /* k: precision, and sums per step or per micro-batch */
+    for (int k = 0; k < 4; k++) { /* k / 2: the precision; k % 2: sums in each micro-batch, not per step */
         const bool micros = k % 2 == 1;
         REQUIRE(train_net(&cpu, "cpu", micros ? 2 : 1, false, precisions[k / 2]) == TT_OK);
         start(8, true, 0);
@@ -1228,9 +1232,9 @@ TEST(programs_train_alike_on_any_ranks)
     }
 }
 
-/* The first two steps have three micro-batches, so that rank 1 has none in their second round; the third step
-   has four. A rank that had no micro-batch is right again in the third step, although a device replays only
-   runs with a micro-batch. A rank without a micro-batch offloads no activations. */
+/* The first two steps have three micro-batches, so rank 1 has no micro-batch in their second round. The third
+   step has four. Although a device replays only runs with a micro-batch, rank 1 gives the right bits in the
+   third step. A rank without a micro-batch offloads no activations. */
 TEST(a_rank_that_sat_out_comes_back)
 {
     static net one, got;
@@ -1249,8 +1253,9 @@ TEST(a_rank_that_sat_out_comes_back)
     work = &usual;
 }
 
-/* Updates in the backward give the bits of updates at the end, in every order. Runs on one device, which
-   replays micro-batches with their updates, and on four devices. One of the four has no micro-batch. */
+/* Updates in the backward give the bits of updates at the end, in every order of the devices' work. Runs on
+   one device, which replays micro-batches with their updates, and on four devices. One of the four devices
+   has no micro-batch. */
 TEST(updates_in_the_backward)
 {
     static net end, got;
@@ -1279,8 +1284,8 @@ TEST(updates_in_the_backward)
     work = &usual;
 }
 
-/* Updates in the host's memory give equal bits on any ranks, in every order and with any offloaded tensors.
-   The numbers equal the CPU's up to rounding. */
+/* Updates in the host's memory give equal bits on any ranks, in every order of the devices' work and with any
+   offloaded tensors. The numbers equal the CPU's up to rounding. */
 TEST(updates_in_the_hosts_memory)
 {
     static net cpu, one, got;
@@ -1373,7 +1378,7 @@ static bool is_missed(int rank, int zero, bool peers, uint64_t seed, const net *
 TEST(waits_between_ranks_are_missed)
 {
     static net expected[2];
-    for (int k = 0; k < 8; k++) { /* k: rank, sums per step or per micro-batch, and peers */
+    for (int k = 0; k < 8; k++) { /* odd k: rank 1; k 2, 3, 6, 7: sums in each micro-batch; k < 4: peers */
         const int rank = k % 2, zero = k / 2 % 2 ? 3 : 1;
         const bool peers = k < 4;
         int seed = 0;

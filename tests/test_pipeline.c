@@ -418,7 +418,7 @@ TEST(stages_in_each_precision)
 TEST(stages_with_data_ranks)
 {
     for (int zero = 0; zero < 2; zero++)
-        /* the last round of a step has one micro-batch, or all */
+        /* the last round of a step has one micro-batch or, if `micros` is 4, one for each data rank */
         for (int micros = 1; micros <= 7; micros += 3) {
             setup s = setup_of("cpu*4", 2, micros == 4 ? "gpipe" : "1f1b", micros);
             s.max = 4;
@@ -686,7 +686,7 @@ TEST(pipelines_that_contradict_are_refused)
     }
 }
 
-/* Each stage has its parameters in its memory, so another program must leave them on their stages. */
+/* Each stage has its parameters in its memory, so another program must keep each parameter on its stage. */
 TEST(programs_that_share_are_cut_alike)
 {
     setup s = setup_of("cpu*2", 2, NULL, 1);
@@ -874,7 +874,7 @@ TEST(stages_are_advised_of_precision)
     CHECK(sscanf(tt_error(n.ctx), "the plan of stage %d needs %zu", &stage, &o.memory_budget) == 2);
     o.memory_budget--; /* one byte too few for this stage; the other stage fits */
     CHECK(!tt_compile(n.t, n.loss, &o));
-    CHECK_ERROR(n.ctx, TT_ERR_BUDGET, "; precision \"bf16-true\" makes it ");
+    CHECK_ERROR(n.ctx, TT_ERR_BUDGET, "; precision \"bf16-true\" needs ");
     o.precision = "bf16-true";
     CHECK((n.p = tt_compile(n.t, n.loss, &o)) != NULL);
     tt_program_free(n.p);

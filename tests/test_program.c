@@ -7,10 +7,13 @@
 #include "tinytrain.h"
 #include "test.h"
 
+#ifndef _WIN32
 #include <sys/wait.h>
+#endif
 
 #include "program/model.h"
 #include "program/host.h"
+#include "program/functions.h"
 #include "program/contexts.h"
 #include "program/parameters.h"
 #include "program/memory.h"
@@ -21,6 +24,7 @@
 static const test_case tests[] = {
     TEST_CASE(context_options), TEST_CASE(measured_peak_is_plausible), TEST_CASE(costs_of_this_machine),
     TEST_CASE(pool_runs_each_task_once),
+    TEST_CASE(functions_of_every_system),
     TEST_CASE(contexts_in_parallel), TEST_CASE(threads_leave_signals_to_the_host),
     TEST_CASE(callers_float_mode_changes_no_bit), TEST_CASE(the_cpu_described),
     TEST_CASE(quotas_of_control_groups), TEST_CASE(memory_of_control_groups),

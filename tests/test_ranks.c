@@ -1,9 +1,9 @@
 /* Tests of ranks: waits for one another, and collectives compared with plain loops.
 
-   A collective is launched by one thread per member, in the order of a run: barrier, each member sums or
-   fetches its shard, barrier, each copies the others' shards, barrier. The test then compares every byte of
-   every member's memory with the result of a plain loop, which sums by its own recursion and rounds each sum.
-   The test also compares the sums with sums in float64. */
+   One thread per member launches a collective, in the order of a run: barrier; each member sums or fetches
+   its shard; barrier; each member copies the other members' shards; barrier. The test then compares every
+   byte of every member's memory with the result of a plain loop, which sums by its own recursion and rounds
+   each sum. The test also compares the sums with sums in float64. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

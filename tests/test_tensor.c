@@ -5,9 +5,11 @@
 #endif
 #include <stdint.h>
 static int64_t tensor_least = 1, loss_whole = 0; /* tiny layers and losses are divided, too */
+static int64_t state_small = 4096;
 #define TINYTRAIN_IMPLEMENTATION
 #define TT__TENSOR_LEAST tensor_least
 #define TT__LOSS_WHOLE loss_whole
+#define TT__STATE_SMALL state_small
 #define TT__PIECES_FROM 256
 #define TT__UPDATE_FROM 1
 #include "tinytrain.h"
@@ -15,7 +17,7 @@ static int64_t tensor_least = 1, loss_whole = 0; /* tiny layers and losses are d
 
 /* ----------------------------------------------------------------------------------------------- networks */
 
-enum { SEQS = 3, TOKENS = 24, LONG = 600, WIDTH = 32, IMAGE = 8 * 8, CLASSES = 5 };
+enum { SEQS = 3, TOKENS = 24, LENGTH = 600, WIDTH = 32, IMAGE = 8 * 8, CLASSES = 5 };
 
 typedef enum net_kind { BERT, DISTIL, VIT, GATED, MIXED, SHARED, TIED, WORDS, NETS } net_kind;
 static const char *const net_names[NETS] = {"BERT", "DistilBERT", "ViT", "gated", "mixed", "shared", "tied",
@@ -89,8 +91,9 @@ static tt_value record_gated(net *n)
     return tt_mean_squared_error(t, x, n->target, tt__handle(t, 0));
 }
 
-/* Records a layer with a sigmoid inside, which ranks can divide, and one with a softmax inside, which they
-   cannot. Ranks may hold the operands of the normalisation and of the products of two values by rows. */
+/* Records a layer with a sigmoid inside, which ranks can divide, and a layer with a softmax inside, which
+   ranks cannot divide. Ranks may divide the operands of the normalisation, and of the products of two values,
+   by rows. */
 static tt_value record_mixed(net *n)
 {
     tt_context *ctx = n->ctx;
@@ -142,13 +145,13 @@ static tt_value record_shared(net *n)
     return tt_mean_squared_error(t, x, n->target, tt__handle(t, 0));
 }
 
-/* Records a language model. Its head shares the table of words, whose gradient sums both uses, or has another
-   table, whose number of rows 4 does not divide. */
+/* Records a language model. Either its head shares the table of words, whose gradient then sums both uses. Or
+   the head has another table, whose number of rows is no multiple of 4. */
 static tt_value record_words(net *n)
 {
     tt_context *ctx = n->ctx;
     tt_tape *t = n->t;
-    const int64_t tokens = tt_axis(t, "tokens", 2 * LONG); /* large enough for a loss in chunks */
+    const int64_t tokens = tt_axis(t, "tokens", 2 * LENGTH); /* large enough for a loss in chunks */
     tt_attention_options attention = tt_attention_options_default(4);
     tt_cross_entropy_options o = tt_cross_entropy_options_default();
     tt_rotary_options rotary = tt_rotary_options_default(4);
@@ -240,13 +243,13 @@ static void close_net(net *n)
 static void set_inputs(net *n, int rank, int batch, int seqs, bool short_one)
 {
     static float x[(TOKENS + 1) * WIDTH];
-    int32_t start[SEQS + 1] = {0}, first[SEQS], labels[SEQS], ids[LONG], types[LONG], positions[LONG];
+    int32_t start[SEQS + 1] = {0}, first[SEQS], labels[SEQS], ids[LENGTH], types[LENGTH], positions[LENGTH];
     uint8_t pixels[SEQS * IMAGE];
     uint64_t state = 77 + (uint64_t)batch;
 #ifdef TT_EMULATE
     const int max = TOKENS / SEQS;
 #else
-    const int max = (n->kind > SHARED ? LONG : TOKENS) / SEQS;
+    const int max = (n->kind > SHARED ? LENGTH : TOKENS) / SEQS;
 #endif
     for (int s = 0; s < seqs; s++) {
         int length = short_one ? 1 : n->kind == VIT ? 5 : max - (int)(test_random(&state) % 8);
@@ -317,9 +320,10 @@ static void check_replicas(const net *n)
             if (!CHECK(size <= FLOATS && other.rows * other.cols == (int64_t)size) || r == first) continue;
             const tt__memory from[] = {{n->p->arena, first, x->space, m.dtype, m.data},
                                        {n->p->arena, r, x->space, m.dtype, other.data}};
-            CHECK(tt__read_memory(&from[0], a, TT_F32, size) == TT_OK);
-            CHECK(tt__read_memory(&from[1], b, TT_F32, size) == TT_OK);
-            test__check(memcmp(a, b, size * 4) == 0, __FILE__, __LINE__, x->name);
+            const tt_dtype dtype = m.dtype == TT_U8 ? TT_U8 : TT_F32;
+            CHECK(tt__read_memory(&from[0], a, dtype, size) == TT_OK);
+            CHECK(tt__read_memory(&from[1], b, dtype, size) == TT_OK);
+            test__check(memcmp(a, b, size * tt_dtype_bytes(dtype)) == 0, __FILE__, __LINE__, x->name);
         }
     }
 }
@@ -782,7 +786,7 @@ TEST(data_and_tensor_ranks)
     for (int kind = 0; kind < NETS; kind++)
         for (int sequence = 0; sequence < 2; sequence++)
             for (int k = 0; k < 12; k++) {
-                /* zero 4 and 5: a server */
+                /* `zero` 4 and 5 stand for a parameter server. */
                 const int zero = k % 6, micros = zero == 2 || zero == 3 || zero == 5;
                 if (((kind + sequence) % 2 + 2 * ((kind / 2 + k / 6) % 2)) % test_every(4)) continue;
                 tt_compile_options o = options_of("cpu*4", 2, sequence);
@@ -803,6 +807,69 @@ TEST(data_and_tensor_ranks)
                 compare((net_kind)kind, many.gradient, one.gradient, 1e-5, "2 x 2 ranks");
                 CHECK_NEAR(many.loss, one.loss, 1e-5 * fabs(one.loss));
             }
+}
+
+/* The blocks of optimizer states of 8 bits are those of a tensor rank's shards: `zero`, offload and updates
+   on the host change no bits, and losses are near those of 32 bits. */
+TEST(states_of_8_bits)
+{
+    static trained first;
+    state_small = 256;
+    for (int kind = 0; kind < NETS; kind++)
+        for (int k = 0; k < 6; k++) {
+            tt_compile_options o = options_of(k ? "cpu*4" : "cpu*2", 2, kind % 2);
+            o.optimizer.kind = kind % 3 ? TT_ADAMW : TT_LION;
+            o.parallel.zero = k % 4;
+            o.optimizer.state_bits = 8;
+            if (k == 4) o.offload = "optimizer";
+            if (k == 5) o.update = "host";
+            if (!train((net_kind)kind, &o, &many, false)) return;
+            if (k < 2) first = many; /* two data ranks sum micro-batches in another order than one */
+            const bool micros = k == 2 || k == 3;
+            if (!micros) CHECK(memcmp(first.value, many.value, sizeof first.value) == 0 || k == 0);
+            o.optimizer.state_bits = 32;
+            if (!train((net_kind)kind, &o, &one, false)) return;
+            CHECK(memcmp(one.value, many.value, sizeof one.value) != 0);
+            CHECK_NEAR(many.loss, one.loss, 1e-2 * fabs(one.loss));
+        }
+    state_small = 4096;
+}
+
+/* A state of 8 bits resumes with equal bits, but not with another number of tensor ranks. */
+TEST(states_of_8_bits_resume)
+{
+    static float value[2][FLOATS];
+    static const struct { const char *device; int tensor, zero; bool fits; } rows[] = {
+        {"cpu*2", 2, 1, true}, {"cpu*4", 2, 1, true}, {"cpu*4", 2, 3, true}, {"cpu", 1, 1, false},
+        {"cpu*2", 1, 1, false}};
+    const char *path = test_path(test_folder(), "state");
+    state_small = 256;
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        net n;
+        tt_stats s;
+        REQUIRE(record(&n, SHARED));
+        tt_compile_options o = options_of(rows[k].device, rows[k].tensor, false);
+        o.optimizer.kind = TT_ADAMW;
+        o.optimizer.state_bits = 8;
+        o.parallel.zero = rows[k].zero;
+        n.p = tt_compile(n.t, n.loss, &o);
+        REQUIRE(n.p != NULL);
+        for (int step = k ? 1 : 0; step < 2; step++) {
+            const tt_status status = k ? tt_program_load(n.p, path) : TT_OK;
+            CHECK((status == TT_OK) == rows[k].fits);
+            if (status != TT_OK)
+                CHECK_ERROR(n.ctx, TT_ERR_STATE, "and, if these are 8, equal parallel.tensor");
+            if (status != TT_OK) continue;
+            set_inputs(&n, 0, step, SEQS, false);
+            CHECK(tt_micro_step(n.p, &s) == TT_OK && tt_update(n.p, 0.01f, &s) == TT_OK);
+            if (!k && !step) CHECK(tt_program_save(n.p, path) == TT_OK);
+        }
+        for (int j = 0, at = 0; j < n.ctx->n_params && rows[k].fits; at += (int)n.ctx->params[j++]->size)
+            CHECK(tt_param_get(n.ctx->params[j], value[k > 0] + at) == TT_OK);
+        if (k && rows[k].fits && rows[k].zero < 2) CHECK(memcmp(value[0], value[1], sizeof value[0]) == 0);
+        close_net(&n);
+    }
+    state_small = 4096;
 }
 
 /* Updates in the backward change no bits, for shards over tensor ranks, also if data ranks divide the shards
@@ -866,7 +933,7 @@ TEST(programs_split_alike)
         CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, causes[cause]);
         close_net(&n);
     }
-    for (int ranks = 1; ranks <= 2; ranks++) { /* ranks 2: the evaluation is compiled first */
+    for (int ranks = 1; ranks <= 2; ranks++) { /* with 2 ranks, the evaluation is compiled first */
         net n;
         tt_stats s;
         REQUIRE(record(&n, SHARED));
@@ -903,7 +970,7 @@ TEST(programs_split_alike)
    logits. The third trains, and its root is the loss times 1, so that the program needs whole logits. */
 TEST(programs_share_tables)
 {
-    static float logits[2][LONG * 52], value[2][FLOATS];
+    static float logits[2][LENGTH * 52], value[2][FLOATS];
     double loss = 0;
     for (int kind = TIED; kind <= WORDS; kind++)
         for (int ranks = 1; ranks <= 2; ranks++) {
@@ -936,7 +1003,7 @@ TEST(programs_share_tables)
             CHECK_NEAR(s.loss, loss, 1e-5 * fabs(loss));
             n.p = p[1];
             set_inputs(&n, 0, 1, SEQS, false);
-            CHECK(tt_run(n.p, &s) == TT_OK && tt_get(n.p, y, logits[k], LONG * 52) == TT_OK);
+            CHECK(tt_run(n.p, &s) == TT_OK && tt_get(n.p, y, logits[k], LENGTH * 52) == TT_OK);
             for (int e = 0; e < 100 * rows; e++) CHECK_NEAR(logits[k][e], logits[0][e], 1e-4);
             for (int c = 0, at = 0; c < n.ctx->n_params; at += (int)n.ctx->params[c++]->size) {
                 CHECK(tt_param_get(n.ctx->params[c], value[k] + at) == TT_OK);
@@ -992,7 +1059,7 @@ TEST(rounding_of_parts)
     }
 }
 
-/* A plan tells how many parameters are divided. If none are, the logger gets a warning. */
+/* A plan tells how many parameters are divided. If no parameter is divided, the logger gets a warning. */
 TEST(plans_say_what_is_split)
 {
     for (int split = 0; split < 2; split++) {
@@ -1030,6 +1097,7 @@ static const test_case tests[] = {TEST_CASE(gradients_of_ranks), TEST_CASE(gradi
     TEST_CASE(regions_of_real_architectures), TEST_CASE(gathered_again),
     TEST_CASE(verifier_finds_wrong_layouts), TEST_CASE(frozen_layers_and_evaluation),
     TEST_CASE(precisions_and_recomputation), TEST_CASE(data_and_tensor_ranks),
+    TEST_CASE(states_of_8_bits), TEST_CASE(states_of_8_bits_resume),
     TEST_CASE(updates_in_the_backward), TEST_CASE(programs_split_alike), TEST_CASE(programs_share_tables),
     TEST_CASE(rounding_of_parts), TEST_CASE(plans_say_what_is_split)};
 

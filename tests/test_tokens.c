@@ -195,7 +195,7 @@ TEST(ordinary_tokens_as_ends)
     char folder[600], json[100];
     size_t n;
     snprintf(folder, sizeof folder, "%s", test_folder());
-    /* kind 0: the tokenizer has an end token; 1: it lacks an end token. */
+    /* kind 0: the tokenizer has an end token; 1: the tokenizer lacks an end token. */
     for (int kind = 0; kind < 2; kind++) {
         const char *end = kind ? "</s>" : "<|endoftext|>";
         char *file = test_read(kind ? TEST_GOLDEN("bpe/llama2/tokenizer.json")
@@ -227,7 +227,7 @@ TEST(ordinary_tokens_as_ends)
 }
 
 /* A stream's number of bytes is that of its text. A text for a tokenizer must be UTF-8, because the tokenizer
-   would count an invalid byte as three. */
+   would replace an invalid byte by the three bytes of U+FFFD. */
 TEST(invalid_texts_of_a_tokenizer_are_refused)
 {
     test_allocator a;
@@ -271,7 +271,7 @@ TEST(files_and_folders)
     are_bytes(part, "bb|");
     CHECK(tt_token_stream_bytes(part) == 2 && tt_token_stream_bytes(s) == 3);
     CHECK(tt_token_stream_split(s, 4) == NULL);
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "cannot split 4 of 5 tokens off");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "cannot split off 4 of 5 tokens");
     tt_token_stream_free(s); /* the remaining stream keeps its ids */
     are_bytes(part, "bb|");
     tt_token_stream_free(part);
@@ -498,7 +498,7 @@ TEST(windows)
         CHECK(same == (!w->shuffle || windows == 1) || windows < 4);
         for (int i = 0; i < windows && !w->shuffle; i++) CHECK(order[0][i] == i * w->length);
 
-        /* A seek to any step equals reading up to that step. */
+        /* After a seek to a step, the loader gives the same windows as after reading up to that step. */
         for (int64_t step = 0; step < source->steps; step += 1 + source->steps / 3) {
             tt_batch x, y;
             bool more = true;

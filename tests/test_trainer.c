@@ -2,11 +2,14 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#define TT__STATE_SMALL 60 /* an option of the header: the matrices of small models may have 8-bit states */
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
 
+#ifndef _WIN32
 #include <sys/wait.h>
+#endif
 
 #include "trainer/setup.h"
 #include "trainer/steps.h"
@@ -22,11 +25,20 @@
 #include "trainer/ranks.h"
 #include "trainer/features.h"
 #include "trainer/teacher.h"
+#include "trainer/hidden.h"
 #include "trainer/masked.h"
+#include "trainer/preferences.h"
 
 static const test_case tests[] = {
     TEST_CASE(teacher_as_in_loops_of_doubles), TEST_CASE(teacher_as_in_pytorch),
     TEST_CASE(teacher_of_a_head_by_features), TEST_CASE(teachers_that_are_refused),
+    TEST_CASE(hidden_states_as_in_loops_of_doubles), TEST_CASE(hidden_states_that_are_refused),
+    TEST_CASE(hidden_states_resume), TEST_CASE(hidden_states_computed_once),
+    TEST_CASE(preferences_as_in_loops_of_doubles), TEST_CASE(preferences_are_learned),
+    TEST_CASE(preferences_with_adapters), TEST_CASE(references_that_are_refused),
+    TEST_CASE(states_of_another_reference), TEST_CASE(teachers_of_other_tokens),
+   
+    TEST_CASE(references_without_memory), TEST_CASE(logits_of_answers_are_not_stored),
     TEST_CASE(masked_words_are_learned), TEST_CASE(room_for_masked_words),
     TEST_CASE(loss_falls), TEST_CASE(schedule_and_steps), TEST_CASE(options_refused_together),
     TEST_CASE(micro_batches_equal_one_batch), TEST_CASE(max_tokens_splits_steps),
@@ -36,7 +48,8 @@ static const test_case tests[] = {
     TEST_CASE(weights_and_smoothing_as_pytorchs), TEST_CASE(class_weights_of_texts),
     TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities),
     TEST_CASE(predictions_of_each_class),
-    TEST_CASE(f1_as_in_scikit_learn), TEST_CASE(correlations_as_in_scipy), TEST_CASE(entities_as_in_seqeval),
+    TEST_CASE(f1_as_in_scikit_learn), TEST_CASE(correlations_as_in_scipy), TEST_CASE(correlations_of_pairs),
+    TEST_CASE(entities_as_in_seqeval),
     TEST_CASE(predictions_in_the_order_of_the_source), TEST_CASE(fit_by_metrics_of_predictions),
     TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(largest_micro_batches),
     TEST_CASE(planned_for_another_device),
@@ -62,7 +75,8 @@ static const test_case tests[] = {
     TEST_CASE(a_folder_that_breaks_off_is_not_listed), TEST_CASE(fit_says_from_where_a_resumed_run_goes_on),
     TEST_CASE(fit_validates_within_epochs), TEST_CASE(fit_keeps_states),
     TEST_CASE(fit_validates_on_its_own_source),
-    TEST_CASE(contrastive_loss_by_loops), TEST_CASE(step_negatives_resume), TEST_CASE(step_negatives_refuse),
+    TEST_CASE(contrastive_loss_by_loops), TEST_CASE(pairs_with_scores), TEST_CASE(step_negatives_resume),
+    TEST_CASE(step_negatives_refuse),
     TEST_CASE(step_negatives_out_of_memory),
     TEST_CASE(step_negatives_have_the_gradients_of_one_micro_batch),
     TEST_CASE(fit_ends_early), TEST_CASE(fit_validates_moving_averages),

@@ -22,7 +22,7 @@ HAVE_MPI := $(if $(MPI),,$(if $(filter %check_mpi.py,$(CHECKS)),$(shell command 
 mpicc     = OMPI_CC='$(1)' MPICH_CC='$(1)' $(MPICC)
 mpi_program = $(call mpicc,$(CC)) $(CPPFLAGS) $(STRICT) $(1) $(TEST_CFLAGS) -I$(JOINED_IN) -I. $< \
               $(filter %.o,$^) -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
-MPI_NEEDS := $(wildcard examples/*.h tests/test*.h) tests/test_parallel.c tinytrain.h $(B)/flags
+MPI_NEEDS := $(wildcard examples/*.h tests/test*.h) tests/test_parallel.c tests/trainer/embedder.h tinytrain.h $(B)/flags
 $(B)/mpi_ranks: tests/mpi.c $(MPI_NEEDS) $(KERNELS)
 	$(mpi_program)
 $(B)/mpi_vit_l16 $(B)/mpi_gpt: $(B)/mpi_%: examples/%.c $(MPI_NEEDS) $(KERNELS)

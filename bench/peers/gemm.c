@@ -52,8 +52,8 @@ static void version(void)
     printf("oneDNN %d.%d.%d\n", dnnl_version()->major, dnnl_version()->minor, dnnl_version()->patch);
 }
 
-/* Describes a matrix, creates its memory and sets operand `at`. Returns the description, or NULL if oneDNN
-   refuses. */
+/* Gives operand number `at` of the product to oneDNN: its description and its memory. Returns the
+   description, or NULL if oneDNN refuses. */
 static dnnl_memory_desc_t matrix(int at, int argument, int rows, int cols, int turned, int bf16, void *data)
 {
     const dnnl_dims_t dims = {rows, cols}, steps = {turned ? 1 : cols, turned ? rows : 1};
@@ -107,8 +107,8 @@ static double element(const void *x, int bf16, size_t at)
     return (double)f;
 }
 
-/* Returns room for n floats, filled with random numbers in [1, 2) or (-2, -1]. In bf16 the numbers are the
-   upper halves of such floats. */
+/* Returns a new array of n random numbers in [1, 2) or (-2, -1], in fp32 or bf16. A bf16 number is the upper
+   half of an fp32 number. */
 static void *numbers(size_t n, int bf16)
 {
     uint32_t random = 1;

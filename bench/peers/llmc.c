@@ -20,8 +20,8 @@ static double now(void)
 
 static uint32_t next(uint32_t *random) { return *random = *random * 1664525u + 1013904223u; }
 
-/* Writes a checkpoint: a header, then the 16 tensors. Norms begin as 1 and 0, biases as 0, matrices uniform
-   with a standard deviation of 0.02. */
+/* Writes a checkpoint: a header, then the 16 tensors. The weights of norms are 1, and all biases are 0.
+   Matrices are uniform with a standard deviation of 0.02. */
 static void write_checkpoint(const char *path, GPT2Config c)
 {
     int header[256] = {20240326,     3,           c.max_seq_len, c.vocab_size,

@@ -4,8 +4,8 @@ questions.tsv (pairs of similar meaning).
 
     python3 examples/data/make_tasks.py [--out FOLDER]
 
-Needs only the standard library; the files are the same on every machine. The sentences are combinations of those below, which
-were written for this project and have its license.
+Needs only the standard library; the files are the same on every machine. The sentences are combined from the phrases in this
+file, which were written for this project and have its license.
 """
 import argparse
 import os

@@ -15,7 +15,8 @@ typedef enum tt_status {
     TT_OK = 0,
     TT_ERR_ARGUMENT,    /* a value outside its documented range, or options that contradict one another */
     TT_ERR_SHAPE,       /* a tensor of the wrong shape or dtype */
-    TT_ERR_MEMORY,      /* the allocator returned NULL */
+    TT_ERR_MEMORY,      /* the allocator returned NULL, or the machine or the GPU has too little free memory
+                           for the plan */
     TT_ERR_BUDGET,      /* the plan does not fit memory_budget */
     TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed */
     TT_ERR_FORMAT,      /* a file's content violates its format */
@@ -24,20 +25,22 @@ typedef enum tt_status {
     TT_ERR_NUMERIC,     /* a loss or gradient that is not finite */
     TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build lacks */
     TT_ERR_DEVICE,      /* a device that is absent or has failed */
-    TT_ERR_INTERNAL     /* the verifier found a program that no user input should produce: please report the
-                           error */
+    TT_ERR_INTERNAL     /* the verifier found an error in the library: please report the error, with its
+                           message */
 } tt_status;
 
 const char *tt_status_name(tt_status status); /* returns the constant's name, such as "TT_ERR_SHAPE" */
 
 typedef struct tt_context tt_context; /* owns threads, hooks and parameters; use from one thread at a time */
 typedef struct tt_tape tt_tape;       /* the recorded values and instructions of a model */
-typedef struct tt_program tt_program; /* a compiled program: instructions with places in one arena */
+typedef struct tt_program tt_program; /* a compiled tape: instructions, and one arena for all values */
 typedef struct tt_param tt_param;     /* a named tensor that outlives programs */
 
 /* Lets the compiler check a function that formats like printf. `text`: the number of the format argument.
    `first`: the number of the first argument to format; 0 if the arguments come in a va_list. */
-#ifdef __GNUC__
+#if defined(_WIN32) && defined(__GNUC__) && !defined(__clang__) /* "printf" has Microsoft's formats there */
+#define TT_PRINTF(text, first) __attribute__((__format__(__gnu_printf__, text, first)))
+#elif defined(__GNUC__)
 #define TT_PRINTF(text, first) __attribute__((__format__(__printf__, text, first)))
 #else
 #define TT_PRINTF(text, first)
@@ -90,18 +93,20 @@ typedef struct tt_files {
 /* Table of the options that errors name: fields of tt_compile_options and of loaders' options, and "rows",
    the rows of a micro-batch. */
 #define TT__OPTIONS(X) \
-    X("accumulate") X("batch") X("clip_norm") X("device") X("ema_decay") X("features_once") \
-    X("layer_decay") X("matmul") X("memory") X("memory_budget") X("offload") X("parallel.data") \
-    X("parallel.groups") X("parallel.micros") \
-    X("parallel.pipeline") X("parallel.reduce_micros") X("parallel.schedule") X("parallel.sequence") \
-    X("parallel.server") X("parallel.tensor") X("parallel.zero") X("precision") X("recompute") X("residual") \
-    X("rows") X("step_seqs") X("temperature") X("tune") X("update") X("weight_decay")
+    X("accumulate") X("batch") X("beta") X("clip_norm") X("device") X("ema_decay") X("features_once") \
+    X("hidden_weight") X("label_smoothing") X("layer_decay") X("matmul") X("memory") X("memory_budget") \
+    X("offload") \
+    X("parallel.data") X("parallel.groups") X("parallel.micros") X("parallel.pipeline") \
+    X("parallel.reduce_micros") X("parallel.schedule") X("parallel.sequence") X("parallel.server") \
+    X("parallel.tensor") X("parallel.zero") X("precision") X("prune") X("prune_by_movement") \
+    X("recompute") X("residual") X("rows") X("state_bits") X("step_seqs") X("teacher_model") \
+    X("temperature") X("tune") X("update") X("weight_decay") X("across") X("all_tokens") X("length")
 
 /* The name by which errors call a field of TT__OPTIONS, such as {"clip_norm", "--clip"}. */
 typedef struct tt_option_name { const char *field, *name; } tt_option_name;
 
-/* How errors name options and numbers of bytes. A program with command-line options can make errors name its
-   own options. */
+/* Names that errors give to options, and units of numbers of bytes. A program with command-line options can
+   make errors name its own options. */
 typedef struct tt_wording {
     const tt_option_name *names; /* Set it if users set the fields by names of your program: an array that
                                     ends with a NULL field. Errors print values without quotes after these
@@ -109,7 +114,7 @@ typedef struct tt_wording {
     void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* Set it to write numbers of bytes in
                                                                            another unit, such as GB; default:
                                                                            digits without a unit */
-    void *user;
+    void *user; /* argument of `bytes` */
 } tt_wording;
 
 typedef struct tt_context_options {
@@ -137,9 +142,10 @@ typedef struct tt_context_options {
     tt_logger logger;       /* Set it to show or store warnings and errors your own way; default: they go to
                                stderr */
     tt_allocator allocator; /* Set it if all memory must come from your own functions; default:
-                               posix_memalign, with huge pages advised for large blocks */
-    tt_files files;         /* Set it to read and write elsewhere than in the file system; default: POSIX
-                               functions */
+                               posix_memalign, with huge pages advised for large blocks; on Windows
+                               _aligned_malloc */
+    tt_files files;         /* Set it to read and write elsewhere than in the file system; default: the
+                               functions of POSIX or of Windows, where paths are UTF-8 */
     tt_wording wording;     /* Set it if the users of your program know the options by other names than the
                                fields'; default: the fields' names */
 } tt_context_options;
@@ -153,9 +159,9 @@ tt_context *tt_open(const tt_context_options *options);
 /* Closes a context and frees its parameters. Free programs, tapes and trainers first. ctx may be NULL. */
 void tt_close(tt_context *ctx);
 
-/* Returns the last failure in one sentence, or "" if no call has failed. If tt_param_new or tt_set has
-   failed, an op that lacks its parameter or a run that lacks its input repeats that error, until the caller
-   calls tt_error. */
+/* Returns the last failure in one sentence, or "" if no call has failed. After tt_param_new or tt_set has
+   failed, an op without its parameter, or a run without its input, reports the same failure again, until the
+   caller calls tt_error. */
 const char *tt_error(const tt_context *ctx);
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);

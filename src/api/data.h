@@ -38,7 +38,8 @@ typedef struct tt_text {
     int label;            /* TT_TASK_CLASS: the number of the class, 0..classes - 1 */
     const char *pair;     /* the second text of a pair; NULL: none */
     size_t pair_bytes;
-    const float *values;  /* (classes) TT_TASK_LABELS: 0 or 1 for each label; TT_TASK_SCORES: the numbers */
+    const float *values;  /* (classes) TT_TASK_LABELS: 0 or 1 for each label; TT_TASK_SCORES: the numbers;
+                             TT_TASK_EMBED: (1) how similar the pair is, or NULL: the pair belongs together */
     const tt_word *words; /* (n_words) TT_TASK_TAGS: words in the order of the text, which do not overlap */
     int n_words;
     const char *negative; /* TT_TASK_EMBED: a text with another meaning, which resembles `text`; NULL: none */
@@ -48,14 +49,16 @@ typedef struct tt_text {
 /* Makes a dataset of the caller's texts, at least one. class_names: (classes) names in UTF-8. The function
    copies everything. With TT_TASK_TAGS texts have no pairs. With TT_TASK_EMBED and TT_TASK_MASKED_LM there
    are no classes (NULL and 0); with TT_TASK_EMBED, every text has a pair, and either all texts or none have a
-   negative. examples/datasets.h reads IMDb's reviews with it. */
+   negative, and either all or none have `values`. examples/datasets.h reads IMDb's reviews with this
+   function. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
 /* Names of the columns of a table, and how fields and labels are separated. */
 typedef struct tt_table_options {
     const char *text_column, *label_column; /* Set them if your columns have other names; default NULL: "text"
-                                               and "label"; "tokens" and "tags" for TT_TASK_TAGS */
+                                               and "label"; "tokens" and "tags" for TT_TASK_TAGS; "score"
+                                               for TT_TASK_EMBED */
     const char *split_column;               /* Set it if the column has another name; default "split". A file
                                                may lack this column */
     const char *pair_column;                /* Set it if the column of second texts has another name; default
@@ -80,7 +83,8 @@ tt_table_options tt_table_options_default(void);
    - .jsonl or .json: each line is a JSON object; its members are the columns.
    - With TT_TASK_TAGS any other file is in the format of CoNLL: a line for each word, which begins with the
      word and ends with its tag; spaces or tabs divide them and the columns between them. An empty line ends
-     a sentence. Lines that begin with -DOCSTART- are skipped.
+     a sentence, and so does a line that begins with -DOCSTART-. Comments before a sentence are skipped: lines
+     that begin with "# " and contain "=", and lines "# newdoc" and "# newpar".
    - .csv, .tsv and others: a header names the columns; quoting is that of RFC 4180.
    Columns are in any order; there may be other columns. Empty lines are skipped. Lines end with LF or CR LF,
    or, in a file without any LF, with CR. Errors name the line.
@@ -92,7 +96,9 @@ tt_table_options tt_table_options_default(void);
      a list of numbers.
    - TT_TASK_TAGS: in JSON a list of strings or numbers, one for each string of the list in the text column.
      A space joins the words to a text.
-   - TT_TASK_EMBED: none. The pair's column is required instead.
+   - TT_TASK_EMBED: none, or a number that says how similar the texts of a pair are, in all rows that are kept
+     or in none; a file may lack this column, and a field may be empty (in JSON missing or null). The pair's
+     column is required. tt_spearman compares the numbers with cosines; training refuses them.
    - TT_TASK_MASKED_LM: none. A file whose name ends in .txt has no columns: each line that is not empty is a
      text.
    The labels of lists of 0 and 1, and scores, are named LABEL_0, LABEL_1 and so on, unless `classes` names
@@ -118,8 +124,8 @@ typedef struct tt_image {
 /* Resizes an image into `to` (height, width, image->channels), which must not overlap the image. The filter
    is bilinear, over a neighbourhood that grows with the reduction (antialiasing). The result equals Pillow's
    Image.resize((width, height), BILINEAR) and therefore torchvision's Resize of a PIL image: first the width
-   is resized, then the height, with weights of 22 bits, rounded to grey levels in between. (Versions of
-   Pillow after 12.1 sometimes begin with the height and differ by a level; with alpha these versions round
+   is resized and rounded to whole grey levels, then the height, with weights of 22 bits. (Versions of Pillow
+   after 12.1 sometimes begin with the height and differ by a level; with alpha these versions round
    differently.) With alpha, colours are weighted by alpha. */
 tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, int width, uint8_t *to);
 
@@ -144,8 +150,8 @@ typedef struct tt_image_source {
 /* Makes a dataset of a source's images. examples/datasets.h reads CIFAR-10 by this function. */
 tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source);
 
-/* Moves n texts or images out of d into a new dataset. Each class gives its share of n; the context's seed
-   determines which texts or images move. */
+/* Moves n texts or images out of d into a new dataset. The number of examples that a class gives is
+   proportional to the size of the class; the context's seed determines which texts or images move. */
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
 void tt_dataset_free(tt_dataset *d);
 int64_t tt_dataset_count(const tt_dataset *d);
@@ -158,7 +164,8 @@ const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes);
 const char *tt_dataset_negative(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i); /* returns the number of the text's or image's class; -1
                                                          if the task is not TT_TASK_CLASS */
-/* Returns the (classes) values of TT_TASK_LABELS and TT_TASK_SCORES; NULL for other tasks. */
+/* Returns the (classes) values of TT_TASK_LABELS and TT_TASK_SCORES, or the score of a pair of TT_TASK_EMBED;
+   NULL if there are none. */
 const float *tt_dataset_values(const tt_dataset *d, int64_t i);
 /* Returns the (n) words of TT_TASK_TAGS; NULL for other tasks, and then sets *n to 0. */
 const tt_word *tt_dataset_words(const tt_dataset *d, int64_t i, int *n);
@@ -170,13 +177,13 @@ void tt_sort_class_names(const char **names, int n);
    TT_TASK_SCORES every count is the number of all texts. */
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts);
 /* Computes weights (classes) with which all classes matter equally. The weight of a class or tag is that of
-   "balanced" in scikit-learn: the number of all texts or tagged words / (classes * the number of the class's
-   texts or words); 0 if the class has none. The weight of a label is the number of texts without the label /
-   the number of texts with the label, or 1 if no text has the label; it weighs the texts with the label, and
-   all other texts weigh 1. The weights of scores are 1. */
+   "balanced" in scikit-learn: `all / (classes * own)`, where `all` is the number of texts or tagged words,
+   and `own` the number of those with this class or tag; 0 if `own` is 0. The weight of a label is the number
+   of texts without the label, divided by the number of texts with the label, or 1 if no text has the label.
+   Texts with the label have this weight, and all other texts have weight 1. The weights of scores are 1. */
 tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
 
-/* How a loader makes batches. A loader shuffles the dataset by (seed, epoch), sorts it by length within
+/* Options of a loader of texts. A loader shuffles the dataset by (seed, epoch), sorts it by length within
    windows of `window` batches (longest first), and cuts it into steps of `batch` sequences; then the loader
    shuffles the order of the steps within the window. The last step of an epoch may have fewer sequences. A
    step is one or more micro-batches without padding, filled one after another: each has at most max_seqs =
@@ -191,13 +198,13 @@ tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
    text, 1 for a pair and 2 for a negative, and it has the arrays "anchors", i32 (n, 1), the sequences of the
    texts; "candidates", i32 (n or 2 n, 1), the sequences of pairs and negatives; and "positives", i32 (n, 1),
    the place of each text's pair among the candidates.
-   With TT_TASK_MASKED_LM the loader masks tokens as BERT's authors do (Devlin et al. 2019): of each text it
-   chooses mask_rate of the tokens at random (rounded, at least one), but no special token and no unknown
-   token. Of the chosen tokens, 80% become TT_TOKEN_MASK, 10% become a token of the vocabulary, all equally
-   likely, and 10% stay. A batch has the arrays "masked", i32 (n, 1), the rows of the chosen tokens in rising
-   order, and "targets", i32 (n, 1), their ids before masking; without a chosen token, one row with the target
-   -100. What is chosen depends on (seed, epoch, index of the text, position) alone, so tt_evaluate, which
-   reads epoch 0, always sees the same masks.
+   With TT_TASK_MASKED_LM the loader masks tokens as BERT's authors do (Devlin et al. 2019). The loader
+   chooses a share mask_rate of the tokens of each text at random (rounded, at least one), but no special
+   token and no unknown token. 80% of the chosen tokens become TT_TOKEN_MASK, 10% become a token of the
+   vocabulary, all equally likely, and 10% do not change. A batch has the arrays "masked", i32 (n, 1),
+   the rows of the chosen tokens in rising order, and "targets", i32 (n, 1), their ids before masking; without
+   a chosen token, one row with the target -100. The choice depends only on (seed, epoch, index of the text,
+   position), so tt_evaluate, which reads epoch 0, always sees the same masks.
    tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
@@ -238,7 +245,7 @@ tt_loader_options tt_loader_options_default(void);
    Pillow 12.1: later versions sometimes begin with the height, and differ by some levels. */
 typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_resample;
 
-/* How a loader resizes, pads, crops and flips images, in this order. */
+/* Options of a loader of images, which resizes, pads, crops and flips images, in this order. */
 typedef struct tt_image_options {
     int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
                                         default */
@@ -258,7 +265,9 @@ typedef struct tt_image_options {
                                         and columns of zeros added on all four sides, 0..65535; default 0 */
     bool random_crop;                /* Set it for training, so that the model sees each image at several
                                         places: all places are equally likely; default false: the crop is
-                                        central (half of the rest, rounded down, is cut at top and left) */
+                                        central (if an odd number of rows is cut away, one row less is cut at
+                                        the top than at the bottom; columns likewise, with one less at the
+                                        left) */
     bool flip;                       /* Set it for training if a mirrored image belongs to the same class:
                                         left and right are exchanged with probability 1/2; default false */
 } tt_image_options;
@@ -286,10 +295,12 @@ typedef struct tt_batch {
     const int32_t *positions; /* (rows) positions of the tokens: 0, 1, ... within each sequence */
     const int32_t *types;     /* (rows) token types: 0, and in the second text of a pair 1 if the tokenizer's
                                  template says so */
-    const int32_t *seq_start; /* (seqs + 1) */
+    const int32_t *seq_start; /* (seqs + 1) the first row of each sequence, then `rows` */
     const int32_t *labels;    /* (seqs) TT_TASK_CLASS: the class of each sequence; TT_TASK_EMBED: see
                                  tt_loader_options; other tasks: -1 */
-    const float *label_values; /* (seqs, values) values of TT_TASK_LABELS and TT_TASK_SCORES */
+    const float *label_values; /* (seqs, values) values of TT_TASK_LABELS and TT_TASK_SCORES; with
+                                  TT_TASK_EMBED the score of each sequence's pair, if pairs have scores; else
+                                  NULL */
     int values;               /* number of labels or scores */
     const int32_t *tags;      /* (rows) TT_TASK_TAGS: the tag of a word at its first token, else -100 */
     const int64_t *index;     /* (seqs) number of each text or image in the dataset */
@@ -335,8 +346,14 @@ typedef struct tt_source {
        and tt_evaluate refuse a process whose lines differ from those of process 0, and name the line. NULL:
        no lines. */
     void (*describe)(void *self, char *to, size_t capacity);
-    int max_masked; /* largest number of rows of "masked" in a micro-batch; 0: unknown, or no such array.
-                       tt_train_options_make_room reads it */
+    int max_masked; /* largest number of rows of "masked" or "answers" in a micro-batch; 0: unknown, or no
+                       such array. tt_train_options_make_room reads it */
+    /* Set both if the model trains on pairs of answers (tt_lm_preference_model). reference (pairs): for the
+       pair with each index (tt_batch.index of its sequences), the log-probability of the chosen answer minus
+       that of the rejected one under the model as it was before training; NaN: unknown. tt_fit computes the
+       numbers before its first step (tt_trainer_reference). pairs: their number, 1 + the largest index. */
+    float *reference;
+    int64_t pairs;
 } tt_source;
 
 typedef struct tt_loader tt_loader;
@@ -373,10 +390,11 @@ const tt_source *tt_loader_source(tt_loader *l);
 
 /* ------------------------------------------------------------------------------------------ token streams */
 
-/* A sequence of tokens for a language model: documents one after another, each followed by a token that ends
-   it, and preceded by the token that the tokenizer puts before a text, such as LLaMA's <s>. If a document's
-   text already spells out these tokens at its ends, the stream does not repeat the tokens, and the logger
-   gets a warning. The stream is in memory, or in a file that is read where needed. */
+/* A sequence of tokens for a language model: documents one after another. Each document begins with the
+   token that the tokenizer puts before a text, such as LLaMA's <s>, and ends with a token that marks the end
+   of the document. If a document's text already spells out these tokens at its ends, the stream does not
+   repeat the tokens, and the logger gets a warning. The stream is in memory, or in a file that is read where
+   needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
     const tt_tokenizer *tokenizer; /* Set it if the model reads tokens of a vocabulary; the tokenizer must
@@ -386,9 +404,9 @@ typedef struct tt_stream_options {
                                       document; default -1: TT_TOKEN_EOS */
     int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id out
                                       of range; default 0: the tokenizer's size */
-    bool bare;                     /* Set it if the model was trained without a token before a document;
-                                      default false: the token that the tokenizer puts before a text, if it
-                                      puts one there */
+    /* Set it if the model was trained without a token before a document; default false: each document begins
+       with the token that the tokenizer puts before a text, if there is one */
+    bool bare;
     const char *separator;         /* Set it if a text has several documents, to the line that separates them,
                                       such as "<|endoftext|>"; "": one or more empty lines; default NULL: a
                                       text is one document */
@@ -403,16 +421,24 @@ tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t 
                                       const tt_stream_options *o);
 /* Makes a stream of a text file in UTF-8 (see tt_text_begin), or of all files of a folder whose names end in
    .txt, in the order of their names. A file whose name ends in .jsonl has a conversation on each line, which
-   becomes a document; empty lines are skipped. A line is a JSON object, in one of two forms:
+   becomes a document; empty lines are skipped. A line is a JSON object, in one of three forms:
    - {"messages": [{"role": ..., "content": ...}, ...]}, or "conversations" with "from" and "value", as trl
      reads them: the chat template of the tokenizer's folder writes the text (see tt_tokenizer_chat). The
      tokens of answers are learnt: those that overlap the template's blocks {% generation %}, as
      "assistant_masks" of transformers; in a template without such blocks, those from the end of the prompt to
      the end of what the template writes for a message of the role "assistant".
    - {"prompt": ..., "completion": ...}, two strings, without a template: a document of both, one after the
-     other. Tokens are learnt from the first one on in which the document differs from the prompt alone, up to
-     the token that ends the document, as in trl.
-   Members with other names are ignored, except "tools", which is refused. Errors name the line. */
+     other. Tokens are learnt as in trl: the first is the one in which the document first differs from the
+     prompt alone; the last is the token that ends the document.
+   - {"prompt": ..., "chosen": ..., "rejected": ...}: a pair of answers (tt_lm_preference_model), of which the
+     first is preferred, in the forms that trl reads: three strings, where the token that ends a document
+     follows each answer; three lists of messages; or two lists without "prompt", whose common first messages
+     are the prompt. A pair becomes two documents: one of the chosen, one of the rejected answer. Both answers
+     begin at the first token at which one document differs from the prompt alone. Either all lines or none
+     are pairs.
+   "content" is a text or a list, and may be missing beside "tool_calls". The template also reads "tools": a
+   list of objects, or a text with such a list as JSON. Members with other names are ignored. Errors name
+   the line. */
 tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o);
 /* Opens a file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes files, or with llm.c's
    header of 1024 bytes (GPT-2: ids of 2 bytes, LLaMA 3: ids of 4). With width 0 the header says the width;
@@ -423,17 +449,18 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
 /* Writes the ids to a file without a header, 2 bytes an id if vocab is at most 65536, else 4. Refuses
    conversations: such a file does not say which tokens are learnt. */
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path);
-/* Moves the last n tokens out of s into a new stream, for example for validation; of conversations, the last
-   ones that have at most n tokens together. */
+/* Moves the last n tokens out of s into a new stream, for example for validation. If s has conversations or
+   pairs, the function moves whole ones: the last ones, with at most n tokens together. */
 tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n);
 void tt_token_stream_free(tt_token_stream *s);
 int64_t tt_token_stream_count(const tt_token_stream *s);
+bool tt_token_stream_pairs(const tt_token_stream *s); /* whether the stream has pairs of answers */
 int tt_token_stream_vocab(const tt_token_stream *s);
 /* Copies n ids from number `first` on. Returns TT_ERR_FORMAT if an id is not below vocab. */
 tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n, int32_t *to);
 /* Returns the bytes of text that the tokens stand for, without the tokens before and after documents; 0 if
-   the stream is a file of ids or has conversations, -1 after an error. A mean loss in nats per token is then
-   loss / log(2) * count / bytes bits per byte. */
+   the stream is a file of ids or has conversations, -1 after an error. A mean `loss`, in nats per token, is
+   `loss / log(2) * count / bytes` in bits per byte. */
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
@@ -456,11 +483,17 @@ typedef struct tt_token_loader_options {
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, one after another without padding; the last window may be shorter. In
-   an epoch each token except the stream's first is the target of exactly one window (with the option `whole`,
-   except the first of each document and tokens that are cut). A batch has the array "targets" (rows): the
-   token that follows each row's token, or -100 if no token follows, or one that is not learnt. The stream
-   must outlive the loader. tt_token_loader_new reads the whole stream once, so that an id that is not below
-   vocab is found before training. NULL options: defaults. Returns NULL on error. */
+   an epoch each token is a target once, except the first token of the stream. With the option `whole`, the
+   first token of each document, and tokens that are cut, are no targets. A batch has the array "targets"
+   (rows): the token that follows each row's token. The target is -100 if no token follows, or if the token
+   that follows is not learnt. The stream must outlive the loader. tt_token_loader_new reads the whole stream
+   once, so that an id that is not below vocab is found before training. NULL options: defaults. Returns NULL
+   on error.
+   If the stream has pairs of answers, `batch` counts pairs. A window is a pair: two sequences, each cut to
+   its first `length` tokens, as in trl. Pairs that have no token of an answer in one of their sequences are
+   left out, and the logger gets their number. Batches have an index, the number of the pair for each of its
+   two sequences, and these arrays: "answers", i32 (n, 1), for each token of an answer the row of the token
+   before it, and the arrays of tt_preference_loss, with as many rows. */
 typedef struct tt_token_loader tt_token_loader;
 tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
                                      const tt_token_loader_options *o);

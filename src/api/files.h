@@ -28,8 +28,9 @@ const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key);
    meanwhile, this function, tt_safetensors_read_f32 and tt_safetensors_read_i32 fail with TT_ERR_FILE and
    name the file and the byte. */
 tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size_t n, void *to);
-/* Read n elements from `first` on, and convert F64, F32, BF16 and F16 to float, or I8 to I64, U8 to U64 and
-   BOOL to int32. Both fail, and name the element, if a finite number is out of the result's range. */
+/* Read n elements, from element `first` on. tt_safetensors_read_f32 converts F64, F32, BF16 and F16 to float.
+   tt_safetensors_read_i32 converts I8 to I64, U8 to U64 and BOOL to int32. Both functions fail, and name the
+   element, if a finite number is out of the result's range. */
 tt_status tt_safetensors_read_f32(const tt_safetensors *s, int i, int64_t first, int64_t n, float *to);
 tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first, int64_t n, int32_t *to);
 

@@ -21,11 +21,12 @@ typedef struct tt_predictions {
     const int64_t *seq_start; /* (seqs + 1) the first row of each sequence */
     /* (rows) labels: with TT_TASK_CLASS and TT_TASK_TAGS the class of each row; with TT_TASK_EMBED the labels
        of tt_loader_options. A row whose label is not in 0..classes - 1 does not count. predicted: the class
-       with the largest logit of each row, the first of equal ones; with TT_TASK_EMBED NULL. */
+       with the largest logit of each row, the first of several equal logits; with TT_TASK_EMBED NULL. */
     const int32_t *labels, *predicted;
-    /* (rows, classes) values: with TT_TASK_LABELS 0 or 1 for each label, with TT_TASK_SCORES the scores, with
-       TT_TASK_EMBED NULL. outputs: with TT_TASK_LABELS logits, which predict a label if they are above 0;
-       with TT_TASK_SCORES the predicted scores; with TT_TASK_EMBED the embeddings. */
+    /* (rows, classes) values: with TT_TASK_LABELS 0 or 1 for each label, with TT_TASK_SCORES the scores; with
+       TT_TASK_EMBED (rows): the score of each row's pair, NaN if the pair has none. outputs: with
+       TT_TASK_LABELS logits, which predict a label if they are above 0; with TT_TASK_SCORES the predicted
+       scores; with TT_TASK_EMBED the embeddings. */
     const float *values, *outputs;
     const char *const *class_names; /* (classes) the source's names; NULL: no names */
 } tt_predictions;
@@ -44,6 +45,7 @@ typedef struct tt_metric {
 } tt_metric;
 tt_metric tt_accuracy(void);   /* "accuracy": the share of targets predicted right (cross-entropy) */
 tt_metric tt_perplexity(void); /* "perplexity": exp(loss). Lower is better */
+tt_metric tt_margin(void);     /* "margin": the mean margin of tt_preference_loss */
 /* "f1_macro": the mean of tt_f1_scores, which equals that of scikit-learn. "f1_micro": 2 * right / (2 * right
    + wrong + missed), with the sums of all classes; if each row has one class, this is the accuracy. */
 tt_metric tt_f1_macro(void);
@@ -54,37 +56,39 @@ tt_metric tt_f1_micro(void);
 tt_metric tt_f1_entities(void);
 /* "pearson" of TT_TASK_SCORES: the correlation of the scores with the predicted scores. "spearman": the
    correlation of their places in sorted order, where equal numbers share their mean place. With several
-   scores, either metric is the mean of the scores' correlations. NaN if labels or predictions are
-   constant. */
+   scores, either metric is the mean of the scores' correlations. With TT_TASK_EMBED both compare the scores
+   of pairs with the cosines of their embeddings, as EmbeddingSimilarityEvaluator of sentence-transformers.
+   NaN if labels or predictions are constant, and if pairs have no scores. */
 tt_metric tt_pearson(void);
 tt_metric tt_spearman(void);
 /* Metrics of TT_TASK_EMBED. "recall_at_1": the share of texts whose pair is the nearest, by cosine, of the
    pairs and negatives of the whole evaluation. "recall_at_10": the share of texts whose pair is among the 10
-   nearest. */
+   nearest. Both are NaN if the pairs have scores, because texts of a pair may then differ in meaning. */
 tt_metric tt_recall_at_1(void);
 tt_metric tt_recall_at_10(void);
 /* Computes F1 of each class, label or tag, f1 (classes): 2 * right / (2 * right + wrong + missed). wrong
    counts the rows that are wrongly predicted as the class, missed the rows of the class that are not
-   predicted as the class. If right, wrong and missed are all 0, F1 is NaN and does not count in f1_macro; of
-   a label it is 0. */
+   predicted as the class. If right, wrong and missed are all 0, F1 of a class or tag is NaN and does not
+   count in f1_macro, and F1 of a label is 0. */
 void tt_f1_scores(const tt_predictions *p, double *f1);
 
-enum { TT_METRICS = 4 }; /* max metrics of a model */
+enum { TT_METRICS = 5 }; /* max metrics of a model */
 
 /* A model as a trainer sees it. */
 typedef struct tt_model {
     const void *self; /* argument of record */
     /* Declares inputs and records the ops for a micro-batch of up to o->max_seqs sequences (or examples) and
-       o->max_tokens tokens. Returns the loss (1, 1). The function may set *output, to the value that
-       tt_forward gives. An input's name is the name of the batch's array that has the input's data. */
+       o->max_tokens tokens. Returns the loss (1, 1). The function may set *output to a value, which
+       tt_forward then returns. An input's name is the name of the batch's array that has the input's data. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
-    /* The metrics, of which the first decides by default which validation is best (tt_fit_options.best_by). A
+    /* The metrics. By default the first metric decides which validation is best (tt_fit_options.best_by). A
        NULL name ends the list. */
     tt_metric metrics[TT_METRICS];
     int classes;      /* columns of the output's logits (for tt_predict): number of classes, labels, scores or
                          tags. 0: the output is not logits */
-    const char *unit; /* unit of speeds, such as "tokens" or "images", in the characters that metrics' names
-                         may have. NULL: "examples" */
+    /* unit of speeds, such as "tokens" or "images"; the allowed characters are those of a metric's name.
+       NULL: "examples" */
+    const char *unit;
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
     bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
                          and starts, and batches may leave them out */
@@ -115,32 +119,35 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
    BigBird (Zaheer et al. 2020) and ModernBERT (Warner et al. 2024) share one encoder. The task decides the
    head. Parameters have the names of transformers' ...ForSequenceClassification, for TT_TASK_TAGS of
    ...ForTokenClassification. With TT_TASK_EMBED there is no classifier, and files have the names of
-   transformers' ...Model. With TT_TASK_MASKED_LM, which ModernBERT lacks, they have those of ...ForMaskedLM:
-   the masked tokens pass a linear layer, an activation and a norm, and the logits of the vocabulary use the
-   word embedding as their weight, with a bias. */
+   transformers' ...Model. With TT_TASK_MASKED_LM they have those of ...ForMaskedLM: the masked tokens pass a
+   linear layer, an activation and a norm, and the logits of the vocabulary use the word embedding as their
+   weight, with a bias. */
 typedef enum tt_bert_kind {
     TT_BERT,
     TT_DISTILBERT, /* layers before the classifier: pre_classifier, ReLU. In BERT: pooler, tanh. With
-                      TT_TASK_TAGS no kind has layers before the classifier */
+                      TT_TASK_TAGS only ModernBERT has layers before the classifier */
     TT_ROBERTA,    /* positions start at pad_token + 1; one token type; head: classifier.dense, tanh */
     TT_BIG_BIRD,   /* head: classifier.dense, then `activation`. BigBird's pooler is kept but unused */
     TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
     TT_ALBERT,     /* all layers share one set of parameters, and embeddings have embedding_size columns;
                       head: pooler, tanh. A pipeline has at most two stages */
     TT_MODERN_BERT /* rotary positions, windows, norms before attention and MLP, an MLP with a gate; head:
-                      dense, `activation`, norm, also with TT_TASK_TAGS. Files pack Wqkv and Wi, memory does
-                      not */
+                      dense, `activation`, norm, also with TT_TASK_TAGS. A file has one tensor each for Wqkv
+                      and Wi, whose parts are separate parameters here */
 } tt_bert_kind;
-/* How the embedding of a sequence is made from its last hidden states: their mean, or the first token's
+/* The way to make the embedding of a sequence from its last hidden states: their mean, or the first token's
    state. */
 typedef enum tt_pooling { TT_POOL_MEAN, TT_POOL_CLS } tt_pooling;
 typedef struct tt_bert_config {
     tt_bert_kind kind;
     tt_task task;             /* default TT_TASK_CLASS */
     int vocab_size, hidden_size, layers, heads, intermediate_size, max_positions;
+    int head_size;            /* columns of a head; default 0: hidden_size / heads. Set in a model from which
+                                 heads were removed (tt_bert_prune): then a divisor of hidden_size */
     int type_vocab_size;      /* number of token types; 0: none */
     int embedding_size;       /* ALBERT: columns of the embeddings. Default 128 */
-    int pad_token;            /* id of the padding token: RoBERTa and its kin 1, BigBird 0 by default */
+    /* id of the padding token. Default 0 in BigBird, 1 in RoBERTa, XLM-RoBERTa and CamemBERT */
+    int pad_token;
     bool pooler;              /* BERT: the classifier reads a dense layer + tanh of the first token. Default
                                  true */
     int classes;              /* number of classes, labels, scores or tags. Other tasks: 0 */
@@ -166,12 +173,16 @@ typedef struct tt_bert_config {
                                  the attention's output. Default false */
     bool scale_embeddings;    /* BigBird: word embeddings are multiplied by sqrt(hidden_size). Default
                                  false */
-    /* ModernBERT: layers 0, full_every, 2 * full_every and so on see all tokens, the others those at most
-       local_attention / 2 away; the base of rotary positions differs; biases, all false by default. */
+    /* ModernBERT. Layers 0, full_every, 2 * full_every and so on see all tokens. In the other layers a token
+       sees the tokens that are at most local_attention / 2 away. Layers with and without this window have
+       different bases of rotary positions. All biases are false by default. */
     int full_every, local_attention; /* default 3 and 128 */
     float rotary_base, window_base;  /* base in layers without and with a window. Default 160000 and 10000 */
     bool mlp_bias, norm_bias, classifier_bias; /* classifier_bias: of the layer before the classifier */
     float embedding_dropout;         /* default 0 */
+    /* ModernBERT: ids of special tokens, which the saved config.json names for other programs. Default 50281
+       for bos and cls, 50282 for eos and sep */
+    int bos_token, cls_token, eos_token, sep_token;
 } tt_bert_config;
 tt_bert_config tt_bert_config_default(tt_bert_kind kind); /* sizes of the base model, 2 classes */
 typedef struct tt_head {
@@ -183,8 +194,9 @@ typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden
     tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
     tt_param *attention_w, *attention_b, *attention_norm_w, *attention_norm_b;
     tt_param *up_w, *up_b, *down_w, *down_b, *output_norm_w, *output_norm_b;
-    tt_param *gate_w, *gate_b; /* ModernBERT, whose attention_norm and output_norm come before attention and
-                                  MLP; layer 0 has no attention_norm */
+    /* ModernBERT: the gate of the MLP. In ModernBERT, attention_norm and output_norm come before attention
+       and MLP; layer 0 has no attention_norm */
+    tt_param *gate_w, *gate_b;
 } tt_bert_layer;
 
 typedef struct tt_bert {
@@ -204,7 +216,7 @@ typedef struct tt_bert {
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
     tt_param *transform_w, *transform_b;    /* TT_TASK_MASKED_LM, else NULL: the layer before the logits,
                                                (hidden, hidden), (hidden); ALBERT: embedding_size rows */
-    tt_param *transform_norm_w, *transform_norm_b; /* and its norm */
+    tt_param *transform_norm_w, *transform_norm_b; /* the norm after that layer */
     tt_param *word_b;                       /* the bias of the logits, (vocab) */
     bool new_head; /* whether the layers between the last hidden states and the logits begin with random
                       weights, at least in part */
@@ -216,15 +228,17 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 /* Loads a Hugging Face folder: config.json and model.safetensors (tensor names with or without a prefix such
    as "bert."), or instead of it the files that model.safetensors.index.json names. Tensors stream into place
    when a program allocates its arena. classes 0: config.json gives the task and the number of classes; any
-   other number: the task is TT_TASK_CLASS. If the file lacks the classifier or the layer before it, if the
-   classifier has another size, or if it is for tokens and the model's for sequences, these layers start with
-   random weights: new_head is true, and the logger gets a warning with their names. A missing or misshapen
-   tensor of the body is an error, reported before anything of config.json's sizes is allocated.
-   The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification,
-   TT_TASK_MASKED_LM if it names ...ForMaskedLM, else
-   that of "problem_type"; without problem_type TT_TASK_SCORES if there is one class, as in transformers, else
-   TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
-   class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are read from its files. */
+   other number: the task is TT_TASK_CLASS. The classifier and the layer before it start with random weights
+   if the file lacks them, if the classifier has another size, or if the file's classifier is for tokens and
+   the model's is for sequences. new_head is then true, and the logger gets a warning with their names. A
+   missing or misshapen tensor of the body is an error, reported before anything of config.json's sizes is
+   allocated.
+   config.json gives the task as follows. If "architectures" names a class ...ForTokenClassification, the
+   task is TT_TASK_TAGS. If it names a class ...ForMaskedLM, the task is TT_TASK_MASKED_LM. Otherwise
+   "problem_type" gives the task. Without problem_type the task is TT_TASK_SCORES if there is one class, as in
+   transformers, else TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose
+   "architectures" names no class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are
+   read from its files. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
 /* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of outputs that
    the folder's files give. */
@@ -252,14 +266,15 @@ tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d);
 /* Records the encoder on a tape. Returns the last hidden states (rows, hidden). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Records the encoder, and sets hidden[0] to the input of the first layer and hidden[k] to the output of
-   layer k, all (rows, hidden); `hidden` has room for layers + 1 values. Returns hidden[layers]. */
+   layer k, all (rows, hidden). hidden: array for layers + 1 values. Returns hidden[layers]. */
 tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden);
 /* Records the encoder and the head. Returns the logits (seqs, classes), for TT_TASK_TAGS (rows, classes). A
    model with TT_TASK_EMBED has no logits: the tape fails. With TT_TASK_MASKED_LM returns the logits of the
    rows `masked`, (n, vocab). */
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Records the encoder, and the embedding of each sequence according to the config's pooling and normalize.
-   Any task. Returns the embeddings (seqs, hidden) (Reimers, Gurevych, "Sentence-BERT", 2019). */
+   The model may have any task. Returns the embeddings (seqs, hidden) (Reimers, Gurevych, "Sentence-BERT",
+   2019). */
 tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Returns the model for a trainer. The model's output is the logits, and its loss is that of the task: with
    TT_TASK_CLASS the mean cross-entropy of the classes in "labels", with TT_TASK_TAGS that of the tags in
@@ -283,14 +298,15 @@ tt_value tt_contrastive_loss(tt_tape *t, tt_value embeddings, const tt_train_opt
 typedef struct tt_vit_config {
     int image_size, patch_size, channels; /* images are square; channels 1..4 */
     int hidden_size, layers, heads, intermediate_size;
+    int head_size;            /* as in tt_bert_config */
     int classes;
     bool qkv_bias;            /* default true */
     const char *activation;   /* "gelu", "gelu_new", "relu", "silu" */
     float layer_norm_eps, initializer_range;
     float dropout;            /* dropout of embeddings and residual branches. Default 0 */
     float attention_dropout;  /* default 0 */
-    float mean[4], std[4];    /* mean and deviation of each channel; the model reads (pixel / 255 - mean) /
-                                 std. Default 0.5 */
+    float mean[4], std[4];    /* mean and deviation of each channel; the model reads `(pixel / 255 - mean) /
+                                 std`. Default 0.5 */
     /* Set `resize` if images should be resized to another height and width in pixels before they are cropped;
        default 0: image_size; -1: not resized. With resize_shortest only the shorter side gets that size, and
        the other keeps the proportion. The middle image_size pixels are then cropped; a smaller image is
@@ -312,8 +328,8 @@ typedef struct tt_vit {
     tt_context *ctx;
     tt_vit_config config;
     char (*class_names)[64];                /* (classes) class names of config.json's id2label, UTF-8 */
-    bool torchvision;                       /* tt_vit_save writes torchvision's tensor names, as the loaded
-                                               file had */
+    /* tt_vit_save writes the names that torchvision gives tensors, because the loaded file had these names */
+    bool torchvision;
     tt_param *patch_w, *patch_b;            /* (hidden, channels, patch, patch), (hidden) */
     tt_param *token, *position;             /* (hidden), (1 + patches, hidden) */
     tt_vit_layer *layer;
@@ -366,8 +382,9 @@ typedef struct tt_lm_config {
                                  `heads`, as GPT-2 and GPT-NeoX need */
     int head_size;            /* default 0: hidden_size / heads; "qwen3" 128, "gemma3_text" 256 */
     int intermediate_size, max_positions;
-    int window;               /* "mistral", "qwen2", "qwen3", "gemma3_text": number of keys that a token sees,
-                                 its own the last; 0: all */
+    /* "mistral", "qwen2", "qwen3", "gemma3_text": number of keys that a token sees, of which its own is the
+       last; 0: all keys */
+    int window;
     int window_from;          /* the first layer with a window; earlier layers see all keys. Default 0 */
     int full_every;           /* "gemma3_text": every full_every-th layer sees all keys; 0: no layer does.
                                  Default 6 */
@@ -381,10 +398,12 @@ typedef struct tt_lm_config {
     float norm_eps, initializer_range;
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
     tt_rotary_options rotary; /* rotary positions of all kinds but "gpt2". `heads` is not read */
-    float window_base;        /* "gemma3_text": base of the rotary positions, without scaling, of layers with
-                                 a window. Default 10000 */
-    int query_scalar;         /* "gemma3_text": scores are divided by its square root. Default 256; 0:
-                                 head_size */
+    /* "gemma3_text": base of rotary positions in layers with a window, where positions are not scaled.
+       Default 10000 */
+    float window_base;
+    /* "gemma3_text": q k^T is divided by the square root of query_scalar. Default 256; 0: by that of
+       head_size */
+    int query_scalar;
     int end_token;            /* Set it in a new model that learns where documents end: the id that ends a
                                  document, eos_token_id of config.json; default -1: none. (For a loaded model
                                  see tt_lm.stop) */
@@ -397,8 +416,9 @@ typedef struct tt_lm_config {
 tt_lm_config tt_lm_config_default(const char *kind);
 /* Returns a configuration of a kind with the given sizes, for a small model from scratch. Heads share keys in
    the kind's proportion as far as possible; an MLP is 4 times as wide as the model (8/3 times if it has a
-   gate); rotary positions turn the kind's fraction of each head; embeddings are tied; there is neither a
-   window nor dropout. heads, at least 1, divides hidden_size. Set vocab_size and max_positions yourself. */
+   gate); rotary positions rotate the fraction of each head's columns that is usual for the kind; embeddings
+   are tied; there is neither a window nor dropout. heads, at least 1, divides hidden_size. Set vocab_size and
+   max_positions yourself. */
 tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads);
 
 typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: absent */
@@ -434,8 +454,9 @@ typedef struct tt_lm {
     tt_param *word, *position; /* (vocab, hidden), (max_positions, hidden) */
     tt_lm_layer *layer;
     tt_param *norm_w, *norm_b;
-    tt_param *head;            /* weight of the linear layer of the logits, (vocab, hidden); NULL: config.tied
-                                  is set, and `word` is the weight, or the model is a classifier */
+    /* weight of the linear layer of the logits, (vocab, hidden). NULL in a classifier, and NULL if
+       config.tied is set: `word` is then the weight */
+    tt_param *head;
     tt_param *score;           /* (classes, hidden); NULL: no classifier */
     char (*class_names)[64];   /* (classes), as in tt_bert */
     bool new_head;             /* whether `score` begins with random weights */
@@ -447,13 +468,16 @@ typedef struct tt_lm {
                                   none */
     struct tt__checkpoint *kept; /* config.json as loaded; NULL: no file was loaded. tt_lm_save copies from it
                                     the keys that `config` has no fields for. It also copies the keys for
-                                    windows, rotary positions and Falcon's heads, if the fields of `config`
-                                    for them are still those of `read` */
+                                    windows, rotary positions and Falcon's heads, if the corresponding fields
+                                    of `config` still equal those of `read` */
     tt_lm_config read;         /* `config` as it was loaded; undefined if kept is NULL */
-    tt_lora *lora;             /* (n_lora) adapters that tt_lm_lora made; its options are in lora_options,
-                                  except `targets`, which is not kept */
+    tt_lora *lora;             /* (n_lora) adapters that tt_lm_lora made; the options of that call are in
+                                  lora_options, except `targets`, which is not kept */
     int n_lora;
     tt_lora_options lora_options;
+    const char *stored;        /* format of the linear layers' weights that tt_lm_store chose or that a folder
+                                  in bitsandbytes' layout has; NULL: floats */
+    size_t stored_bytes;       /* bytes of the weights in that format; 0: none */
     char *base;                /* model that the adapters belong to (base_model_name_or_path): the loaded
                                   folder, or the name in a loaded adapter; NULL: unknown */
 } tt_lm;
@@ -464,7 +488,9 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
 /* Loads a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
    files that the index names, which must be in the folder. The function refuses, by name, a key of
    config.json that asks for something unsupported (such as another rope_type), and a weight of the logits'
-   linear layer that differs from the embedding although config.json ties the two. The function sets m->stop,
+   linear layer that differs from the embedding although config.json ties the two. Weights in bitsandbytes'
+   layout (int8; nf4 with double quantisation in blocks of 64) keep their codes, as tt_lm_store would store
+   them; others of 4 bits become floats, with a warning. The function sets m->stop,
    from generation_config.json if the folder has that file. Tensors stream into place when a program allocates
    its arena. If "architectures" names a class ...ForSequenceClassification, the model is a classifier. */
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
@@ -481,6 +507,14 @@ tt_status tt_lm_name_classes(tt_lm *m, tt_dataset *d); /* see tt_bert_name_class
 tt_status tt_lm_save(const tt_lm *m, const char *folder);
 void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it closes */
 
+/* Stores the weights of the blocks' linear layers in few bits, as the frozen base of adapters (Dettmers et
+   al., "QLoRA", 2023) or to generate text faster, and freezes them; call it before programs are compiled.
+   format: "int8", "nf4" or "int4", see tt_param_store; NULL: floats again, which can be trained again unless
+   the model has adapters. The weights are coded while a program fills its arena, from the file, so that they
+   never exist as floats. After an error no weight has changed. Embeddings, norms, biases and the layer of the
+   logits stay as they are, and so do weights whose rows do not fit the format, with a warning. tt_lm_save
+   writes "int8" and "nf4" in bitsandbytes' layout, and "int4" as floats. */
+tt_status tt_lm_store(tt_lm *m, const char *format);
 /* Gives modules an adapter; call it before programs are compiled. An adapter's factor B starts at 0, so the
    model's results do not change. From then on only adapters are trained: everything else is frozen. NULL
    options: defaults. */
@@ -490,8 +524,10 @@ tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *o);
    folder's config that tt_lora_options lacks (DoRA, PiSSA, biases, ranks of single modules). */
 tt_status tt_lm_lora_save(const tt_lm *m, const char *folder);
 tt_status tt_lm_lora_load(tt_lm *m, const char *folder);
-/* Adds the adapters to the weights, so that tt_lm_save, which writes weights only, saves both; the adapters'
-   factors B become 0. */
+/* Adds the adapters to the weights. tt_lm_save, which writes weights only, then saves the sums. The adapters'
+   factors B become 0. To get the weights of before, load their folder again: a subtraction would restore them
+   only up to rounding. Fails with TT_ERR_UNSUPPORTED, and changes nothing, if a weight that has an adapter is
+   stored in few bits, is rounded or has low-rank factors. */
 tt_status tt_lm_lora_merge(tt_lm *m);
 
 /* Declares the inputs ids, positions (for "gpt2" below max_positions), seq_start and targets; only
@@ -505,6 +541,71 @@ tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* retur
    batch's array "targets", i32 (rows, 1); -100: no target. A classifier has the loss, the metrics and the
    batches of tt_bert_model. m must stay valid. */
 tt_model tt_lm_model(const tt_lm *m);
+/* Returns the model for a trainer that trains on pairs of answers, from a token loader of a stream of pairs:
+   its loss is tt_preference_loss, its metrics are tt_accuracy, the share of pairs whose margin is positive,
+   and tt_margin, and its output is the difference of the log-probabilities of each pair, (pairs, 1). Set the
+   dropouts of m->config to 0 first, as trl does. Not for classifiers. m must stay valid. */
+tt_model tt_lm_preference_model(const tt_lm *m);
+/* Records the loss of direct preference optimization (Rafailov et al., "Direct preference optimization: your
+   language model is secretly a reward model", 2023): the mean over pairs of -log sigmoid(margin), where
+   margin = o->beta * (difference - reference). *difference, (pairs, 1): the log-probability of the chosen
+   answer minus that of the rejected answer, each the sum over the answer's tokens; reference: the same under
+   the model as it was before training. logits: (n, vocab), one row for each token of an answer. The function
+   declares the inputs "targets", i32 (n, 1): the tokens; "signs", f32 (n, 1): -1 for the tokens of a chosen
+   answer and 1 for those of a rejected one; "pair_start", i32 (pairs + 1, 1): the first row of each pair;
+   "reference.minus", f32 (pairs, 1): minus the reference; and "preferred", f32 (pairs, 1): ones. Returns the
+   mean, (1, 1). Refuses o->label_smoothing. */
+tt_value tt_preference_loss(tt_tape *t, tt_value logits, const tt_train_options *o, tt_value *difference);
+
+/* ------------------------------------------------------------------------------------------------ pruning */
+
+/* Importance of the units of a model: how much the loss depends on each. Heads that share a key head are one
+   unit, and layers that share their parameters (ALBERT) are one layer. */
+typedef struct tt_importance {
+    tt_context *ctx;
+    int layers, heads, neurons;
+    double *layer, *head, *neuron; /* (layers), (layers, heads), (layers, neurons) */
+} tt_importance;
+/* Measure the importance of heads, neurons and layers, as Michel et al., "Are sixteen heads really better
+   than one?", 2019: the sum over steps of |d loss / d mask|, where the mask is a factor of the outputs of a
+   head or of a neuron, or of all that attention and MLP of a layer add to the hidden states. The functions
+   run `steps` steps of epoch 0 of a source (fewer if the epoch is shorter) without dropout, and change no
+   weight; but with precision bf16-true or 16-true the weights are rounded to 16 bits. The examples of a step
+   count together, so use few, such as 16. o: device, precision and memory as for training; its optimizer,
+   schedule and teacher are not used; NULL: defaults. For one process, and not for pipelines; weights must be
+   floats (tt_param_store) without low-rank factors. Return NULL on error; free the result with
+   tt_importance_free. */
+tt_importance *tt_bert_importance(const tt_bert *m, const tt_source *source, int64_t steps,
+                                  const tt_train_options *o);
+tt_importance *tt_vit_importance(const tt_vit *m, const tt_source *source, int64_t steps,
+                                 const tt_train_options *o);
+tt_importance *tt_lm_importance(const tt_lm *m, const tt_source *source, int64_t steps,
+                                const tt_train_options *o);
+void tt_importance_free(tt_importance *x);
+
+typedef struct tt_prune_options {
+    int heads;        /* Set it to remove heads: the number of heads that each layer keeps, or of key heads,
+                         each with its queries, if heads share them; default 0: all */
+    int neurons;      /* Set it to remove neurons: the number that the MLP of each layer keeps, its
+                         intermediate_size; default 0: all */
+    int layers;       /* Set it to remove layers: the number of layers that stay; default 0: all */
+    const int *which; /* Set it with `layers` to choose the layers yourself: their numbers, (layers), in
+                         ascending order; default NULL: the most important ones */
+} tt_prune_options;
+tt_prune_options tt_prune_options_default(void);
+
+/* Remove the least important units of each layer: the parameters become smaller, and with them plans, files
+   and the time of a step. Each layer keeps other heads and neurons, but equally many. x NULL: the first units
+   stay, for example to plan. Free the model's programs and trainers before. The functions fail with
+   TT_ERR_ARGUMENT if a program is left or a number is out of range, if a weight is stored in few bits or has
+   low-rank factors, and if a layer would take the place of one with another window; the model is then
+   unchanged. GPT-2, GPT-NeoX and Falcon keep their heads (TT_ERR_UNSUPPORTED), because their files cannot say
+   that heads are fewer. transformers loads what is saved: of decoders with fewer heads if these divide
+   hidden_size; of ViT from version 5 on; of BERT and its kin heads are zeros in the file, which has the size
+   of all heads, and from which tt_bert_load reads the heads that are left ("kept_heads" in config.json). */
+tt_status tt_bert_prune(tt_bert *m, const tt_importance *x, const tt_prune_options *o);
+tt_status tt_vit_prune(tt_vit *m, const tt_importance *x, const tt_prune_options *o);
+tt_status tt_lm_prune(tt_lm *m, const tt_importance *x, const tt_prune_options *o);
 
 /* --------------------------------------------------------------------------------------------- generation */
 
@@ -517,11 +618,11 @@ typedef struct tt_generator_options {
                             its answer together; default 0: the model's max_positions, at most 2048 */
     int max_tokens;      /* Set it higher to read long prompts faster, and lower to save memory: the tokens of
                             prompts that run at once, at least max_seqs; default 256 */
-    /* Set its fields to choose precision and device; default: tt_compile_options_default() with `train`
-       false, which is required.
-       `share`: set it to generate during a training, to the program that trains the model
-       (tt_trainer_program); the generator then uses its parameters where they are stored, with that program's
-       `parallel`, `memory`, offloaded parameters and device. Make the generator before the first step. If the
+    /* Set its fields if the generator should run in another precision or on another device; default:
+       tt_compile_options_default() with `train` false, which is required.
+       `share`: to generate during a training, set it to the program that trains the model
+       (tt_trainer_program). The generator then reads that program's parameters where they are stored, and has
+       the same `parallel`, `memory`, `offload` and device. Make the generator before the first step. If the
        program has several ranks, data rank 0 generates; the other data ranks only send their shards of
        parameters to data rank 0 (zero 3). All tensor ranks and stages take part. If there are several
        processes, each calls tt_generate with the same arguments, and gets the same tokens. Without `share` a
@@ -540,12 +641,14 @@ typedef struct tt_sampling {
                                  that are added to a sequence; default 128 */
     float temperature;        /* Set it below 1 for more likely and above 1 for more varied answers: logits
                                  are divided by it; 0: always the likeliest token; default 1 */
-    int top_k;                /* Set it, for example to 50, if unlikely tokens spoil answers: only the
-                                 likeliest top_k tokens are chosen among; default 0: all */
-    float top_p;              /* Set it, for example to 0.9, if unlikely tokens spoil answers: only the fewest
-                                 likeliest tokens whose probabilities sum up to top_p are chosen among;
-                                 default 1: all. In (0, 1] (Holtzman et al., "The curious case of neural text
-                                 degeneration", 2020). top_p applies to the tokens that top_k leaves */
+    /* Set it, for example to 50, if unlikely tokens spoil answers: each token is drawn from the top_k
+       likeliest tokens; default 0: all */
+    int top_k;
+    float top_p;              /* Set it, for example to 0.9, if unlikely tokens spoil answers: each token is
+                                 drawn from the fewest likeliest tokens whose probabilities sum up to at least
+                                 top_p; default 1: all. In (0, 1] (Holtzman et al., "The curious case of
+                                 neural text degeneration", 2020). top_p applies to the tokens that top_k
+                                 leaves */
     float repetition_penalty; /* Set it above 1, for example to 1.1, if answers repeat themselves: tokens that
                                  already occurred become less likely; default 1. The penalty divides a
                                  positive logit and multiplies a negative logit (Keskar et al., "CTRL", 2019).
@@ -554,11 +657,11 @@ typedef struct tt_sampling {
                                  tokens; default 0 */
     const int32_t *stop;      /* Set it if answers should end at certain tokens: n_stop tokens, each of which
                                  ends a sequence and is then its last token; default none */
-    int n_stop;
+    int n_stop;               /* Set it with `stop`: the number of tokens in `stop` */
     /* Set it to show answers while they grow: a function that receives each token as soon as the token is
        known; returning false ends the token's sequence; default NULL. */
     bool (*token)(void *user, int seq, int32_t id);
-    void *user;
+    void *user; /* argument of `token` */
 } tt_sampling;
 tt_sampling tt_sampling_default(void);
 

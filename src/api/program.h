@@ -8,13 +8,16 @@
 
 /* Table of the optimizers: X(kind, name, op, decoupled, state, word, second state, its word). `op` computes
    the update. `decoupled`: weight decay bypasses the gradient. A state is a tensor that the op keeps for each
-   parameter; NULL: none. In a saved state the tensor is named by the word, which is PyTorch's, and the
-   parameter's name, such as "exp_avg.head.weight". */
+   parameter; NULL: none. In a saved state the tensor's name is the word, which is PyTorch's, and the name of
+   the parameter, such as "exp_avg.head.weight". */
 #define TT__OPTIMIZERS(X) \
     X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
     X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
     X(TT_ADAMW, "adamw", ADAM, true, "m", "exp_avg", "v", "exp_avg_sq") \
-    X(TT_OPTIMIZER_CUSTOM, "custom", CUSTOM_UPDATE, false, "state 1", "state_1", "state 2", "state_2")
+    X(TT_OPTIMIZER_CUSTOM, "custom", CUSTOM_UPDATE, false, "state 1", "state_1", "state 2", "state_2") \
+    X(TT_LION, "lion", LION, true, "m", "exp_avg", NULL, NULL) \
+    X(TT_MUON, "muon", MUON, true, "momentum", "momentum_buffer", NULL, NULL) \
+    X(TT_ADAFACTOR, "adafactor", ADAFACTOR, true, "row_var", "row_var", "col_var", "col_var")
 #define TT__KIND(kind, name, op, decoupled, state, word, second, its_word) kind,
 typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
 #undef TT__KIND
@@ -23,21 +26,40 @@ typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
 typedef struct tt_lr_rule { const char *pattern; float scale; } tt_lr_rule;
 
 typedef struct tt_optimizer_options {
-    tt_optimizer_kind kind;         /* Set it if your recipe trains with another optimizer; default TT_ADAMW
-                                       (Loshchilov, Hutter 2019) */
+    /* Set it if your recipe trains with another optimizer; default TT_ADAMW (Loshchilov, Hutter 2019).
+       TT_LION is Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023).
+       TT_MUON is Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024) for
+       the matrices of numbered layers (see layer_decay), and AdamW for all other parameters: embeddings,
+       heads, norms and biases. Five Newton-Schulz steps in fp32 make the momentum of a matrix about
+       orthogonal; torch.optim.Muon has these steps in bf16. The update of a (rows, cols) matrix is multiplied
+       by 0.2 sqrt(max(rows, cols)), so that both kinds of parameters have the learning rate and the decay of
+       AdamW (Liu et al., "Muon is Scalable for LLM Training", 2025; "match_rms_adamw" in PyTorch). `momentum`
+       must be set, usually to 0.95, with nesterov. An update needs the whole matrix: data ranks that divide
+       the momentum (parallel.zero) gather it. TT_MUON excludes parallel.tensor, parallel.server and update
+       "host".
+       TT_ADAFACTOR is Adafactor (Shazeer, Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory
+       Cost", 2018, algorithm 4), as torch.optim.Adafactor with eps (1e-30, 1e-3), but the learning rate falls
+       by the schedule alone. Its state is a float for each row and each column of a matrix; parameters of one
+       row have a float for each element. A tensor of more than two dimensions is a matrix whose rows are
+       those of its first dimension. The state is f32 in any precision, and is never divided. TT_ADAFACTOR
+       excludes parallel.tensor, parallel.server and parallel.zero 2 and 3, because an update needs whole
+       gradients. */
+    tt_optimizer_kind kind;
     /* Set it, with kind TT_OPTIMIZER_CUSTOM, to train with an optimizer of your own; default NULL. The states
        are planned, saved, divided and offloaded as those of other optimizers. Only for device "cpu" and fp32
        weights. */
     const tt_custom_optimizer *custom;
-    float momentum;                 /* Set it if SGD learns too slowly, usually to 0.9; default 0: no
-                                       momentum */
-    bool nesterov;                  /* Set it, with a momentum, if your recipe has Nesterov's momentum in SGD;
-                                       default false */
+    float momentum;                 /* Set it if SGD learns too slowly, usually to 0.9, and for Muon; default
+                                       0: no momentum */
+    bool nesterov;                  /* Set it, with a momentum, if your recipe has Nesterov's momentum in SGD
+                                       or Muon; default false */
     float beta1, beta2, eps;        /* Set them if your recipe has other values for Adam or AdamW; default
-                                       0.9, 0.999, 1e-8 */
+                                       0.9, 0.999, 1e-8. Lion reads beta1 and beta2; its paper has 0.9 and
+                                       0.99, a learning rate 3 to 10 times smaller than AdamW's and a weight
+                                       decay 3 to 10 times larger */
     float weight_decay;             /* Set it higher if the model overfits, and to 0 for no decay; default
-                                       0.01. SGD and ADAM add the decay to the gradient; in ADAMW the decay is
-                                       decoupled */
+                                       0.01. SGD and ADAM add the decay to the gradient; the decay of
+                                       ADAMW, LION, MUON and ADAFACTOR is decoupled */
     const char *const *no_decay;    /* Set it if other parameters than the 1-D ones (biases, norms) should
                                        have no decay: patterns of their names, ended by NULL; default NULL:
                                        1-D parameters. With an empty list all parameters decay */
@@ -64,6 +86,47 @@ typedef struct tt_optimizer_options {
     float ema_decay;
     float clip_norm;                /* Set it, usually to 1, if single large gradients disturb the training:
                                        the largest norm of all gradients together; default 0: no limit */
+    /* Set it, to 0.5 to 0.9, to train a model most of whose weights become 0: the share, below 1, of the
+       weights that are pruned in the end; default 0: none. Pruned are the weights of smallest magnitude in
+       each matrix of a numbered layer (see layer_decay), an exact number of them; equal magnitudes are pruned
+       in the order of the weights. The share rises from 0 in step prune_begin to `prune` in step prune_end by
+       the cubic schedule of Zhu, Gupta, "To prune, or not to prune", 2017; every prune_every steps, weights
+       are chosen anew. A pruned weight stays 0. A mask of 1 bit a weight is a further state, which is planned
+       and saved. Adapters and low-rank factors are not pruned, and weights that are rounded to binary
+       numbers, which have no 0, are refused. Gradients of pruned weights still count for clip_norm. Several
+       data ranks need parallel.zero 0. Excludes parallel.tensor, parallel.server, update "host" and
+       ema_decay. */
+    float prune;
+    int64_t prune_begin, prune_end; /* Set prune_end, with `prune`, to a step well before the last: the steps
+                                       in which the share begins to rise and reaches `prune`; default 0 */
+    int prune_every;                /* Set it lower in a short run: steps between two choices of weights;
+                                       default 100 */
+    /* Set it, with `prune`, when you fine-tune a pretrained model: the weights of lowest movement are pruned,
+       not those of smallest magnitude; default false (Sanh, Wolf, Rush, "Movement Pruning: Adaptive Sparsity
+       by Fine-Tuning", 2020, which calls the movement importance score). From step 0 on, each step subtracts
+       gradient * weight from the weight's movement, before the update and with the gradient as clipped:
+       weights that move away from 0 gain. Equal movements are pruned in the order of the weights. In the
+       paper a pruned weight can come back: its value is kept beside the model, and its movement goes on.
+       Here, without such a copy, a pruned weight stays 0 and its movement stands still. The movements are a
+       further state, which is planned and saved, with "movement." before the names: a float for each weight
+       in any precision, since in 16 bits a sum would lose late terms. */
+    bool prune_by_movement;
+    /* Set it to 16 or 8 if the optimizer state needs too much memory: the bits of each number of the state;
+       default 32. TT_STATE_BITS_BUDGET chooses 32 if memory_budget allows 32 without recomputation or copies
+       that the options do not ask for, else those of 32, 16 and 8 with which a step takes the fewest seconds.
+       The plan's text says which. It excludes parallel.pipeline.
+       Parameters of fewer than 4,096 elements keep the state of 32 bits, and in the precisions
+       "bf16-true" and "16-true", whose state has 16 bits anyway, 32 means these 16 bits. Moving averages
+       (ema_decay) stay f32.
+       16: bf16, with stochastic rounding. With rounding to nearest Adam's v could not fall: with beta2 0.999
+       a step lowers v by at most 0.1%, less than half the distance of two bf16 numbers, 0.2% to 0.4%.
+       8: block-wise dynamic quantisation (Dettmers et al., "8-bit Optimizers via Block-wise Quantization",
+       2022), with the maps of bitsandbytes: one byte for each number, and a float for each 256 numbers, the
+       largest magnitude among them. Each number is rounded to the nearest of the map. A tensor rank has
+       blocks of its own, so that the bits depend on parallel.tensor, and a state resumes only with an equal
+       number of tensor ranks. Not for TT_OPTIMIZER_CUSTOM, nor for TT_ADAFACTOR, whose state is small. */
+    int state_bits;
+#define TT_STATE_BITS_BUDGET (-1)
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
@@ -93,7 +156,7 @@ typedef struct tt_schedule {
     /* Set it if no kind fits: a function that returns the learning rate of a step; default NULL. All fields
        but `user`, its argument, are then ignored. A resumed run must be given the same function. */
     float (*lr_at)(void *user, int64_t step);
-    void *user;
+    void *user; /* argument of lr_at */
 } tt_schedule;
 float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0 */
 
@@ -113,7 +176,7 @@ tt_loss_scale tt_loss_scale_default(void);
 
 /* ----------------------------------------------------------------------------------------------- programs */
 
-/* How a program is divided over the ranks of its device ("cpu*4" has four). A rank runs the whole program on
+/* Division of a program over the ranks of its device ("cpu*4" has four). A rank runs the whole program on
    its part of the data and its shards of the tensors. Tensor ranks are numbered first: rank = (stage * data +
    data rank) * tensor + tensor rank. */
 typedef struct tt_parallel {
@@ -159,7 +222,7 @@ typedef struct tt_parallel {
        stage, except that gradients of a parameter that two stages use differ by rounding. pipeline excludes
        zero 2, 3 and TT_ZERO_BUDGET, server, reduce_micros and update "backward". */
     int pipeline;
-    const char *schedule;
+    const char *schedule; /* Set it with `pipeline`, see there */
     /* Set it, with "gpipe" or with options that say "budget", to the largest number of micro-batches that a
        step has on a data rank; default 0: any number. "gpipe" needs `micros`, and a pipeline refuses more
        micro-batches. Options that say "budget" minimise the seconds of a step with `micros` micro-batches, by
@@ -169,7 +232,7 @@ typedef struct tt_parallel {
 #define TT_ZERO_BUDGET (-1)
 tt_parallel tt_parallel_default(void);
 
-/* How fast a rank and its links work, and how long it takes to start work. The costs change plans, never
+/* Rates of a rank and of its links, and the times that it takes to start work. The costs change plans, never
    bits. All are finite; the seconds are at least 0, the other fields above 0. */
 typedef struct tt_costs {
     double product_16, product_f32;     /* FLOP/s of matrix products, with 16-bit and with fp32 operands */
@@ -216,10 +279,11 @@ typedef struct tt_compile_options {
        set_float32_matmul_precision("high")), except in attention; other devices treat it as "fp32".
        "fp8": 16-bit operands of linear layers become E4M3, gradients E5M2 (Micikevicius et al.: "FP8 formats
        for deep learning", 2022). "fp8" needs "cuda" of compute capability 8.9, widths that are multiples of
-       16, and a size at which fp8 is faster (4,096 rows with widths of 1,024 are, 6,144 with 768 are not). A
-       tensor is rounded once for all products that read it, and a tensor that only products of the backward
-       read is saved in fp8. Each tensor is scaled by a power of two, the largest with which twice the largest
-       magnitude of the 16 steps before is in range (delayed scaling, as in NVIDIA's Transformer Engine); a
+       16, and a size at which fp8 is faster: 4,096 rows with widths of 1,024 are large enough, 6,144 rows
+       with widths of 768 are not. A tensor is rounded once for all products that read it, and a tensor that
+       only products of the backward read is saved in fp8. Each tensor is scaled by the largest power of two
+       that keeps in range twice the tensor's largest magnitude of the 16 steps before (delayed scaling, as in
+       NVIDIA's Transformer Engine); a
        run's state holds these magnitudes. Larger numbers saturate; numbers that are not finite become NaN. In
        a first step, without training, and on tensor ranks, the scale follows from the largest magnitude of
        the tensor itself. Hopper's tensor cores add products of fp8 in 14 bits (DeepSeek-V3, arXiv 2412.19437,
@@ -257,9 +321,10 @@ typedef struct tt_compile_options {
        "managed-oversubscribed": the arena may be larger. CUDA is then asked to keep the resident workspace on
        the GPU. Half of the memory that is still free is for parameters, gradients and optimizer state, in the
        order of their use. All other values are fetched before the instructions that need them, at most two
-       windows of instructions ahead (a window needs at most a quarter of the rest); CUDA decides when values
-       leave the GPU. A step takes as long as these copies, and is not captured as a graph. Prefer `offload`,
-       which is planned. Needs a GPU with concurrentManagedAccess (Linux, but not WSL). */
+       windows of instructions ahead (the values of a window take at most a quarter of the memory that is then
+       left); CUDA decides when values leave the GPU. A step takes as long as these copies, and is not
+       captured as a graph. Prefer `offload`, which is planned. Needs a GPU with concurrentManagedAccess
+       (Linux, but not WSL). */
     const char *memory;
     /* Set it to make matrix products faster on device "cuda"; default "off" or NULL. "off": each product uses
        the algorithm that cuBLASLt's heuristic offers first.
@@ -287,7 +352,7 @@ typedef struct tt_compile_options {
        keep_gradients. */
     tt_status (*before_update)(void *user, tt_program *p, int64_t step);
     void *user; /* argument of before_update */
-    /* Set it if gradients or the optimizer's state need too much memory: parameters are then updated earlier
+    /* Set it if gradients or the optimizer state need too much memory: parameters are then updated earlier
        or elsewhere; default "end": all at the end of the step.
        "backward": each parameter is updated as soon as its gradient is final, and the gradient's memory is
        then free, for the same bits (as Lv et al., "Full parameter fine-tuning for large language models with
@@ -296,7 +361,7 @@ typedef struct tt_compile_options {
        excludes accumulate, keep_gradients, before_update, clip_norm, loss scaling and parallel.server, which
        need all gradients at once, and parallel.pipeline.
        "host": at the end of the step the host's processor updates parameters in the host's memory (Ren et
-       al., "ZeRO-Offload", 2021), where the optimizer's state stays. Groups of gradients and parameters are
+       al., "ZeRO-Offload", 2021), where the optimizer state stays. Groups of gradients and parameters are
        copied to the host, and parameters back, while other groups are updated, at most two groups ahead.
        Parameters of fewer than 65,536 elements are updated on the device. Results have the bits of updates on
        device "cpu"; on "cuda", "end" gives other bits. No other option chooses "host". */
@@ -305,13 +370,13 @@ typedef struct tt_compile_options {
        tt_optimizer_options_default(). */
     tt_optimizer_options optimizer;
     /* Set it if the program must fit a given memory: the limit of the arena in bytes; default 0: no limit. On
-       "cpu" the limit includes the tensors that `offload` keeps beside the arena. If a program needs more,
-       its tt_compile fails with TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena
-       later. tt_error then says what each option would save, the smallest possible size and its options, and
-       what "bf16-true" would need; for a pipeline, tt_error speaks of the stage that needs most. Only options
-       that say "budget" (recompute, offload, parallel.zero) change to fit; tt_plan has their new values.
-       Whatever the options, copies run less far ahead, and updates move less data together (at most 32 MiB,
-       at least one parameter), if only then the plan fits. */
+       "cpu" the limit includes the tensors that `offload` keeps beside the arena. If the program, or a
+       program that shares the arena later, needs more, tt_compile of that program fails with TT_ERR_BUDGET.
+       tt_error then says what each option would save, the smallest possible size and its options, and what
+       "bf16-true" would need; for a pipeline, tt_error speaks of the stage that needs most. Only options that
+       say "budget" (recompute, offload, parallel.zero) change to fit; tt_plan has their new values. Whatever
+       the options, copies run less far ahead, and updates move less data together (at most 32 MiB, at least
+       one parameter), if only then the plan fits. */
     size_t memory_budget;
     /* Set it if an option says "budget", or if you want to know the seconds of a step before it runs: the
        costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default(). The seconds of
@@ -333,8 +398,8 @@ typedef struct tt_compile_options {
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
 /* Checks options as tt_compile does before it reads the tape. One message names all unknown words and all
-   options that contradict one another. Replaces fields of o->parallel that are 0 by what they mean on
-   o->device. After an error *o is unchanged. */
+   options that contradict one another. If fields of o->parallel are 0, the function sets them to the values
+   that 0 stands for on o->device. After an error *o is unchanged. */
 tt_status tt_check_options(tt_context *ctx, tt_compile_options *o);
 /* Returns word k that an option accepts, or NULL if the option has at most k words or is not in this list:
    "optimizer", "schedule" (words in the order of the enums), "precision", "matmul", "recompute", "memory",
@@ -394,9 +459,9 @@ typedef struct tt_plan {
        two buffers for each input, from which it is copied to the device, and a buffer of 64 KiB that the
        programs of an arena share; with several ranks, each has 4 MiB more that all programs share. With
        several processes, each rank has 8 MiB for messages, on any device. A pipeline adds the inputs of
-       parallel.micros micro-batches of a data rank (of one if it is 0; more are allocated as they come), and,
-       if devices have their own memory, each micro-batch's values in transit from a stage to another
-       process. */
+       parallel.micros micro-batches of a data rank (of one micro-batch if `micros` is 0; further
+       micro-batches are allocated when they come), and, if devices have their own memory, each micro-batch's
+       values in transit from a stage to another process. */
     size_t host_bytes;
     /* Bytes that a rank copies between device and host because of `offload`, in a step of one full
        micro-batch on each data rank, and in each further micro-batch. */
@@ -440,8 +505,8 @@ tt_plan tt_stage_plan(const tt_program *p, int stage); /* plan of a stage, from 
 /* A piece of the arena that holds a value. Views of the value, and values computed in its place, share the
    piece. */
 typedef struct tt_plan_value {
-    const char *name; /* name of the value in the piece at the peak, or of the op whose workspace the piece
-                         is */
+    /* name of the value that the piece holds at the peak; of a workspace, the name of its op */
+    const char *name;
     tt_category category;
     size_t bytes;
     int first, last;  /* first and last instruction that use the piece */
@@ -493,9 +558,9 @@ tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity);
 tt_status tt_get_rank(tt_program *p, int rank, tt_value v, float *to, size_t capacity);
 
 typedef struct tt_stats {
-    /* Mean over the targets of the step (all micro-batches), over all loss ops together. The mean leaves out
-       later ops on the way to the root, such as a sum or a factor: tt_get gives the root, which is NaN if a
-       program has several loss ops and no target of one op counts. */
+    /* Mean loss over the targets of all micro-batches of the step and of all loss ops together. Ops between
+       the losses and the root, such as a sum or a factor, do not change this mean: tt_get gives the root,
+       which is NaN if a program has several loss ops and no target of one op counts. */
     double loss;
     double targets;       /* number of targets that counted (the sum of their weights) */
     double correct;       /* targets predicted right (cross-entropy) */
@@ -505,6 +570,7 @@ typedef struct tt_stats {
     double loss_scale;    /* loss scale of the next step; 1 without loss scaling */
     int64_t skipped;      /* steps without an update so far: a scaled gradient overflowed, or tt_fit skipped
                              them */
+    double margin;        /* sum of the margins of tt_preference_loss; 0 without this loss */
 } tt_stats;
 
 /* Runs one training step on the inputs that were set: forward, backward, update with learning rate lr. If a
@@ -541,10 +607,13 @@ int64_t tt_program_steps(const tt_program *p);    /* optimizer steps done; steps
                                                      not count */
 
 /* Save and load the whole state of a program that trains, in one safetensors file, between steps: parameters
-   by their names; the optimizer's state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before the
-   names; and in the tensor "tinytrain.run" the number of steps, the loss scale and the seed, from which all
-   random numbers derive. Frozen parameters, which may be most of a model, are only hashed, in
-   "tinytrain.frozen". With `tune`, the metadata "tinytrain.products" hold the text of a tune file.
+   by their names; the optimizer state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before the
+   names (of states in 8 bits the codes, of dtype U8, and with "exp_avg_scale." and so on the scales); and in
+   the tensor "tinytrain.run" the number of steps, the loss scale and the seed, from which all random numbers
+   derive. Frozen parameters, which may be most of a model, are only hashed, in
+   "tinytrain.frozen". With `tune`, the metadata "tinytrain.products" hold the text of a tune file. The
+   metadata "tinytrain.other_model" of a trainer's state hold a hash of the model that gave the logits of
+   tt_teacher_new or the reference of pairs of answers.
    A program that was recorded and compiled in the same way loads the state and continues bit for bit as if it
    had never been stopped. Loading compares tensors, frozen parameters, precision, optimizer and seed, and
    changes nothing unless all of them match; the logger gets a warning if another attribute of a recorded op

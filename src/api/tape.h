@@ -50,7 +50,7 @@ void tt_offload(tt_tape *t, tt_value v);
 void tt_keep(tt_tape *t, tt_value v);
 void tt_recompute(tt_tape *t, tt_value v);
 
-/* Records y = x W^T + b. x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
+/* Records `y = x W^T + b`. x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
 typedef struct tt_matmul_options {
     bool untransposed; /* Set it if the rows of b, not its columns, run along the sum; default false: b is
@@ -72,20 +72,20 @@ tt_value tt_matmul(tt_tape *t, tt_value a, tt_value b, const tt_matmul_options *
 /* Records a table lookup. ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails
    the run, and the error names the id. */
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table);
-/* Records a lookup of the rows ids + offset of the table; shapes and errors as tt_embedding's. */
+/* Records a lookup of the rows `ids + offset` of the table; shapes and errors as tt_embedding's. */
 tt_value tt_embedding_offset(tt_tape *t, tt_value ids, tt_param *table, int offset);
-/* Records (x - mean) / sqrt(var + eps) * w + b over each row (Ba et al. 2016). x (rows, D), w (D), b (D) or
+/* Records `(x - mean) / sqrt(var + eps) * w + b` over each row (Ba et al. 2016). x (rows, D), w (D), b (D) or
    NULL */
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps);
-/* Records x / sqrt(mean(x^2) + eps) * w, with the mean over a row (Zhang, Sennrich 2019). x (rows, D), w (D),
-   eps >= 0. If w has fewer elements, a divisor d of D, each group of d columns is normalised by itself and
-   multiplied by w: with d columns a head, the norm of queries and keys in Qwen3 and Gemma 3. */
+/* Records `x / sqrt(mean(x^2) + eps) * w`, with the mean over a row (Zhang, Sennrich 2019). x (rows, D), w
+   (D), eps >= 0. If w has fewer elements, a divisor d of D, each group of d columns is normalised by itself
+   and multiplied by w: with d columns a head, the norm of queries and keys in Qwen3 and Gemma 3. */
 tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
 /* Records tt_rmsnorm with the weights offset + w: the offset is 1 in Gemma, whose weights begin at 0. */
 tt_value tt_rmsnorm_offset(tt_tape *t, tt_value x, tt_param *w, float offset, float eps);
-/* Records exp(x) / sum(exp(x)) over each row. x (rows, D) -> (rows, D) */
+/* Records `exp(x) / sum(exp(x))` over each row. x (rows, D) -> (rows, D) */
 tt_value tt_softmax(tt_tape *t, tt_value x);
-/* Records x / max(sqrt(sum(x^2)), eps) over each row, as torch.nn.functional.normalize with p = 2. x (rows,
+/* Records `x / max(sqrt(sum(x^2)), eps)` over each row, as torch.nn.functional.normalize with p = 2. x (rows,
    D), eps > 0 -> (rows, D) */
 tt_value tt_normalize(tt_tape *t, tt_value x, float eps);
 
@@ -167,14 +167,14 @@ typedef struct tt_attention_options {
                       default 0: no window. Row i attends to row j if i - window < j <= i, as with
                       sliding_window in transformers' Mistral and Qwen2; unless causal, also if i < j < i +
                       window. Time is proportional to rows * window (Beltagy et al., "Longformer", 2020) */
-    float alibi;   /* Set it if the model has ALiBi instead of positions; default 0: no ALiBi. Scores fall by
-                      alibi * slope of the head * distance of the rows (Press et al., "Train short, test
-                      long", 2022; the slopes of transformers' build_alibi_tensor, unrounded). 1: BLOOM; 1 /
-                      sqrt(head size): Falcon */
+    float alibi;   /* Set it if the model has ALiBi instead of positions; default 0: no ALiBi. q k^T is
+                      lowered by `alibi * slope of the head * distance of the rows` (Press et al., "Train
+                      short, test long", 2022; the slopes of transformers' build_alibi_tensor, unrounded).
+                      BLOOM has 1, Falcon `1 / sqrt(head size)` */
     bool alibi_rounded; /* Set it, with causal rows, to compute as transformers' Falcon does; default false.
                            Slopes, row numbers within the sequence, and their products are then rounded to
-                           bf16 first; results differ from 9 heads or 257 rows on. "cuda" then uses no tensor
-                           cores */
+                           bf16 first; with at least 9 heads or 257 rows, the rounding changes results. "cuda"
+                           then uses no tensor cores */
     /* Set it for block-sparse attention, in long sequences: the rows of a block; default 0: off (Zaheer et
        al., "Big bird", 2020). Block-sparse attention excludes causal, window and alibi. A sequence is divided
        into blocks of `block` rows; the last may have fewer. The first and the last block attend to all
@@ -197,7 +197,7 @@ typedef struct tt_attention_options {
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
-/* Records softmax(scale q k^T) v within each sequence, per head; O(rows) memory (Dao et al. 2022).
+/* Records `softmax(scale q k^T) v` within each sequence, per head; O(rows) memory (Dao et al. 2022).
    q (rows, heads * head_size), k, v (rows, key_heads * head_size), seq_start (seqs + 1, 1)
    -> (rows, heads * head_size). key_heads divides heads: each key head serves heads / key_heads consecutive
    heads of q (1: Shazeer, "Fast transformer decoding", 2019; else Ainslie et al., "GQA", 2023). */
@@ -219,6 +219,8 @@ tt_value tt_store_rows(tt_tape *t, tt_value cache, tt_value x, tt_value index);
 tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index); /* x (rows, D), index i32 (n, 1) -> (n, D) */
 /* Records the mean of each sequence. x (rows, D), seq_start (seqs + 1, 1) -> (seqs, D) */
 tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start);
+/* Records the sum of each sequence. x (rows, D), seq_start (seqs + 1, 1) -> (seqs, D) */
+tt_value tt_sum_pool(tt_tape *t, tt_value x, tt_value seq_start);
 /* Records a copy of x in which `row` (a class or mask token) replaces the rows that index lists. x (rows, D),
    index i32 (n, 1), row (D) -> (rows, D) */
 tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row);
@@ -228,14 +230,14 @@ typedef struct tt_patch_options {
     int patch;                   /* Set it to the side of a patch, which divides height and width; there is no
                                     default */
     float mean[4], std[4];       /* Set them if the model was trained with other means and deviations of the
-                                    channels: patches hold (pixel / 255 - mean) / std; default 0.5 */
+                                    channels: patches hold `(pixel / 255 - mean) / std`; default 0.5 */
 } tt_patch_options;
 tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch);
 
 /* Records patches of images as rows (Dosovitskiy et al. 2021). pixels u8 (seqs, height * width * channels):
    the top row of the image first, the channels of a pixel together. positions i32 (rows, 1): p > 0 is patch p
    - 1, counted along the rows of patches; 0 gives a row of zeros, for a class token. seq_start (seqs + 1, 1):
-   the rows of each image; any selection of patches in any order.
+   the rows of each image; an image may have any of its patches, in any order.
    -> (rows, channels * patch * patch), in the order channel, y, x of a convolution's weight. */
 tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start,
                     const tt_patch_options *o);
@@ -258,18 +260,22 @@ typedef struct tt_cross_entropy_options {
 } tt_cross_entropy_options;
 tt_cross_entropy_options tt_cross_entropy_options_default(void);
 
-/* Records the cross-entropy: the sum over rows of w_r * -log softmax(logits_r)[target_r], divided by the sum
-   of the weights of the rows that count. logits (rows, classes), targets i32 (rows, 1) -> (1, 1). NULL:
+/* Records the cross-entropy: the sum over rows of `w_r * -log softmax(logits_r)[target_r]`, divided by the
+   sum of the weights of the rows that count. logits (rows, classes), targets i32 (rows, 1) -> (1, 1). NULL:
    defaults. If the logits come from tt_linear, are read by no other op and need 16 MiB or more, at most 512
    rows of logits (2,048 on "cuda") are stored at a time, provided that gradients of parameters are f32. */
 tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const tt_cross_entropy_options *o);
+/* Records the cross-entropy of each row: -log softmax(logits_r)[target_r], or 0 where the target is -100.
+   logits (rows, classes), targets i32 (rows, 1) -> f32 (rows, 1). Logits are stored as for tt_cross_entropy;
+   the backward computes the logits of a chunk of rows a second time. */
+tt_value tt_token_losses(tt_tape *t, tt_value logits, tt_value targets);
 /* Records the cross-entropy with targets that are probabilities of all classes: a teacher's (Hinton et al.,
-   "Distilling the knowledge in a neural network", 2015), or mixed labels. The cross-entropy is the sum over
-   rows of w_r * sum over classes of -target * log softmax(logits_r), divided by the sum of the weights.
-   logits, targets (rows, classes), weights (rows, 1) or none -> (1, 1). Targets are used as given, whatever
-   they sum to, and get no gradient; no row counts as predicted right. */
+   "Distilling the knowledge in a neural network", 2015), or mixed labels. A row's loss is the sum over
+   classes of `-target * log softmax(logits)`. The cross-entropy is the mean of the rows' losses, weighted by
+   `weights`. logits, targets (rows, classes), weights (rows, 1) or none -> (1, 1). Targets are used as given,
+   whatever they sum to, and get no gradient; no row counts as predicted right. */
 tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt_value weights);
-/* Records the mean over all elements of (x - target)^2, rows weighted by `weights` (rows, 1) or none -> (1,
+/* Records the mean over all elements of `(x - target)^2`, rows weighted by `weights` (rows, 1) or none -> (1,
    1) */
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
 
@@ -277,16 +283,17 @@ typedef struct tt_sigmoid_cross_entropy_options {
     tt_value weights;          /* Set it if rows do not count equally: their weights, an f32 (rows, 1) input,
                                   >= 0; default none (all 1). A row with weight 0 does not count */
     tt_value positive_weights; /* Set it if few rows have a label: the factor of each label's positive part of
-                                  the loss, an f32 (1, labels) input, >= 0; default none (all 1). pos_weight
-                                  of BCEWithLogitsLoss */
+                                  the loss, an f32 (1, labels) input, >= 0; default none (all 1). PyTorch's
+                                  BCEWithLogitsLoss calls it pos_weight */
 } tt_sigmoid_cross_entropy_options;
 tt_sigmoid_cross_entropy_options tt_sigmoid_cross_entropy_options_default(void);
 
 /* Records the cross-entropy of sigmoids, for labels of which a row may have any number: torch.nn's
-   BCEWithLogitsLoss. With p the label's positive weight, an element's loss is -(p * target * log sigmoid(x) +
-   (1 - target) * log(1 - sigmoid(x))); the result is the mean over all elements, rows weighted by `weights`.
-   logits (rows, labels), targets f32 (rows, labels), 0..1 -> (1, 1). NULL: defaults. Targets get no gradient.
-   A row counts as predicted right if each logit is above 0 exactly where its target is above 0.5. */
+   BCEWithLogitsLoss. With p the label's positive weight, an element's loss is `-(p * target * log sigmoid(x)
+   + (1 - target) * log(1 - sigmoid(x)))`; the result is the mean over all elements, rows weighted by
+   `weights`. logits (rows, labels), targets f32 (rows, labels), 0..1 -> (1, 1). NULL: defaults. Targets get
+   no gradient. A row counts as predicted right if each logit is above 0 exactly where its target is above
+   0.5. */
 tt_value tt_sigmoid_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
                                   const tt_sigmoid_cross_entropy_options *o);
 

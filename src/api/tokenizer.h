@@ -64,8 +64,8 @@ int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* returns -1 i
 /* Returns the id of the token with this purpose, or -1. With vocab.txt the special tokens are BERT's.
    Otherwise tokenizer_config.json, special_tokens_map.json and config.json (bos_token_id and so on), in this
    order, name the special tokens. If none of the files names TT_TOKEN_EOS, which ends a document, that token
-   is "<|endoftext|>" if it exists; so it is, with a warning to the logger, if config.json names a token that
-   ordinary texts contain. */
+   is "<|endoftext|>" if it exists. If config.json names a token that ordinary texts contain, TT_TOKEN_EOS is
+   also "<|endoftext|>", and the logger gets a warning. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* The range of bytes [begin, end) of a text. */
 typedef struct tt_span { size_t begin, end; } tt_span;
@@ -80,38 +80,38 @@ typedef struct tt_encoding {
     bool special;       /* adds the tokens around the texts: [CLS] and [SEP] of WordPiece, else those of the
                            post-processor */
     int max_tokens;     /* cuts texts at their ends so that no more ids than this number result; 0: texts are
-                           whole. Of a pair the longer text is cut until both are equally long, then both, as
-                           truncation "longest_first" of transformers does */
+                           whole. The longer text of a pair is cut until both are equally long, then both are
+                           cut, as truncation "longest_first" of transformers does */
     int64_t room;       /* number of ids for which each of the arrays has room */
     int32_t *ids;       /* (room) receives the ids; NULL: not wanted */
     int32_t *types;     /* (room) the token type of each id: that of the post-processor's template, or,
                            without a template, 0 in the first text and 1 in the second; NULL: not wanted */
     tt_span *spans;     /* (room) the bytes of its text, the first or the second, that each id comes from;
                            tokens around the texts have {0, 0}; NULL: not wanted. Spans are the offsets of the
-                           Python package tokenizers, in bytes instead of characters. Characters that a
-                           normalizer makes have the span of the character that they replace, and so does a
-                           token for a part of a character. "trim_offsets" of the post-processor leaves out
-                           white space at the ends */
+                           Python package tokenizers, in bytes instead of characters. A character that a
+                           normalizer makes has the span of the character that it replaces. A token for a part
+                           of a character has the span of the character. "trim_offsets" of the post-processor
+                           leaves out white space at the ends */
 } tt_encoding;
 
 /* Encodes one text or a pair, and writes the first `room` results into the arrays of e. Returns the number of
-   ids; 0 if max_tokens has no room for the tokens around the texts; -1 when out of memory (texts of more than
-   4096 bytes need memory if they are normalized, as do words of more than 64 bytes in byte-pair encoding, and
-   all texts with Metaspace or Unigram), and for a pair unless tt_tokenizer_pairs. Invalid UTF-8 bytes become
-   U+FFFD, which WordPiece drops. As in transformers, a special token spelled out in a text, such as [SEP] in
-   capitals or <|endoftext|>, becomes that token if the vocabulary has it: a text can forge the structure of a
-   sequence, so remove such words from texts that you don't trust. */
+   ids; 0 if max_tokens has no room for the tokens around the texts; -1 for a pair if tt_tokenizer_pairs is
+   false, and when out of memory. The function needs memory for normalized texts of more than 4096 bytes, for
+   words of more than 64 bytes in byte-pair encoding, and for all texts with Metaspace or Unigram. Invalid
+   UTF-8 bytes become U+FFFD, which WordPiece drops. As in transformers, a special token spelled out in a
+   text, such as [SEP] in capitals or <|endoftext|>, becomes that token if the vocabulary has it: a text can
+   forge the structure of a sequence, so remove such words from texts that you don't trust. */
 int64_t tt_tokenizer_encode(const tt_tokenizer *k, const tt_encoding *e);
 /* Returns whether pairs of texts can be encoded. The post-processor must have a template for pairs, which has
    the first text once and then the second text once. */
 bool tt_tokenizer_pairs(const tt_tokenizer *k);
-/* Writes the ids of one text into ids (room for max_tokens), special tokens included, as tt_tokenizer_encode
-   with `max_tokens`. */
+/* Writes the ids of one text, special tokens included, as tt_tokenizer_encode does. ids: array for max_tokens
+   ids. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
 /* Writes the text of n ids to `to`, always terminated, cut at capacity (0: not written). Returns the bytes of
    the whole text, or -1 when out of memory. The text is UTF-8 and may contain NULs; U+FFFD replaces bytes
    that form no character, so the last character of a growing text may change. Ids without a token are left
-   out; so are special tokens if skip_special. */
+   out. With skip_special, special tokens are left out, too. */
 int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special, char *to,
                             size_t capacity);
 
@@ -123,18 +123,18 @@ typedef struct tt_message { const char *role, *content; } tt_message;
    written) and always terminated. prompt: the start of an answer follows the messages. Returns the bytes of
    the whole text, or -1 after an error. Encode the text without special tokens, which it spells out.
    Templates are programs in Jinja, and the text has the bytes of transformers' apply_chat_template. Tags that
-   the interpreter lacks, such as macro and include, are refused by name and line; so are filters, tests,
-   methods and numbers that the templates of decoders do not need, where they run. strftime_now counts as
-   undefined, so that training data does not depend on the date. The function sets the error of the
+   the interpreter lacks, such as call and include, are refused by name and line; filters, tests, methods and
+   numbers that the templates of decoders do not need are refused when the template uses them. strftime_now
+   counts as undefined, so that training data does not depend on the date. The function sets the error of the
    tokenizer's context: call it from that context's thread. */
 int64_t tt_tokenizer_chat(const tt_tokenizer *k, const tt_message *messages, int n, bool prompt, char *to,
                           size_t capacity);
 
 /* Decodes ids as they come, in constant time for each. `put` returns the text that is certain so far and was
-   not returned before, `end` the remaining text; all returned texts together are the text of all ids. The
-   text is valid until the next call, and not terminated. The stream holds back an incomplete character, and
-   an incomplete run of tokens for single bytes, because only whole runs form texts. `put` and `end` return
-   NULL when out of memory. */
+   not returned before. `end` returns the remaining text; all returned texts together are the text of all ids.
+   The text is valid until the next call, and not terminated. The stream holds back an incomplete character,
+   and an incomplete run of tokens for single bytes, because only whole runs form texts. `put` and `end`
+   return NULL when out of memory. */
 typedef struct tt_decode_stream tt_decode_stream;
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special);
 const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_t n, size_t *bytes);

@@ -12,10 +12,10 @@
 typedef struct tt_teacher tt_teacher;
 
 struct tt_train_options {
-    /* Set its fields to choose precision, device, optimizer and memory; default: tt_compile_options_default()
-       with optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for
-       tt_evaluate, tt_forward and tt_predict only. Set `accumulate` if a step may have more micro-batches
-       than there are data ranks (tt_loader_accumulates). `share` must be NULL. */
+    /* Set its fields if the defaults of precision, device, optimizer or memory do not fit; default:
+       tt_compile_options_default() with optimizer.clip_norm 1. With `train` false there are no gradients and
+       no optimizer, for tt_evaluate, tt_forward and tt_predict only. Set `accumulate` if a step may have more
+       micro-batches than there are data ranks (tt_loader_accumulates). `share` must be NULL. */
     tt_compile_options compile;
     tt_schedule schedule;            /* Set its total_steps, which every kind but TT_CONSTANT needs, and its
                                         other fields if your recipe has another learning rate; default:
@@ -28,17 +28,22 @@ struct tt_train_options {
        and smoothing is refused. A model of your own reads them in an f32 input "class_weights" of (1,
        classes); in an evaluation they are ones. */
     float label_smoothing;
-    const float *class_weights;
+    const float *class_weights; /* Set it if some classes are rare: see label_smoothing */
     /* Set it lower if embeddings of similar texts should be farther apart, and higher if training is
        unstable: the temperature of the contrastive loss (tt_contrastive_loss), above 0; default 0.05, as in
        sentence-transformers. */
     float temperature;
+    /* Set it higher if the answers drift too far from those of the start, and lower if they hardly change:
+       the factor of log-probabilities in the loss of pairs of answers (tt_preference_loss), above 0; default
+       0.1, as in trl. */
+    float beta;
     /* Set it if the contrastive loss should have the negatives of the whole step, and not of a micro-batch
        alone: the number of sequences of the largest step (tt_loader_options.batch times the 2 or 3 texts of
        an example); default 0. The gradients are those of one large micro-batch (Gao et al., "Scaling deep
        contrastive learning batch size under memory limited setup", 2021), for one more forward of each
-       micro-batch and memory for the embeddings. The trainer sets compile.accumulate. Not with loss scaling,
-       pipelines and several processes. Validations have the negatives of a micro-batch. */
+       micro-batch and memory for the embeddings. The trainer sets compile.accumulate. tt_evaluate, tt_fit and
+       tt_predictions_new have the negatives of the whole step too; tt_evaluate_batch has those of its batch.
+       Not with loss scaling and pipelines. */
     int step_seqs;
     /* Set it to compute the part of the model that depends on frozen parameters alone (tt_param_freeze) once
        for each example, without dropout; default false. tt_fit computes its results, the features, before the
@@ -51,23 +56,43 @@ struct tt_train_options {
     bool features_once;
     /* Set `teacher` to train a classifier, or a model of labels or scores, by another model's logits as well
        (Hinton et al., "Distilling the knowledge in a neural network", 2015); default NULL. The loss that
-       trains is (1 - teacher_weight) * loss + teacher_weight * T^2 * soft, where T is teacher_temperature and
-       `soft` is the mean cross-entropy of logits / T with the teacher's probabilities at T: softmax(teacher's
-       logits / T), or sigmoids for labels. For scores T is 1, and `soft` is the mean squared error from the
-       teacher's scores. An example weighs as much in `soft` as in `loss`, which statistics and evaluations
-       show alone. Both models have the same task and classes, in the same order. Keep the teacher until the
-       trainer is freed. */
+       trains is `(1 - teacher_weight) * loss + teacher_weight * T^2 * soft`, where T is teacher_temperature
+       and `soft` is the mean cross-entropy of logits / T with the teacher's probabilities at T:
+       softmax(teacher's logits / T), or sigmoids for labels. For scores T is 1, and `soft` is the mean
+       squared error from the teacher's scores. An example weighs as much in `soft` as in `loss`, which
+       statistics and evaluations show alone. Both models have the same task and classes, in the same order.
+       Keep the teacher until the trainer is freed. */
     const tt_teacher *teacher;
-    float teacher_weight;      /* Set it higher if the teacher is better than the labels: the share of the
-                                  teacher's part, 0 to 1; default 0.5 */
+    float teacher_weight;      /* Set it higher if the teacher is better than the labels: the share of `soft`
+                                  in the loss, 0 to 1; default 0.5 */
     float teacher_temperature; /* Set it higher if the teacher is so sure that its probabilities are near 0
                                   and 1, above 0; default 2 */
+    /* Set `teacher_model` instead of `teacher` if examples change in each epoch, or if the student should
+       learn from hidden states as well: a model whose parameters are in this context (tt_param_prefix) and
+       which reads the same batches; default NULL. The training program computes the teacher's logits in each
+       step, as in an evaluation, so the plan has the teacher's memory; the trainer freezes its parameters.
+       With features_once tt_fit computes and keeps the teacher's results once. Not for pipelines. */
+    const tt_model *teacher_model;
+    /* Set it above 0 if the student should learn from the hidden states of teacher_model (TinyBERT, Jiao et
+       al. 2020); default 0. The loss that trains then has, in addition, hidden_weight * the mean over the
+       student's layers of the mean squared error between the outputs of the student's layer and of a layer of
+       the teacher: the mean of the errors of an example's tokens, then of the examples, weighted as in
+       `loss`. The output of layer k is the value that a model names "layer.k" (tt_name), k from 0. If the
+       widths differ, a trained matrix projects the student's hidden states: the parameter
+       "hidden_projection.weight" (teacher's width, student's width), which the trainer makes and which
+       belongs to no model's files. */
+    float hidden_weight;
+    /* Set it if the student should learn from other layers of the teacher than evenly chosen ones: for each
+       layer of the student the number of the teacher's layer, from 0, or -1 for none. tt_trainer_new reads
+       the array; default NULL: the last layers belong together, and layers 0, 1, 2 of 3 learn from layers 1,
+       3, 5 of 6. */
+    const int *hidden_layers;
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
        (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
-    /* Set it to the largest number of masked tokens of a micro-batch (TT_TASK_MASKED_LM), or call
-       tt_train_options_make_room, so that the last layer and the logits need less memory; default 0:
-       max_tokens. */
+    /* Set it to the largest number of masked tokens (TT_TASK_MASKED_LM) or of tokens of answers
+       (tt_lm_preference_model) of a micro-batch, or call tt_train_options_make_room, so that the last layer
+       and the logits need less memory; default 0: max_tokens. */
     int max_masked;
 };
 tt_train_options tt_train_options_default(void);
@@ -87,10 +112,19 @@ void tt_trainer_free(tt_trainer *t);
    with train = false. Free that trainer before the student's trainer is made, and its memory is free again.
    Batches must have an index, from which the student's batches find their rows: the source reads the dataset
    on which the student trains, perhaps with another tokenizer. Parameters of one context have different
-   names, so the teacher needs a context of its own if its parameters are named as the student's; keep that
-   context until tt_teacher_free. For one process. Returns NULL on error. */
+   names: make or load the teacher under a prefix (tt_param_prefix). For one process. Returns NULL on
+   error. */
 tt_teacher *tt_teacher_new(tt_trainer *t, const tt_source *source);
 void tt_teacher_free(tt_teacher *k);
+/* Makes the model as it is now the reference of the pairs of a source, and writes their log-probabilities to
+   source->reference; does nothing if all are known. folder, name: a file in an existing folder, to which the
+   function writes the numbers or, if the file exists, from which it reads them; folder NULL: no file. Fails
+   with TT_ERR_ARGUMENT if the file belongs to other pairs, another length or another model, and with
+   TT_ERR_FORMAT if the file is damaged. tt_fit calls this function for its sources before the first step,
+   with reference.safetensors and reference.validation.safetensors in its folder, so that a resumed run has
+   the same reference. The states of the trainer's run then belong to this model. With several processes the
+   file must exist. */
+tt_status tt_trainer_reference(tt_trainer *t, const tt_source *source, const char *folder, const char *name);
 /* Waits as tt_wait does for the training program's last step, after a tt_train_batch without stats. */
 tt_status tt_trainer_wait(tt_trainer *t, tt_stats *stats);
 /* Returns the largest max_seqs, up to `max`, with which a trainer of these options fits their memory_budget;
@@ -125,8 +159,9 @@ float tt_trainer_lr(const tt_trainer *t);
    stats may be NULL; then the call may return before the step is done, as tt_step does, and its results
    appear one step later or in tt_trainer_wait. */
 tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
-/* Adds a batch to an evaluation: stats covers all batches since the caller set it to zero (loss: over their
-   targets). The batch runs at once, on data rank 0; tt_evaluate distributes batches over all data ranks. */
+/* Adds a batch to an evaluation: stats covers all batches since the caller set it to zero; the loss is the
+   mean over the targets of these batches. The batch runs at once, on data rank 0; tt_evaluate distributes
+   batches over all data ranks. */
 tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats);
 /* Computes mean loss, targets and hits over epoch 0 of the source, which must have a target that counts. The
    bits are the same for any number of data ranks. */
@@ -139,10 +174,10 @@ void tt_predictions_free(tt_predictions *p);
 /* Returns a metric of an evaluation; NaN if it is undefined, or needs sums or predictions that are NULL. */
 double tt_metric_value(const tt_metric *m, const tt_stats *s, const tt_predictions *p);
 /* Evaluates a model that has classes as tt_evaluate does, and writes its confusion matrix, counts (classes,
-   classes): counts[i * classes + j] examples of class i are predicted as class j. The prediction is the
-   largest logit, the first of equal ones. Batches must have "labels". stats may be NULL. Returns
-   TT_ERR_ARGUMENT if the model's task is not TT_TASK_CLASS or a batch has no labels; other errors are those
-   of tt_evaluate. */
+   classes): counts[i * classes + j] examples of class i are predicted as class j. The prediction is the class
+   with the largest logit, the first of several equal logits. Batches must have "labels". stats may be NULL.
+   Returns TT_ERR_ARGUMENT if the model's task is not TT_TASK_CLASS or a batch has no labels; other errors are
+   those of tt_evaluate. */
 tt_status tt_confusion(tt_trainer *t, const tt_source *source, tt_stats *stats, int64_t *counts);
 /* Computes the model's output for a batch, as tt_get gives it, on data rank 0. Data that only the loss reads,
    such as labels, may be missing. */
@@ -156,7 +191,7 @@ tt_status tt_forward(tt_trainer *t, const tt_batch *batch, float *to, size_t cap
    Data that only the loss reads may be missing. */
 tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *predictions);
 /* Computes the predictions for one text, or for a text and its pair (NULL: none), cut to the model's length.
-   Any task but TT_TASK_TAGS. */
+   The model may have any task but TT_TASK_TAGS. */
 tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, const char *pair,
                           float *predictions);
 
@@ -204,11 +239,14 @@ typedef struct tt_fit_event {
                                       NULL after a step */
     bool best;                     /* this validation is the best so far, and `keep` has been called */
     int64_t worse, patience;       /* worse: validations since the best one; patience: from tt_fit_options */
+    bool margins;                  /* the model has the metric tt_margin */
+    double margin;                 /* mean margin of the pairs of this epoch so far, of a resumed epoch since
+                                      tt_fit began; or of `validation` if it is set */
 } tt_fit_event;
 
-/* Writes an event as one line for a progress display, without a newline. If `capacity` has no room for the
-   whole line, the bar becomes shorter, then fields are left out, but not the remaining time, then the line is
-   cut. Returns the length of the full text, as tt_plan_text does. */
+/* Writes an event as one line for a progress display, without a newline. If `capacity` is too small for the
+   whole line, first the bar becomes shorter. Then fields are left out, except the remaining time. At last the
+   line is cut. Returns the length of the full text, as tt_plan_text does. */
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
@@ -226,10 +264,10 @@ typedef struct tt_fit_options {
                                       validates and saves, in addition to the end of each epoch; steps of all
                                       epochs count; without validation the run only saves; default 0: at the
                                       end of an epoch only */
-    int64_t keep_states;           /* Set it if you may want to go back to an earlier state: the states of the
-                                      last validations, this many, stay as state-STEP.safetensors with the
-                                      number of the step; a run resumes from such a state that is copied to
-                                      state.safetensors. Default 0: none */
+    int64_t keep_states;           /* Set it if you may want to go back to an earlier state: the number of
+                                      validations, counted from the last, whose states stay as
+                                      state-STEP.safetensors, with the number of the step; a run resumes from
+                                      such a state that is copied to state.safetensors. Default 0: none */
     int64_t patience;              /* Set it to end a run that no longer improves: the number of validations
                                       in a row that are no better than the best one; needs validation; default
                                       0: never */

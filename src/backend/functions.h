@@ -37,7 +37,7 @@ typedef struct tt__backend {
     void *(*allocate_host)(tt__device *d, size_t bytes);      /* host memory that `copy` can use            */
     void (*release_host)(tt__device *d, void *host);
     /* Copies between the device's memory and memory of allocate_host, in either direction, or within the
-       device's memory. The caller leaves the host memory alone until `wait` returns, or until the host has
+       device's memory. The caller leaves the host's memory alone until `wait` returns, or until the host has
        waited for a later mark of the stream. */
     tt_status (*copy)(tt__device *d, int stream, void *to, const void *from, size_t bytes);
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
@@ -53,11 +53,11 @@ typedef struct tt__backend {
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* Launches n instructions. n may be 1. Or the n instructions have one op and one stream and are
-       independent: the device may run them at once or, if they have a workspace, one after another. Or n is
-       2, and the second instruction, of another op, reads result 0 of the first: dropout and a norm, or a
-       norm's backward and dropout. The device may fuse the two if no result of the second is stored over an
-       operand of the first. */
+    /* Launches n instructions. If n is above 1, there are two cases. In the first case the instructions have
+       one op and one stream and are independent: the device may run them at once or, if they have a
+       workspace, one after another. In the second case n is 2, and the second instruction, of another op,
+       reads result 0 of the first: dropout and a norm, or a norm's backward and dropout. The device may fuse
+       the two if no result of the second is stored over an operand of the first. */
     tt_status (*launch)(const tt__launch *l, int n);
     /* The next four functions record and replay launches. Launches after `capture` are recorded, not run.
        `captured` ends the recording and returns it. If recording failed, `captured` returns NULL, and nothing
@@ -80,8 +80,8 @@ typedef struct tt__backend {
     const char *(*peer)(tt__device *d, tt__device *from, double *rate);
     /* Copies to staged[me] the elements that other members need from this member in the current phase of a
        collective: elements [from, from + max) of each shard (tt__launch), at most members * max elements.
-       *more receives whether shards have further elements, for all members alike. stage and `more` are NULL
-       if kernels can load from all memory. */
+       *more receives whether shards have further elements; all members receive the same value. stage and
+       `more` are NULL if kernels can load from all memory. */
     tt_status (*stage)(const tt__launch *l, bool *more);
     tt_status (*available)(tt__device *d, size_t *bytes); /* sets *bytes to the free memory of the device;
                                                              NULL: the device has the host's memory */

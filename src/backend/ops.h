@@ -27,7 +27,7 @@
 #define TT__LOSS 0x800       /* out[0] is the mean loss over the targets, in[TT__LOSS_TARGETS];
                                 out[TT__LOSS_COUNTS] has the loss's counts */
 #define TT__GATHERS 0x1000   /* row r of out[0] is row in[1][r] of in[0]                                    */
-#define TT__CASTS 0x2000     /* out[0] is in[0] in another dtype                                            */
+#define TT__CASTS 0x2000     /* out[0] is in[0] in another dtype or in few bits (attr.rounding)             */
 #define TT__SAVES1 0x4000    /* only a backward reads out[1]                                                */
 #define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], of equal shape                                     */
 #define TT__MOVES 0x10000    /* out[0] is in[0], a part of in[0], in[0] times a factor, or a sum with in[0] */
@@ -42,9 +42,9 @@
    to 3. */
 #define TT__BY_ROW(slots) ((slots) << 20)
 /* Each of the next three flags holds the number of an operand; 0: none. WEIGHT: a matrix that a product may
-   round while reading it (attr.narrow). RESIDUAL: a summand, added to all else that out[0] is computed from.
-   NUMBERS: i32 (rows, 1), for each row of out[0] its number in the batch, if out[0] lacks some of the batch's
-   rows (tt__pass_rows). */
+   round while reading it (attr.narrow). RESIDUAL: an operand that is added to everything else in out[0].
+   NUMBERS: i32 (rows, 1), the number in the batch of each row of out[0]; present only if out[0] lacks some of
+   the batch's rows (tt__pass_rows). */
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
@@ -110,7 +110,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
         /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv, [column sums of each] */ \
     X(GATHER_ROWS, "gather_rows", 2, 1, TT__GATHERS | TT__MOVES) /* x, index -> y */ \
     X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0) /* dy, index -> dx */ \
-    X(MEAN_POOL, "mean_pool", 2, 1, TT__BEGINS) /* x, seq_start -> y */ \
+    X(MEAN_POOL, "mean_pool", 2, 1, TT__BEGINS) /* x, seq_start -> y, the mean or sum of each sequence */ \
     X(MEAN_POOL_BACKWARD, "mean_pool_backward", 2, 1, 0) /* dy, seq_start -> dx */ \
     X(SET_ROWS, "set_rows", 3, 1, TT__INPLACE0) /* x, index, row -> y */ \
     X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow] */ \
@@ -120,6 +120,10 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
         /* logits, targets, [weights], 3 unused, [total] -> loss, lse, counts */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
+    X(TOKEN_LOSSES, "token_losses", 2, 2, 0) \
+        /* logits, targets -> loss of each row, lse */ \
+    X(TOKEN_LOSSES_BACKWARD, "token_losses_backward", 5, 1, TT__INPLACE1) \
+        /* unused, logits, targets, gradient of each row's loss, lse -> dlogits */ \
     X(SOFT_CROSS_ENTROPY, "soft_cross_entropy", 7, 3, TT__LOSS) \
         /* logits, targets, [weights], 3 unused, [total] -> loss, (lse, sum of targets), counts */ \
     X(SOFT_CROSS_ENTROPY_BACKWARD, "soft_cross_entropy_backward", 6, 1, \
@@ -135,6 +139,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], [positive weights], counts -> dlogits */ \
     X(CAST, "cast", 1, 1, TT__CASTS | TT__CHEAP_KEPT) /* x -> x in another dtype */ \
+    X(ROUND, "round", 1, 1, TT__CASTS | TT__CHEAP_KEPT) /* w -> w in few bits (attr.rounding) */ \
     X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
     X(QUANTIZE, "quantize", 2, 4, 0) \
         /* x, [history of x] -> [fp8 of x], [fp8 of x^T], 1/scale, [largest |x|] */ \
@@ -142,14 +147,28 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_
     X(LINEAR_CROSS_ENTROPY, "linear_cross_entropy", 6, 5, \
       TT__LOSS | TT__WITH_RUN | TT__MEAN | TT__WEIGHT(3)) \
         /* x, targets, [weights], w, [b], [dloss] -> loss, [dx], counts, [dw], [db] */ \
+    X(LINEAR_TOKEN_LOSSES, "linear_token_losses", 5, 5, TT__WEIGHT(3)) \
+        /* x, targets, [gradient of the rows' losses], w, [b] -> [rows' losses], [dx], unused, [dw], [db] */ \
     X(SUM_SQUARES, "sum_squares", 1, 1, 0) /* g -> sum of g^2 */ \
     X(ADD_COUNTS, "add_counts", 1, 1, 0) /* a loss's counts -> tt__totals of the step */ \
     X(CLIP, "clip", 3, 1, TT__WITH_RUN | TT__MEAN) \
         /* sums of squares, totals, [loss scale] -> (norm, factor) */ \
-    X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, [momentum] */ \
-    X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, m, v */ \
+    X(SGD, "sgd", 2, 4, TT__RMW | TT__RANDOM | TT__WITH_RUN) \
+        /* g, factor -> p, [momentum], unused, [scales of momentum] */ \
+    X(ADAM, "adam", 2, 5, TT__RMW | TT__RANDOM | TT__WITH_RUN) \
+        /* g, factor -> p, m, v, [scales of m], [scales of v] */ \
+    X(LION, "lion", 2, 4, TT__RMW | TT__RANDOM | TT__WITH_RUN) \
+        /* g, factor -> p, m, unused, [scales of m] */ \
+    X(MUON_MOMENTUM, "muon_momentum", 2, 4, TT__RMW | TT__RANDOM | TT__WITH_RUN) \
+        /* g, factor -> update, momentum, unused, [scales of momentum] */ \
+    X(UNIT, "unit", 2, 1, TT__INPLACE0) /* x, sum of x^2 -> x divided by the root of the sum */ \
+    X(MUON, "muon", 2, 1, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* update, factor -> p */ \
+    X(ADAFACTOR, "adafactor", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) \
+        /* g, factor -> p, [means of g^2 in rows], means of g^2 in columns */ \
     X(CUSTOM_UPDATE, "custom_update", 2, 3, TT__RMW | TT__WITH_RUN) /* g, factor -> p, [state], [state] */ \
     X(EMA, "ema", 2, 1, TT__RMW | TT__WITH_RUN) /* p, (norm, factor) -> average */ \
+    X(MOVEMENT, "movement", 3, 1, TT__RMW) /* g, (norm, factor), p -> movement */ \
+    X(PRUNE, "prune", 2, 2, TT__RMW | TT__WITH_RUN) /* (norm, factor), [movement] -> mask, p */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
     X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x in other memory: the device's or the host's */ \
     X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* the results and operands of the work to wait for */ \
@@ -188,6 +207,11 @@ enum {
     TT__RANDOM_TOKEN, TT__RANDOM_MASK
 };
 
+/* The mask of PRUNE for n weights: 8 bytes with the number of pruned weights, then words of 32 bits; bit
+   j % 32 of word j / 32 is set if weight j is pruned. */
+enum { TT__MASK_HEAD = 8 };
+static inline int64_t tt__mask_bytes(int64_t n) { return TT__MASK_HEAD + (n + 31) / 32 * 4; }
+
 /* Settings of a step, which the host writes before it runs a segment. */
 typedef struct tt__step_settings {
     uint64_t seed;
@@ -199,7 +223,9 @@ typedef struct tt__step_settings {
 
 /* Results of a step, which the host reads: totals of losses, the loss scale, and what CLIP computes.
    Instructions read and write each of the three. */
-typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums over micro-batches so far */
+/* Sums over the micro-batches of a step so far. margin: the sum of the margins of tt_preference_loss. */
+typedef struct tt__totals { double loss, targets, correct, margin; } tt__totals;
+enum { TT__TOTALS = 4 };        /* number of the fields of a tt__totals */
 typedef struct tt__scale_state {
     double scale;               /* scale of the loss's gradient: a power of two                             */
     double good_steps, skipped; /* good_steps: steps without overflow since the scale last changed; skipped:
@@ -250,8 +276,8 @@ typedef struct tt__launch {
     void *resident;         /* the device's resident workspace; any instruction may use it                  */
 } tt__launch;
 
-/* Sets *part to launch number k of those that together run a norm l whose rows have several groups of columns
-   (attr.heads): a norm of rows of one group. x: number of the norm's operand x, 0, or 1 in a backward. One
+/* Divides a norm l whose rows have several groups of columns (attr.heads) into launches, each a norm of rows
+   of one group. Sets *part to launch number k. x: number of the norm's operand x, 0, or 1 in a backward. One
    launch computes all groups if rows lie one after another in memory; otherwise each group has its launch.
    Returns false if k is past the last launch. */
 static inline bool tt__norm_launch(const tt__launch *l, int x, int k, tt__launch *part)
@@ -266,7 +292,7 @@ static inline bool tt__norm_launch(const tt__launch *l, int x, int k, tt__launch
     for (int m = 0; m < 4 && of[m]; m++) {
         of[m]->cols /= groups;
         if (whole) of[m]->rows *= groups, of[m]->ld = of[m]->cols;
-        else if (of[m]->data) { /* casts of C would be warnings in C++ */
+        else if (of[m]->data) { /* a union converts the pointer: C++ warns of casts of C */
             const size_t bytes = tt_dtype_bytes(of[m]->dtype);
             union { void *any; char *byte; } data;
             data.any = of[m]->data;
@@ -316,7 +342,8 @@ static inline size_t tt__align_to(size_t n, size_t unit) { return (n + unit - 1)
 enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 #define TT__FP8_MOST(e5m2) ((e5m2) ? 57344.0f : 448.0f) /* the largest finite number of E5M2 or E4M3 */
 
-/* Rounds of Philox for draws of a number per element: dropout and stochastic rounding. */
+/* Number of rounds of Philox with which a random number for each element is drawn, for dropout and stochastic
+   rounding. */
 #define TT__DRAW_ROUNDS 7
 /* Threshold of dropout: an element whose 16 random bits are below the threshold is dropped. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
@@ -382,8 +409,8 @@ static inline int64_t tt__listed_blocks(const tt__attr *a)
 /* Returns the bytes for the dropout mask of attention's backward on CUDA. The kernel of dq draws which
    weights dropout keeps, and stores them as bits for the kernel of dk and dv: TT__CUDA_ATTENTION_BITS bytes
    for 64 queries and 64 keys of a sequence and a head. The function returns 0, and both kernels draw, if the
-   mask would be larger than q: memory must grow with rows only. It also returns 0 if no sequence has more
-   than 256 rows: mma.sync then needs one sweep. */
+   mask would be larger than q: memory must not grow faster than the number of rows. It also returns 0 if no
+   sequence has more than 256 rows: mma.sync then needs one sweep. */
 #define TT__CUDA_ATTENTION_BITS 512
 static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *q, int64_t seqs)
 {
@@ -393,7 +420,7 @@ static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *
     if (!(a->dropout > 0) || !plain || q->dtype == TT_F32 || longest <= 256) return 0;
     const int64_t pairs = a->causal ? tiles * (across + 1) / 2 : tiles * across;
     const int64_t bytes = pairs * a->heads * TT__CUDA_ATTENTION_BITS;
-    return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* q's bytes, at 16 bits a number */
+    return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* the limit is q's bytes, at 16 bits a number */
 }
 
 /* Returns whether cuBLASLt has fast kernels for a matrix: the number of its columns, and the distance from a
@@ -434,9 +461,10 @@ static inline int tt__cuda_attention_slots(bool causal, int64_t longest)
     return slots;
 }
 
-/* Returns the row of slot `slot` at which a sequence that begins at row `row` of the batch has its first row.
-   In causal attention the queries that see the keys of slot k begin 256 k rows after the start of a sequence.
-   A slot therefore has fewer rows than the batch; the sequences' shares are proportional to their lengths. */
+/* Returns the row of slot `slot` that holds the first row of a sequence. row: the first row of the sequence
+   in the batch. In causal attention the queries that see the keys of slot k begin 256 k rows after the start
+   of a sequence. A slot therefore has fewer rows than the batch; the sequences' shares are proportional to
+   their lengths. */
 static inline int64_t tt__cuda_attention_slot_row(int64_t row, bool causal, int64_t longest, int slot)
 {
     return causal ? row * (longest - 256 * slot) / longest : row;

@@ -1,10 +1,13 @@
 #pragma once
 #include "../backend/backend.h"
 #include "system.h"
+#include "on_posix.h"
+#include "on_windows.h"
 #include "context.h"
 #include "memory.h"
 #include "text.h"
 #include "numbers.h"
+#include "functions.h"
 #include "random.h"
 #include "threads.h"
 #include "machine.h"

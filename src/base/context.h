@@ -44,6 +44,7 @@ struct tt_context {
     struct tt__net *net;   /* the link to the run's other processes; NULL: there are none */
     tt_param **params;
     int n_params, cap_params;
+    char prefix[64];       /* the beginning of the names of new parameters (tt_param_prefix) */
     uint32_t n_tapes;      /* number of tapes made so far */
     char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error, or "" if
                                none failed */

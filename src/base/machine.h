@@ -1,9 +1,27 @@
 #pragma once
 #include "../api/standard.h"
 #include "system.h"
+#include "on_posix.h"
+#include "on_windows.h"
 
 /* ---------------------------------------------------------------------------------------------------- limits
    The CPUs and the memory that this process may use under control groups, ulimit and affinity. */
+
+/* Memory that the process may still allocate. bytes: the bytes that the tightest limit leaves. limit: the
+   tightest limit in bytes. of: the name of the tightest limit, for messages. group_limit: the smallest limit
+   of the control groups in bytes. swap: bytes of free swap space. */
+typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
+
+#if defined(__linux__) || defined(_WIN32)
+#define TT__KNOWS_ROOM /* tt__memory_room exists */
+static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
+{
+    if (!(bytes < m->bytes)) return;
+    m->bytes = fmax(bytes, 0);
+    m->limit = limit;
+    m->of = of;
+}
+#endif
 
 #if defined(__linux__)
 /* Returns the quota of a control group in CPUs (cgroup version 2: cpu.max; version 1: cpu.cfs_*_us); HUGE_VAL
@@ -94,19 +112,6 @@ static double tt__number_in(const char *folder, const char *file, const char *ke
     return n;
 }
 
-/* Memory that the process may still allocate. bytes: the bytes that the tightest limit leaves. limit: the
-   tightest limit in bytes. of: the name of the tightest limit, for messages. group_limit: the smallest limit
-   of the control groups in bytes. swap: bytes of free swap space. */
-typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
-
-static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
-{
-    if (!(bytes < m->bytes)) return;
-    m->bytes = fmax(bytes, 0);
-    m->limit = limit;
-    m->of = of;
-}
-
 /* Lowers the tt__room `arg` to the bytes that a control group still leaves. The group counts cached files as
    used, but the kernel frees them on demand, so they count as available here. */
 static void tt__group_room(const char *folder, void *arg)
@@ -163,17 +168,45 @@ static int tt__affinity_cpus(void)
     for (long k = 0; k < bytes / (long)sizeof *mask; k++) n += __builtin_popcountl(mask[k]);
     return n;
 }
+#elif defined(_WIN32)
+/* Returns the memory that the process may still allocate. The limits are the memory that Windows has free
+   with the page file, and the job object of the process. `root` is for tests on Linux. */
+static tt__room tt__memory_room(const char *root)
+{
+    tt__room m = {HUGE_VAL, HUGE_VAL, HUGE_VAL, 0, ""};
+    MEMORYSTATUSEX now;
+    JOBOBJECT_EXTENDED_LIMIT_INFORMATION job;
+    (void)root;
+    memset(&now, 0, sizeof now);
+    now.dwLength = sizeof now;
+    if (GlobalMemoryStatusEx(&now)) {
+        const double available = (double)(now.ullAvailPhys < now.ullAvailPageFile ? now.ullAvailPhys
+                                                                                  : now.ullAvailPageFile);
+        m.swap = (double)now.ullAvailPageFile - available;
+        tt__room_of(&m, (double)now.ullAvailPageFile, (double)now.ullTotalPhys, "the machine has");
+    }
+    if (QueryInformationJobObject(NULL, JobObjectExtendedLimitInformation, &job, sizeof job, NULL)) {
+        const DWORD flags = job.BasicLimitInformation.LimitFlags;
+        if (flags & JOB_OBJECT_LIMIT_JOB_MEMORY) m.group_limit = (double)job.JobMemoryLimit;
+        if (flags & JOB_OBJECT_LIMIT_PROCESS_MEMORY)
+            m.group_limit = fmin(m.group_limit, (double)job.ProcessMemoryLimit);
+        tt__room_of(&m, m.group_limit, m.group_limit, "a job object allows");
+    }
+    return m;
+}
 #endif
 
 /* Returns the number of CPUs, 1 to 256, that the calling thread and the threads that it starts may use: the
    CPUs of its affinity mask, but not more than the control groups' quota. */
 static int tt__usable_cpus(void)
 {
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-#if defined(__linux__)
-    double quota = tt__cgroup_quota("");
+    long n = tt__online_cpus();
+#if defined(TT__KNOWS_ROOM)
     int mask = tt__affinity_cpus();
     if (mask) n = mask;
+#endif
+#if defined(__linux__)
+    double quota = tt__cgroup_quota("");
     if (quota < (double)n) n = (long)ceil(quota);
 #endif
     return (int)tt__max(1, tt__min(n, 256));

@@ -31,7 +31,9 @@ static void *tt__try_alloc(tt_context *ctx, size_t bytes)
 static void *tt__alloc(tt_context *ctx, size_t bytes)
 {
     void *p = tt__try_alloc(ctx, bytes);
-    if (!p) tt__fail(ctx, TT_ERR_MEMORY, "out of memory: the allocator returned NULL for %zu bytes", bytes);
+    if (!p)
+        tt__fail(ctx, TT_ERR_MEMORY, "out of memory: the allocator returned NULL for %zu bytes: free memory",
+                 bytes);
     return p;
 }
 
@@ -74,8 +76,8 @@ static bool tt__grow(tt_context *ctx, void **array, size_t item, int *capacity)
     size_t bytes;
     int larger = *capacity ? *capacity * 2 : 16;
     if (larger < *capacity || !tt__mul_size(item, (size_t)larger, &bytes)) {
-        tt__fail(ctx, TT_ERR_MEMORY, "out of memory: a list of %d entries of %zu bytes cannot be doubled",
-                 *capacity, item);
+        tt__fail(ctx, TT_ERR_MEMORY, "out of memory for more than %d entries of %zu bytes in a list: free "
+                 "memory", *capacity, item);
         return false;
     }
     void *p = tt__realloc(ctx, *array, bytes);

@@ -17,13 +17,20 @@ static const struct tt__dtype_row {
     TT__DTYPES(TT__ROW)
 #undef TT__ROW
 };
-typedef char tt__every_dtype_has_a_row[TT__COUNT(tt__dtypes) == (int)TT__E5M2 + 1 ? 1 : -1];
+typedef char tt__every_dtype_has_a_row[TT__COUNT(tt__dtypes) == (int)TT__INT4 + 1 ? 1 : -1];
 
-size_t tt_dtype_bytes(tt_dtype dtype) { return (unsigned)dtype <= TT__E5M2 ? tt__dtypes[dtype].bytes : 0; }
+size_t tt_dtype_bytes(tt_dtype dtype) { return (unsigned)dtype <= TT__INT4 ? tt__dtypes[dtype].bytes : 0; }
 
 const char *tt_dtype_name(tt_dtype dtype)
 {
-    return (unsigned)dtype <= TT__E5M2 ? tt__dtypes[dtype].name : "unknown dtype";
+    return (unsigned)dtype <= TT__INT4 ? tt__dtypes[dtype].name : "unknown dtype";
+}
+
+/* Returns the bytes of a contiguous matrix. */
+static size_t tt__matrix_bytes(tt_dtype dtype, int64_t rows, int64_t cols)
+{
+    if (tt__is_coded(dtype)) return (size_t)tt__coded_parts_of(dtype, rows, cols).bytes;
+    return (size_t)rows * (size_t)cols * tt_dtype_bytes(dtype);
 }
 
 static bool tt__is_float(tt_dtype dtype) { return tt__dtypes[dtype].is_float; }

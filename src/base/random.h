@@ -1,6 +1,7 @@
 #pragma once
 #include "../api/standard.h"
 #include "system.h"
+#include "functions.h"
 
 /* ----------------------------------------------------------------------------------------- random numbers */
 
@@ -45,10 +46,10 @@ static void tt__normal4(uint64_t key, uint64_t i, float out[4])
     uint32_t counter[4] = {(uint32_t)i, (uint32_t)(i >> 32), 0, 0}, u[4];
     tt__philox(counter, key, u);
     for (int k = 0; k < 4; k += 2) {
-        double radius = sqrt(-2.0 * log(tt__uniform(u[k])));
+        double radius = sqrt(-2.0 * tt__ln(tt__uniform(u[k])));
         double angle = 6.283185307179586 * tt__uniform(u[k + 1]);
-        out[k] = (float)(radius * cos(angle));
-        out[k + 1] = (float)(radius * sin(angle));
+        out[k] = (float)(radius * tt__cos(angle));
+        out[k + 1] = (float)(radius * tt__sin(angle));
     }
 }
 

@@ -4,8 +4,8 @@
 
 /* ===========================================================================================================
    BASE                                                                                              src/base/
-   Errors, logging, allocation, text, 16-bit floats, counter-based random numbers, threads, files. Uses the C
-   library and POSIX only. All sections below may use this one.
+   Errors, logging, allocation, text, 16-bit floats, counter-based random numbers, threads, files. Uses
+   only the C library and POSIX or, on Windows, the Windows API. All sections below may use this one.
    ======================================================================================================== */
 
 #include <errno.h>
@@ -18,21 +18,37 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <time.h>
+#if defined(_WIN32)
+#ifndef __GNUC__
+#error "tinytrain: on Windows, compile with GCC (MinGW-w64) or clang: this compiler has no vectors"
+#endif
+#ifndef NOMINMAX
+#define NOMINMAX 1 /* without macros called min and max */
+#endif
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN 1
+#endif
+#include <malloc.h>
+#include <windows.h>
+#else
+#include <dirent.h>
+#include <fcntl.h>
+#ifndef __wasi__ /* WebAssembly has no signals, and neither maps nor limits memory */
 #include <signal.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#endif
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
+#endif
 #if defined(__linux__)
 #include <sys/syscall.h>
 #endif
-#include <time.h>
-#include <unistd.h>
 #ifdef TINYTRAIN_MPI
 #define OMPI_SKIP_MPICXX 1 /* leaves out the C++ bindings of old MPI libraries, which cause warnings */
 #define MPICH_SKIP_MPICXX 1
@@ -54,3 +70,9 @@ static size_t tt__align_up(size_t n) { return tt__align_to(n, TT__ALIGN); }
 
 /* Sets *to to a * b. Returns false if the product does not fit in a size_t. */
 static bool tt__mul_size(size_t a, size_t b, size_t *to) { return !__builtin_mul_overflow(a, b, to); }
+
+/* Returns the text of errno for errors of files. ESPIPE means that the file is a pipe or a device. */
+static const char *tt__errno_text(void)
+{
+    return errno == ESPIPE ? "it is a pipe or a device; expected a regular file" : strerror(errno);
+}

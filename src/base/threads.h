@@ -2,6 +2,8 @@
 #include "../api/standard.h"
 #include "../api/context.h"
 #include "system.h"
+#include "on_posix.h"
+#include "on_windows.h"
 #include "context.h"
 #include "memory.h"
 
@@ -46,21 +48,6 @@ static tt__float_mode tt__float_default(void)
 }
 static void tt__float_restore(tt__float_mode mode) { fesetenv(&mode); }
 #endif
-
-/* Starts a thread that takes no signals sent to the process: those signals go to the host program's threads.
-   Signals that a machine instruction raises (SIGSEGV and others) go to the thread of that instruction and are
-   not blocked, so that the host program's handlers still work. Returns false on failure. */
-static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
-{
-    static const int raised[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
-    sigset_t max, before;
-    sigfillset(&max);
-    for (int k = 0; k < TT__COUNT(raised); k++) sigdelset(&max, raised[k]);
-    pthread_sigmask(SIG_BLOCK, &max, &before);
-    int failed = pthread_create(handle, NULL, run, arg);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return failed == 0;
-}
 
 /* A function that does one task. tt__run_tasks runs the function once for each task of a call, on all threads
    of the pool, the caller included. In each call a thread begins with its own slice of the tasks, whose data

@@ -22,8 +22,8 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
     if (!c) return ctx->status;
     if (c->kind->host || !c->kind->backend)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch for {device '%s'} depends on "
-                        "{memory_budget}, which is not set%s", c->name,
-                        c->kind->host ? "" : ", and this build cannot ask the device for its free memory");
+                        "{memory_budget}, which is not set: set it%s", c->name, c->kind->host ? "" :
+                        ", because this build cannot ask the device for its free memory");
     tt_status status = tt__device_group_open(ctx, c);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
         size_t bytes = 0, sharers = 0;

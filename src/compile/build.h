@@ -39,7 +39,7 @@ static tt_status tt__place_transients(tt__built *b)
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__tape_value *x = &t->values[v];
         if (!x->persistent || x->base != v || x->space != TT__HOST) continue;
-        if (x->storage == TT__PARAMETER) continue; /* tt__place_persistent places it */
+        if (x->storage == TT__PARAMETER) continue; /* tt__place_persistent places parameters */
         size_t *end = x->part.root ? &b->host_of_first : &b->host_persistent;
         x->place = *end;
         *end += tt__arena_bytes(t, x);
@@ -54,7 +54,9 @@ static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice 
     const tt_parallel *p = &s->options.parallel;
     t->data = p->data;
     t->slots = s->options.accumulate ? p->groups / p->data : 1;
-    t->zero = choice->zero;
+    /* Adafactor's state is too small to be worth dividing, and its update needs whole gradients. */
+    const bool whole = s->options.train && s->options.optimizer.kind == TT_ADAFACTOR && choice->zero == 1;
+    t->zero = whole ? 0 : choice->zero;
     t->server = p->server;
     t->stages = p->pipeline;
     t->stage = s->stage;
@@ -119,6 +121,12 @@ static tt_status tt__begin_build(const tt_tape *t, int32_t root, const tt__setti
     memset(b, 0, sizeof *b);
     b->root = root;
     b->recorded = tt__hash_on(tt__tape_hash(t), &root, sizeof root);
+    for (int32_t v = 1; v < t->n_values; v++) {
+        const tt__tape_value *x = &t->values[v];
+        const int rounding = x->storage == TT__PARAMETER ? (int)t->ctx->params[x->param]->rounding : 0;
+        const int32_t both[] = {v, rounding};
+        if (rounding) b->recorded = tt__hash_on(b->recorded, both, sizeof both);
+    }
     b->t = tt__copy_tape(t);
     if (!b->t) return TT_ERR_MEMORY;
     b->t->alignment = s->kind->alignment;
@@ -127,7 +135,8 @@ static tt_status tt__begin_build(const tt_tape *t, int32_t root, const tt__setti
     tt__note_held(b->t, s);
     tt__mark_gradients(b->t);
     if (!s->options.train) b->t->values[root].keep = b->t->values[b->t->values[root].base].keep = true;
-    tt_status status = tt__first_passes(b, s);
+    tt_status status = tt__check_forms(b->t, s->options.train);
+    if (status == TT_OK) status = tt__first_passes(b, s);
     if (status == TT_OK) return TT_OK;
     tt__built_free(t->ctx, b);
     memset(b, 0, sizeof *b);
@@ -219,8 +228,8 @@ static bool tt__in_arena(const tt__tape_value *x)
 /* Returns whether device and host have one memory, in which offloading saves nothing. */
 static bool tt__one_memory(const tt_program *p) { return p->settings.kind->host && !p->ctx->apart; }
 
-/* Returns the bytes of host memory for values that options or the caller's marks offload, without parameters,
-   which the arena counts. */
+/* Returns the bytes of the host's memory for values that options or the caller's marks offload, without
+   parameters, which the arena counts. */
 static size_t tt__offloaded_bytes(const tt__built *b)
 {
     size_t bytes = 0;
@@ -231,8 +240,8 @@ static size_t tt__offloaded_bytes(const tt__built *b)
         if (moved && x->persistent && x->storage != TT__PARAMETER) bytes += tt__arena_bytes(b->t, x);
         any = any || moved;
     }
-    return any ? bytes + b->host_transient : 0; /* without offload, only settings and results are on the
-                                                   host */
+    /* without offload, host_transient holds only settings and results of runs, which do not count */
+    return any ? bytes + b->host_transient : 0;
 }
 
 /* Sets bytes[TT__DEVICE] and bytes[TT__HOST] to what arena `a` (NULL: a new arena) must add for the program:

@@ -60,18 +60,20 @@ typedef struct tt__job {
 typedef struct tt__candidate {
     tt__choice how;         /* the configuration and the pace; `set` replaces `how.drop` */
     bool *set;              /* for each item: whether it is recomputed */
-    int level;              /* index in tt__chooser.level of the candidate from which `set` was copied; -1: of
-                               none */
+    /* index in tt__chooser.level of the candidate from which `set` was copied; -1: `set` is no copy */
+    int level;
     bool both;              /* `set` also recomputes values in blocks whose activations are offloaded */
     double flops, seconds;  /* FLOPs that a step spends on recomputation; seconds of a step */
     double floor;           /* lower bound of a step's seconds at any pace */
     size_t bytes;           /* lower bound of the arena's bytes */
     size_t grouped;         /* tt_tape.grouped: max bytes of the operands of one group */
-    int cuts;               /* tt_tape.cuts: number of groups beyond those of the largest group size */
-    bool parts;             /* smaller groups of instructions may need fewer bytes */
-    bool tuned;             /* the list has this candidate with smaller groups */
+    /* tt_tape.cuts: by how much the number of groups exceeds the number with the largest group size */
+    int cuts;
+    bool parts;             /* fewer bytes may be enough if fewer instructions run together as a group
+                               (tt__is_at_groups) */
+    bool tuned;             /* copies of this candidate with smaller groups are in the list */
     uint64_t hash;          /* hash of configuration, pace and set */
-    bool raised;            /* the list has this candidate at the fastest pace that fits */
+    bool raised;            /* copies of this candidate at faster paces are in the list */
     bool failed;            /* the candidate's placement does not fit the budget */
 } tt__candidate;
 
@@ -81,7 +83,7 @@ typedef struct tt__chooser {
     bool recompute, offload, zero; /* whether the choice may change these options */
     bool by_seconds;        /* the cost is seconds, not FLOPs */
     tt__choice base;        /* recomputes and moves only what the options demand, at the fastest pace */
-    bool held, held_on_host, held_split; /* parameters are already stored, stored on the host, sharded */
+    bool held, held_on_host, held_split; /* whether parameters are stored already, on the host, and sharded */
     size_t budget;
     /* The tape after the first passes, for each tt_parallel.zero and update; NULL until it is needed. */
     tt__built front[4][TT__COUNT(tt__update_names)];
@@ -89,8 +91,8 @@ typedef struct tt__chooser {
     int forward, blocks;    /* number of forward instructions; number of blocks whose activations may be
                                offloaded */
     /* The items: values that the backward reads and could recompute at some cost, in the order of the tape.
-       For each item: cost of its recomputation per byte, number of the instruction that computes it, and
-       whether policy "attention" recomputes it. */
+       price: cost of recomputing the item, per byte. made: number of the instruction that computes the item.
+       attention: whether policy "attention" recomputes the item. */
     int32_t *item; int n;
     double *price;
     int *made;
@@ -119,7 +121,7 @@ static bool tt__copy_into(tt_tape *to, const tt_tape *t)
     to->values = arrays.values;
     to->code = arrays.code;
     to->axes = arrays.axes;
-    to->lists = arrays.lists; /* no pass changes lists */
+    to->lists = arrays.lists; /* keeps the lists that *to already has: no pass changes lists */
     to->cap_values = arrays.cap_values;
     to->cap_code = arrays.cap_code;
     to->cap_axes = arrays.cap_axes;
@@ -254,7 +256,8 @@ static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
     x->cuts = b->t->cuts;
     x->raised = !slowest || !(overlaps || b->t->cuts);
     const double cuts = (double)b->t->cuts * tt__micros_of(&p->settings);
-    const double compute = r.compute - cuts * p->settings.costs.launch; /* seconds with larger groups */
+    /* seconds of computation if all groups had the largest size */
+    const double compute = r.compute - cuts * p->settings.costs.launch;
     x->floor = x->raised ? x->seconds : overlaps ? fmax(compute, links) : compute + r.exposed;
     return TT_OK;
 }
@@ -282,7 +285,8 @@ static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool 
     const tt__choice choice = tt__with_set(c, *how, set);
     status = tt__end_build(&b, &c->job.p->settings, &choice);
     if (status == TT_OK) status = tt__weigh(c, &b, x);
-    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* copies have all stages */
+    /* the copy that is rewritten has all stages */
+    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1);
     if (status != TT_OK) x->failed = true, x->bytes = SIZE_MAX;
     else if (x->bytes <= c->budget) c->best = fmin(c->best, x->seconds);
     return status;
@@ -368,8 +372,8 @@ static tt_status tt__raise(tt__chooser *c, int k)
 
 /* -------- recomputation */
 
-/* Returns the cost of running instruction `at` a second time. Includes the instructions, at most `depth`
-   levels back, that must run a second time because their results, its operands, are not saved. */
+/* Returns the cost of running instruction `at` a second time. The cost includes the instructions that compute
+   its operands, at most `depth` levels back, if these operands are not saved. */
 static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int at, int depth)
 {
     const tt__instr *i = &r->t->code[at];
@@ -460,7 +464,8 @@ static tt_status tt__try_path(tt__chooser *c, const tt__choice *how, int at_once
             c->set[dropped[k]] = false;
             c->banned[dropped[k]] = true;
         }
-        if (worse) status = tt__estimate(c, how, c->set); /* finds the peak again */
+        /* a new estimate finds the peak of the set without these items */
+        if (worse) status = tt__estimate(c, how, c->set);
         else before = now;
     }
     tt__free(c->ctx, dropped);
@@ -534,7 +539,8 @@ static tt_status tt__try_sets(tt__chooser *c)
     tt__choice how = tt__at_slowest(c->base);
     tt_status status = TT_OK;
     int at;
-    const int64_t left = c->by_seconds ? TT__FOR_CONFIGURATIONS : 0; /* reserved for configurations */
+    /* number of instructions that are reserved for the search of configurations */
+    const int64_t left = c->by_seconds ? TT__FOR_CONFIGURATIONS : 0;
     const int64_t max = tt__max(64, (c->left - left) / (tt__front(c)->t->n_code + 1));
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     memset(c->banned, 0, sizeof *c->banned * (size_t)c->n);
@@ -720,7 +726,7 @@ static tt_status tt__try_configurations(tt__chooser *c)
     for (int tried = 0; tried < n && status == TT_OK; tried++) {
         int next = 0;
         for (int k = 1; k < n; k++) if (floor[k] < floor[next]) next = k;
-        if (floor[next] >= c->best) return TT_OK; /* the other floors are no lower */
+        if (floor[next] >= c->best) return TT_OK; /* all other lower bounds are at least as high */
         floor[next] = INFINITY;
         if (c->left > 0 || c->best == INFINITY) status = tt__try_configuration(c, list[next]);
     }
@@ -744,8 +750,8 @@ static int tt__cheapest(const tt__chooser *c, size_t room)
 
 enum { TT__ALTERATIONS = 18 };
 
-/* Applies change number `change` to candidate *x: another zero, one storage offloaded or not, more or fewer
-   offloaded blocks, or another level. Returns false if the change is impossible. */
+/* Applies change number `change` to candidate *x: another value of parallel.zero, one storage offloaded or
+   not, more or fewer offloaded blocks, or another level. Returns false if the change is impossible. */
 static bool tt__alter(const tt__chooser *c, int change, tt__candidate *x)
 {
     static const int steps[] = {-4, -1, 1, 4};
@@ -766,8 +772,8 @@ static bool tt__alter(const tt__chooser *c, int change, tt__candidate *x)
     return moves || x->level != level || change == 17;
 }
 
-/* Adds candidates that differ from the best candidate by one change (tt__alter). Repeats this as long as one
-   of them becomes the best. */
+/* Adds candidates that differ from the best candidate by one change (tt__alter). Repeats this as long as a
+   new candidate becomes the best. */
 static tt_status tt__try_changes(tt__chooser *c)
 {
     tt_status status = TT_OK;
@@ -788,7 +794,7 @@ static tt_status tt__try_changes(tt__chooser *c)
 }
 
 /* Returns whether a program is so small that every configuration with every set of items can be a candidate.
-   Where the pace matters, a large program would have too many candidates. */
+   If the pace matters, a large program would have too many candidates. */
 static bool tt__is_small(const tt__chooser *c)
 {
     tt__choice list[24];

@@ -320,7 +320,7 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
     const tt_parallel *r = &o->parallel;
     const tt_optimizer_options *u = &o->optimizer;
     const tt_loss_scale *l = &o->loss_scale;
-    if (!p->built.t) return; /* compiling has failed */
+    if (!p->built.t) return; /* compiling has failed: there is no program to print */
     tt__print(&text, "device '%s'\n", p->settings.group->name);
     tt__print(&text, "data %d, tensor %d, groups %d\n", r->data, r->tensor, r->groups);
     if (r->pipeline > 1)
@@ -333,10 +333,15 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
               tt__update_names[p->chosen.update], p->tunes);
     if (o->train)
         tt__print(&text, "optimizer %s with weight_decay %s, clip_norm %s, beta1 %s, beta2 %s, eps %s, "
-                  "momentum %s\n", tt__optimizers[u->kind].name, tt__shortest(u->weight_decay, n[0]),
+                  "momentum %s, state_bits %d\n", tt__optimizers[u->kind].name,
+                  tt__shortest(u->weight_decay, n[0]),
                   tt__shortest(u->clip_norm, n[1]), tt__shortest(u->beta1, n[2]),
                   tt__shortest(u->beta2, n[3]), tt__shortest(u->eps, n[4]),
-                  tt__shortest(u->momentum, n[5]));
+                  tt__shortest(u->momentum, n[5]), u->state_bits);
+    if (o->train && u->prune > 0)
+        tt__print(&text, "prune %s by %s, from step %lld to %lld, every %d\n", tt__shortest(u->prune, n[0]),
+                  u->prune_by_movement ? "movement" : "magnitude", (long long)u->prune_begin,
+                  (long long)u->prune_end, u->prune_every);
     uint64_t hash = TT__HASH_BEGIN;
     for (int k = 0; k < p->built.t->n_code; k++)
         if (tt__is(&p->built.t->code[k], TT__WITH_RUN | TT__RMW))
@@ -454,7 +459,7 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
         const size_t used = strlen(error);
         snprintf(error + used, sizeof error - used, "; %s%s%s %s %s%s",
                  tt__say_option(ctx, "precision", "bf16-true", precision), k ? " with " : "",
-                 k ? tt__say_option(ctx, "recompute", "budget", with) : "", fits ? "makes it" : "still needs",
+                 k ? tt__say_option(ctx, "recompute", "budget", with) : "", fits ? "needs" : "still needs",
                  tt__say_bytes(ctx, bytes, said), fits ? ", which fits" : "");
         break;
     }

@@ -6,6 +6,7 @@
 #include "../passes/rows.h"
 #include "../passes/tensor.h"
 #include "../passes/fuse.h"
+#include "../passes/round.h"
 #include "../passes/precision.h"
 #include "../passes/recompute.h"
 #include "../passes/step.h"
@@ -21,6 +22,29 @@
 
 /* ---------------------------------------------------------------------------------------- the list of passes
    Runs the passes over a tape, in their order. */
+
+/* Fails if a parameter has changed since the tape read it, or cannot be trained as tt_param_store says. */
+static tt_status tt__check_forms(tt_tape *t, bool train)
+{
+    for (int32_t v = 1; v < t->n_values; v++) {
+        const tt__tape_value *x = &t->values[v];
+        if (x->storage != TT__PARAMETER || x->base != v) continue;
+        const tt_param *p = t->ctx->params[x->param];
+        const int64_t rows = p->ndim > 1 ? p->dims[0] : 1;
+        if (x->shape.rows != rows || x->shape.cols != p->size / rows || p->low_a)
+            return tt__fail(t->ctx, TT_ERR_ARGUMENT, "the tape read parameter '%s' before %s: record a new "
+                            "tape", p->name, p->low_a ? "tt_param_low_rank gave it factors" :
+                            "pruning changed its shape");
+        if (x->shape.dtype != p->form)
+            return tt__fail(t->ctx, TT_ERR_ARGUMENT, "the tape read parameter '%s' before tt_param_store "
+                            "changed its format: call tt_param_store before recording", p->name);
+        if (train && tt__is_coded(p->form) && !p->frozen)
+            return tt__fail(t->ctx, TT_ERR_ARGUMENT, "parameter '%s' is stored as %s, so it cannot be "
+                            "trained: freeze it (tt_param_freeze), or do not store it in few bits", p->name,
+                            tt_dtype_name(p->form));
+    }
+    return TT_OK;
+}
 
 /* Sets needs_grad of each value anew: whether the value depends on a trainable parameter. Parameters may have
    been frozen or unfrozen since the tape was recorded. */
@@ -47,8 +71,8 @@ static void tt__mark_gradients(tt_tape *t)
         if (passed != TT_OK) return passed; \
     } while (0)
 
-/* Runs the first passes, which also append the loss's backward if the program trains. Of a tt__choice, only
-   the fields that tt__spread_tape reads affect these passes. */
+/* Runs the first passes, which also append the loss's backward if the program trains. Only the
+   fields of a tt__choice that tt__spread_tape reads affect these passes. */
 static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
 {
     tt_tape *t = b->t;
@@ -64,6 +88,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     if (tensor > 1) TT__PASS(t, "tensor", tt__pass_tensor(t, b->root, tensor, s->options.parallel.sequence,
                                                           train));
     TT__PASS(t, "fuse", tt__pass_fuse(t, b->root, false));
+    TT__PASS(t, "round", tt__pass_round(t, train && s->options.optimizer.prune > 0));
     TT__PASS(t, "precision", tt__pass_precision(t, &s->precision));
     if (t->stages > 1) tt__number_stages(t);
     for (int k = 0; k < t->n_code; k++) {

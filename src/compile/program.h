@@ -24,9 +24,11 @@ typedef struct tt__recording {
     tt__segment segment;
     int first;              /* number of the stretch's first instruction */
     bool later;             /* the stretch adds to gradients of earlier micro-batches */
-    int slot;               /* number of the slot of gradients; for sums, number of slots in use */
+    int slot; /* number of the slot of gradients that is added to; in sums of slots, number of slots in use */
     int64_t *rows;          /* number of rows of each axis; NULL: this entry is free */
-    int credit;             /* rises when the recording is used, falls when another run asks for this entry */
+    /* how long the entry is kept: rises with each use of the recording, falls when another run asks for the
+       entry */
+    int credit;
 } tt__recording;
 enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MAX = 64 };
 
@@ -61,6 +63,9 @@ typedef struct tt__settings {
     unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
     bool offload_fits, zero_fits; /* offload_fits: the option `offload` is "budget"; zero_fits:
                                      `parallel.zero` is TT_ZERO_BUDGET */
+    bool bits_fit;          /* optimizer.state_bits is TT_STATE_BITS_BUDGET. The optimizer's options then have
+                               the bits that were chosen, or that are tried now */
+    double with_32;         /* with bits_fit: seconds of a step with a state of 32 bits; 0: they do not fit */
     tt__update_place update;
     tt__memory_kind memory;
     bool scales;            /* the program uses loss scaling */
@@ -74,15 +79,18 @@ enum { TT__AHEAD = 2 }; /* max of tt__choice.ahead on devices that have streams 
 typedef struct tt__choice {
     tt__recompute_policy recompute;
     unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
-    int activations;        /* with TT__OUT_ACTIVATIONS: number of blocks to offload, counted from the first;
-                               the last block is never one */
+    /* with TT__OUT_ACTIVATIONS: number of blocks to offload, counted from the first; the last block is never
+       offloaded */
+    int activations;
     tt__update_place update;
     int ahead;              /* number of blocks that copies and collectives may run ahead; 0: no overlap */
     int blocks;             /* policy "blocks" recomputes the first `blocks` blocks, never the last */
-    const bool *drop; int n_drop; /* for each of the first n_drop values: recompute it with any policy */
+    const bool *drop; int n_drop; /* for each of the first n_drop values: whether any policy recomputes it */
     int zero;               /* value of tt_parallel.zero */
     bool arrivals;          /* the inputs of a run are copied to the device during the previous run */
-    int halved;             /* how many times TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
+    /* how many times the limit TT__OFFLOAD_TOGETHER of a group's bytes is halved; TT__ONE_BY_ONE: no
+       groups */
+    int halved;
 } tt__choice;
 
 /* Arguments and results of a call of tt__try_compile beside tt_compile_options. */
@@ -101,15 +109,15 @@ typedef struct tt__attempt {
    arena. */
 typedef struct tt__built {
     tt_tape *t;             /* the rewritten copy of the caller's tape */
-    uint64_t recorded;      /* hash of the caller's tape and of the root */
+    uint64_t recorded;      /* hash of the caller's tape, of the root and of the parameters' roundings */
     int32_t root;
     tt__box *box;           /* places of transient storages and workspaces */
     int n_boxes;
     size_t transient;       /* bytes of the region that holds the boxes on the device */
     size_t bound;           /* largest number of bytes of boxes in use at one instruction */
     int peak_at;            /* number of the instruction with `bound` bytes in use, the peak */
-    /* Bytes of host memory for this program alone, in this order: persistent bytes, transient bytes, and
-       bytes that only data rank 0 has (host_of_first). */
+    /* Bytes of the host's memory for this program alone, in this order: persistent bytes, transient bytes,
+       and bytes that only data rank 0 has (host_of_first). */
     size_t host_persistent, host_transient, host_of_first;
     size_t of_first;        /* bytes on the device that only data rank 0 has */
     int together;           /* max number of instructions that run together */
@@ -119,7 +127,8 @@ typedef struct tt__built {
     int send[2];
     tt__segment sends_from[2];
     tt__replay replay;      /* estimated seconds of a step */
-    int forward_values;     /* number of values after the first passes, which are equal for every choice */
+    /* number of values after the first passes; these values are the same for every choice */
+    int forward_values;
     int blocks;             /* number of blocks whose activations can be offloaded */
 } tt__built;
 
@@ -159,7 +168,8 @@ typedef struct tt__rank {
     int inputs_set;         /* number of values that are TT__SET */
     tt__results results;    /* this rank's results when they were last read */
     double flops;           /* FLOPs of the last micro-batch */
-    char *staging;          /* host memory for inputs' buffers, `found` and messages; NULL: not needed */
+    char *staging;          /* memory of the host for inputs' buffers, `found` and messages; NULL:
+                               not needed */
     tt__results *found;     /* results of a step that the host reads later */
     void *has_found;        /* the event after which `found` holds the results */
     tt__staged *staged;     /* for each value: its host buffers if it is an input */
@@ -192,7 +202,7 @@ typedef struct tt__queued {
     int64_t *rows;          /* rows of each axis */
 } tt__queued;
 
-/* How the last step ended. TT__HALF_UPDATED: a step with update "backward" failed after some parameters had
+/* The end of the last step. TT__HALF_UPDATED: a step with update "backward" failed after some parameters had
    been updated. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
@@ -210,7 +220,7 @@ struct tt_program {
     tt__arena *arena;
     struct tt_program *next; /* next program of the arena */
     tt__rank *rank;         /* state on each rank of the device group; the stages share this array */
-    bool zeroed;            /* tt__zero_states has run */
+    bool zeroed;            /* the optimizer state and gradients were filled with 0 before their first use */
     bool ready;             /* the arena and all parameters have memory */
     bool tunes;             /* tt_compile_options.tune is not "off" */
     char *tune_file;        /* the file that tt_compile_options.tune names, or NULL */
@@ -259,6 +269,8 @@ tt_optimizer_options tt_optimizer_options_default(void)
     o.eps = 1e-8f;
     o.weight_decay = 0.01f;
     o.layer_decay = 1;
+    o.state_bits = 32;
+    o.prune_every = 100;
     return o;
 }
 
@@ -299,6 +311,17 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
                       r->scale, r->pattern);
     if (!(o->ema_decay >= 0 && o->ema_decay < 1))
         tt__print(&all, "; {ema_decay %g} is not in [0, 1) (0 means no average)", o->ema_decay);
+    const bool chosen = o->state_bits == TT_STATE_BITS_BUDGET;
+    if (o->state_bits != 32 && o->state_bits != 16 && o->state_bits != 8 && !chosen)
+        tt__print(&all, "; {state_bits %d} is not 32, 16, 8 or TT_STATE_BITS_BUDGET", o->state_bits);
+    if (!(o->prune >= 0 && o->prune < 1))
+        tt__print(&all, "; {prune %g} is not in [0, 1) (0 means none)", o->prune);
+    if (o->prune > 0 && !(o->prune_begin >= 0 && o->prune_begin < o->prune_end && o->prune_every > 0))
+        tt__print(&all, "; {prune %g} needs 0 <= prune_begin < prune_end and prune_every of at least 1, but "
+                  "they are %lld, %lld and %d", o->prune, (long long)o->prune_begin, (long long)o->prune_end,
+                  o->prune_every);
+    if (o->prune_by_movement && !(o->prune > 0))
+        tt__print(&all, "; {prune_by_movement} needs {prune} above 0, the share of weights to prune");
     if (!(o->layer_decay > 0 && o->layer_decay <= 1))
         tt__print(&all, "; {layer_decay %g} is not in (0, 1] (1 means none)", o->layer_decay);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;

@@ -4,6 +4,7 @@
 #include "../passes/precision.h"
 #include "../passes/recompute.h"
 #include "../passes/offload.h"
+#include "../passes/overlap.h"
 #include "../context/memory.h"
 #include "program.h"
 #include "settings.h"
@@ -12,8 +13,8 @@
 
 /* -------- builds */
 
-/* Notes in *s a choice and the bytes of its program, if the program is the smallest so far. Of programs of
-   equal bytes, notes the one whose policy recomputes less. */
+/* Notes in *s a choice and the bytes of its program, if the program is the smallest so far. If two
+   programs have equal bytes, notes the program whose policy recomputes less. */
 static tt_status tt__note_min(tt_context *ctx, const tt__choice *choice, size_t bytes, tt__shortage *s)
 {
     bool *drop = NULL;
@@ -151,7 +152,8 @@ static tt_status tt__build_min(tt__chooser *c, int max, tt__extent *e)
         if (best < 0 || c->list[best].bytes >= c->job.min->min) return TT_OK;
         const tt_status status = tt__build_candidate(c, best, e);
         if (status == TT_ERR_MEMORY) return status;
-        if (status == TT_OK && tt__fits(e)) return TT_OK; /* other errors: the device may lack a kernel */
+        /* after another error, such as a missing kernel, the next candidate is tried */
+        if (status == TT_OK && tt__fits(e)) return TT_OK;
     }
     return TT_OK;
 }
@@ -227,7 +229,7 @@ static bool tt__combine(const tt__chooser *c, unsigned may, int k, tt__choice *h
         const bool wanted = x->option == TT__MAY_OFFLOAD ? out & x->value : x->value == value;
         if (wanted) tt__make_change(c, may, *x, how);
     }
-    /* With update "host" the optimizer's state is always in the host's memory. */
+    /* With update "host" the optimizer state is always in the host's memory. */
     return how->zero == zero && (int)how->recompute == policy && (int)how->offload == offload &&
            (int)how->update == update && (update != TT__UPDATE_HOST || !(out & TT__OUT_OPTIMIZER));
 }
@@ -301,7 +303,7 @@ static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *
 }
 
 /* Searches for the set of items that makes a configuration need the fewest bytes: starts from the empty set,
-   then tries whole blocks, then starts from the best of these. The search depends on the program and the
+   then tries whole blocks, then starts from the best set so far. The search depends on the program and the
    configuration alone, so that a later compilation finds the program that an error message names. *min: the
    number of the smallest candidate; -1: none, or this configuration was searched before. */
 static tt_status tt__try_min_set(tt__chooser *c, tt__choice how, int *min)
@@ -362,7 +364,8 @@ static tt_status tt__try_min(tt__chooser *c, unsigned may)
     tt_status status = TT_OK;
     c->left = TT__FOR_LEAST;
     for (int k = 0; k < TT__COMBINATIONS; k++) combinations += tt__combine(c, may, k, &how);
-    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST / 4; /* few estimates */
+    /* trying all combinations takes few estimates */
+    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST / 4;
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     for (int k = 0; k < TT__COMBINATIONS && all && status == TT_OK; k++)
         if (tt__combine(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
@@ -448,7 +451,7 @@ typedef struct tt__saving {
     tt__change change;
     size_t bytes;           /* bytes of the program with the changes of this row and of the rows before */
     double flops;           /* FLOPs of that program's recomputation */
-    bool advice;            /* the changed option is not set to "budget" */
+    bool advice;            /* the row is advice to the user: the changed option is not set to "budget" */
 } tt__saving;
 
 /* The memory-saving changes that an error names, in the order of their cost. The changes from number
@@ -522,7 +525,8 @@ static tt_status tt__take_steps(tt__chooser *c, tt__shortage *s, tt__extent *e, 
 static tt_status tt__find_possible(tt__chooser *c, tt__extent *e, tt__refusal *r)
 {
     c->job.min = &r->min;
-    if (!c->recompute && c->job.p->settings.options.train) { /* earlier candidates were made without items */
+    /* removes earlier candidates, which were made without items */
+    if (!c->recompute && c->job.p->settings.options.train) {
         tt__forget(c, 0);
         c->n_searched = 0;
         tt__list_items(c);
@@ -560,7 +564,7 @@ static void tt__print_refusal(tt__text_buffer *text, const tt__chooser *c, const
         if (chooses && x->advice && (first || !x[-1].advice)) tt__print_free(text, p, s, reported);
         else tt__print(text, "%s", first ? ": " : ", then ");
         tt__print(text, "%s %s%s", tt__say_value(p, x->change.option, x->change.value, name),
-                  first ? "makes it " : "", tt__say_bytes(p->ctx, x->bytes, said));
+                  first ? "needs " : "", tt__say_bytes(p->ctx, x->bytes, said));
         if (x->change.option == TT__MAY_RECOMPUTE)
             tt__print(text, " (%+.1f%% FLOPs)", 100 * x->flops / s->flops);
     }
@@ -604,10 +608,12 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (status != TT_OK || found) return status;
     if (p->settings.options.parallel.pipeline > 1)
         snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
-    if (tt__one_memory(p) && p->settings.offload) /* the budget counts offloaded bytes */
+    /* the budget counts offloaded bytes, so offload saves nothing */
+    if (tt__one_memory(p) && p->settings.offload)
         tt__print(&text, "; without %s, which saves nothing on {device \"cpu\"}, it is less",
                   tt__say_option(p->ctx, "offload", NULL, name));
-    const bool plain = p->ctx->options.wording.bytes == tt__default_bytes; /* numbers without a unit */
+    /* whether the wording writes numbers without a unit */
+    const bool plain = p->ctx->options.wording.bytes == tt__default_bytes;
     return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, but {memory_budget} is %s%s%s. A "
                     "micro-batch of fewer {rows} needs less", of_stage, tt__say_bytes(p->ctx, s->bytes, said),
                     plain ? " bytes" : "", p->settings.group->ranks > 1 ? " a rank" : "",
@@ -695,7 +701,8 @@ static tt_status tt__chooser_open(tt__chooser *c)
     return status;
 }
 
-/* Notes in *s the bytes and FLOPs of the program as the options alone demand it, which does not fit. */
+/* Notes in *s the bytes and FLOPs of the program that the options alone demand. This program does not fit the
+   budget. */
 static void tt__note_whole(const tt_program *p, const tt__extent *e, tt__shortage *s)
 {
     const tt_tape *t = p->built.t;
@@ -748,7 +755,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (!hopeless || !c->job.attempt->quiet) status = tt__chooser_open(c);
     if (hopeless && status == TT_OK) status = tt__refuse(c, s, e);
     if (hopeless || status != TT_OK) return status;
-    if (!c->by_seconds) { /* the base choice or policy "cheap" often fits, for few estimates */
+    if (!c->by_seconds) { /* the base choice or policy "cheap" often fits, and takes few estimates */
         tt__choice cheap = c->base;
         cheap.recompute = TT__RECOMPUTE_CHEAP;
         memset(c->set, 0, sizeof *c->set * (size_t)c->n);
@@ -782,8 +789,9 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     return status != TT_OK || tt__fits(e) ? status : tt__build_again(c, s, e);
 }
 
-/* Builds the program that the options demand or, if options are "budget", the cheapest that fits. */
-static tt_status tt__build_chosen(const tt__job *to)
+/* Builds the program that the options demand or, if options other than state_bits are "budget", the cheapest
+   that fits. *extra: whether the budget makes the program recompute or move more than the options demand. */
+static tt_status tt__build_cheapest_with(const tt__job *to, bool *extra)
 {
     tt_program *p = to->p;
     tt__job job = *to;
@@ -804,7 +812,8 @@ static tt_status tt__build_chosen(const tt__job *to)
     const bool slower = p->chosen.ahead < c.base.ahead || p->chosen.halved;
     /* copies: activations are offloaded, though recomputing them may be faster. */
     const bool copies = c.recompute && c.base.offload & TT__OUT_ACTIVATIONS;
-    if (status == TT_OK && (!tt__fits(&e) || slower || copies)) { /* other candidates may be faster */
+    *extra = status == TT_OK && (!tt__fits(&e) || slower || copies);
+    if (*extra) { /* other candidates may be faster */
         tt__note_whole(p, &e, &s);
         status = tt__choose(&c, &s, &e);
     }
@@ -812,4 +821,40 @@ static tt_status tt__build_chosen(const tt__job *to)
     tt__free(p->ctx, (void *)(uintptr_t)s.how.drop);
     p->settings.options.parallel.zero = p->chosen.zero;
     return status;
+}
+
+/* Builds the program that the options demand or, if options are "budget", the cheapest that fits. If
+   state_bits is one of them: the bits are 32 if that takes no recomputation and no copies beyond the options,
+   else those of the fastest program, the more bits the better if two are equally fast. */
+static tt_status tt__build_chosen(const tt__job *to)
+{
+    tt_program *p = to->p;
+    tt__settings *s = &p->settings;
+    int best = 0, *bits = &s->options.optimizer.state_bits;
+    double least = INFINITY;
+    bool extra = true;
+    tt_status status = TT_OK;
+    for (int n = 32; n >= (s->bits_fit ? 8 : 32) && extra; n /= 2) {
+        tt__attempt trial = *to->attempt;
+        tt__job job = *to;
+        if (s->bits_fit) *bits = n;
+        if (s->bits_fit && (n > 8 || best)) { /* only the last error has advice, for the fewest bits */
+            trial.quiet = true;
+            job.attempt = &trial;
+        }
+        p->builds = 0;
+        status = tt__build_cheapest_with(&job, &extra);
+        if (status != TT_OK && (status != TT_ERR_BUDGET || !s->bits_fit)) return status;
+        if (status != TT_OK) continue;
+        const tt__spent r = tt__spent_on(&p->built.replay, tt__micros_of(s));
+        if (n == 32) s->with_32 = r.compute + r.exposed;
+        if (r.compute + r.exposed < least) best = n, least = r.compute + r.exposed;
+    }
+    if (!s->bits_fit || !best) return best ? TT_OK : status;
+    p->ctx->status = TT_OK; /* other bits may have failed to fit */
+    p->ctx->error[0] = 0;
+    if (best == *bits) return TT_OK;
+    *bits = best;
+    p->builds = 0;
+    return tt__build_cheapest_with(to, &extra);
 }

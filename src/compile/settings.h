@@ -28,8 +28,8 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
     for (int k = 0; k < t->n_code && !kind->host; k++)
         if (t->code[k].attr.custom)
             return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run '%s': the functions of "
-                            "tt_custom run on device 'cpu' alone", tt__device_name(kind, index, device),
-                            t->values[t->code[k].out[0]].name);
+                            "tt_custom run on device 'cpu' alone: compile for that",
+                            tt__device_name(kind, index, device), t->values[t->code[k].out[0]].name);
     for (int k = 0; k < t->n_code && kind->backend; k++) {
         const char *why;
         const tt__instr *i = l.instr = &t->code[k];
@@ -65,13 +65,13 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt
     const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
     if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
         tt__print(&all, "; {device '%s'} has %d rank%s, but {parallel.data %d} x {parallel.tensor %d}%s need "
-                  "%lld", c->name, c->ranks, c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
-                  (long long)p->data * p->tensor * p->pipeline);
+                  "%lld: make the numbers equal", c->name, c->ranks, c->ranks > 1 ? "s" : "", p->data,
+                  p->tensor, stages, (long long)p->data * p->tensor * p->pipeline);
     else if (p->groups < 0 || p->groups % p->data)
         tt__print(&all, "; {parallel.groups %d} is not a multiple of the %d data ranks", p->groups, p->data);
     else if (p->groups > p->data && !power)
-        tt__print(&all, "; {parallel.groups %d} is more than the data ranks, whose number must then be a "
-                  "power of two, not %d", p->groups, p->data);
+        tt__print(&all, "; {parallel.groups %d} is more than the %d data ranks, whose number must then be a "
+                  "power of two: use {parallel.groups %d}", p->groups, p->data, p->data);
     if (p->groups > TT__RANKS)
         tt__print(&all, "; {parallel.groups %d} is too large: at most %d are possible", p->groups, TT__RANKS);
     if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
@@ -90,9 +90,54 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s", text + 2) : TT_OK;
 }
 
-/* Checks options for contradictions; each option is valid by itself. Appends "; " and a sentence to *all for
-   each broken rule, and returns the status of the first. A rule is TT__RULE(condition that breaks it, status,
-   sentence). */
+/* A rule of the functions below, which check options for contradictions; each option is valid by itself. The
+   functions append "; " and a sentence to *all for each broken rule, and return the status of the first. A
+   rule is TT__RULE(condition that breaks it, status, sentence). */
+#define TT__RULE(broken, code, ...) \
+    if (broken) { tt__print(all, "; " __VA_ARGS__); if (status == TT_OK) status = code; }
+
+/* Checks the options of the optimizer against the other options. */
+static tt_status tt__optimizer_contradictions(const tt__settings *s, tt__text_buffer *all)
+{
+    const tt_compile_options *o = &s->options;
+    const tt_parallel *p = &o->parallel;
+    const char *kind = s->kind ? s->kind->name : "";
+    const bool on_host = s->kind && s->kind->host;
+    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* data ranks divide gradients, too */
+    const bool custom = o->optimizer.kind == TT_OPTIMIZER_CUSTOM, muon = o->optimizer.kind == TT_MUON;
+    const bool adafactor = o->optimizer.kind == TT_ADAFACTOR;
+    const bool prunes = o->optimizer.prune > 0, averages = o->optimizer.ema_decay > 0;
+    const bool narrow = s->precision.half != TT_F32 && !s->precision.mixed; /* weights have 16 bits */
+    tt_status status = TT_OK;
+    if (!o->train) return TT_OK;
+    TT__RULE(custom && !on_host, TT_ERR_UNSUPPORTED,
+             "the optimizer TT_OPTIMIZER_CUSTOM runs on {device 'cpu'} only, but the device is '%s'", kind)
+    TT__RULE((custom || averages) && narrow, TT_ERR_UNSUPPORTED,
+             "%s needs fp32 weights, but {precision '%s'} has 16-bit weights: use {precision '32-true'}, "
+             "bf16-mixed or 16-mixed", custom ? "the optimizer TT_OPTIMIZER_CUSTOM" : "{ema_decay}",
+             tt__precision_names[s->precision.kind])
+    TT__RULE(muon && (p->tensor > 1 || p->server), TT_ERR_UNSUPPORTED,
+             "the optimizer TT_MUON needs whole matrices, which %s: use only data ranks",
+             p->tensor > 1 ? "{parallel.tensor} divides" : "{parallel.server} keeps on one rank")
+    TT__RULE(adafactor && (p->tensor > 1 || p->server || (p->data > 1 && divides)), TT_ERR_UNSUPPORTED,
+             "the optimizer TT_ADAFACTOR needs whole gradients, which %s: use only data ranks, with "
+             "{parallel.zero 1} or 0", p->tensor > 1 ? "{parallel.tensor} divides"
+             : p->server ? "{parallel.server} keeps on one rank" : p->zero == TT_ZERO_BUDGET
+             ? "{parallel.zero 'budget'} may divide" : "{parallel.zero} above 1 divides")
+    TT__RULE(prunes && (p->tensor > 1 || p->server || (p->data > 1 && p->zero)), TT_ERR_UNSUPPORTED,
+             "{prune %g} needs whole matrices, which %s: use {parallel.zero 0}, only data ranks",
+             o->optimizer.prune, p->tensor > 1 ? "{parallel.tensor} divides"
+             : p->server ? "{parallel.server} keeps on one rank" : "{parallel.zero} divides")
+    TT__RULE((muon || prunes) && s->update == TT__UPDATE_HOST, TT_ERR_UNSUPPORTED,
+             "%s updates on the device only: use {update 'end'}",
+             prunes ? "{prune}" : "the optimizer TT_MUON")
+    TT__RULE(prunes && averages, TT_ERR_UNSUPPORTED,
+             "{prune %g} does not go with {ema_decay %g}: averages of weights that became 0 are not 0",
+             o->optimizer.prune, o->optimizer.ema_decay)
+    return status;
+}
+
+/* Checks all options. */
 static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
 {
     const tt_compile_options *o = &s->options;
@@ -104,9 +149,6 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* data ranks divide gradients, too */
     const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
     const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
-    const bool custom = o->train && o->optimizer.kind == TT_OPTIMIZER_CUSTOM;
-    const bool averages = o->train && o->optimizer.ema_decay > 0;
-    const bool narrow = s->precision.half != TT_F32 && !s->precision.mixed; /* weights have 16 bits */
     tt_status status = TT_OK;
     char text[400];
     tt__text_buffer late = {text, sizeof text, 0}; /* options that update "backward" excludes: they need all
@@ -125,11 +167,14 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     if (p->server) tt__print(&late, ", nor with {parallel.server}");
     if (staged) tt__print(&late, ", nor with {parallel.pipeline}");
 
-#define TT__RULE(broken, code, ...) \
-    if (broken) { tt__print(all, "; " __VA_ARGS__); if (status == TT_OK) status = code; }
-    TT__RULE(!o->memory_budget && (recompute_fits || s->offload_fits || s->zero_fits), TT_ERR_ARGUMENT,
-             "{%s 'budget'} chooses what fits {memory_budget}, which is not set",
-             recompute_fits ? "recompute" : s->offload_fits ? "offload" : "parallel.zero")
+    TT__RULE(!o->memory_budget && (recompute_fits || s->offload_fits || s->zero_fits || s->bits_fit),
+             TT_ERR_ARGUMENT,
+             "{%s 'budget'} chooses what fits {memory_budget}, which is not set: set it to a number of bytes",
+             recompute_fits ? "recompute" : s->offload_fits ? "offload" : s->zero_fits ? "parallel.zero"
+             : "state_bits")
+    TT__RULE(s->bits_fit && staged, TT_ERR_UNSUPPORTED,
+             "{state_bits 'budget'} does not go with {parallel.pipeline %d}, whose stages are planned one by "
+             "one: use {state_bits 16} or 8", p->pipeline)
     TT__RULE(early && late.length, TT_ERR_ARGUMENT, "{update 'backward'} does not go%s: use {update 'end'}",
              text + 5)
     TT__RULE(p->server && divides, TT_ERR_ARGUMENT,
@@ -140,23 +185,20 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
              "{parallel.pipeline %d} does not go with %s", p->pipeline,
              p->zero == TT_ZERO_BUDGET ? "{parallel.zero 'budget'}: use {parallel.zero 0} or 1"
              : divides ? "{parallel.zero} 2 and 3: use {parallel.zero 0} or 1"
-             : p->server ? "{parallel.server}" : "{parallel.reduce_micros}")
+             : p->server ? "{parallel.server}: leave one out" : "{parallel.reduce_micros}: leave one out")
     TT__RULE(staged && tt__keeps_gradients(o), TT_ERR_UNSUPPORTED,
              "{parallel.pipeline %d} does not go with %s: a pipeline runs its micro-batches together with "
              "the update", p->pipeline, o->before_update ? "before_update" : "keep_gradients")
     TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
              "{parallel.schedule 'gpipe'} needs {parallel.micros}, the largest number of micro-batches "
-             "of a step on a data rank, for which the plan has memory")
-    TT__RULE(custom && !on_host, TT_ERR_UNSUPPORTED,
-             "the optimizer TT_OPTIMIZER_CUSTOM runs on {device 'cpu'} only, but the device is '%s'", kind)
-    TT__RULE((custom || averages) && narrow, TT_ERR_UNSUPPORTED,
-             "%s needs fp32 weights, but {precision '%s'} has 16-bit weights: use {precision '32-true'}, "
-             "bf16-mixed or 16-mixed", custom ? "the optimizer TT_OPTIMIZER_CUSTOM" : "{ema_decay}",
-             tt__precision_names[s->precision.kind])
+             "of a step on a data rank, for which the plan has memory: set it")
+    const tt_status of_optimizer = tt__optimizer_contradictions(s, all);
+    if (status == TT_OK) status = of_optimizer;
     TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED,
              "{matmul 'fp8'} needs {device 'cuda'}, but the device is '%s'", kind)
     TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,
-             "{matmul 'fp8'} rounds 16-bit operands, of which {precision '32-true'} has none")
+             "{matmul 'fp8'} rounds 16-bit operands, of which {precision '32-true'} has none: use "
+             "{precision 'bf16-mixed'}")
     TT__RULE(managed && on_host, TT_ERR_UNSUPPORTED,
              "{memory '%s'} needs {device 'cuda'}, but the device is '%s'", memory, kind)
     TT__RULE(managed && ranks > 1, TT_ERR_UNSUPPORTED,
@@ -218,12 +260,18 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     tt__parse_words(ctx, o, s, &all, &status);
     tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload, &s->offload_fits));
     s->zero_fits = o->parallel.zero == TT_ZERO_BUDGET;
+    s->bits_fit = o->train && o->optimizer.state_bits == TT_STATE_BITS_BUDGET;
+    if (s->bits_fit && o->optimizer.kind == TT_ADAFACTOR) { /* its state has 32 bits in any case */
+        s->bits_fit = false;
+        s->options.optimizer.state_bits = 32;
+    }
     if (o->tune && !*o->tune)
         tt__note_error(ctx, &all, &status,
                        tt__fail(ctx, TT_ERR_ARGUMENT, "{tune} is '', but must be off, on or a file's name"));
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
+    if (o->optimizer.state_bits == TT_STATE_BITS_BUDGET) s->options.optimizer.state_bits = 32;
     s->group = tt__find_devices(ctx, o->device);
     s->kind = s->group ? s->group->kind : NULL;
     s->threads = s->group ? tt__rank_threads(ctx, s->group->local) : ctx->cpu.pool->threads;

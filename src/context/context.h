@@ -63,8 +63,13 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
     return true;
 }
 
-static const char tt__unoptimized[] = "the kernels were compiled without optimisation: compile with -O2 "
-                                      "(CMake: -DCMAKE_BUILD_TYPE=Release)";
+static const char tt__unoptimized[] =
+#ifdef TT__UNALIGNED_STACK
+    "GCC for Windows cannot compile the kernels for AVX without -DTINYTRAIN_UNALIGNED_MOVES "
+    "-Wa,-muse-unaligned-vector-move: add both options, or compile with clang";
+#else
+    "the kernels were compiled without optimisation: compile with -O2 (CMake: -DCMAKE_BUILD_TYPE=Release)";
+#endif
 
 /* Returns the first field that is not in TT__OPTIONS, or NULL. names may be NULL. */
 static const char *tt__unknown_option(const tt_option_name *names)
@@ -81,7 +86,8 @@ tt_context *tt_open(const tt_context_options *options)
     memset(&failed, 0, sizeof failed);
     failed.options = o;
     if (!ctx) {
-        tt__log(&failed, TT_LOG_ERROR, "open", "out of memory: the allocator returned NULL for the context");
+        tt__log(&failed, TT_LOG_ERROR, "open", "out of memory: the allocator returned NULL for the context: "
+                "free memory");
         return NULL;
     }
     memset(ctx, 0, sizeof *ctx);
@@ -94,14 +100,14 @@ tt_context *tt_open(const tt_context_options *options)
         tt__fail(ctx, TT_ERR_UNSUPPORTED, "instruction set '%s' is unknown, or this CPU does not have it: "
                  "use portable, avx2, avx512 or neon", isa);
     else if (!tt__choose_bf16(ctx->cpu.isa, bf16, &ctx->cpu.bf16))
-        tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 is '%s': use convert; dot and tiles need a CPU and kernels "
-                 "(%s) with dot products or tiles of bf16", bf16, ctx->cpu.isa->name);
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 is '%s', but must be convert, or dot or tiles where this CPU "
+                 "and its kernels (%s) have dot products or tiles of bf16", bf16, ctx->cpu.isa->name);
     else if (!(o.timeout > 0))
         tt__fail(ctx, TT_ERR_ARGUMENT, "timeout is %g seconds, but must be above 0", o.timeout);
     else if (o.threads < 0 || o.threads > 256)
         tt__fail(ctx, TT_ERR_ARGUMENT, "threads is %d, but must be 0 (all) to 256", o.threads);
     else if (tt__unknown_option(o.wording.names))
-        tt__fail(ctx, TT_ERR_ARGUMENT, "wording.names names '%s', which is not a field of TT__OPTIONS",
+        tt__fail(ctx, TT_ERR_ARGUMENT, "wording.names has '%s', which is no name of an option: correct it",
                  tt__unknown_option(o.wording.names));
     else ctx->cpu.pool = tt__pool_new(ctx, o.threads ? o.threads : tt__usable_cpus());
     const int first = 0;
@@ -128,11 +134,11 @@ static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capaci
     tt__text_buffer text = {to, capacity, 0};
     char line[128], available[128];
     (void)index;
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    const int online = tt__online_cpus();
     const char *asked = tt__option(ctx->options.isa, "TINYTRAIN_ISA");
     const char *of = asked ? "as requested, of" : "the best of";
     tt__line_of("/proc/cpuinfo", "model name", line);
-    tt__print(&text, "processor: %s, %ld online\n", *line ? line : "unknown", online);
+    tt__print(&text, "processor: %s, %d online\n", *line ? line : "unknown", online);
     tt__print(&text, "instruction set: %s, %s", tt_isa(ctx), of);
     for (int k = 0; k < TT__COUNT(isas); k++) if (tt__choose_isa(isas[k])) tt__print(&text, " %s", isas[k]);
     tt__bf16 how;
@@ -155,7 +161,7 @@ static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capaci
     if (*line && *available)
         tt__print(&text, "memory: %.1f GB, of which %.1f GB are available", 1024e-9 * strtod(line, NULL),
                   1024e-9 * strtod(available, NULL));
-#if defined(__linux__)
+#if defined(TT__KNOWS_ROOM)
     const tt__room room = tt__memory_room("");
     if (room.group_limit < 0x1p60)
         tt__print(&text, "; control groups allow %.3g GB", 1e-9 * room.group_limit);

@@ -47,8 +47,8 @@ static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
     for (int r = c->first; r < c->first + c->local; r++) {
         if (c->device[r]) continue;
         c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
-        if (!c->device[r] && c->kind->host) return ctx->status; /* a CPU device: the error (no memory or
-                                                                   threads) is set */
+        /* the call that opens a CPU device has set the error (no memory or threads) */
+        if (!c->device[r] && c->kind->host) return ctx->status;
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
                             tt__device_name(c->kind, c->index[r], name), why,

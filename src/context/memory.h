@@ -65,22 +65,23 @@ typedef struct tt__arena {
     tt__memory_kind memory_kind;
     tt__paging *paging; /* NULL: the device has room for the whole arena */
     char *memory[TT__RANKS]; /* NULL until allocated */
-    char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of host memory for copies to a device; NULL on the CPU */
+    char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of the host's memory for copies to a device; on the CPU
+                                NULL */
     size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident workspace,
                                                which the kernels of all instructions share */
     char *host[TT__RANKS];
     size_t on_host;
     size_t budget;      /* smallest memory_budget of the arena's programs, in bytes; 0: no budget */
-    tt__placement *placement;     /* index: tt_param.index */
+    tt__placement *placement;     /* entry k belongs to the parameter with tt_param.index k */
     int n_placements;
     bool partly_updated;          /* an update stopped half-way, so parameters may differ between ranks */
-    bool tuned;         /* the matrix products of the programs were timed, or must not be */
+    bool tuned;         /* the matrix products of the programs were timed, or must not be timed */
     bool learnt;        /* a loaded state says how to compute matrix products, which are then not timed */
     const void *results_of; /* program whose last outputs are still in the transient bytes; NULL: none */
 } tt__arena;
 
-/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, for which the
-   device's backend sets the message. */
+/* Allocates memory of the host that a rank's device can copy from and to. Returns NULL after an error, for
+   which the device's backend sets the message. */
 static char *tt__host_allocate(tt_context *ctx, const tt__device_group *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
@@ -145,7 +146,8 @@ static size_t tt__arena_size(const tt__arena *a, int rank)
     return a->persistent + a->transient + (rank - tt__first_rank(a) < a->tensor ? a->of_first : 0);
 }
 
-/* Returns where arena `a` stores the parameter with index `param`; NULL if it does not. */
+/* Returns where arena `a` stores the parameter with index `param`; NULL if the arena does not store the
+   parameter. */
 static const tt__placement *tt__placement_in(const tt__arena *a, int param)
 {
     const bool stored = a && param < a->n_placements && a->placement[param].offset != TT__NO_PLACE;

@@ -1,11 +1,13 @@
 #pragma once
 #include "../base/base.h"
 #include "../tape/tape.h"
+#include "../plan/place.h"
 #include "../ranks/processes.h"
 #include "../ranks/groups.h"
 #include "memory.h"
 #include "cpu.h"
 #include "devices.h"
+#include "coded.h"
 
 /* --------------------------------------------------------------------------------------------- parameters */
 
@@ -91,7 +93,19 @@ static int64_t tt__new_param_size(tt_context *ctx, const char *name, int ndim, c
     return status == TT_OK ? size : 0;
 }
 
-tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_t *dims, tt_init init)
+tt_status tt_param_prefix(tt_context *ctx, const char *prefix)
+{
+    const size_t n = prefix ? strlen(prefix) : 0;
+    if (n >= sizeof ctx->prefix)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the prefix '%.80s' of parameters has %zu bytes, but may have "
+                        "at most %zu: give a shorter one", prefix, n, sizeof ctx->prefix - 1);
+    memcpy(ctx->prefix, n ? prefix : "", n + 1);
+    return TT_OK;
+}
+
+/* Makes a parameter as tt_param_new does, but without the context's prefix. */
+static tt_param *tt__param_make(tt_context *ctx, const char *name, int ndim, const int64_t *dims,
+                                tt_init init)
 {
     const int64_t size = tt__new_param_size(ctx, name, ndim, dims);
     tt_param *p = size ? (tt_param *)tt__calloc(ctx, sizeof *p) : NULL;
@@ -110,8 +124,22 @@ tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_
     memcpy(p->dims, dims, sizeof *dims * (size_t)ndim);
     p->size = size;
     p->init = init;
+    p->form = TT_F32;
     ctx->params[ctx->n_params++] = p;
     *tt__param_slot(ctx, name) = (uint32_t)ctx->n_params;
+    return p;
+}
+
+tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_t *dims, tt_init init)
+{
+    if (!ctx->prefix[0] || !name || !*name) return tt__param_make(ctx, name, ndim, dims, init);
+    const size_t n = strlen(ctx->prefix);
+    char *whole = (char *)tt__alloc(ctx, n + strlen(name) + 1);
+    tt_param *p = NULL;
+    if (whole) memcpy(whole, ctx->prefix, n), strcpy(whole + n, name);
+    if (whole) p = tt__param_make(ctx, whole, ndim, dims, init);
+    else if (!ctx->unmade[0]) memcpy(ctx->unmade, ctx->error, sizeof ctx->error);
+    tt__free(ctx, whole);
     return p;
 }
 
@@ -119,6 +147,7 @@ static void tt__param_drop_source(tt_param *p)
 {
     if (p->release) p->release(p->ctx, p->source);
     p->read = NULL;
+    p->read_codes = NULL;
     p->release = NULL;
     p->source = NULL;
 }
@@ -151,15 +180,48 @@ const int64_t *tt_param_dims(const tt_param *p) { return p->dims; }
 int64_t tt_param_size(const tt_param *p) { return p->size; }
 bool tt_param_frozen(const tt_param *p) { return p->frozen; }
 
+/* Marks a parameter, and its low-rank factors, as frozen or trainable. */
+static void tt__param_mark_frozen(tt_param *p, bool frozen)
+{
+    p->frozen = frozen;
+    if (p->low_a) p->low_a->frozen = p->low_b->frozen = frozen;
+}
+
 int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
 {
     int n = 0;
     for (int k = 0; k < ctx->n_params; k++) {
         if (!tt__match(pattern, ctx->params[k]->name)) continue;
-        ctx->params[k]->frozen = frozen;
+        tt__param_mark_frozen(ctx->params[k], frozen);
         n++;
     }
     return n;
+}
+
+tt_rounding tt_param_rounding(const tt_param *p) { return p->rounding; }
+
+int tt_param_round(tt_context *ctx, const char *pattern, tt_rounding kind)
+{
+    int n = 0;
+    for (int k = 0; k < ctx->n_params; k++) {
+        tt_param *p = ctx->params[k];
+        if (p->ndim != 2 || p->form != TT_F32 || p->factor || p->low_a) continue;
+        if (!tt__match(pattern, p->name)) continue;
+        p->rounding = kind;
+        n++;
+    }
+    return n;
+}
+
+/* Returns the dtype of coded matrices of a format; TT_F32 if `format` is NULL; TT__INT4 + 1 if the format is
+   unknown. Sets *block to the number of which the width of such a matrix must be a multiple. */
+static tt_dtype tt__form_of(const char *format, int64_t *block)
+{
+    tt_dtype form = format ? TT__INT8 : TT_F32;
+    while (format && form <= TT__INT4 && strcmp(format, tt_dtype_name(form)) != 0)
+        form = (tt_dtype)(form + 1);
+    *block = form == TT__NF4 ? (int64_t)TT__NF4_BLOCK : form == TT__INT4 ? TT__INT4_GROUP : 1;
+    return form;
 }
 
 static const tt__placement *tt__param_placement(const tt_param *p)
@@ -227,9 +289,9 @@ static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int
     return e / part_cols * s->cols + tensor_rank * part_cols + e % part_cols;
 }
 
-/* Finds the first rank that stores element e of the tensor. Sets *rank to that rank and returns the index of
-   the element on it. Sets *n to the number of elements from there on that are contiguous both in the tensor
-   and on the rank. */
+/* Finds the first rank that stores element e of the tensor. Sets *rank to that rank, and returns the index of
+   the element on that rank. Sets *n to the number of elements from there on that are contiguous both in the
+   tensor and on the rank. */
 static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t *n)
 {
     const int64_t each = s->rows * s->cols / s->tensor, part_cols = s->cols / s->tensor;
@@ -281,11 +343,30 @@ static uint64_t tt__init_key(const tt_param *p)
    `first` must be a multiple of 4. */
 static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t n, float *to)
 {
+    if (p->read_codes)
+        return tt__read_coded(p->read_codes, p->source, p->form, p->dims[0], p->size / p->dims[0], first, n,
+                              to);
     if (p->read) return p->read(p->source, first, n, to);
     tt__float_mode mode = tt__float_default();
     tt__init_values(p->init, tt__init_key(p), first, n, to);
     tt__float_restore(mode);
     return TT_OK;
+}
+
+/* Reads bytes of the coded matrix of parameter `from`, whose owner has memory. All processes must call the
+   function. */
+static tt_status tt__param_read_codes(void *from, size_t first, size_t n, void *to)
+{
+    const tt_param *p = (const tt_param *)from;
+    const tt__stored stored = tt__param_stored(p);
+    const int rank = tt__is_everywhere(&stored, p->owner) ? tt__near_rank(p->owner) : stored.first;
+    char *memory = tt__param_memory(p, rank);
+    const tt__memory x = {p->owner, rank, tt__param_placement(p)->space, TT_U8,
+                          memory ? memory + first : NULL};
+    tt_status status = tt__check_whole(p->ctx, p->owner);
+    if (status != TT_OK) return status;
+    return (memory && tt__is_everywhere(&stored, p->owner) ? tt__read_memory : tt__fetch_memory)(&x, to,
+                                                                                             TT_U8, n);
 }
 
 /* Reads elements [first, first + n) of parameter p from its arena or, if that has no memory yet, from p's
@@ -297,6 +378,11 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     const tt__placement *placement = tt__param_placement(p);
     const tt__stored stored = tt__param_stored(p);
     const tt__device_group *c = p->owner->group;
+    if (tt__is_coded(placement->dtype)) {
+        union { const tt_param *p; void *from; } codes = {p};
+        return status != TT_OK ? status : tt__read_coded(tt__param_read_codes, codes.from, placement->dtype,
+                                                         stored.rows, stored.cols, first, n, to);
+    }
     const bool everywhere = tt__is_everywhere(&stored, p->owner); /* each process reads from its own ranks */
     for (int64_t done = 0, m; done < n && status == TT_OK; done += m) {
         int rank;
@@ -333,6 +419,18 @@ static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64
     return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
 }
 
+/* Fills the coded matrix of parameter p on a rank: from p's source or, as tt__param_read_for says, from p's
+   owner, whose codes are copied. */
+static tt_status tt__param_fill_codes(const tt_param *p, const tt__arena *a, const tt__memory *x)
+{
+    const size_t bytes = tt__matrix_bytes(p->form, p->dims[0], p->size / p->dims[0]);
+    union { const tt_param *p; void *from; } codes = {p};
+    if (a == p->second_owner && tt__has_memory(p) && !p->keeps_source)
+        return tt__copy_codes(tt__param_read_codes, codes.from, bytes, x);
+    if (p->read_codes) return tt__copy_codes(p->read_codes, p->source, bytes, x);
+    return tt__write_coded(p, tt__param_read_source, NULL, x);
+}
+
 /* Fills a rank's shard of parameter p from p's source. Keeps the source for a second try, because filling
    another parameter may fail. shard: a buffer of TT__PIECE floats. Initialisers write directly to the rank's
    memory, if their numbers fit the dtype. */
@@ -350,6 +448,12 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *shard)
     const tt__backend *b = a->kind->backend;
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
+    if (tt__is_coded(placement->dtype)) {
+        const tt__memory x = {a, rank, placement->space, TT_U8, memory};
+        status = tt__param_fill_codes(p, a, &x);
+        tt__float_restore(mode);
+        return status;
+    }
     int64_t first, count = tt__stored_shard(&stored, rank, &first);
     for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
         const int64_t e = tt__stored_element(&stored, rank, at, &n), before = e % 4;
@@ -375,8 +479,115 @@ static tt_status tt__read_copy(void *source, int64_t first, int64_t n, float *to
     return TT_OK;
 }
 
+/* Copies the values of parameter p, whose arena has memory, to the host's memory: floats, or tt__own_codes if
+   p is a coded matrix. Returns NULL after an error. The caller frees the copy. */
+static void *tt__param_copy(const tt_param *p, tt_status *status)
+{
+    const bool coded = tt__is_coded(p->form);
+    const tt__own_codes head = {p->form, p->dims[0], p->size / p->dims[0]};
+    const size_t codes = coded ? tt__matrix_bytes(head.dtype, head.rows, head.cols) : 0;
+    const size_t bytes = coded ? sizeof head + codes : sizeof(float) * (size_t)p->size;
+    union { const tt_param *p; void *from; } source = {p};
+    void *copy = tt__alloc(p->ctx, bytes);
+    *status = copy ? TT_OK : TT_ERR_MEMORY;
+    if (copy && coded) *(tt__own_codes *)copy = head;
+    if (copy && coded) *status = tt__param_read_codes(source.from, 0, codes, (tt__own_codes *)copy + 1);
+    else if (copy) *status = tt_param_get(p, (float *)copy);
+    if (*status == TT_OK) return copy;
+    tt__free(p->ctx, copy);
+    return NULL;
+}
+
+/* Moves the values of a parameter from its arena, whose programs have been freed, to the host's memory. A
+   coded matrix keeps its codes, since to code its floats again could change them. If the arena has no memory
+   yet, the parameter still has its source. */
+static tt_status tt__param_leave(tt_param *p)
+{
+    tt__arena *const arena[] = {p->owner, p->second_owner};
+    const bool moves = tt__has_memory(p), coded = tt__is_coded(p->form);
+    tt_status status = TT_OK;
+    void *copy = moves ? tt__param_copy(p, &status) : NULL;
+    if (!p->owner || status != TT_OK) return status;
+    for (int k = 0; k < 2; k++) {
+        if (!arena[k]) continue;
+        arena[k]->placement[p->index].offset = TT__NO_PLACE;
+        tt__arena_release(p->ctx, arena[k]);
+    }
+    p->owner = p->second_owner = NULL;
+    p->keeps_source = false;
+    if (!moves) return TT_OK;
+    tt__param_drop_source(p);
+    p->read = coded ? tt__read_own_values : tt__read_copy;
+    p->read_codes = coded ? tt__read_own_codes : NULL;
+    p->release = tt__free;
+    p->source = copy;
+    return TT_OK;
+}
+
+static bool tt__is_used(const tt_param *p)
+{
+    return (p->owner && p->owner->programs) || (p->second_owner && p->second_owner->programs);
+}
+
+/* Moves all parameters that no program uses out of their arenas, so that a new program makes a new arena.
+   Fails if a program uses parameter p, whose shape or place is about to change. */
+static tt_status tt__params_leave(tt_context *ctx, const tt_param *p)
+{
+    tt_status status = TT_OK;
+    if (tt__is_used(p))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "a program still uses parameter '%s': free the model's "
+                        "programs and trainers first", p->name);
+    for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
+        if (!tt__is_used(ctx->params[k])) status = tt__param_leave(ctx->params[k]);
+    return status;
+}
+
+/* Fails if parameter p cannot be stored in a format. */
+static tt_status tt__param_check_store(const tt_param *p, const char *format)
+{
+    tt_context *ctx = p->ctx;
+    const int64_t rows = p->ndim > 1 ? p->dims[0] : 1, cols = p->size / rows;
+    int64_t block;
+    const tt_dtype form = tt__form_of(format, &block);
+    if (form > TT__INT4)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_param_store: the format '%s' is unknown: use int8, nf4 or "
+                        "int4", format);
+    if (tt__is_used(p) || tt__has_memory(p))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_param_store: a program has the parameter '%s' already: "
+                        "choose its format before tt_compile", p->name);
+    if (format && (p->rounding || p->low_a || p->factor))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_param_store: parameter '%s' %s, which training changes: "
+                        "store other weights", p->name, p->low_a ? "has low-rank factors" :
+                        p->factor ? "is a factor of another weight" : "is rounded (tt_param_round)");
+    if (format && p->ndim < 2)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_param_store: parameter '%s' is a vector, but %s is a "
+                        "format of matrices: leave it as it is", p->name, format);
+    if (cols % block)
+        return tt__fail(ctx, TT_ERR_SHAPE, "tt_param_store: parameter '%s' has rows of %lld numbers, but %s "
+                        "needs a multiple of %lld: store it as int8, or leave it as it is", p->name,
+                        (long long)cols, format, (long long)block);
+    return TT_OK;
+}
+
+tt_status tt_param_store(tt_param *p, const char *format)
+{
+    int64_t block;
+    const tt_dtype form = tt__form_of(format, &block);
+    tt_status status = tt__param_check_store(p, format);
+    if (status != TT_OK) return status;
+    for (int k = 0; k < p->ctx->n_params && p->owner; k++) { /* leaves arenas of programs that never ran */
+        tt_param *q = p->ctx->params[k];
+        if (!tt__is_used(q) && !tt__has_memory(q)) tt__param_leave(q);
+    }
+    if (form != p->form) p->read_codes = NULL; /* `read` gives the values of the file's codes */
+    p->form = form;
+    return TT_OK;
+}
+
 tt_status tt_param_set(tt_param *p, const float *values)
 {
+    if (p->low_a)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' has low-rank factors: set these", p->name);
     tt_status status = tt__has_memory(p) ? tt__param_fits(p, values, 0, p->size) : TT_OK;
     for (int k = 0; k < 2 && tt__has_memory(p); k++) {
         const tt__arena *a = k ? p->second_owner : p->owner;
@@ -386,6 +597,11 @@ tt_status tt_param_set(tt_param *p, const float *values)
         for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
             char *memory = tt__param_memory(p, rank);
             if (!memory) continue;
+            if (tt__is_coded(placement->dtype) && status == TT_OK) {
+                const tt__memory x = {a, rank, placement->space, TT_U8, memory};
+                status = tt__write_coded(p, NULL, values, &x);
+                continue;
+            }
             int64_t first, count = tt__stored_shard(&stored, rank, &first);
             for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
                 const int64_t e = tt__stored_element(&stored, rank, at, &n);

@@ -13,13 +13,13 @@ TT__INLINE tt__vu TT__K(select)(tt__vi mask, tt__vu a, tt__vu b)
     return (a & (tt__vu)mask) | (b & ~(tt__vu)mask);
 }
 
-#ifdef TT__NEON /* gcc compiles __builtin_convertvector to a conversion of each lane */
+#ifdef TT__NEON /* intrinsics, because gcc compiles __builtin_convertvector to a conversion of each lane */
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p) { return (tt__vu)vmovl_u16(vld1_u16(p)); }
 TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u) { vst1_u16(p, vmovn_u32((uint32x4_t)u)); }
 #else
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p)
 {
-#if TT__LANES == 16 /* gcc 12 compiles __builtin_convertvector to two conversions of half the width */
+#if TT__LANES == 16 /* an intrinsic, because gcc 12 makes two conversions of half the width */
     return (tt__vu)_mm512_maskz_cvtepu16_epi32((__mmask16)-1,
                                                _mm256_loadu_si256((const __m256i *)(const void *)p));
 #else

@@ -18,6 +18,14 @@
 #include TINYTRAIN_FILENAME
 #undef TT__LANES
 
+/* GCC for Windows aligns the stack to 16 bytes, but moves registers of AVX to and from the stack by
+   instructions that need an alignment of 32 or 64 bytes (gcc.gnu.org/bugzilla, 54412). The assembler replaces
+   these instructions if it gets -muse-unaligned-vector-move. TINYTRAIN_UNALIGNED_MOVES says that the command
+   line has this option. */
+#if defined(_WIN32) && !defined(__clang__) && !defined(TINYTRAIN_UNALIGNED_MOVES)
+#define TT__UNALIGNED_STACK
+#define TINYTRAIN_NO_AVX2
+#endif
 #if defined(__x86_64__) && !defined(TINYTRAIN_NO_AVX2)
 #define TT__HAS_AVX2
 #include <cpuid.h>
@@ -63,7 +71,7 @@
 #define TT__TILES_TARGET __attribute__((target(TT__AVX512_TARGET ",avx512bf16,amx-tile,amx-bf16")))
 #define TT__TILES_HERE tt__tiles_here()
 /* gcc 12's tile intrinsics do not tell the compiler which memory they read and write. FENCE: the compiler
-   moves no access to memory across it. KEEP: the compiler keeps earlier stores to what p points to. */
+   moves no access to memory across it. KEEP: the compiler keeps earlier stores to the memory at p. */
 #define TT__TILES_FENCE __asm__ volatile("" ::: "memory")
 #define TT__TILES_KEEP(p) __asm__ volatile("" : : "r"(p) : "memory")
 /* Returns whether the CPU has AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX) and Linux grants this

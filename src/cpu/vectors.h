@@ -44,7 +44,7 @@ typedef uint16_t TT__K(vh) __attribute__((vector_size(2 * TT__LANES)));
 TT__INLINE tt__vf TT__K(zero)(void) { tt__vf v; memset(&v, 0, sizeof v); return v; }
 TT__INLINE tt__vf TT__K(splat)(float x) { return x - TT__K(zero)(); }
 TT__INLINE tt__vu TT__K(splat_u)(uint32_t x) { tt__vu v; memset(&v, 0, sizeof v); return x - v; }
-#ifdef TT__NEON /* gcc compiles memcpy to moves through two integer registers */
+#ifdef TT__NEON /* intrinsics, because gcc compiles memcpy to moves through two integer registers */
 TT__INLINE tt__vf TT__K(load)(const float *p) { return (tt__vf)vld1q_f32(p); }
 TT__INLINE void TT__K(store)(float *p, tt__vf v) { vst1q_f32(p, (float32x4_t)v); }
 #else
@@ -117,7 +117,7 @@ TT__INLINE float TT__K(max_lane)(tt__vf v)
     return m;
 }
 
-/* Returns c[0] * x^(n - 1) + ... + c[n - 1]. */
+/* Returns `c[0] * x^(n - 1) + ... + c[n - 1]`. */
 TT__INLINE tt__vf TT__K(polynomial)(const float *c, const int n, tt__vf x)
 {
     tt__vf p = TT__K(splat)(c[0]);
@@ -174,8 +174,8 @@ TT__INLINE tt__vf TT__K(erf)(tt__vf x)
     return (tt__vf)(((tt__vi)e & ~nan) | ((tt__vi)x & nan));
 }
 
-/* Returns tanh(x) with a relative error < 5e-7, by Eigen's rational approximation. Where the nearest float is
-   1 or -1, the result is exactly that, because 1 - tanh^2 times a large number must be 0 there. */
+/* Returns tanh(x) with a relative error < 5e-7, by Eigen's rational approximation. If the nearest float is
+   1 or -1, the result is exactly 1 or -1, because 1 - tanh^2 times a large number must be 0 there. */
 TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
 {
     static const float p[] = {-2.76076847742355e-16f, 2.00018790482477e-13f, -8.60467152213735e-11f,
@@ -186,10 +186,10 @@ TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
     const tt__vf limit = TT__K(splat)(7.90531110763549805f);
     tt__vf y = TT__K(max)(TT__K(min)(x, limit), -limit), z = y * y;
     tt__vf t = y * TT__K(polynomial)(p, 7, z) / TT__K(polynomial)(q, 4, z);
-    tt__vi nan = x != x, far = z >= TT__K(splat)(62.4f);
+    tt__vi nan = x != x, large = z >= TT__K(splat)(62.4f);
     tt__vi sign = (tt__vi)TT__K(splat)(-0.0f), one = (tt__vi)TT__K(splat)(1.0f);
-    return (tt__vf)(((tt__vi)t & ~nan & ~far) | ((tt__vi)x & nan)
-                    | ((((tt__vi)x & sign) | one) & far & ~nan));
+    return (tt__vf)(((tt__vi)t & ~nan & ~large) | ((tt__vi)x & nan)
+                    | ((((tt__vi)x & sign) | one) & large & ~nan));
 }
 
 /* The value and the slope of each activation of TT__ACTS. A slope gets the saved value s: the result of the
@@ -242,8 +242,8 @@ TT__INLINE tt__vf TT__K(slope_SILU)(tt__vf s)
 TT__INLINE tt__vf TT__K(act_SIGMOID)(tt__vf x) { return 1.0f / (1.0f + TT__K(exp)(-x)); }
 TT__INLINE tt__vf TT__K(slope_SIGMOID)(tt__vf y) { return y * (1.0f - y); }
 
-/* Computes y = act(x) if `saved` is NULL, else y = x * act'(saved), over a row of n floats. y may be x. kind:
-   an activation of TT__ACTS. */
+/* Computes `y = act(x)` if `saved` is NULL, else `y = x * act'(saved)`, over a row of n floats. y may be x.
+   kind: an activation of TT__ACTS. */
 TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float *saved, int64_t n)
 {
 #define TT__ACT_LOOP(ACT, function, by_result) \

@@ -55,7 +55,7 @@ tt_status check(tt__device *d, cudaError_t e, const char *what)
 // Makes d the thread's current device. Returns false if that fails or if d is lost.
 bool use(tt__device *d) { return !d->lost && check(d, cudaSetDevice(d->index), "cudaSetDevice") == TT_OK; }
 
-// Waits for all streams of d, the thread's device, and returns the first error.
+// Waits for all streams of d, which must be the thread's current device, and returns the first error.
 cudaError_t drain(tt__device *d)
 {
     cudaError_t first = cudaStreamSynchronize(d->stream);
@@ -91,7 +91,7 @@ void cuda_close(tt__device *d)
     free(d);
 }
 
-// Expands to the major and minor number of a CUDA version, which is 1000 * major + 10 * minor.
+// Expands to the major and minor number of a CUDA version, which is `1000 * major + 10 * minor`.
 #define TT__VERSION_OF(version) (version) / 1000, (version) % 1000 / 10
 
 #ifdef __CUDA_ARCH_LIST__
@@ -100,7 +100,7 @@ const int built_archs[] = {__CUDA_ARCH_LIST__}; // nvcc's targets, as 100 * majo
 const int built_archs[] = {0};
 #endif
 
-// A text that is cut at its capacity.
+// A text of `length` bytes that is being written to `to`. Bytes beyond `capacity` are cut off.
 struct text_buffer { char *to; size_t capacity, length; };
 
 TT_PRINTF(2, 3)
@@ -137,12 +137,12 @@ void explain(cudaError_t e, char *to, size_t capacity)
                  TT__VERSION_OF(driver), TT__VERSION_OF(runtime));
     else if (e == cudaErrorNoDevice)
         snprintf(to, capacity, "the driver finds no GPU%s%s%s", visible ? ": CUDA_VISIBLE_DEVICES, '" : "",
-                 visible ? visible : "", visible ? "', selects none" : "");
+                 visible ? visible : "", visible ? "', selects none" : ": check that nvidia-smi lists one");
     else
         snprintf(to, capacity, "%s (%s)", cudaGetErrorString(e), cudaGetErrorName(e));
 }
 
-__global__ void add_counts(const float *counts, double *totals, bool add);
+__global__ void add_counts(const float *counts, double *totals, bool add, bool by_total);
 
 // Fails if there is no machine code of the kernels for the device and its driver cannot make any from PTX.
 tt_status check_kernels(tt__device *d)
@@ -214,7 +214,7 @@ tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capac
         return NULL;
     }
     tt__device *d = (tt__device *)calloc(1, sizeof *d);
-    if (!d) { snprintf(error, capacity, "out of memory"); return NULL; }
+    if (!d) { snprintf(error, capacity, "out of memory: free memory"); return NULL; }
     d->index = index;
     tt_status status = check(d, cudaSetDevice(index), "cudaSetDevice");
     if (status == TT_OK)
@@ -297,7 +297,7 @@ void cuda_describe(tt_context *ctx, int index, char *to, size_t capacity)
     if (cudaGetDeviceCount(&devices) != cudaSuccess) cudaGetLastError();
     if (devices) cudaGetDevice(&now);
     for (int k = 0; k < devices; k++) describe_device(&text, k);
-    for (int k = -1; k < devices && devices > 1; k++) { // which devices can access each other's memory
+    for (int k = -1; k < devices && devices > 1; k++) { // prints which devices can access each other's memory
         print(&text, k < 0 ? "peers:" : "%6d", k);
         for (int j = 0; j < devices; j++) {
             if (k < 0) print(&text, " %3d", j);
@@ -327,8 +327,8 @@ void *cuda_allocate(tt__device *d, size_t bytes)
     check(d, e, "cudaMalloc");
     if (e != cudaErrorMemoryAllocation) return NULL;
     cudaMemGetInfo(&unused, &total);
-    fail(d, TT_ERR_MEMORY, "%zu bytes are needed, but only %zu of the device's %zu are free", bytes, unused,
-         total);
+    fail(d, TT_ERR_MEMORY, "%zu bytes are needed, but only %zu of the device's %zu are free: free memory, or "
+         "set {memory_budget}", bytes, unused, total);
     return NULL;
 }
 
@@ -362,14 +362,14 @@ tt_status cuda_allocate_managed(tt__device *d, size_t bytes, bool beyond, void *
     tt_status status = check(d, cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess,
                                                        d->index), "cudaDeviceGetAttribute");
     if (status == TT_OK && !concurrent)
-        return fail(d, TT_ERR_UNSUPPORTED,
-                    "%s and the host cannot use managed memory at the same time (concurrentManagedAccess is "
-                    "0, as under Windows and WSL): leave `memory` out", d->properties.name);
+        return fail(d, TT_ERR_UNSUPPORTED, "%s and the host cannot use managed memory at the same time "
+                    "(concurrentManagedAccess is 0, as under Windows and WSL): use {memory 'device'}",
+                    d->properties.name);
     if (status == TT_OK) status = check(d, cudaMemGetInfo(available, &total), "cudaMemGetInfo");
     if (status == TT_OK && !beyond && bytes > *available)
         return fail(d, TT_ERR_MEMORY, "the arena needs %zu bytes of managed memory, but only %zu of the "
                     "device's %zu are free: offload, recompute or train with smaller micro-batches, or "
-                    "choose memory 'managed-oversubscribed', which is slower", bytes, *available, total);
+                    "choose {memory 'managed-oversubscribed'}, which is slower", bytes, *available, total);
     if (status == TT_OK)
         status = check(d, cudaMallocManaged(memory, bytes, cudaMemAttachGlobal), "cudaMallocManaged");
     return status;
@@ -394,8 +394,8 @@ void *cuda_allocate_host(tt__device *d, size_t bytes)
 {
     void *host = NULL;
     if (!use(d)) return NULL;
-    // The flag Portable makes copies by every device asynchronous. The flag Mapped lets kernels of every
-    // device load from the memory.
+    // With the flag Portable, copies are asynchronous on every device, not only on this one. The flag Mapped
+    // lets kernels of every device load from the memory.
     const cudaError_t e = cudaHostAlloc(&host, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     return check(d, e, "cudaHostAlloc") == TT_OK ? host : NULL;
 }

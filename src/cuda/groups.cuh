@@ -12,9 +12,9 @@ namespace {
 #define TT__ROW_THREADS 256
 struct loss_sums { double loss, weight, right; };
 
-// The resident workspace that a launch may use. A matrix product uses it in two parts: cuBLASLt uses the
-// first part, and the sums for a bias gradient, or a bias in another dtype, use the second. Other kernels use
-// the whole workspace.
+// The resident workspace that a launch may use. A matrix product uses it in two parts: the first part is for
+// cuBLASLt; the second holds the sums for a bias gradient, or a bias that was converted to another dtype.
+// Other kernels use the whole workspace.
 union resident_workspace {
     static constexpr size_t BYTES = TT__CUDA_RESIDENT, BIAS_BYTES = (BYTES / 32 + 4095) / 4096 * 4096;
     static constexpr size_t LT_BYTES = BYTES - BIAS_BYTES;
@@ -77,8 +77,8 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
     all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
 }
 
-// Does the last step of all sums of `all`. A launch of finish_sums does the last step of consecutive sums
-// that have different results. Sums that are added to one result need launches one after another.
+// Does the last step of all sums in `all`. One launch of finish_sums serves consecutive sums that have
+// different results. Sums that are added to the same result need one launch after another.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
     const int64_t sums = all->count;
@@ -136,8 +136,8 @@ int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, s
 
 // Returns the number of rows in a chunk of column sums. The columns of a gradient may be summed by the kernel
 // that computes the gradient, or by another kernel, if a pipeline stage gets the gradient from the next
-// stage. The bits must be equal. So each kernel sums the numbers as they are stored, chunk by chunk. The
-// threads of a block form sum_teams() teams, which take the rows of a chunk in turn.
+// stage. Both kernels must give the same bits, so each sums the numbers as they are stored, chunk by chunk.
+// The threads of a block form sum_teams() teams, which take the rows of a chunk in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
     // Number of layernorm_backward's blocks that fit a multiprocessor.
@@ -214,9 +214,9 @@ cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__ma
     return e;
 }
 
-// Template argument of kernels that take any dtype. Kernels whose template arguments are dtypes take operands
-// of these dtypes in whole vectors of 8 elements. They set the dtypes in their copies of the operands, so
-// that compilers drop the code for other dtypes.
+// ANY is the template argument of kernels that take any dtype. Kernels whose template arguments are dtypes
+// take operands of these dtypes only, in whole vectors of 8 elements. Each of these kernels sets the dtypes
+// in its copy of the operands, so that the compiler drops the code for other dtypes.
 enum { ANY = -1 };
 
 // 8 columns of a row as they are loaded: the bits of vectors of dtype X, or f32 numbers for ANY.
@@ -243,8 +243,8 @@ template <class... M> __device__ __forceinline__ void move_rows(int64_t by, M &.
     ((m.data = row_at(m, by)), ...);
 }
 
-// Sets *grid to the number of blocks of a kernel that goes through its work in strides: `blocks`, the number
-// of blocks with work, but at most `times` the number that the device's multiprocessors run at once.
+// Sets *grid to the number of blocks of a kernel with a grid-stride loop: `blocks`, the number of blocks with
+// work, but at most `times` the number of blocks that the device's multiprocessors run at once.
 template <class... P>
 cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times, int64_t blocks,
                     unsigned *grid)
@@ -318,8 +318,9 @@ __device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, i
 
 // Computes y as each_group does, and writes to partial[blockIdx.y][c] the sum of rows_each rows of column c
 // of y. OP also has finish(both, r, c, v, other). Before the call, v has elements of a, and `other` has
-// elements of b if `both`; after the call, v has the results. A thread has 8 columns. Each block leaves a row
-// of partial sums, so there are few blocks, and a thread loads the rows of its next turn ahead.
+// elements of b if `both`; after the call, v has the results. A thread has 8 columns. There are few blocks,
+// because each block writes a row of partial sums. So that few blocks keep the memory busy, a thread loads
+// the rows of its next turn ahead.
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     each_group_sums(group_args g, OP op, float *partial, int64_t rows_each)
@@ -416,8 +417,9 @@ template <class OP> cudaError_t launch_typed_groups(tt__device *d, const group_a
     return launch_groups<OP, ANY, ANY>(d, g, op);
 }
 
-// Computes y (or y += if `add`) by op. by_row: whether the op uses the numbers of rows or columns as indices.
-// If not, contiguous matrices are taken as one long row. Operands whose data is NULL are absent.
+// Computes y by op or, if `add`, adds the results of op to y. by_row: whether the op uses the numbers of rows
+// or columns as indices. If not, contiguous matrices are taken as one long row. Operands whose data is NULL
+// are absent.
 template <class OP>
 cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
 {
@@ -453,7 +455,8 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
         return e == cudaSuccess && sums.data ? run_column_sums(l, &y, &sums, add_sums) : e;
     }
     const int64_t each = rows_of_sums(d, y.rows, y.cols);
-    // `pieces` blocks would cover the columns. The block size is chosen so that all blocks get equal shares.
+    // `pieces` blocks of TT__ROW_THREADS threads would cover the columns. The number of threads of a block is
+    // chosen so that all blocks get equal shares of the columns.
     const int teams = sum_teams(y.cols);
     const unsigned groups = blocks_for(y.cols, 8), pieces = blocks_for(groups, TT__ROW_THREADS / teams);
     const unsigned threads = blocks_for(blocks_for(groups, pieces) * teams, 32) * 32;

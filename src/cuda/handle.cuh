@@ -24,9 +24,9 @@ struct tt__device {
     cudaDeviceProp properties;
     product_choice *choices; // hash table of TT__PRODUCT_CHOICES entries: cuBLASLt's choice for each product
     int choice_count;
-    tuned_product *tuned;    // array of tuned_count products that were timed or learnt
+    tuned_product *tuned;    // array of tuned_count products that were timed here or read by cuda_learn
     int tuned_count;
-    product_trial *trial;    // trial of the product that is being timed; NULL: no product is
+    product_trial *trial;    // trial of the product that is being timed; NULL: no product is being timed
     collected_products *collected; // list to which matmul adds products; NULL: matmul computes products
     group_arguments *arguments; // arguments of tensors that share a launch, see ops/optimizers/cuda.cuh
     bool waits;             // environment TINYTRAIN_CUDA_SYNC=1: wait after each op and record no graphs

@@ -22,7 +22,8 @@ template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __flo
 static_assert(TT__FLOATS == 3, "a new float dtype needs a case in TT__WITH_HALF, pack_as, round_16, "
               "lt_type and all other code that has TT_BF16");
 
-// Runs code in which T is the C++ type of a dtype of 16-bit floats, or (TT__WITH_TYPE) of any floats.
+// TT__WITH_HALF runs code in which T is the C++ type of `dtype`, a dtype of 16-bit floats. TT__WITH_TYPE also
+// takes f32.
 #define TT__WITH_HALF(dtype, T, ...)                                         \
     do {                                                                    \
         if ((dtype) == TT_BF16) { typedef bf16 T; __VA_ARGS__; }            \
@@ -178,13 +179,13 @@ __device__ __forceinline__ float share_by_tanh(float x, float square)
     return tt__reciprocal(1 + tt__exp2(x * fmaf(-0.102943240f, square, -2.30220820f)));
 }
 
-// The value and the slope of each activation of TT__ACTS. A slope gets the value that was saved: the result
-// of the activation if the table says by_result, else the operand. Where exp or tanh is rounded to 0 or 1,
-// its slope is 0, and the product of that slope and a large x is left out.
+// The value and the slope of each activation of TT__ACTS. A slope is computed from the saved value: the
+// result of the activation if the table says by_result, else the operand. If exp or tanh is rounded to 0
+// or 1, its slope is 0. That slope is not multiplied by x, because 0 times an infinite x would be NaN.
 __device__ __forceinline__ float act_GELU(float x)
 {
     const normal_tail n = tail_of(x);
-    return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // f is NaN where x is NaN
+    return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // NaN where x is NaN, because n.f is then NaN
 }
 __device__ __forceinline__ float slope_GELU(float x)
 {
@@ -197,7 +198,7 @@ __device__ __forceinline__ float act_GELU_TANH(float x) { return x * share_by_ta
 __device__ __forceinline__ float slope_GELU_TANH(float x)
 {
     const float square = x * x, s = share_by_tanh(x, square), ds = fmaf(-s, s, s);
-    const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times d(2u)/dx
+    const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times the slope of 2u (share_by_tanh)
     return ds > 0 ? fmaf(ds, du, s) : s;
 }
 
@@ -258,8 +259,8 @@ __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t ke
     }
 }
 
-// The keys of all rounds of Philox for one draw; a uint4 holds the keys of two rounds. Kernels that use few
-// draw keys keep the expanded keys in shared memory.
+// An expanded key for random numbers: the keys of all rounds of Philox. A uint4 holds the keys of two rounds.
+// Kernels that use few keys keep the expanded keys in shared memory.
 typedef uint4 philox_keys[(TT__DRAW_ROUNDS + 1) / 2];
 __device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
 {

@@ -67,9 +67,10 @@ __device__ __forceinline__ uint32_t tt__shared_address(const void *p)
 }
 
 // Computes d (16 x 8) += a (16 x 16, row-major) * b (16 x 8, column-major). T is __nv_bfloat16 or __half. A
-// register of a or b holds two neighbours in a row of a or a column of b, the first in its lower half. With
-// g = lane/4 and t = lane%4, a thread's registers hold, of a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8,
-// 2t+8; of b: rows 2t, 2t+8 of column g; of d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
+// register of a holds two neighbours in a row, and a register of b two neighbours in a column, the first in
+// its lower half. With g = lane/4 and t = lane%4, the first or only numbers in a thread's registers have
+// these places (row,column). a: (g,2t), (g+8,2t), (g,2t+8), (g+8,2t+8). b: (2t,g), (2t+8,g). d: (g,2t),
+// (g,2t+1), (g+8,2t), (g+8,2t+1).
 template <class T>
 __device__ void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 template <>
@@ -90,9 +91,9 @@ __device__ __forceinline__ void tt__mma_16816<__half>(float (&d)[4], const uint3
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
                      "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// Computes d (16 x 8) += a (16 x 8) * b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. With
-// g = lane/4 and t = lane%4, a thread's registers hold, of a: rows g, g+8, g, g+8 of columns t, t, t+4, t+4;
-// of b: rows t, t+4 of column g.
+// Computes d (16 x 8) += a (16 x 8) * b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. With g =
+// lane/4 and t = lane%4, the numbers in a thread's registers have these places (row,column). a: (g,t),
+// (g+8,t), (g,t+4), (g+8,t+4). b: (t,g), (t+4,g). d: as in tt__mma_16816.
 __device__ __forceinline__ void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2])
 {
@@ -327,7 +328,8 @@ __device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
                   : "+r"(done) : "r"(tt__shared_address(barrier)), "r"(parity) : "memory");
     } while (!done);
 }
-// Releases registers of a warpgroup until each thread has N; tt__more_registers takes registers up to N.
+// Releases registers of a warpgroup until each thread has N; tt__more_registers takes registers until each
+// thread has N.
 template <int N> __device__ __forceinline__ void tt__fewer_registers()
 {
     TT__WGMMA("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -336,8 +338,9 @@ template <int N> __device__ __forceinline__ void tt__more_registers()
 {
     TT__WGMMA("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
-// Returns four bytes, each chosen by a hexadecimal digit s of `selector`, the lowest digit for the lowest
-// byte: byte s % 8 of low and high together, or, if s > 7, that byte's highest bit in all 8 bits.
+// Returns four bytes. Hexadecimal digit k of `selector` chooses byte k of the result, both counted from the
+// lowest. A digit s below 8 chooses byte s of the eight bytes of `low` and `high`. A digit s above 7 chooses
+// the highest bit of byte `s - 8`, repeated in all 8 bits.
 __device__ __forceinline__ uint32_t tt__bytes(uint32_t low, uint32_t high, uint32_t selector)
 {
     uint32_t r;

@@ -13,7 +13,8 @@ typedef struct tt__example {
     int64_t number;                /* number of the image in its source */
     int label;                     /* number of the class; 0 for other tasks than TT_TASK_CLASS */
     int n_words;                   /* number of words; while a table is read, number of labels */
-    float *values;                 /* (classes) values of TT_TASK_LABELS and TT_TASK_SCORES */
+    float *values;                 /* (tt__values_per_example) values of TT_TASK_LABELS and TT_TASK_SCORES, or
+                                      the score of a pair of TT_TASK_EMBED; NULL: none */
     tt_word *words;                /* (n_words) words of TT_TASK_TAGS */
 } tt__example;
 
@@ -44,6 +45,12 @@ void tt_dataset_free(tt_dataset *d)
 }
 
 int64_t tt_dataset_count(const tt_dataset *d) { return d->count; }
+
+/* Returns the number of values of an example that has values. */
+static size_t tt__values_per_example(const tt_dataset *d)
+{
+    return d->task == TT_TASK_EMBED ? 1 : (size_t)d->n_classes;
+}
 
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes)
 {
@@ -186,7 +193,8 @@ tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, siz
 static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
 {
     if (!TT__GROW(d->ctx, d->examples, d->count, d->capacity))
-        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %d %s of '%s'", d->count + 1,
+        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %d %s of '%s': free memory",
+                        d->count + 1,
                         d->images ? "images" : "texts", path), (tt__example *)NULL;
     tt__example *e = &d->examples[d->count++];
     memset(e, 0, sizeof *e);
@@ -210,14 +218,15 @@ static tt_status tt__number_classes(tt_dataset *d, const char *const *names, int
                             (int)tt__min((int64_t)valid, 200), name, (unsigned char)name[valid]);
         d->classes[d->n_classes] = tt__chunks_text(d->ctx, &d->chunks, name, strlen(name));
         if (!d->classes[d->n_classes])
-            return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the names of %d classes", n);
+            return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the names of %d classes: free memory",
+                            n);
     }
     return TT_OK;
 }
 
-/* Chooses n examples at random, from each class in proportion to its size; examples that are missing because
-   of rounding come from any class. order (count): gets the number of each example, first those of the n
-   chosen examples, shuffled. */
+/* Chooses n examples at random, from each class in proportion to its size. Examples that are missing because
+   sizes are rounded down come from any class. The first n entries of `order` become the numbers of the chosen
+   examples, in random order. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
     const int classes = (int)tt__max(1, d->n_classes); /* without classes all labels are 0 */
@@ -252,7 +261,7 @@ static tt_dataset *tt__dataset_new(tt_context *ctx, tt_task task, const char *co
 /* Copies the texts, the values and the words of an example into the dataset's memory. */
 static tt_status tt__dataset_copy(tt_dataset *d, tt__example *e)
 {
-    const size_t values = e->values ? sizeof *e->values * (size_t)d->n_classes : 0;
+    const size_t values = e->values ? sizeof *e->values * tt__values_per_example(d) : 0;
     const size_t words = sizeof *e->words * (size_t)e->n_words;
     char *text = e->text ? tt__chunks_text(d->ctx, &d->chunks, e->text, e->bytes) : NULL;
     char *pair = e->pair ? tt__chunks_text(d->ctx, &d->chunks, e->pair, e->pair_bytes) : NULL;
@@ -261,7 +270,7 @@ static tt_status tt__dataset_copy(tt_dataset *d, tt__example *e)
     void *tags = words ? tt__chunks_take(d->ctx, &d->chunks, words) : NULL;
     if ((e->text && !text) || (e->pair && !pair) || (e->negative && !third) || (values && !copy) ||
         (words && !tags))
-        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %zu bytes of text %d",
+        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %zu bytes of text %d: free memory",
                         e->bytes + e->pair_bytes + e->negative_bytes, d->count - 1);
     if (values) memcpy(copy, e->values, values);
     if (words) memcpy(tags, e->words, words);
@@ -275,7 +284,8 @@ static tt_status tt__dataset_copy(tt_dataset *d, tt__example *e)
     return TT_OK;
 }
 
-/* Checks the labels and the number of texts of the caller's text number d->count. */
+/* Checks text number d->count of the caller: its labels, and whether its second and third text fit the
+   task. */
 static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
 {
     const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
@@ -298,6 +308,13 @@ static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
         return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has no %s, but TT_TASK_EMBED "
                         "needs a pair for every text, and a negative for all texts or for none", d->count,
                         !text->pair ? "pair" : text->negative ? "negative before it" : "negative");
+    const bool scored = d->task == TT_TASK_EMBED && text->values;
+    if (scored && !isfinite(*text->values))
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: the score of pair %d is %g; expected a "
+                        "finite number", d->count, *text->values);
+    if (d->task == TT_TASK_EMBED && d->count && (d->examples[0].values != NULL) != scored)
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: pair %d has %s score, unlike pair 0: "
+                        "give all pairs a score, or none", d->count, scored ? "a" : "no");
     if (d->task != TT_TASK_TAGS) return TT_OK;
     if (text->pair)
         return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has a second text, but "
@@ -313,7 +330,7 @@ static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
     return TT_OK;
 }
 
-/* Adds a copy of a text to the dataset or, if `text` is NULL, the next image of the source. */
+/* Adds an example to the dataset: a copy of `text` or, if `text` is NULL, the next image of the source. */
 static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *text, int label)
 {
     if (text && tt__dataset_check(d, text) != TT_OK) return d->ctx->status;
@@ -331,7 +348,7 @@ static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *t
     e->pair_bytes = text->pair ? text->pair_bytes : 0;
     e->negative = d->task == TT_TASK_EMBED ? text->negative : NULL;
     e->negative_bytes = e->negative ? text->negative_bytes : 0;
-    const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
+    const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES || d->task == TT_TASK_EMBED;
     e->values = values ? (float *)(uintptr_t)text->values : NULL;
     e->words = (tt_word *)(uintptr_t)text->words;
     e->n_words = d->task == TT_TASK_TAGS ? text->n_words : 0;

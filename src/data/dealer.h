@@ -144,7 +144,7 @@ struct tt_loader {
     bool typed;                    /* token types may differ from 0 */
     bool sort;                     /* sort the texts of each window by length, and shuffle the window's steps;
                                       a window is consecutive steps */
-    int parts;                     /* sequences of an example: with TT_TASK_EMBED 2 or 3, else 1 */
+    int parts;                     /* number of sequences of an example: with TT_TASK_EMBED 2 or 3, else 1 */
     tt__tokens *tokens;            /* (count, parts) the tokens of each example */
     tt__chunk *chunks;             /* memory of the ids */
     int32_t *scratch;              /* max_length ids and types for each thread, while texts are tokenized */
@@ -165,13 +165,13 @@ struct tt_loader {
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
     int32_t *tags;                 /* tags of the micro-batch, for TT_TASK_TAGS */
-    float *label_values;           /* values of the micro-batch, for TT_TASK_LABELS and TT_TASK_SCORES */
-    int32_t *roles;                /* TT_TASK_EMBED: the numbers 0, 1, 2, ...; the data of each of `arrays`
-                                      are a part of them */
+    float *label_values;           /* values of the micro-batch, of examples that have values */
+    int32_t *roles;                /* TT_TASK_EMBED: the numbers 0, 1, 2, ..., to which `arrays` point */
     tt_array arrays[3];            /* TT_TASK_EMBED: "anchors", "candidates" and "positives";
                                       TT_TASK_MASKED_LM: "masked" and "targets" */
-    /* TT_TASK_MASKED_LM: the kind of each token of the vocabulary; scratch memory for a text's words, and
-       which of its tokens are chosen; the n_masked of at most max_masked rows of the arrays. */
+    /* Fields for TT_TASK_MASKED_LM. mask_kinds: the kind of each token of the vocabulary. mask_words,
+       mask_chosen: scratch memory for a text's words, and for whether each of its tokens is chosen. masked,
+       targets: the data of the arrays, n_masked rows of at most max_masked. */
     uint8_t *mask_kinds, *mask_chosen;
     struct tt__mask_word *mask_words;
     int32_t *masked, *targets;
@@ -189,8 +189,8 @@ struct tt_loader {
     int started;                   /* number of threads that run */
     int slots;                     /* number of micro-batches that `ring` holds */
     tt__ring_slot *ring;           /* ring[m % slots] holds micro-batch m of the epoch */
-    /* deal_data: number of data ranks; 0: unknown. This process needs the images of the data ranks
-       [deal_first, deal_end). */
+    /* deal_data: number of data ranks; 0: unknown, so the images for all ranks are made. This process needs
+       the images of the data ranks [deal_first, deal_end). */
     int deal_data, deal_first, deal_end;
     /* deal_by_step: a micro-batch goes to a rank by its number in the step, not in the epoch; dealt_anew: a
        field deal_... has changed since the ring's images were made */
@@ -202,8 +202,9 @@ struct tt_loader {
 
 #define TT__TEXTS_AT_ONCE 64 /* number of texts that one task of the thread pool tokenizes */
 
-/* Returns whether a token that comes from the bytes `span` belongs to a word: the bytes overlap, or the token
-   is white space directly before the word, such as a mark of SentencePiece that is a token of its own. */
+/* Returns whether a token that comes from the bytes `span` belongs to a word: `span` overlaps the word, or
+   the token is white space directly before the word, such as a mark of SentencePiece that is a token of its
+   own. */
 static bool tt__token_of_word(const tt__example *e, const tt_span *span, const tt_word *word)
 {
     if (span->end > word->begin) return span->begin < word->end;
@@ -305,8 +306,8 @@ typedef struct tt__step_texts {
 } tt__step_texts;
 
 /* Returns whether place a comes before place b in the order from the longest text to the shortest. Texts of
-   equal length keep their shuffled order: many texts are cut to one length, and in the order of a table,
-   which often lists one class after another, whole steps would have one class. */
+   equal length keep their shuffled order: after cutting, many texts have the max length. In the order of a
+   table, which often lists one class after another, all texts of a step might have one class. */
 static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__step_texts *s = (const tt__step_texts *)arg;
@@ -336,7 +337,8 @@ static bool tt__loader_tokenize(tt_loader *l)
     l->scratch = NULL;
     l->spans = NULL;
     if (l->failed)
-        return tt__fail(ctx, TT_ERR_MEMORY, "loader: out of memory for the tokens of %d texts", l->d->count),
+        return tt__fail(ctx, TT_ERR_MEMORY, "loader: out of memory for the tokens of %d texts: free memory",
+                        l->d->count),
             false;
     if (l->empty >= 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: text %lld has no tokens: leave it out of the dataset",
@@ -348,7 +350,8 @@ static bool tt__loader_tokenize(tt_loader *l)
     const int64_t max = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
     tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
-    /* Few texts have less than two tokens, so more than room / 2 texts would hardly ever fit. */
+    /* Few texts have less than two tokens. More than room / 2 texts would therefore hardly ever fit into a
+       micro-batch. */
     l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, tt__max(1, room / (2 * l->parts)));
     for (int64_t i = 0; i < tt__min(l->deal.max_seqs, max); i++)
         micro += tt__example_tokens(l->tokens, l->parts, l->deal.order[i]);
@@ -357,14 +360,14 @@ static bool tt__loader_tokenize(tt_loader *l)
     return true;
 }
 
-/* Sets the fields of a batch that batches of texts and of images have in common. After the last batch of a
-   step, moves the loader to the next step. */
+/* Sets the fields that batches of texts and batches of images both have. After the last batch of a step,
+   moves the loader to the next step. */
 static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_of_step)
 {
     batch->seqs = seqs;
     batch->labels = l->labels;
     batch->label_values = l->label_values;
-    batch->values = l->label_values ? l->d->n_classes : 0;
+    batch->values = l->label_values ? (int)tt__values_per_example(l->d) : 0;
     batch->index = l->index;
     batch->last_of_step = last_of_step;
     if (last_of_step) l->deal.step++, l->in_step = l->micro = 0;
@@ -373,7 +376,7 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
 
 /* ---- dividing a step of texts into micro-batches: sets l->dealt and l->ends */
 
-/* Divides a step of n texts, with groups = 1: each micro-batch takes the next texts until it is full. */
+/* Divides a step of n texts if `groups` is 1: each micro-batch takes the next texts until it is full. */
 static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
 {
     int micro = 0, seqs = 0, tokens = 0;

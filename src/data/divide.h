@@ -9,9 +9,9 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
 {
     tt_context *ctx = d->ctx;
     if (n < 1 || n >= d->count)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_split: cannot split %lld %s off %d: at least one "
-                        "must go, and one must stay", (long long)n, d->images ? "images" : "texts",
-                        d->count), (tt_dataset *)NULL;
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_split: n is %lld, but must be 1 to %d, because the "
+                        "dataset has %d %s and must keep one", (long long)n, d->count - 1, d->count, d->images
+                        ? "images" : "texts"), (tt_dataset *)NULL;
     tt_dataset *part = tt__dataset_new(ctx, d->task, d->classes, d->n_classes);
     uint32_t *order = part ? (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)d->count) : NULL;
     uint64_t key = tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_SPLIT,
@@ -22,8 +22,8 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
         tt__example *from = &d->examples[order[k]], *to = tt__dataset_add(part, "tt_dataset_split");
         if (to) *to = *from;
         if (!to || tt__dataset_copy(part, to) != TT_OK)
-            status = tt__fail(ctx, TT_ERR_MEMORY, "tt_dataset_split: out of memory for %lld examples of %d",
-                              (long long)n, d->count);
+            status = tt__fail(ctx, TT_ERR_MEMORY, "tt_dataset_split: out of memory for %lld examples of %d: "
+                              "free memory", (long long)n, d->count);
     }
     if (status == TT_OK) { /* removes the chosen examples; the others keep their order */
         for (int k = 0; k < (int)n; k++) d->examples[order[k]].label = -1;

@@ -6,8 +6,8 @@
 
 /* ---- loading images */
 
-/* Returns the number, in the epoch, of the micro-batch that has place `at` of the epoch's order. Sets *first
-   to the micro-batch's first place and *seqs to its number of images. */
+/* Returns the number, in the epoch, of the micro-batch of the image at place `at` of the epoch's order. Sets
+   *first to the place of the micro-batch's first image and *seqs to its number of images. */
 static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, int *seqs)
 {
     const tt__dealer *d = &l->deal;
@@ -105,8 +105,8 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     to += (size_t)(w.top - top) * pitch + (size_t)x * (size_t)o->channels;
     if (tt__resample_image(ctx, r, image, height, width, o->resample, o->channels, &w, to, pitch))
         return TT_OK;
-    snprintf(why, 256, "out of memory for %d x %d pixels to %d x %d", image->height, image->width, height,
-             width);
+    snprintf(why, 256, "out of memory to resize %d x %d pixels to %d x %d: free memory", image->height,
+             image->width, height, width);
     return TT_ERR_MEMORY;
 }
 

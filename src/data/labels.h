@@ -39,12 +39,11 @@ typedef struct tt__table {
 TT_PRINTF(2, 3)
 static tt_status tt__row_fail(const tt__table *t, const char *format, ...)
 {
-    char what[800];
     va_list args;
     va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
+    const tt_status status = tt__line_fail(t->ctx, t->path, t->row_line, format, args);
     va_end(args);
-    return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: %s", t->path, t->row_line, what);
+    return status;
 }
 
 /* Returns whether a class name is a number such as -1 or 2.5, and sets *value to it. */
@@ -93,8 +92,8 @@ static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char
     return -1;
 }
 
-/* Adds a label to example e, or gives the next word of e a tag. name: it must live as long as the dataset;
-   "": the word has no tag. */
+/* Adds the label `name` to example e or, for TT_TASK_TAGS, gives the next word of e the tag `name`; "" means
+   that the word has no tag. The string must live as long as the dataset. */
 static tt_status tt__table_name(const tt_dataset *d, tt__table *t, tt__example *e, const char *name)
 {
     const int number = t->order && *name ? tt__find_class(d, t->order, name) : -1;
@@ -116,9 +115,9 @@ static tt_status tt__table_value(tt__table *t, float x)
     return TT_OK;
 }
 
-/* Checks the number of values of the dataset's last row, whose values begin at index `first`. The row must
-   have as many values as the rows before or, in the first row, as there are classes, if the caller has named
-   classes. */
+/* Checks the number of values of the dataset's last row, whose values begin at index `first`. If the caller
+   has named classes, the first row must have a value for each class. Every later row must have as many values
+   as the rows before. */
 static tt_status tt__table_row_end(const tt_dataset *d, tt__table *t, int first)
 {
     const int n = t->n_values - first, width = t->width ? t->width : t->order ? d->n_classes : n;
@@ -133,6 +132,16 @@ static tt_status tt__table_row_end(const tt_dataset *d, tt__table *t, int first)
                             width, t->order ? "classes are given" : "the rows before have");
     t->width = width;
     return TT_OK;
+}
+
+/* Keeps the score of a pair of TT_TASK_EMBED, the dataset's last row, or notes that the pair has none (NULL).
+   The rows before must be alike. */
+static tt_status tt__table_score(const tt_dataset *d, tt__table *t, const float *score)
+{
+    if (d->count > 1 && (t->n_values > 0) != (score != NULL))
+        return tt__row_fail(t, "the row has %s \"%.100s\", unlike the rows before: write it in all rows or "
+                            "in none", score ? "a" : "no", t->column[TT__COLUMN_LABEL]);
+    return score ? tt__table_value(t, *score) : TT_OK;
 }
 
 /* Makes a class for each distinct label. Numbers the classes in the byte order of the labels or, if all
@@ -191,24 +200,25 @@ static tt_status tt__table_unnamed(tt_dataset *d, int n)
         snprintf(name, sizeof name, "LABEL_%d", d->n_classes);
         d->classes[d->n_classes] = tt__chunks_text(d->ctx, &d->chunks, name, strlen(name));
         if (!d->classes[d->n_classes])
-            return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the names of %d classes", n);
+            return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the names of %d classes: free memory",
+                            n);
     }
     return TT_OK;
 }
 
-/* Gives the examples the numbers of their classes, or their values. */
+/* Sets the examples' labels: the number of the class, the values, or the tags of the words. */
 static tt_status tt__table_set(tt_dataset *d, const tt__table *t)
 {
-    const size_t n = (size_t)d->n_classes;
+    const size_t n = tt__values_per_example(d);
     const tt__label_name *name = t->names;
-    const bool values = t->task == TT_TASK_LABELS || t->task == TT_TASK_SCORES;
+    const bool values = t->task == TT_TASK_LABELS || t->task == TT_TASK_SCORES || t->n_values;
     size_t bytes = 0;
     float *to = NULL;
     if (values && (!tt__mul_size(n * sizeof *to, (size_t)d->count, &bytes) ||
                    !(to = (float *)tt__chunks_take(d->ctx, &d->chunks, bytes))))
-        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for %d values of each of the %d rows of '%s'",
-                        d->n_classes, d->count, t->path);
-    if (t->width) memcpy(to, t->values, bytes);
+        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for %zu values of each of the %d rows of '%s': "
+                        "free memory", n, d->count, t->path);
+    if (t->n_values) memcpy(to, t->values, bytes);
     else if (values) memset(to, 0, bytes);
     for (tt__example *e = d->examples; e < d->examples + d->count; e++) {
         for (int k = 0; k < e->n_words; k++, name++) {
@@ -227,7 +237,8 @@ static tt_status tt__table_set(tt_dataset *d, const tt__table *t)
 static tt_status tt__table_labels(tt_dataset *d, tt__table *t)
 {
     tt_status status = TT_OK;
-    if (!d->count || tt__has_no_labels(t->task)) return TT_OK;
+    if (!d->count || (tt__has_no_labels(t->task) && !t->n_values)) return TT_OK;
+    if (t->task == TT_TASK_EMBED) return tt__table_set(d, t);
     if (!t->order) status = t->width ? tt__table_unnamed(d, t->width) : tt__table_classes(d, t);
     return status == TT_OK ? tt__table_set(d, t) : status;
 }

@@ -89,8 +89,9 @@ static bool tt__loader_allocate(tt_loader *l) /* allocates the memory of a loade
     size_t seqs = (size_t)l->deal.max_seqs * (size_t)l->parts, rows = (size_t)l->max_tokens;
     size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
     size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch), values = 0;
-    const bool valued = l->d->task == TT_TASK_LABELS || l->d->task == TT_TASK_SCORES;
-    if (!tt__mul_size(seqs * sizeof *l->label_values, (size_t)l->d->n_classes, &values)) values = SIZE_MAX;
+    const bool valued = l->d->examples[0].values != NULL;
+    if (!tt__mul_size(seqs * sizeof *l->label_values, tt__values_per_example(l->d), &values))
+        values = SIZE_MAX;
     if (l->d->task == TT_TASK_MASKED_LM && !tt__mask_allocate(l)) return false;
     if (l->d->task == TT_TASK_TAGS && !(l->tags = (int32_t *)tt__alloc(ctx, rows * 4))) return false;
     if (l->parts > 1 && !(l->roles = (int32_t *)tt__alloc(ctx, seqs * 4))) return false;
@@ -135,8 +136,8 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     if (!d || (!k && !image)) { /* the context's error says why the dataset or the tokenizer is NULL */
         char why[TT__ERROR];
         memcpy(why, ctx->error, sizeof why);
-        tt__fail(ctx, TT_ERR_ARGUMENT, "loader: the %s is NULL%s%.900s", !d ? "dataset" : "tokenizer",
-                 why[0] ? ": " : "", why);
+        tt__fail(ctx, TT_ERR_ARGUMENT, "loader: the %s is NULL%s%.900s", !d ? "dataset" : "tokenizer", why[0]
+                 ? ": " : ": make it first", why);
         return NULL;
     }
     if (tt__loader_check(ctx, d, k, &o) != TT_OK) return NULL;
@@ -281,7 +282,8 @@ static tt_status tt__loader_source_next(void *self, tt_batch *batch, bool *more)
     return l->status;
 }
 
-/* Returns a hash of the labels of a loader's examples and, for texts, of their tokens. */
+/* Returns a hash of the labels of a loader's examples and, for texts, of their tokens. Options of masks count
+   unless they are the defaults. */
 static uint64_t tt__loader_source_hash(void *self)
 {
     const tt_loader *l = (const tt_loader *)self;
@@ -296,8 +298,13 @@ static uint64_t tt__loader_source_hash(void *self)
             if (l->tags) hash = tt__hash_on(hash, x->tags, sizeof(int32_t) * (size_t)x->count);
         }
         if (l->label_values)
-            hash = tt__hash_on(hash, l->d->examples[i].values, sizeof(float) * (size_t)l->d->n_classes);
+            hash = tt__hash_on(hash, l->d->examples[i].values, sizeof(float) * tt__values_per_example(l->d));
     }
+    const tt_loader_options plain = tt_loader_options_default();
+    if (!l->max_masked) return hash;
+    if (l->o.whole_words) hash = tt__hash_on(hash, &l->o.whole_words, sizeof l->o.whole_words);
+    if (!(l->o.mask_rate == plain.mask_rate))
+        hash = tt__hash_on(hash, &l->o.mask_rate, sizeof l->o.mask_rate);
     return hash;
 }
 
@@ -345,7 +352,8 @@ const tt_source *tt_loader_source(tt_loader *l)
     if (!l) return NULL;
     tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, tt_loader_max_seqs(l),
                    l->max_tokens, l->deal.accumulates, tt__loader_source_hash, l->d->classes,
-                   l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe, l->max_masked};
+                   l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe, l->max_masked,
+                   NULL, 0};
     l->source = s;
     return &l->source;
 }
@@ -396,7 +404,9 @@ static void tt__loader_window(tt_loader *l, int64_t window)
     l->window_at = window;
 }
 
-/* Sets the arrays of a micro-batch of pairs or triplets. */
+/* Sets the arrays of a micro-batch of pairs or triplets: the numbers of the sequences that are anchors, the
+   numbers of all other sequences (the candidates), and for each anchor the number of its positive
+   candidate. */
 static void tt__loader_roles(tt_loader *l, int examples, tt_batch *batch)
 {
     if (l->parts == 1) return;
@@ -430,8 +440,8 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
         l->labels[seqs] = l->parts > 1 ? seqs / examples : tt_dataset_label(l->d, text);
         l->index[seqs] = text;
         if (l->label_values)
-            memcpy(l->label_values + (size_t)seqs * (size_t)l->d->n_classes, l->d->examples[text].values,
-                   sizeof *l->label_values * (size_t)l->d->n_classes);
+            memcpy(l->label_values + (size_t)seqs * tt__values_per_example(l->d), l->d->examples[text].values,
+                   sizeof *l->label_values * tt__values_per_example(l->d));
         for (int i = 0; i < tokens->count; i++, rows++) {
             l->ids[rows] = l->wide ? ((const int32_t *)tokens->ids)[i] : ((const uint16_t *)tokens->ids)[i];
             l->positions[rows] = i;

@@ -89,7 +89,7 @@ static int tt__mask_words(const tt_loader *l, uint64_t key, const int32_t *ids, 
     return count;
 }
 
-/* Masks tokens of a text of a micro-batch, whose n tokens begin at row `first`. text: index of the text. */
+/* Masks tokens of the text with index `text`, whose n tokens begin at row `first` of the micro-batch. */
 static void tt__mask_text(tt_loader *l, uint32_t text, int first, int n)
 {
     int32_t *ids = l->ids + first;
@@ -117,7 +117,7 @@ static void tt__mask_text(tt_loader *l, uint32_t text, int first, int n)
     }
 }
 
-/* Sets the arrays of a micro-batch with masked tokens. */
+/* Sets the arrays "masked" and "targets" of a micro-batch. */
 static void tt__mask_arrays(tt_loader *l, tt_batch *batch)
 {
     if (!l->n_masked) {
@@ -130,8 +130,8 @@ static void tt__mask_arrays(tt_loader *l, tt_batch *batch)
     batch->n_arrays = TT__COUNT(arrays);
 }
 
-/* Allocates the memory of a loader that masks tokens, whose max_tokens and max_seqs are set. Of a text of n
-   tokens at most mask_rate * n + 1 are chosen. */
+/* Allocates the memory of a loader that masks tokens, whose max_tokens and max_seqs are set. In a text of n
+   tokens, at most `mask_rate * n + 1` tokens are chosen. */
 static bool tt__mask_allocate(tt_loader *l)
 {
     const size_t length = (size_t)l->o.max_length;

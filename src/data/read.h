@@ -22,10 +22,10 @@ static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char
     if (part == TT__SPLIT_VALIDATION) return d->count = 0, d;
     if (!part)
         tt__fail(d->ctx, TT_ERR_ARGUMENT, "'%s' has no column '%.100s', so it has only the splits \"train\" "
-                 "and \"test\", not '%.200s'", path, column, split);
+                 "and \"test\", not '%.200s': add the column, or use one of the two", path, column, split);
     else if (d->count < 2)
-        tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has one row and no column '%.100s': one row cannot be divided "
-                 "into \"train\" and \"test\"", path, column);
+        tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has one row and no column '%.100s', but one row cannot be "
+                 "divided into \"train\" and \"test\": add rows", path, column);
     else
         held = tt_dataset_split(d, (d->count + 9) / 10);
     result = part == TT__SPLIT_TEST ? held : held ? d : NULL;
@@ -36,15 +36,16 @@ static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char
 /* Checks options, and sets the names of columns. */
 static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
 {
-    const bool tags = o->task == TT_TASK_TAGS;
+    const bool tags = o->task == TT_TASK_TAGS, embed = o->task == TT_TASK_EMBED;
     const char *names[TT__COLUMNS] = {o->text_column ? o->text_column : tags ? "tokens" : "text",
-                                      o->label_column ? o->label_column : tags ? "tags" : "label",
+                                      o->label_column ? o->label_column
+                                      : tags ? "tags" : embed ? "score" : "label",
                                       o->split_column, o->pair_column, o->negative_column};
     bool good = true;
     t->needs[TT__COLUMN_TEXT] = true;
-    t->needs[TT__COLUMN_PAIR] = o->task == TT_TASK_EMBED;
+    t->needs[TT__COLUMN_PAIR] = embed;
     t->needs[TT__COLUMN_LABEL] = !tt__has_no_labels(o->task);
-    t->columns = o->task == TT_TASK_EMBED ? TT__COLUMNS : TT__COLUMN_NEGATIVE;
+    t->columns = embed ? TT__COLUMNS : TT__COLUMN_NEGATIVE;
     for (int i = 0; i < TT__COLUMNS; i++) t->column[i] = names[i] ? names[i] : "NULL";
     for (int i = 0; i < t->columns; i++)
         for (int k = 0; k <= i; k++) good &= names[i] && (k == i || strcmp(t->column[i], t->column[k]) != 0);

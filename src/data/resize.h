@@ -11,7 +11,8 @@
 /* ------------------------------------------------------------------------------------------------ images */
 
 #define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
-#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: a sum has 32 bits, a pixel takes 8, 2 are spare */
+#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: of the 32 bits of a sum, a level takes 8, and 2 are
+                                spare for sums out of range */
 
 /* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is a weighted sum of
    used[x] consecutive input pixels, the first of which has the number first[x]. The t-th of the input pixels,
@@ -32,7 +33,7 @@ static double tt__cubic(double x) /* the filter of Keys (1981) with a = -1/2 */
     x = fabs(x);
     return x < 1 ? (1.5 * x - 2.5) * x * x + 1 : x < 2 ? -0.5 * (((x - 5) * x + 8) * x - 4) : 0;
 }
-static double tt__sinc(double x) { x *= 3.14159265358979323846; return x == 0 ? 1 : sin(x) / x; }
+static double tt__sinc(double x) { x *= 3.14159265358979323846; return x == 0 ? 1 : tt__sin(x) / x; }
 static double tt__lanczos(double x) { return x >= -3 && x < 3 ? tt__sinc(x) * tt__sinc(x / 3) : 0; }
 
 /* Computes a filter as Pillow does (src/libImaging/Resample.c). The weight of an input pixel is a function of
@@ -49,7 +50,8 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
     if (f->in == in && f->out == out && f->kind == kind) return true;
     f->in = 0;
     f->taps = 2 * (int)ceil(support) + 1;
-    /* A filter of 2^14 taps or more truncates its weights: errors of rounding could add up to level 256. */
+    /* A filter of 2^14 taps or more truncates its weights instead of rounding them, because rounding errors
+       could add up to the level 256. */
     double half = f->taps < 1 << 14 ? 0.5 : 0;
     if (!(f->first = (int32_t *)tt__buffer_get(ctx, &f->memory, (size_t)out,
                                                ((size_t)f->taps + 2) * sizeof(int32_t))))
@@ -125,9 +127,9 @@ static void tt__resample_across(const tt__filter *f, const tt__window *window, c
     }
 }
 
-/* Computes one row of n outputs as the weighted sum of `taps` rows. pitch: distance between two rows of `in`
-   in numbers, a multiple of 4. As each sum fits an int32_t, a 64-bit multiplication computes two products at
-   once. A negative lower sum has borrowed 1 from the upper sum. */
+/* Computes one row of n outputs as the weighted sum of `taps` rows of `in`, which are `pitch` numbers (a
+   multiple of 4) apart. As each sum fits an int32_t, one 64-bit multiplication computes two products. If the
+   lower of the two sums is negative, the upper sum is 1 too small. */
 static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, size_t pitch, size_t n,
                               uint8_t *out)
 {
@@ -188,9 +190,9 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
 }
 
 /* Resizes an image to height * width pixels and writes a window of the result to `to`, whose rows are `pitch`
-   bytes apart. channels: number of channels of `to`. An image with 1 channel allows any number and repeats
-   the channel. An image with 4 channels also allows 3 and leaves out alpha. For all other images it is the
-   image's number of channels. Returns false if memory runs out. */
+   bytes apart. channels: number of channels of `to`. An image with 1 channel allows any number: each channel
+   of `to` is a copy. An image with 4 channels allows 4 and, without alpha, 3. All other images only allow
+   their own number of channels. Returns false if memory runs out. */
 static bool tt__resample_image(tt_context *ctx, tt__resampler *r, const tt_image *image, int height,
                                int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
@@ -245,6 +247,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
     bool ok = tt__resample_image(ctx, &r, image, height, width, TT_BILINEAR, image->channels, &whole, to,
                            (size_t)width * (size_t)image->channels);
     tt__resampler_free(ctx, &r);
-    return ok ? TT_OK : tt__fail(ctx, TT_ERR_MEMORY, "tt_image_resize: out of memory for %d x %d pixels to "
-                                 "%d x %d", image->height, image->width, height, width);
+    return ok ? TT_OK : tt__fail(ctx, TT_ERR_MEMORY, "tt_image_resize: out of memory to resize %d x %d "
+                                 "pixels to %d x %d: free memory", image->height, image->width, height,
+                                 width);
 }

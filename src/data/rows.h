@@ -6,7 +6,7 @@
 #include "labels.h"
 #include "tables.h"
 
-/* ---- rows of other kinds: lines of JSON, and words with tags in the format of CoNLL */
+/* ---- files of examples that are not tables: lines of JSON, and words with tags in the format of CoNLL */
 
 /* Fails because column `column` of a line of JSON differs from what was expected. node: the column's value;
    -1: the column is missing. */
@@ -21,9 +21,9 @@ static tt_status tt__row_wrong(const tt__table *t, const tt__json *j, int node, 
     for (int child = 1; child < j->nodes[0].after; child = j->nodes[child].after)
         tt__print(&list, "%s\"%.100s\"", child > 1 ? ", " : "", j->pool + j->nodes[child].key);
     const char *more = list.length >= sizeof there ? "..." : "";
-    return tt__row_fail(t, "the object has no \"%.100s\", but %s%s; expected %s: set the column's name in "
-                        "the table options", t->column[column], *there ? there : "no members", more,
-                        expected);
+    return tt__row_fail(t, "the object has no \"%.100s\", but %s%s; expected %s: set the column's name "
+                        "(tt_table_options; --text-column, --label-column, --pair-column)", t->column[column],
+                        *there ? there : "no members", more, expected);
 }
 
 /* Copies the text of a string of a line of JSON, into *text and *bytes. Returns false if memory runs out. */
@@ -49,19 +49,21 @@ static const char *tt__row_name(tt_dataset *d, const tt__table *t, const tt__jso
     else if (t->task == TT_TASK_TAGS && at->exact && at->integer == -100) bytes = 0;
     else if (!bytes) return NULL;
     if (at->kind == TT__JSON_STRING && !bytes)
-        return tt__row_fail(t, "%s is empty: write one, or remove the row", t->task == TT_TASK_CLASS ?
-                            "the label" : "a label"),
+        return tt__row_fail(t, "%s is empty: write one, or %s", t->task == TT_TASK_CLASS ? "the label" :
+                            t->task == TT_TASK_TAGS ? "a tag" : "a label",
+                            t->task == TT_TASK_TAGS ? "-100 if the word has none" : "remove the row"),
                (const char *)NULL;
     name = tt__chunks_text(d->ctx, &d->chunks, text, bytes);
-    if (!name) tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the labels of '%s'", t->path);
+    if (!name) tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the labels of '%s': free memory", t->path);
     return name;
 }
 
-/* Reads the list of words of a line of JSON, and the list of their tags. A space joins the words. */
+/* Reads the list of words of a line of JSON, and the list of their tags. The example's text consists of the
+   words with a space between them. */
 static tt_status tt__row_words(tt_dataset *d, tt__table *t, const tt__json *j, const char *line, int words,
                                int tags, tt__example *e)
 {
-    static const char list[] = "a list: TT_TASK_TAGS reads a list of words and a list of tags";
+    static const char list[] = "a list: the task of tags reads a list of words and a list of tags";
     if (words < 0 || j->nodes[words].kind != TT__JSON_ARRAY)
         return tt__row_wrong(t, j, words, TT__COLUMN_TEXT, list);
     if (tags < 0 || j->nodes[tags].kind != TT__JSON_ARRAY)
@@ -71,9 +73,10 @@ static tt_status tt__row_words(tt_dataset *d, tt__table *t, const tt__json *j, c
         return tt__row_fail(t, "the row has %d words, but %d tags; expected a tag for each word", n,
                             j->nodes[tags].count);
     size_t bytes = 0, at = 0;
-    for (int w = words + 1; w < j->nodes[words].after; w = j->nodes[w].after) {
+    for (int w = words + 1, number = 1; w < j->nodes[words].after; w = j->nodes[w].after, number++) {
         if (j->nodes[w].kind != TT__JSON_STRING)
-            return tt__row_wrong(t, j, w, TT__COLUMN_TEXT, "a list of strings");
+            return tt__row_fail(t, "item %d of \"%.100s\" is %s; expected a string", number,
+                                t->column[TT__COLUMN_TEXT], tt__json_kind_name(j, w));
         if (!j->nodes[w].count)
             return tt__row_fail(t, "a word is empty: remove the word and its tag");
         bytes += (size_t)j->nodes[w].count + 1;
@@ -81,7 +84,7 @@ static tt_status tt__row_words(tt_dataset *d, tt__table *t, const tt__json *j, c
     char *text = (char *)tt__chunks_take(d->ctx, &d->chunks, bytes ? bytes : 1);
     e->words = (tt_word *)tt__chunks_take(d->ctx, &d->chunks, sizeof *e->words * (size_t)(n ? n : 1));
     if (!text || !e->words)
-        return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the words of '%s'", t->path);
+        return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the words of '%s': free memory", t->path);
     for (int w = words + 1, k = 0; k < n; w = j->nodes[w].after, k++) {
         e->words[k].begin = at;
         memcpy(text + at, j->pool + j->nodes[w].integer, (size_t)j->nodes[w].count);
@@ -98,7 +101,7 @@ static tt_status tt__row_words(tt_dataset *d, tt__table *t, const tt__json *j, c
     return TT_OK;
 }
 
-/* Reads an element of a list: the name of a label, 0 or 1 for a label, or a score. */
+/* Reads an element of the list in a label column: the name of a class, 0 or 1 for a class, or a score. */
 static tt_status tt__row_label(tt_dataset *d, tt__table *t, const tt__json *j, const char *line, int node,
                                tt__example *e)
 {
@@ -141,6 +144,17 @@ static tt_status tt__row_labels(tt_dataset *d, tt__table *t, const tt__json *j, 
     return status == TT_OK ? tt__table_row_end(d, t, first) : status;
 }
 
+/* Reads the score of a pair of TT_TASK_EMBED. node: -1: the line has none. */
+static tt_status tt__row_score(const tt_dataset *d, tt__table *t, const tt__json *j, int node)
+{
+    if (node < 0 || j->nodes[node].kind == TT__JSON_NULL) return tt__table_score(d, t, NULL);
+    const double x = j->nodes[node].number;
+    if (j->nodes[node].kind != TT__JSON_NUMBER_KIND || !(fabs(x) <= FLT_MAX))
+        return tt__row_wrong(t, j, node, TT__COLUMN_LABEL, "a score (a number that a float holds)");
+    const float score = (float)x;
+    return tt__table_score(d, t, &score);
+}
+
 /* Adds the example of a line of JSON to the dataset if it belongs to part `split` (NULL: all lines). */
 static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, const char *line,
                               const char *split)
@@ -180,14 +194,15 @@ static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, co
         if (node < 0 || j->nodes[node].kind != TT__JSON_STRING)
             return tt__row_wrong(t, j, node, columns[i], "a string");
         if (!tt__row_text(d, j, node, texts[i], bytes[i]))
-            return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the %d texts of '%s'", d->count,
-                            t->path);
+            return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the %d texts of '%s': free memory",
+                            d->count, t->path);
     }
     d->pairs |= e->pair != NULL;
     if (embed && d->count > 1 && d->negatives != (e->negative != NULL))
         return tt__row_fail(t, "the row has %s \"%.100s\", unlike the rows before: write it in all rows or "
                             "in none", e->negative ? "a" : "no", t->column[TT__COLUMN_NEGATIVE]);
     d->negatives |= e->negative != NULL;
+    if (embed) return tt__row_score(d, t, j, at[TT__COLUMN_LABEL]);
     if (tt__has_no_labels(t->task)) return TT_OK;
     return tt__row_labels(d, t, j, line, at[TT__COLUMN_LABEL], e);
 }
@@ -229,7 +244,8 @@ static tt_status tt__read_lines(tt_dataset *d, tt__table *t)
     return TT_OK;
 }
 
-/* A sentence while its lines are read from a file in the format of CoNLL. The text overwrites the lines. */
+/* A sentence while its lines are read from a file in the format of CoNLL. The sentence's text overwrites the
+   lines in the memory of the file. */
 typedef struct tt__sentence { char *text; size_t bytes; tt_word *words; int n, capacity; } tt__sentence;
 
 /* Adds the sentence to the dataset, and begins another one. */
@@ -239,7 +255,7 @@ static tt_status tt__sentence_end(tt_dataset *d, const tt__table *t, tt__sentenc
     tt__example *e = &d->examples[d->count - 1]; /* the example that tt__conll_line has added */
     const size_t bytes = sizeof *e->words * (size_t)s->n;
     if (!(e->words = (tt_word *)tt__chunks_take(d->ctx, &d->chunks, bytes)))
-        return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the words of '%s'", t->path);
+        return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the words of '%s': free memory", t->path);
     memcpy(e->words, s->words, bytes);
     e->text = s->text;
     e->bytes = s->bytes;
@@ -248,7 +264,7 @@ static tt_status tt__sentence_end(tt_dataset *d, const tt__table *t, tt__sentenc
     return TT_OK;
 }
 
-/* Reads a line [line, end), a word and its tag, into the sentence. */
+/* Adds the word and the tag of a line, the bytes [line, end), to the sentence. */
 static tt_status tt__conll_line(tt_dataset *d, tt__table *t, tt__sentence *s, char *line, const char *end)
 {
     const char *word_end = line, *tag = end;
@@ -260,7 +276,7 @@ static tt_status tt__conll_line(tt_dataset *d, tt__table *t, tt__sentence *s, ch
                             word_end == line ? "no word at the line's start" : "one column");
     const char *name = tt__chunks_text(d->ctx, &d->chunks, tag, (size_t)(end - tag));
     if (!name || !TT__GROW(d->ctx, s->words, s->n, s->capacity))
-        return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the tags of '%s'", t->path);
+        return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the tags of '%s': free memory", t->path);
     if (strlen(name) != (size_t)(end - tag))
         return tt__row_fail(t, "the tag contains a NUL byte: remove it");
     if (!s->n && !tt__dataset_add(d, t->path)) return t->ctx->status;
@@ -271,6 +287,19 @@ static tt_status tt__conll_line(tt_dataset *d, tt__table *t, tt__sentence *s, ch
     s->words[s->n].begin = s->bytes;
     s->words[s->n++].end = s->bytes += bytes;
     return tt__table_name(d, t, &d->examples[d->count - 1], name);
+}
+
+/* Returns whether a line [line, end) at the start of a sentence is a comment: "# key = value", "# newdoc" or
+   "# newpar", with or without more, as in CoNLL-U, or "# id ..." with "key=value", as in MultiCoNER. */
+static bool tt__conll_comment(const char *line, const char *end)
+{
+    static const char *const begins[] = {"# newdoc", "# newpar"};
+    if (end - line < 2 || line[0] != '#' || line[1] != ' ') return false;
+    for (int k = 0; k < TT__COUNT(begins); k++) {
+        const size_t n = strlen(begins[k]);
+        if ((size_t)(end - line) >= n && memcmp(line, begins[k], n) == 0) return true;
+    }
+    return memchr(line, '=', (size_t)(end - line)) != NULL;
 }
 
 /* Reads a file in the format of CoNLL: a word, perhaps other columns, and a tag on each line; an empty line
@@ -286,8 +315,11 @@ static tt_status tt__read_conll(tt_dataset *d, tt__table *t)
         t->at = (size_t)(end - t->text) + (stop != NULL);
         t->row_line = t->line;
         while (end > line && (end[-1] == ' ' || end[-1] == '\t' || end[-1] == '\r')) end--;
-        if ((size_t)(end - line) >= sizeof document - 1 && memcmp(line, document, sizeof document - 1) == 0)
+        if (!s.n && tt__conll_comment(line, end)) continue;
+        if ((size_t)(end - line) >= sizeof document - 1 && memcmp(line, document, sizeof document - 1) == 0) {
+            status = tt__sentence_end(d, t, &s); /* a document also ends the sentence before it */
             continue;
+        }
         status = end == line ? tt__sentence_end(d, t, &s) : tt__conll_line(d, t, &s, line, end);
     }
     if (status == TT_OK) status = tt__sentence_end(d, t, &s);

@@ -13,6 +13,7 @@ typedef struct tt__token_store {
     int64_t count;
     void *ids;          /* `count` ids; NULL: the ids are in `file`, from byte `skip` on */
     bool marked;        /* the stream consists of conversations */
+    bool paired;        /* the conversations are pairs: one with the chosen answer, one with the rejected */
     uint8_t *marks;     /* of conversations: for each id, bits TT__MARK_... */
     void *file;         /* the open file; NULL: the ids are in memory */
     uint64_t skip;      /* bytes of the file's header, which the ids follow */
@@ -33,7 +34,9 @@ struct tt_token_stream {
 };
 
 enum { TT__BYTE_END = 256, TT__TOKENS_AT_ONCE = 16384 };
-enum { TT__MARK_LEARNT = 1, TT__MARK_END = 2 }; /* the token is a target; the last token of a conversation */
+/* LEARNT: the token is a target; END: the token is the last token of a conversation; PAIR: the token is the
+   last token of a pair of conversations. */
+enum { TT__MARK_LEARNT = 1, TT__MARK_END = 2, TT__MARK_PAIR = 4 };
 
 /* Returns whether token `at` of a stream, which has this id, ends a document. */
 static bool tt__stream_ends(const tt_token_stream *s, int64_t at, int32_t id)
@@ -145,7 +148,7 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
         const size_t skip = tt__stream_before_begin(s, text, bytes);
         text += skip;
         n = (int64_t)(bytes = tt__stream_spelled_end(s, text, bytes - skip));
-        if (*capacity < n + 16) { /* nearly every token stands for at least one byte */
+        if (*capacity < n + 16) { /* nearly always enough: nearly every token stands for at least one byte */
             tt__free(s->ctx, *scratch);
             *capacity = 0;
             *scratch = (int32_t *)tt__alloc(s->ctx, sizeof **scratch * (size_t)(n + 16));
@@ -161,7 +164,8 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
             n = tt__encode_ids(s->tokenizer, text, bytes, false, *scratch, *capacity = n);
         }
         if (n < 0)
-            return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", s->store->path);
+            return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s': free memory",
+                            s->store->path);
     }
     if (!tt__stream_grow(s, s->fronts + n + 1, room)) return TT_ERR_MEMORY;
     const size_t front = sizeof **scratch * (size_t)s->fronts;
@@ -205,7 +209,8 @@ static const char *tt__document_end(const char *text, const char *end, const cha
 }
 
 /* Adds the documents of a text to a stream, except documents that are only white space. path: the name of the
-   text in messages; the text must then be UTF-8. NULL: the text may have any bytes. */
+   text in messages, or NULL. If `path` is not NULL, the text must be UTF-8; otherwise the text may have any
+   bytes. */
 static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const char *text, size_t bytes,
                                      const char *separator, int64_t *room)
 {
@@ -255,7 +260,7 @@ static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
     for (int at = 0; at < 2 && status == TT_OK; at++)
         if (s->spelled[at])
             tt__log(s->ctx, TT_LOG_WARNING, "tokens", "'%s': %lld document%s out '%.60s', which the stream "
-                    "adds %s each document: these documents get it once only", s->store->path,
+                    "adds %s each document: it is not added to these again", s->store->path,
                     (long long)s->spelled[at], s->spelled[at] == 1 ? " spells" : "s spell",
                     tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->finish.one.around[0].ids[0]),
                     at ? "after" : "before");
@@ -396,11 +401,14 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
 tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n)
 {
     const uint8_t *marks = s->store->marks;
-    while (marks && n > 1 && n < s->count && !(marks[s->first + s->count - n - 1] & TT__MARK_END)) n--;
+    const int end = s->store->paired ? TT__MARK_PAIR : TT__MARK_END;
+    const int64_t asked = n;
+    while (marks && n > 1 && n < s->count && !(marks[s->first + s->count - n - 1] & end)) n--;
     if (n < 2 || n > s->count - 2) {
-        tt__fail(s->ctx, TT_ERR_ARGUMENT, "tt_token_stream_split: cannot split %lld of %lld tokens off: at "
-                 "least two must go, and at least two must stay%s", (long long)n, (long long)s->count,
-                marks ? "; of conversations, which stay whole, the last one is longer" : "");
+        tt__fail(s->ctx, TT_ERR_ARGUMENT, "tt_token_stream_split: cannot split off %lld of %lld tokens: each "
+                 "part needs at least 2 tokens%s", (long long)asked, (long long)s->count,
+                 !marks ? "" : s->store->paired ? ", and the last pair, which is not cut, is longer"
+                                                : ", and the last conversation, which is not cut, is longer");
         return NULL;
     }
     tt_token_stream *part = (tt_token_stream *)tt__alloc(s->ctx, sizeof *part);
@@ -414,6 +422,7 @@ tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n)
 }
 
 int64_t tt_token_stream_count(const tt_token_stream *s) { return s->count; }
+bool tt_token_stream_pairs(const tt_token_stream *s) { return s->store->paired; }
 int tt_token_stream_vocab(const tt_token_stream *s) { return s->vocab; }
 
 tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n, int32_t *to)
@@ -479,8 +488,7 @@ tt_status tt_token_stream_write(const tt_token_stream *s, const char *path)
 {
     if (s->store->marks)
         return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "cannot write conversations to '%s': a file of ids does "
-                        "not say "
-                        "which tokens are answers", path);
+                        "not say which tokens are answers: keep the conversations as they are", path);
     tt__stream_writer *x = (tt__stream_writer *)tt__alloc(s->ctx, sizeof *x);
     if (!x) return TT_ERR_MEMORY;
     x->wide = s->vocab > 65536;
@@ -521,7 +529,8 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
             from += s->fronts;
         const int64_t n_text = x->n - (from - x->document);
         const int64_t bytes = tt_tokenizer_decode(s->tokenizer, from, n_text, false, NULL, 0);
-        if (bytes < 0) return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for a document's text");
+        if (bytes < 0)
+            return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for a document's text: free memory");
         x->bytes += bytes;
         x->n = 0;
     }

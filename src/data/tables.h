@@ -186,7 +186,7 @@ static tt_status tt__table_label(const tt_dataset *d, tt__table *t, tt__example 
     return tt__row_fail(t, "the score '%.200s' is not a number that a float holds, such as 2.5", label);
 }
 
-/* Reads the label of a row, whose field ends with a NUL: cuts it in place into the labels or scores. */
+/* Reads the label of a row. The field, which ends with a NUL, is cut in place into labels or scores. */
 static tt_status tt__table_field_labels(const tt_dataset *d, tt__table *t, tt__example *e,
                                         const tt__field *field)
 {
@@ -207,6 +207,18 @@ static tt_status tt__table_field_labels(const tt_dataset *d, tt__table *t, tt__e
         if (more) at = stop + 1;
     }
     return status == TT_OK ? tt__table_row_end(d, t, first) : status;
+}
+
+/* Reads the score of a pair of TT_TASK_EMBED. An empty field has no score. */
+static tt_status tt__table_field_score(const tt_dataset *d, tt__table *t, const tt__field *field)
+{
+    float score = 0;
+    if (!field->bytes) return tt__table_score(d, t, NULL);
+    if (strlen(field->text) != field->bytes || !tt__is_score(field->text, &score))
+        return tt__row_fail(t, "the score '%.200s' is not a number that a float holds, such as 2.5; if this "
+                            "column has no scores, set label_column (--label-column) to another name",
+                            field->text);
+    return tt__table_score(d, t, &score);
 }
 
 /* Reads the table's rows that belong to part `split` (NULL: all rows) into dataset d. */
@@ -248,6 +260,7 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split)
             continue;
         }
         if (t->task != TT_TASK_EMBED) continue;
+        status = tt__table_field_score(d, t, &fields[TT__COLUMN_LABEL]);
         e->negative = fields[TT__COLUMN_NEGATIVE].text;
         e->negative_bytes = fields[TT__COLUMN_NEGATIVE].bytes;
         d->negatives |= e->negative != NULL;

@@ -98,7 +98,8 @@ static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* retu
                                                                             -1 after an error */
 {
     if (!TT__GROW(j->ctx, j->nodes, j->count, j->capacity)) {
-        tt__fail(j->ctx, TT_ERR_MEMORY, "out of memory for the %d values of '%s'", j->count + 1, j->path);
+        tt__fail(j->ctx, TT_ERR_MEMORY, "out of memory for the %d values of '%s': free memory", j->count + 1,
+                 j->path);
         return -1;
     }
     tt__json_node *node = &j->nodes[j->count];
@@ -262,8 +263,8 @@ static bool tt__json_index(tt__json *j, int object)
     j->nodes[object].integer = from;
     for (int i = 0; i < j->nodes[object].count; i++) {
         if (!TT__GROW(j->ctx, j->sorted, j->n_sorted, j->cap_sorted))
-            return tt__fail(j->ctx, TT_ERR_MEMORY, "out of memory for the %d keys of '%s'", j->n_sorted + 1,
-                            j->path), false;
+            return tt__fail(j->ctx, TT_ERR_MEMORY, "out of memory for the %d keys of '%s': free memory",
+                            j->n_sorted + 1, j->path), false;
         j->sorted[j->n_sorted++] = (uint32_t)member;
         member = j->nodes[member].after;
     }
@@ -439,7 +440,8 @@ static int tt__json_member(const tt__json *j, int object, const char *key, bool 
     if (node >= 0 && j->nodes[node].kind != TT__JSON_NULL)
         *status = tt__json_wrong(j, key, node, NULL, expected);
     else if (required)
-        *status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"%s\", which is required", j->path, key);
+        *status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"%s\", which is required: add it", j->path,
+                           key);
     return -1;
 }
 

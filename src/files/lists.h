@@ -22,6 +22,15 @@ static int tt__compare_bytes(const char *a, size_t a_bytes, const char *b, size_
     return order ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
+/* Fails because of a line of a file; `format` and `args` say why. */
+static tt_status tt__line_fail(tt_context *ctx, const char *path, long long line, const char *format,
+                               va_list args)
+{
+    char what[800];
+    vsnprintf(what, sizeof what, format, args);
+    return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: %s", path, line, what);
+}
+
 /* An array of strings, whose pointers are `stride` bytes apart, as in an array of structs. */
 typedef struct tt__strings { const char *const *first; size_t stride; } tt__strings;
 

@@ -73,7 +73,7 @@ static bool tt__safetensors_before(const void *arg, uint32_t a, uint32_t b)
 {
     const tt_safetensors *s = (const tt_safetensors *)arg;
     if (s->begin[a] != s->begin[b]) return s->begin[a] < s->begin[b];
-    /* Empty tensors come before others with the same offset. */
+    /* Empty tensors come before a tensor that is not empty and has the same offset. */
     if (s->infos[a].bytes != s->infos[b].bytes) return s->infos[a].bytes < s->infos[b].bytes;
     return a < b;
 }
@@ -87,8 +87,8 @@ static tt_status tt__safetensors_fail(const tt_safetensors *s, const char *name,
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s', byte %zu: tensor '%.200s' %s", s->path,
-                    s->json.base + s->json.nodes[node].offset, name, what);
+    return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s', byte %zu: tensor '%.200s' %s: save or copy the file again",
+                    s->path, s->json.base + s->json.nodes[node].offset, name, what);
 }
 
 /* Reads and checks the header's description of a tensor. */
@@ -224,7 +224,8 @@ static tt_status tt__safetensors_check(tt_safetensors *s)
     }
     if (expected != data_bytes)
         return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: there are %zu bytes after the last tensor; "
-                        "expected the end of the file", s->path, s->data + expected, data_bytes - expected);
+                        "expected the end of the file: save or copy the file again", s->path,
+                        s->data + expected, data_bytes - expected);
     tt__free(ctx, s->order);
     s->order = NULL;
     return TT_OK;
@@ -288,8 +289,9 @@ tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size
     return tt__file_read(s->ctx, s->path, s->file, (uint64_t)s->data + s->begin[i] + first, to, n);
 }
 
-/* Converts n numbers of type number `type` to float, up to the first number that a float cannot hold. Returns
-   the number of converted numbers, and prints the number that does not fit to `found`. */
+/* Converts n numbers, of the type in row `type` of tt__safetensors_types, to float, up to the first number
+   that a float cannot hold. Returns the number of converted numbers, and prints the number that does not fit
+   to `found`. */
 static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, float *to, char found[32])
 {
     const uint16_t *half = (const uint16_t *)from;
@@ -303,8 +305,9 @@ static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, flo
     return n;
 }
 
-/* Converts n numbers of type number `type` to int32, up to the first number that an int32 cannot hold.
-   Returns the number of converted numbers, and prints the number that does not fit to `found`. */
+/* Converts n numbers, of the type in row `type` of tt__safetensors_types, to int32, up to the first number
+   that an int32 cannot hold. Returns the number of converted numbers, and prints the number that does not fit
+   to `found`. */
 static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, int32_t *to, char found[32])
 {
     size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
@@ -348,7 +351,8 @@ static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_
                                : tt__safetensors_floats(type, piece, part, (float *)to + done, found);
         if (fit < part)
             status = tt__fail(s->ctx, TT_ERR_FORMAT,
-                              "'%s': tensor '%.200s' has %s at element %lld, which a %s cannot hold", s->path,
+                              "'%s': tensor '%.200s' has %s at element %lld, which a %s cannot hold: "
+                              "use another file", s->path,
                               info->name, found, (long long)(first + done + fit),
                               integers ? "32-bit integer" : "float");
     }
@@ -419,8 +423,8 @@ static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *p
             return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': metadata string %d is not valid UTF-8", path, i);
         if (i % 2) continue;
         if (!metadata[i + 1])
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the metadata key \"%.200s\" has no value after it",
-                            path, metadata[i]);
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the metadata key \"%.200s\" has no value after it: "
+                            "add one", path, metadata[i]);
         for (int k = 0; k < i; k += 2)
             if (strcmp(metadata[k], metadata[i]) == 0)
                 return tt__fail(ctx, TT_ERR_ARGUMENT,

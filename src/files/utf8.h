@@ -28,7 +28,7 @@ static uint32_t tt__utf8_next(const char *text, size_t bytes, size_t *at)
     return c;
 }
 
-static int tt__utf8_put(uint32_t c, char to[4]) /* returns the number of bytes of c in UTF-8 */
+static int tt__utf8_put(uint32_t c, char to[4]) /* writes c in UTF-8 and returns the number of bytes */
 {
     int more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
     to[0] = (char)(more ? (0xFF00u >> (more + 1) & 0xFF) | c >> 6 * more : c);

@@ -1,6 +1,7 @@
 #pragma once
 #include "../base/base.h"
 #include "../tape/tape.h"
+#include "../context/params.h"
 #include "../files/lists.h"
 #include "../files/utf8.h"
 #include "../files/json.h"
@@ -8,8 +9,9 @@
 #include "layout.h"
 #include "lm_layout.h"
 #include "lm_config.h"
+#include "lm.h"
 
-/* ------------------------------------------------------------------------------------- low-rank adapters
+/* ------------------------------------------------------------- weights in few bits, and low-rank adapters
    An adapter adds `scale * x * A^T * B^T` to the output of a module (peft's word for a linear layer),
    where x is the module's input. Only A (rank, in) and B (out, rank) are trained. In files, the rows of B
    have the order that the rows of the module's weight have in files. */
@@ -58,6 +60,39 @@ static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packin
     return NULL;
 }
 
+tt_status tt_lm_store(tt_lm *m, const char *format)
+{
+    char name[256], first[256] = "";
+    tt__packing order;
+    tt_param *p;
+    int stored = 0, kept = 0;
+    int64_t block;
+    double floats = 0;
+    const tt_dtype form = tt__form_of(format, &block);
+    tt_status status = TT_OK;
+    for (int k = 0; status == TT_OK && (p = tt__lm_module(m, k, name, &order)) != NULL; k++)
+        if (form > TT__INT4 || p->dims[1] % block == 0) status = tt__param_check_store(p, format);
+    if (status != TT_OK) return status;
+    for (int k = 0; (p = tt__lm_module(m, k, name, &order)) != NULL; k++) {
+        if (p->dims[1] % block) {
+            if (!kept++) memcpy(first, name, sizeof first);
+            continue;
+        }
+        if (format || (tt__is_coded(p->form) && !m->n_lora)) tt__param_mark_frozen(p, format != NULL);
+        tt_param_store(p, format);
+        stored++;
+        floats += (double)p->size * sizeof(float);
+    }
+    tt__lm_note_stored(m, &tt__lm_kind_of(m->config.kind)->a);
+    if (kept)
+        tt__log(m->ctx, TT_LOG_WARNING, "store", "%d of %d weights of linear layers stay floats, because "
+                "their rows do not fit %s; the first is that of '%s'", kept, kept + stored, format, first);
+    if (format && m->stored)
+        tt__log(m->ctx, TT_LOG_INFO, "store", "%d weights of linear layers are stored in %s: %.1f MB, in "
+                "fp32 %.1f MB", stored, format, (double)m->stored_bytes / 1e6, floats / 1e6);
+    return TT_OK;
+}
+
 /* Sets the shapes of A (rank, in) and B (out, rank) for a weight (out, in). */
 static void tt__lora_dims(const tt_param *weight, int rank, int64_t a[2], int64_t b[2])
 {
@@ -80,6 +115,7 @@ static tt_status tt__lora_add(tt_lm *m, tt_param *weight, const char *module, in
     snprintf(name, sizeof name, "%s.lora_B.weight", module);
     l->b = l->a ? tt_param_new(m->ctx, name, 2, b, zeros) : NULL;
     if (!l->b) return m->ctx->status;
+    l->a->factor = l->b->factor = true;
     m->n_lora++;
     return TT_OK;
 }
@@ -165,7 +201,7 @@ static void tt__lora_freeze(tt_lm *m)
     char name[256];
     for (int k = 0; (row = tt__layout_row(&l, k, name)) != NULL; k++) {
         tt_param *p = *tt__layout_slot(&l, row, k);
-        if (p) p->frozen = true;
+        if (p) tt__param_mark_frozen(p, true);
     }
 }
 
@@ -285,21 +321,21 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, con
     o->alpha = 8;
     tt_status status = tt__json_read_string(j, 0, "peft_type", true, &type);
     if (status == TT_OK && strcmp(type, "LORA") != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': peft_type is '%s'; only LORA is supported",
-                        j->path, type);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': peft_type is '%s'; only LORA is supported: use "
+                        "another adapter", j->path, type);
     if (status == TT_OK) status = tt__json_read_int(j, 0, "r", false, 1, INT32_MAX / 4, &rank);
     if (status == TT_OK) status = tt__json_read_float(j, 0, "lora_alpha", 0, INFINITY, &o->alpha);
     if (status == TT_OK) status = tt__json_read_float(j, 0, "lora_dropout", 0, 1, &o->dropout);
     if (status == TT_OK) status = tt__json_read_string(j, 0, "bias", false, &bias);
     if (status == TT_OK && strcmp(bias, "none") != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': bias is '%s'; only none is supported", j->path,
-                        bias);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': bias is '%s'; only none is supported: use another "
+                        "adapter", j->path, bias);
     if (status == TT_OK && from >= 0 && j->nodes[from].kind == TT__JSON_STRING)
         status = tt__json_read_string(j, 0, "init_lora_weights", false, &begun);
     if (status == TT_OK && strcmp(begun, "gaussian") != 0 && strcmp(begun, "orthogonal") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': init_lora_weights is '%s', which may change the "
-                        "model's own weights; only true, false, gaussian and orthogonal are supported",
-                        j->path, begun);
+                        "model's own weights; only true, false, gaussian and orthogonal are supported: use "
+                        "another adapter", j->path, begun);
     for (int k = 0; k < TT__COUNT(none) && status == TT_OK; k++) status = tt__lm_refuse(j, none[k], false);
     for (int k = 0; k < TT__COUNT(empty) && status == TT_OK; k++) {
         const int at = tt__json_get(j, 0, empty[k]);
@@ -322,13 +358,13 @@ static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int 
     snprintf(name, sizeof name, "base_model.model.%.256s.lora_%c.weight", module, 'A' + k);
     const int at = tt_safetensors_find(s, name);
     if (at < 0)
-        return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which the adapter needs", s->path,
-                        name);
+        return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which adapter_config.json requires: "
+                        "copy both files from one adapter", s->path, name);
     const tt_tensor_info *info = tt_safetensors_info(s, at);
     if (info->ndim != 2 || memcmp(info->dims, p->dims, 2 * sizeof *p->dims) != 0)
-        return tt__fail(s->ctx, TT_ERR_SHAPE, "'%s': tensor '%s' has the wrong shape; the model and r of "
-                        "adapter_config.json need (%lld, %lld)", s->path, name, (long long)p->dims[0],
-                        (long long)p->dims[1]);
+        return tt__fail(s->ctx, TT_ERR_SHAPE, "'%s': tensor '%s' has another shape than (%lld, %lld), which "
+                        "the model and r of adapter_config.json require: load the adapter's own model",
+                        s->path, name, (long long)p->dims[0], (long long)p->dims[1]);
     float *values = (float *)tt__alloc(s->ctx, sizeof *values * (size_t)p->size * 2);
     float *rows = values ? values + p->size : NULL;
     tt_status status = values ? tt_safetensors_read_f32(s, at, 0, p->size, values) : TT_ERR_MEMORY;
@@ -364,7 +400,8 @@ static tt_status tt__lora_read_all(tt_lm *m, const tt_safetensors *s)
         }
         if (!known)
             status = tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' does not belong to a module "
-                              "of this model (%s) that can have an adapter", s->path, tensor, m->config.kind);
+                              "of this model (%s) that can have an adapter: load the adapter's own model",
+                              s->path, tensor, m->config.kind);
     }
     return status;
 }
@@ -399,10 +436,31 @@ tt_status tt_lm_lora_load(tt_lm *m, const char *folder)
     return status;
 }
 
+/* Fails if the weight of an adapter cannot take the sum. */
+static tt_status tt__lora_check_merge(const tt_lm *m)
+{
+    for (int k = 0; k < m->n_lora; k++) {
+        const tt_param *w = m->lora[k].weight;
+        if (tt__is_coded(w->form))
+            return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "tt_lm_lora_merge: parameter '%s' is stored in %s, "
+                            "which would round the sum: keep the adapters beside the model, or load the "
+                            "model in floats and merge there", w->name, tt_dtype_name(w->form));
+        if (w->rounding != TT_ROUND_NONE)
+            return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "tt_lm_lora_merge: parameter '%s' is rounded, which "
+                            "would round the sum: keep the adapters beside the model, or end the rounding "
+                            "(tt_param_round with TT_ROUND_NONE)", w->name);
+        if (w->low_a)
+            return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "tt_lm_lora_merge: parameter '%s' has low-rank "
+                            "factors, which cannot hold the sum: keep the adapters beside the model, or save "
+                            "the model, load it and merge there", w->name);
+    }
+    return TT_OK;
+}
+
 tt_status tt_lm_lora_merge(tt_lm *m)
 {
     const int rank = m->lora_options.rank;
-    tt_status status = TT_OK;
+    tt_status status = tt__lora_check_merge(m);
     for (int k = 0; k < m->n_lora && status == TT_OK; k++) {
         const tt_lora *l = &m->lora[k];
         const int64_t out = l->weight->dims[0], in = l->weight->dims[1];

@@ -91,7 +91,7 @@ static tt_value tt__modern_hidden(const tt_bert *m, tt_tape *t, const tt_inputs 
         if (hidden) hidden[k + 1] = x;
     }
     x = tt_layernorm(t, x, m->last_norm_w, m->last_norm_b, eps);
-    if (hidden) hidden[c->layers] = x; /* as in transformers */
+    if (hidden) hidden[c->layers] = x; /* transformers, too, returns the last hidden states after the norm */
     return x;
 }
 
@@ -106,7 +106,7 @@ tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_va
     if (flags & TT__BERT_MODERN) return tt__modern_hidden(m, t, in, hidden);
     if (sparse) lists = (int32_t *)tt__alloc(m->ctx, (lists_of + blocks + 2 * random + 5) * sizeof *lists);
     if (sparse && !lists) {
-        tt__tape_fail(t, TT_ERR_MEMORY, "out of memory for the lists of blocks");
+        tt__tape_fail(t, TT_ERR_MEMORY, "out of memory for the lists of blocks: free memory");
         return tt__handle(t, 0);
     }
     /* The values of a layer, except h, have the shape (rows, hidden). */
@@ -160,15 +160,12 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
                       "classifier: record tt_bert_embed, or load the folder with another task");
     tt_value h = tt_bert_encode(m, t, in);
     const bool mean = k->flags & TT__BERT_MODERN && c->pooling == TT_POOL_MEAN;
-    if (mean && !tags) h = tt_mean_pool(t, h, in->seq_start);
+    if (mean && !tags && !masked) h = tt_mean_pool(t, h, in->seq_start);
     else if (!tags) h = tt_gather_rows(t, h, masked ? in->masked : in->first); /* first: [CLS] of each text */
-    if (masked) {
+    if (m->transform_w) { /* before the logits of masked tokens */
         h = tt_linear(t, h, m->transform_w, m->transform_b);
         h = k->flags & TT__BERT_OFFSET ? tt_gelu(t, h) : tt__activation_of(t, c->activation)(t, h);
         h = tt_layernorm(t, h, m->transform_norm_w, m->transform_norm_b, c->layer_norm_eps);
-        h = tt_linear(t, h, m->word, m->word_b);
-        tt_name(t, h, "logits");
-        return h;
     }
     if (m->head_w) {
         if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, c->classifier_dropout);
@@ -176,7 +173,8 @@ tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         h = (k->head ? k->head : tt__activation_of(t, c->activation))(t, h);
         if (m->head_norm_w) h = tt_layernorm(t, h, m->head_norm_w, m->head_norm_b, c->layer_norm_eps);
     }
-    h = tt_linear(t, tt_dropout(t, h, dropout), m->classifier_w, m->classifier_b);
+    if (masked) h = tt_linear(t, h, m->word, m->word_b);
+    else h = tt_linear(t, tt_dropout(t, h, dropout), m->classifier_w, m->classifier_b);
     tt_name(t, h, "logits");
     return h;
 }
@@ -204,7 +202,8 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
         in.masked = tt_input(t, "masked", TT_I32, rows, 1);
         in.targets = tt_input(t, "targets", TT_I32, rows, 1);
         const tt_value logits = tt_bert_logits(m, t, &in);
-        if (!o->compile.train) *output = logits; /* else the logits never exist as a whole */
+        if (!o->compile.train) *output = logits; /* in training, the loss computes the logits piece by piece,
+                                                    so no value has them all */
         return tt__classify(t, logits, in.targets, o);
     }
     *output = tt_bert_logits(m, t, &in);
@@ -239,7 +238,7 @@ static tt_status tt__modern_read(const tt__json *j, tt_bert_config *c)
         if (status == TT_OK && slides != (every ? k % every != 0 : k > 0))
             return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d breaks the pattern of "
                             "full attention in layer 0 and in each n-th layer from there on; only a pattern "
-                            "that repeats is supported", j->path, k);
+                            "that repeats is supported: use another model", j->path, k);
         at = j->nodes[at].after;
     }
     if (listed) c->full_every = every ? every : c->layers;
@@ -251,17 +250,17 @@ static tt_status tt__modern_read(const tt__json *j, tt_bert_config *c)
         if (status == TT_OK) status = tt__json_read_string(j, at, "rope_type", false, &type);
         if (status == TT_OK && strcmp(type, "default") != 0)
             return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': rope_type of %s is '%s'; only default is "
-                            "supported", j->path, key, type);
+                            "supported: use another model", j->path, key, type);
     }
     if (status != TT_OK) return status;
     c->pooling = strcmp(pooling, "mean") == 0 ? TT_POOL_MEAN : TT_POOL_CLS;
     if (c->pooling == TT_POOL_CLS && strcmp(pooling, "cls") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': classifier_pooling is '%s'; only cls and mean are "
-                        "supported", j->path, pooling);
+                        "supported: use another model", j->path, pooling);
     if (strcmp(act, c->activation) != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': classifier_activation is '%s' and "
-                        "hidden_activation '%s', but only equal ones are supported", j->path, act,
-                        c->activation);
+                        "hidden_activation '%s', but only equal ones are supported: use another model",
+                        j->path, act, c->activation);
     return TT_OK;
 }
 
@@ -269,6 +268,7 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
 {
     const char *type = NULL, *position = "absolute", *attention = "block_sparse";
     bool decoder = false;
+    int64_t kept = 0;
     int64_t groups[2] = {1, 1}; /* ALBERT: number of groups that share layers; layers per group */
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
     if (status != TT_OK) return status;
@@ -279,7 +279,8 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
         tt__print(&all, "%s'%s'", kind == TT_BERT ? "" : ", ", tt__bert_flags_of[kind].a.type);
     if (kind == TT__COUNT(tt__bert_flags_of))
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads %s "
-                        "(MiniLM is a 'bert')", j->path, type, known);
+                        "(MiniLM is a 'bert'); tt_lm_load_head makes a classifier of a decoder, such as "
+                        "gpt2 or llama", j->path, type, known);
     *c = tt_bert_config_default((tt_bert_kind)kind);
     const tt__bert_flags *k = tt__bert_of(c);
     const bool sparse = k->flags & TT__BERT_SPARSE;
@@ -292,36 +293,46 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     if (status == TT_OK && sparse)
         status = tt__json_read_string(j, 0, "attention_type", false, &attention);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "is_decoder", &decoder);
+    if (status == TT_OK) status = tt__json_read_int(j, 0, "kept_heads", false, 1, c->heads, &kept);
     for (int g = 0; g < 2 && k->flags & TT__BERT_SHARED && status == TT_OK; g++)
         status = tt__json_read_int(j, 0, g ? "inner_group_num" : "num_hidden_groups", false, 1, INT32_MAX,
                                    &groups[g]);
     if (status != TT_OK) return status;
+    if (kept && kept < c->heads && c->hidden_size % c->heads == 0) {
+        c->head_size = c->hidden_size / c->heads;
+        c->heads = (int)kept;
+    }
     c->block_sparse = sparse && strcmp(attention, "block_sparse") == 0;
     if (strcmp(position, "absolute") != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': position_embedding_type is '%s'; only "
-                        "'absolute' is supported", j->path, position);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': position_embedding_type is '%s'; only 'absolute' "
+                        "is supported: use another model", j->path, position);
     if (!c->block_sparse && sparse && strcmp(attention, "original_full") != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
-                        "'%s': attention_type is '%s'; only 'block_sparse' and 'original_full' are supported",
-                        j->path, attention);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': attention_type is '%s'; only 'block_sparse' and "
+                        "'original_full' are supported: use another model", j->path, attention);
     if (groups[0] != 1 || groups[1] != 1)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': num_hidden_groups is %lld and inner_group_num is "
-                        "%lld, but only 1 and 1 are supported", j->path, (long long)groups[0],
-                        (long long)groups[1]);
+                        "%lld, but only 1 and 1 are supported: use another model", j->path,
+                        (long long)groups[0], (long long)groups[1]);
     if (decoder)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': is_decoder is true; only encoders are supported",
-                        j->path);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': is_decoder is true; only encoders are supported: "
+                        "use another model", j->path);
     return TT_OK;
 }
 
-/* Fails if config.json says that the weight of a masked-language head is not the word embedding. */
+/* Fails if config.json says that the weight of a masked-language head is not the word embedding, or that
+   ModernBERT's head has no bias. */
 static tt_status tt__bert_tied(const tt__json *j)
 {
-    bool tied = true;
+    bool tied = true, bias = true;
     tt_status status = tt__json_read_bool(j, 0, "tie_word_embeddings", &tied);
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "decoder_bias", &bias);
+    if (status == TT_OK && !bias)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': decoder_bias is false, but the logits of a model "
+                        "of TT_TASK_MASKED_LM have a bias: use another model", j->path);
     if (status != TT_OK || tied) return status;
     return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': tie_word_embeddings is false, but a model of "
-                    "TT_TASK_MASKED_LM uses the word embedding as the weight of its logits", j->path);
+                    "TT_TASK_MASKED_LM uses the word embedding as the weight of its logits: choose another "
+                    "task, or another model", j->path);
 }
 
 tt_status tt_bert_read_head(tt_context *ctx, const char *folder, tt_head *head)

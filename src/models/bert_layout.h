@@ -7,17 +7,19 @@
 
 /* --------------------------------------------------------------------------------------------------- BERT */
 
-/* Sets the sizes that the letters in the tables' shapes stand for: H hidden, I intermediate, V vocab, P
-   positions, T types, E the embedding size, which is the hidden size unless the kind is ALBERT. Five letters
-   stand for the hidden size under a condition, otherwise for 0: Q if a layer precedes the classifier, R in
-   RoBERTa without a classifier, B in BigBird, M in ALBERT, U if queries, keys and values have biases. Three
-   letters stand for the number of classes: C if there is a classifier, K if it is one of sequences, N if it
-   is one of tokens. With TT_TASK_MASKED_LM, L stands for the embedding size and W for the vocabulary, in
-   BigBird J and Y; otherwise for 0. Letters of ModernBERT alone are explained where they are set. */
+/* Sets the sizes that the letters in the tables' shapes stand for. H: hidden; I: intermediate; V: vocab; P:
+   positions; T: types; E: embedding size, which is the hidden size unless the kind is ALBERT. Q, R, B, M and
+   S stand for the hidden size under a condition, otherwise for 0. Q: a layer precedes the classifier; R:
+   RoBERTa without a classifier; B: BigBird; M: ALBERT; S: ModernBERT's attention has biases. D: columns of
+   all heads; U: as D, if queries, keys and values have biases, otherwise 0. C, K and N stand for the number
+   of classes: C of any classifier, K of a classifier of sequences, N of a classifier of tokens. For
+   TT_TASK_MASKED_LM, L stands for the embedding size and W for the vocabulary; in BigBird J and Y replace L
+   and W. For other tasks the four are 0. Letters of ModernBERT alone are explained where they are set. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text_buffer *all, const void *config);
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config);
 static const char *tt__bert_head(const void *config);
+static void tt__bert_of_files(void *config);
 
 /* Naming 1 of tensors is DistilBERT's; naming 0 is the naming of the other variants. */
 #define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
@@ -66,30 +68,29 @@ static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and 
 #undef W
 static const tt__tensor_row tt__bert_layer_tensors[] = {
 #define W(...) TT__WEIGHT_BIAS(tt_bert_layer, __VA_ARGS__, false)
-    W(q, "attention.self.query", "attention.q_lin", "HH", "U", 'n'),
-    W(k, "attention.self.key", "attention.k_lin", "HH", "U", 'n'),
-    W(v, "attention.self.value", "attention.v_lin", "HH", "U", 'n'),
-    W(attention, "attention.output.dense", "attention.out_lin", "HH", "H", 'n'),
+    W(q, "attention.self.query", "attention.q_lin", "DH", "U", 'n'),
+    W(k, "attention.self.key", "attention.k_lin", "DH", "U", 'n'),
+    W(v, "attention.self.value", "attention.v_lin", "DH", "U", 'n'),
+    W(attention, "attention.output.dense", "attention.out_lin", "HD", "H", 'n'),
     W(attention_norm, "attention.output.LayerNorm", "sa_layer_norm", "H", "H", '1'),
     W(up, "intermediate.dense", "ffn.lin1", "IH", "I", 'n'),
     W(down, "output.dense", "ffn.lin2", "HI", "H", 'n'),
     W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1'),
 #undef W
 };
-static const tt__tensor_row tt__albert_layer_tensors[] = { /* a layer of ALBERT has one naming */
+static const tt__tensor_row tt__albert_layer_tensors[] = { /* tensors of an ALBERT layer have the same name in
+                                                              both namings */
 #define W(field, name, ...) TT__WEIGHT_BIAS(tt_bert_layer, field, name, name, __VA_ARGS__, false)
-    W(q, "attention.query", "HH", "H", 'n'),
-    W(k, "attention.key", "HH", "H", 'n'),
-    W(v, "attention.value", "HH", "H", 'n'),
-    W(attention, "attention.dense", "HH", "H", 'n'),
+    W(q, "attention.query", "DH", "U", 'n'),
+    W(k, "attention.key", "DH", "U", 'n'),
+    W(v, "attention.value", "DH", "U", 'n'),
+    W(attention, "attention.dense", "HD", "H", 'n'),
     W(attention_norm, "attention.LayerNorm", "H", "H", '1'),
     W(up, "ffn", "IH", "I", 'n'),
     W(down, "ffn_output", "HI", "H", 'n'),
     W(output_norm, "full_layer_layer_norm", "H", "H", '1'),
 #undef W
 };
-/* The fields of config.json: BERT and DistilBERT use the first 12 rows, RoBERTa and its kin the first 13,
-   BigBird all rows. ALBERT has a table of its own. */
 /* ModernBERT. Naming 1 is that of files, in which Wqkv and Wi are packed; naming 0 names the parameters. */
 #define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
 static const tt__tensor_row tt__modern_tensors[] = {
@@ -104,6 +105,7 @@ static const tt__tensor_row tt__modern_tensors[] = {
     T(head_norm_b, "head.norm.bias", "O", '0', true),
     T(classifier_w, "classifier.weight", "CH", 'n', true),
     T(classifier_b, "classifier.bias", "C", '0', true),
+    T(word_b, "decoder.bias", "W", '0', true),
 };
 #undef T
 #define T(field, name, file, shape, init, part, order) \
@@ -114,13 +116,13 @@ static const tt__tensor_row tt__modern_tensors[] = {
 static const tt__tensor_row tt__modern_layer_tensors[] = {
     T(attention_norm_w, "attn_norm.weight", "attn_norm.weight", "H", '1', 0, 'l'),
     T(attention_norm_b, "attn_norm.bias", "attn_norm.bias", "A", '0', 0, 'l'),
-    T(q_w, "attn.Wq.weight", "attn.Wqkv.weight", "HH", 'n', 1, 0),
-    T(k_w, "attn.Wk.weight", "attn.Wqkv.weight", "HH", 'n', 2, 0),
-    T(v_w, "attn.Wv.weight", "attn.Wqkv.weight", "HH", 'n', 3, 0),
+    T(q_w, "attn.Wq.weight", "attn.Wqkv.weight", "DH", 'n', 1, 0),
+    T(k_w, "attn.Wk.weight", "attn.Wqkv.weight", "DH", 'n', 2, 0),
+    T(v_w, "attn.Wv.weight", "attn.Wqkv.weight", "DH", 'n', 3, 0),
     T(q_b, "attn.Wq.bias", "attn.Wqkv.bias", "U", '0', 1, 0),
     T(k_b, "attn.Wk.bias", "attn.Wqkv.bias", "U", '0', 2, 0),
     T(v_b, "attn.Wv.bias", "attn.Wqkv.bias", "U", '0', 3, 0),
-    W(attention, "attn.Wo", "attn.Wo", "HH", "U", 0),
+    W(attention, "attn.Wo", "attn.Wo", "HD", "S", 0),
     T(output_norm_w, "mlp_norm.weight", "mlp_norm.weight", "H", '1', 0, 0),
     T(output_norm_b, "mlp_norm.bias", "mlp_norm.bias", "A", '0', 0, 0),
     T(gate_w, "mlp.Wg.weight", "mlp.Wi.weight", "IH", 'n', 4, 0),
@@ -145,6 +147,8 @@ static const tt__tensor_row tt__modern_layer_tensors[] = {
     C(initializer_range, 'f', 0, "initializer_range", "initializer_range"), \
     C(dropout, 'p', 0, "hidden_dropout_prob", "dropout"), \
     C(attention_dropout, 'p', 0, "attention_probs_dropout_prob", "attention_dropout")
+/* The fields of config.json: BERT and DistilBERT use the first 12 rows, RoBERTa and its kin the first 13,
+   BigBird all rows. ALBERT and ModernBERT have tables of their own. */
 static const tt__config_row tt__bert_rows[] = {
     TT__BERT_SIZES,
     C(classifier_dropout, 'p', 0, "classifier_dropout", "seq_classif_dropout"),
@@ -173,13 +177,16 @@ static const tt__config_row tt__modern_rows[] = {
     C(mlp_bias, 'b', 0, "mlp_bias"), C(norm_bias, 'b', 0, "norm_bias"),
     C(classifier_bias, 'b', 0, "classifier_bias"), C(local_attention, 'n', 0, "local_attention"),
     C(full_every, 'n', 0, "global_attn_every_n_layers"), C(rotary_base, 'f', 0, "global_rope_theta"),
-    C(window_base, 'f', 0, "local_rope_theta"),
+    C(window_base, 'f', 0, "local_rope_theta"), C(bos_token, '0', 0, "bos_token_id"),
+    C(cls_token, '0', 0, "cls_token_id"), C(eos_token, '0', 0, "eos_token_id"),
+    C(sep_token, '0', 0, "sep_token_id"),
 };
 #undef C
 
 /* Flags for each BERT variant. */
 enum {
-    TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; else the option `pooler` decides */
+    TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; without this flag, only if `pooler` is
+                                set */
     TT__BERT_OFFSET = 2,     /* positions start at pad_token + 1 */
     TT__BERT_SPARSE = 4,     /* the options block_sparse, qkv_bias and scale_embeddings apply */
     TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after it */
@@ -206,7 +213,7 @@ typedef struct tt__bert_flags {
     {name, naming, class_name, type, act, more, {before, before}, {layers ".", layers "."}, \
      tt__##table##_tensors, tt__##layer##_tensors, tt__##config##_rows, TT__COUNT(tt__##table##_tensors), \
      TT__COUNT(tt__##layer##_tensors), rows, TT__STRUCTS(tt_bert), tt__bert_sizes, tt__bert_check, NULL, 0, \
-     tt__bert_print, NULL, tt__bert_head}
+     tt__bert_print, NULL, tt__bert_head, tt__bert_of_files}
 #define TT__ROBERTA_FILES(name, class_name, type) \
     TT__BERT_FILES(roberta, bert_layer, bert, 13, name, 0, class_name, type, "hidden_act", \
                    "  \"position_embedding_type\": \"absolute\",\n  \"bos_token_id\": 0,\n" \
@@ -243,9 +250,7 @@ static const tt__bert_flags tt__bert_flags_of[] = { /* in the order of tt_bert_k
                     "  \"eos_token_id\": 3,\n", "albert.", "encoder.albert_layer_groups.0.albert_layers.0"),
      TT__BERT_SHARED | TT__BERT_DROP_OUT, tt_tanh, 30000, 512, 2, 0, 12, "gelu_new", 1e-12f, 0, 0.1f},
     {TT__BERT_FILES(modern, modern_layer, modern, TT__COUNT(tt__modern_rows), "ModernBERT", 0, "ModernBert",
-                    "modernbert", "hidden_activation", "  \"bos_token_id\": 50281,\n"
-                    "  \"cls_token_id\": 50281,\n  \"eos_token_id\": 50282,\n  \"sep_token_id\": 50282,\n",
-                    "model.", "layers.%d"),
+                    "modernbert", "hidden_activation", "", "model.", "layers.%d"),
      TT__BERT_HEAD | TT__BERT_MODERN, NULL, 50368, 8192, 0, 50283, 22, "gelu", 1e-5f, 0, 0},
 };
 
@@ -302,6 +307,8 @@ tt_bert_config tt_bert_config_default(tt_bert_kind kind)
     c.local_attention = 128;
     c.rotary_base = 160000;
     c.window_base = 10000;
+    c.bos_token = c.cls_token = 50281;
+    c.eos_token = c.sep_token = 50282;
     return c;
 }
 
@@ -318,16 +325,19 @@ static void tt__bert_sizes(const void *config, tt__sizes size)
     size['E' - 'A'] = flags & TT__BERT_SHARED ? c->embedding_size : c->hidden_size;
     size['M' - 'A'] = flags & TT__BERT_SHARED ? c->hidden_size : 0;
     size['B' - 'A'] = sparse ? c->hidden_size : 0;
-    size['U' - 'A'] = !(flags & (TT__BERT_SPARSE | TT__BERT_MODERN)) || c->qkv_bias ? c->hidden_size : 0;
+    size['D' - 'A'] = (int64_t)c->heads * tt__head_size(c->hidden_size, c->heads, c->head_size);
+    size['U' - 'A'] = !(flags & (TT__BERT_SPARSE | TT__BERT_MODERN)) || c->qkv_bias ? size['D' - 'A'] : 0;
+    size['S' - 'A'] = flags & TT__BERT_MODERN && c->qkv_bias ? c->hidden_size : 0;
+    size[(sparse ? 'Y' : 'W') - 'A'] = masked ? c->vocab_size : 0;
     if (!(flags & TT__BERT_MODERN)) {
         size[(sparse ? 'J' : 'L') - 'A'] = masked ? size['E' - 'A'] : 0;
-        size[(sparse ? 'Y' : 'W') - 'A'] = masked ? c->vocab_size : 0;
         return;
     }
     size['A' - 'A'] = c->norm_bias ? c->hidden_size : 0;
     size['F' - 'A'] = c->mlp_bias ? c->intermediate_size : 0;
     size['G' - 'A'] = c->mlp_bias ? c->hidden_size : 0;
-    size['J' - 'A'] = embeds ? 0 : c->hidden_size; /* the layer before the classifier and its norm */
+    size['J' - 'A'] = embeds ? 0 : c->hidden_size; /* the layer before the classifier or the decoder, and its
+                                                      norm */
     size['L' - 'A'] = c->classifier_bias ? size['J' - 'A'] : 0;
     size['O' - 'A'] = c->norm_bias ? size['J' - 'A'] : 0;
 }
@@ -338,6 +348,7 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
     const int flags = tt__bert_of(c)->flags;
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
+    tt__check_heads(all, c->hidden_size, c->heads, c->head_size);
     if ((unsigned)c->task > TT_TASK_MASKED_LM)
         tt__print(all, "; task is %d, but must be one of tt_task", (int)c->task);
     if ((unsigned)c->pooling > TT_POOL_CLS)
@@ -347,9 +358,6 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
         tt__print(all,
                   "; max_positions must be above pad_token + 1, but pad_token is %d and max_positions is %d",
                   c->pad_token, c->max_positions);
-    if (flags & TT__BERT_MODERN && c->task == TT_TASK_MASKED_LM)
-        tt__print(all, "; task is TT_TASK_MASKED_LM, which ModernBERT does not support: choose another task "
-                  "or kind of model");
     for (int k = 0; k < 2 && flags & TT__BERT_MODERN; k++) {
         const float base = k ? c->window_base : c->rotary_base;
         if (!(base > 1 && isfinite(base)))
@@ -358,16 +366,19 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
     }
     if (!(flags & TT__BERT_SPARSE)) return;
     if ((c->max_positions - 1) / tt__max(1, c->block_size) > UINT16_MAX)
-        tt__print(all, "; max_positions is more than 65536 blocks of block_size, %d", c->block_size);
-    if (listed > 1 << 20) tt__print(all, "; random_blocks is %d, which is too many", c->random_blocks);
+        tt__print(all, "; max_positions is %d, but must be at most 65536 times block_size, %d",
+                  c->max_positions, c->block_size);
+    if (listed > 1 << 20)
+        tt__print(all, "; random_blocks is %d, which is too many: set it lower", c->random_blocks);
     if ((2.0 * c->random_blocks + 5) * c->block_size > 1 << 30)
-        tt__print(all, "; block_size is %d, which is too large", c->block_size);
+        tt__print(all, "; block_size is %d, which is too large: set it lower", c->block_size);
 }
 
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
-    (void)self;
+    const int heads = ((const tt_bert *)self)->config.heads; /* c is the config of the files */
+    if (heads != c->heads) tt__print(json, "  \"kept_heads\": %d,\n", heads);
     if (c->task <= TT_TASK_SCORES)
         tt__print(json, "  \"problem_type\": \"%s\",\n", tt__problem_types[c->task]);
     if (tt__bert_of(c)->flags & TT__BERT_MODERN)
@@ -376,6 +387,15 @@ static void tt__bert_print(tt__text_buffer *json, const void *self, const void *
     if (tt__bert_of(c)->flags & TT__BERT_SPARSE)
         tt__print(json, "  \"attention_type\": \"%s\",\n",
                   c->block_sparse ? "block_sparse" : "original_full");
+}
+
+/* Turns a config into the config of the model's files, in which the heads that were removed are zeros,
+   because transformers computes the size of a head from the number of heads. */
+static void tt__bert_of_files(void *config)
+{
+    tt_bert_config *c = (tt_bert_config *)config;
+    c->heads = c->hidden_size / tt__head_size(c->hidden_size, c->heads, c->head_size);
+    c->head_size = 0;
 }
 
 /* Returns the end of a class name of transformers, such as "Model" in "BertModel". */

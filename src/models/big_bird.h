@@ -61,13 +61,13 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Returns whether block j may be a random block of block i for other numbers of positions than 1024, 3072 and
+/* Returns whether block j may be a random block of block i, if the number of positions is not 1024, 3072 or
    4096. transformers then draws from the first `max` blocks. Excluded are block i, its neighbours, and blocks
    0 and max - 1; block 1 and block max - 2 also exclude each other. */
 static bool tt__big_bird_may(int i, int j, int max)
 {
-    const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == max - 1;
-    return !near && !global && !(i == 1 && j == max - 2) && !(i == max - 2 && j == 1);
+    const bool beside = j >= i - 1 && j <= i + 1, global = j == 0 || j == max - 1;
+    return !beside && !global && !(i == 1 && j == max - 2) && !(i == max - 2 && j == 1);
 }
 
 /* Fills lists (heads, n, listed) with the numbers of the `listed` random blocks of each block, for each head.

@@ -50,7 +50,8 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
     return tt__sequence_inputs(t, o->max_seqs, (int64_t)o->max_seqs * length, image_bytes);
 }
 
-/* Records the cross-entropy of logits (rows, classes) with targets i32 (rows, 1), and names it "loss". */
+/* Records the cross-entropy of logits (rows, classes) with targets i32 (rows, 1), and names the result
+   "loss". */
 static tt_value tt__classify(tt_tape *t, tt_value logits, tt_value targets, const tt_train_options *o)
 {
     tt_cross_entropy_options c = tt_cross_entropy_options_default();
@@ -62,8 +63,8 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, tt_value targets, cons
     return loss;
 }
 
-/* Records the loss of a task from the logits, (seqs, n) or, of TT_TASK_TAGS, (rows, n). Declares the input of
-   the targets, "label_values" or "tags". For TT_TASK_CLASS the caller has declared the input "labels". */
+/* Records the loss of a task from the logits: (seqs, n), but (rows, n) for TT_TASK_TAGS. Declares the input
+   of the targets, "label_values" or "tags". For TT_TASK_CLASS the caller has declared the input "labels". */
 static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const tt_inputs *in,
                               const tt_train_options *o)
 {
@@ -72,8 +73,8 @@ static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const t
     if (task == TT_TASK_CLASS) return tt__classify(t, logits, in->labels, o);
     if (task == TT_TASK_TAGS) return tt__classify(t, logits, tt_input(t, "tags", TT_I32, rows, 1), o);
     if (o->label_smoothing > 0)
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "label_smoothing is %g, but the task has no classes to smooth: "
-                      "set label_smoothing to 0", o->label_smoothing);
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "{label_smoothing} is %g, but the task has no classes to smooth: "
+                      "set it to 0", o->label_smoothing);
     tt_value values = tt_input(t, "label_values", TT_F32, rows, n);
     if (task == TT_TASK_LABELS) {
         tt_sigmoid_cross_entropy_options c = tt_sigmoid_cross_entropy_options_default();
@@ -86,8 +87,8 @@ static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const t
     return loss;
 }
 
-/* Sets the metrics of a task. Tags whose names begin with "B-" are those of entities. names: (classes,
-   64). */
+/* Sets the metrics of a task. If a class's name begins with "B-", tags mark entities, and the first metric is
+   the F1 score of entities. names: (classes, 64). */
 static void tt__task_metrics(tt_task task, char (*names)[64], int classes, tt_metric to[TT_METRICS])
 {
     bool entities = false;
@@ -101,7 +102,10 @@ static void tt__task_metrics(tt_task task, char (*names)[64], int classes, tt_me
         to[0] = entities ? tt_f1_entities() : tt_accuracy();
         to[1] = entities ? tt_accuracy() : tt_f1_macro();
         break;
-    case TT_TASK_EMBED: to[0] = tt_accuracy(), to[1] = tt_recall_at_1(), to[2] = tt_recall_at_10(); break;
+    case TT_TASK_EMBED:
+        to[0] = tt_accuracy(), to[1] = tt_recall_at_1(), to[2] = tt_recall_at_10();
+        to[3] = tt_pearson(), to[4] = tt_spearman();
+        break;
     case TT_TASK_MASKED_LM: to[0] = tt_accuracy(), to[1] = tt_perplexity(); break;
     }
 }
@@ -115,8 +119,8 @@ tt_value tt_contrastive_loss(tt_tape *t, tt_value embeddings, const tt_train_opt
     tt_value positives = tt_input(t, "positives", TT_I32, pairs, 1);
     tt_matmul_options product = tt_matmul_options_default();
     if (o->label_smoothing > 0)
-        tt__tape_fail(t, TT_ERR_ARGUMENT, "label_smoothing is %g, but embeddings have no classes to smooth: "
-                      "set label_smoothing to 0", o->label_smoothing);
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "{label_smoothing} is %g, but embeddings have no classes to "
+                      "smooth: set it to 0", o->label_smoothing);
     product.scale = 1 / o->temperature;
     tt_value unit = tt_normalize(t, embeddings, 1e-12f);
     tt_value scores = tt_matmul(t, tt_gather_rows(t, unit, anchors), tt_gather_rows(t, unit, candidates),

@@ -55,14 +55,21 @@ static void tt__print_labels(tt__text_buffer *json, const char (*names)[64], int
 
 enum { TT__MAX_CLASSES = 100000, TT__MAX_LAYERS = 1000000 }; /* so that an int can count all tensors */
 
+/* Returns the node of "id2label"; -1 if the file lacks classes there. transformers reads {} as no classes. */
+static int tt__labels_node(const tt__json *j)
+{
+    const int node = tt__json_get(j, 0, "id2label");
+    return node >= 0 && j->nodes[node].kind == TT__JSON_OBJECT && j->nodes[node].count ? node : -1;
+}
+
 /* Reads the number of classes from "id2label" or, without it, from "num_labels". Without both, *classes is
    unchanged. */
 static tt_status tt__read_classes(const tt__json *j, int *classes)
 {
-    int labels = tt__json_get(j, 0, "id2label");
+    const int labels = tt__labels_node(j);
     int64_t n = *classes;
     tt_status status = TT_OK;
-    if (labels >= 0 && j->nodes[labels].kind == TT__JSON_OBJECT) n = j->nodes[labels].count;
+    if (labels >= 0) n = j->nodes[labels].count;
     else status = tt__json_read_int(j, 0, "num_labels", false, 1, TT__MAX_CLASSES, &n);
     if (status == TT_OK && (n < 1 || n > TT__MAX_CLASSES))
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': id2label has %lld classes, but must have 1 to %d",
@@ -75,8 +82,8 @@ static tt_status tt__read_classes(const tt__json *j, int *classes)
    bytes are cut between two characters. */
 static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int classes)
 {
-    int labels = tt__json_get(j, 0, "id2label");
-    if (labels < 0 || j->nodes[labels].kind != TT__JSON_OBJECT) return TT_OK;
+    const int labels = tt__labels_node(j);
+    if (labels < 0) return TT_OK;
     for (int k = 0; k < classes; k++) {
         char key[16];
         const char *label = NULL;
@@ -102,8 +109,8 @@ static bool tt__is_class(const tt__json *j, const char *pattern)
     return name && tt__match(pattern, name);
 }
 
-/* Reads the task from "architectures" and "problem_type" of config.json. *task is the default.
-   classes: number of classes. */
+/* Reads the task from "architectures" and "problem_type" of config.json. If the two do not say the task,
+   *task is unchanged, or TT_TASK_SCORES if there is one class. classes: number of classes. */
 static tt_status tt__read_task(const tt__json *j, int classes, tt_task *task)
 {
     const char *type = NULL;
@@ -119,7 +126,7 @@ static tt_status tt__read_task(const tt__json *j, int classes, tt_task *task)
         }
     return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; only "
                     "'single_label_classification', 'multi_label_classification' and 'regression' are "
-                    "supported", j->path, type);
+                    "supported: use another model", j->path, type);
 }
 
 /* Reads an entry of layer_types. *slides receives whether the layer has a window. */
@@ -159,9 +166,18 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, v
     if (status != TT_OK) return status;
     if (act) memcpy((char *)config + a->activation, &act, sizeof act);
     const int quantized = tt__json_get(j, 0, "quantization_config");
-    if (quantized >= 0 && j->nodes[quantized].kind != TT__JSON_NULL)
-        tt__log(j->ctx, TT_LOG_WARNING, "checkpoint", "'%s': \"quantization_config\" is ignored: the weights "
-                "are read as they are in the file, and saved without it", j->path);
+    const int method = tt__json_get(j, quantized, "quant_method");
+    const char *word = method >= 0 ? tt__json_text(j, method) : NULL;
+    const bool ternary = word && strcmp(word, "bitnet") == 0; /* see src/models/few_bits.h */
+    const bool known = ternary || (word && strcmp(word, "bitsandbytes") == 0);
+    const int layer = ternary ? tt__json_get(j, quantized, "linear_class") : -1;
+    if (layer >= 0 && strcmp(tt__json_text(j, layer) ? tt__json_text(j, layer) : "", "bitlinear") != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': \"quantization_config\" has another "
+                        "\"linear_class\" than bitlinear: convert the model to it", j->path);
+    if (quantized >= 0 && !known && j->nodes[quantized].kind != TT__JSON_NULL)
+        tt__log(j->ctx, TT_LOG_WARNING, "checkpoint", "'%s': \"quantization_config\" is ignored, because its "
+                "quant_method is not bitsandbytes or bitnet: the weights are read as they are in the file, "
+                "and saved without it", j->path);
     return !a->classes ? TT_OK : tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
@@ -189,13 +205,24 @@ static tt_value (*tt__activation_of(tt_tape *t, const char *name))(tt_tape *, tt
     return row ? row->record : tt_relu;
 }
 
+/* Appends to `all` the mistakes in the heads of an encoder's config. */
+static void tt__check_heads(tt__text_buffer *all, int hidden, int heads, int head_size)
+{
+    if (head_size < 0) tt__print(all, "; head_size is %d, but must be at least 0", head_size);
+    else if (head_size && (hidden % head_size || heads > hidden / head_size))
+        tt__print(all, "; head_size is %d, but must be 0, or a divisor of hidden_size, %d, that has room "
+                  "for %d heads",
+                  head_size, hidden, heads);
+    else if (!head_size && heads > 0 && hidden % heads)
+        tt__print(all, "; hidden_size is %d, but must be a multiple of heads, %d", hidden, heads);
+}
+
 /* Checks a config, and fails with one message about all its mistakes. */
 static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, const void *config)
 {
     char text[1024];
     tt__text_buffer all = {text, sizeof text, 0};
-    const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
-    const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
+    const int layers = tt__int_field(config, a->layers);
     const int classes = tt__classifies(a, config) ? tt__int_field(config, a->classes) : 1;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
     for (int k = 0; k < a->n_config; k++) {
@@ -210,8 +237,6 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     if (a->check) a->check(&all, config);
     if (layers > TT__MAX_LAYERS)
         tt__print(&all, "; layers is %d, but at most %d are supported", layers, TT__MAX_LAYERS);
-    if (heads > 0 && hidden % heads)
-        tt__print(&all, "; hidden_size is %d, but must be a multiple of heads, %d", hidden, heads);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         const float x = r->kind == 'p' || r->kind == 'f' ? tt__float_field(config, r->offset) : 0;

@@ -7,10 +7,10 @@
 /* ------------------------------------------------------------------------ folders of sentence-transformers
    The files that a folder has beside those of transformers: modules.json lists the modules, 1_Pooling has the
    pooling, 2_Normalize says that embeddings have length 1, and sentence_bert_config.json has the max number
-   of tokens. */
+   of tokens. Folders of version 6 have that number in tokenizer_config.json, as model_max_length. */
 
-/* Keys of 1_Pooling/config.json up to version 5 of sentence-transformers, and the values of "pooling_mode"
-   since then. The first two are in the order of tt_pooling. */
+/* Keys of 1_Pooling/config.json up to version 5 of sentence-transformers, and values of "pooling_mode" in
+   later versions. The first two are in the order of tt_pooling. */
 static const struct { const char *key, *mode; } tt__poolings[] = {
     {"pooling_mode_mean_tokens", "mean"},
     {"pooling_mode_cls_token", "cls"},
@@ -32,15 +32,15 @@ static tt_status tt__pooling_read(const tt__json *j, tt_pooling *pooling)
         if (mode ? strcmp(mode, tt__poolings[k].mode) != 0 : !set) continue;
         if (number >= 0)
             return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s' has the poolings '%s' and '%s', but only one "
-                            "of 'mean' and 'cls' is supported", j->path, tt__poolings[number].mode,
-                            tt__poolings[k].mode);
+                            "of 'mean' and 'cls' is supported: use another model", j->path,
+                            tt__poolings[number].mode, tt__poolings[k].mode);
         number = k;
     }
     if (status != TT_OK) return status;
     if (number > TT_POOL_CLS || number < 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the pooling is '%s', but only 'mean' and 'cls' "
-                        "are supported", j->path, number < 0 ? mode ? mode : "none"
-                                                : tt__poolings[number].mode);
+                        "are supported: use another model", j->path, number < 0 ? mode ? mode : "none"
+                        : tt__poolings[number].mode);
     *pooling = (tt_pooling)number;
     return TT_OK;
 }
@@ -64,7 +64,7 @@ static tt_status tt__module_read(const tt__json *j, int module, const char *fold
     if (strcmp(name, "Normalize") == 0) return TT_OK;
     if (strcmp(name, "Pooling") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the module is '%s', but only Transformer, "
-                        "Pooling, Dropout and Normalize are supported", j->path, type);
+                        "Pooling, Dropout and Normalize are supported: use another model", j->path, type);
     if (*path == '/' || strpbrk(path, "\\:") || strstr(path, ".."))
         return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': the module's path is '%s', but must be that of a "
                         "folder in '%s', such as 1_Pooling", j->path, path, folder);
@@ -76,13 +76,35 @@ static tt_status tt__module_read(const tt__json *j, int module, const char *fold
     return status;
 }
 
+/* Sets *length to the max number of tokens that a file of the folder has as `key`. Leaves *length unchanged
+   if the folder lacks the file, or the file lacks the key. */
+static tt_status tt__length_read(tt_context *ctx, const char *folder, const char *file, const char *key,
+                                 double *length)
+{
+    char path[TT__PATH];
+    bool there = false;
+    tt__json j;
+    memset(&j, 0, sizeof j);
+    tt_status status = tt__folder_has(ctx, folder, file, &there);
+    if (status != TT_OK || !there) return status;
+    status = tt__path_join(ctx, path, folder, file);
+    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
+    const int node = status == TT_OK ? tt__json_member(&j, 0, key, false, 1 << TT__JSON_NUMBER_KIND,
+                                                       "a number of at least 1", &status) : -1;
+    if (node >= 0 && !(j.nodes[node].number >= 1))
+        status = tt__json_wrong(&j, key, node, NULL, "a number of at least 1");
+    else if (node >= 0) *length = j.nodes[node].number;
+    tt__json_free(&j);
+    return status;
+}
+
 /* If a folder has modules.json, sets the task to TT_TASK_EMBED, and pooling, normalize and max_length to what
    the folder's files say. */
 static tt_status tt__embedder_read(tt_context *ctx, const char *folder, tt_bert_config *c)
 {
-    static const char length_file[] = "sentence_bert_config.json";
     char path[TT__PATH];
-    bool listed = false, sized = false;
+    bool listed = false;
+    double length = 0, other = 0;
     tt__json j;
     memset(&j, 0, sizeof j);
     tt_status status = tt__folder_has(ctx, folder, "modules.json", &listed);
@@ -92,18 +114,18 @@ static tt_status tt__embedder_read(tt_context *ctx, const char *folder, tt_bert_
     if (status == TT_OK) status = tt__json_open(&j, ctx, path);
     const bool list = status == TT_OK && j.count && j.nodes[0].kind == TT__JSON_ARRAY;
     if (status == TT_OK && !list)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not a JSON array of modules", path);
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not a JSON array of modules: copy it from the model's "
+                          "origin again", path);
     for (int k = 0, at = 1; list && k < j.nodes[0].count && status == TT_OK; k++, at = j.nodes[at].after)
         status = tt__module_read(&j, at, folder, c);
     tt__json_free(&j);
-    if (status == TT_OK) status = tt__folder_has(ctx, folder, length_file, &sized);
-    if (status != TT_OK || !sized) return status;
-    int64_t length = 0;
-    status = tt__path_join(ctx, path, folder, length_file);
-    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
-    if (status == TT_OK) status = tt__json_read_int(&j, 0, "max_seq_length", false, 1, INT_MAX, &length);
-    tt__json_free(&j);
-    c->max_length = (int)length;
+    if (status == TT_OK)
+        status = tt__length_read(ctx, folder, "sentence_bert_config.json", "max_seq_length", &length);
+    if (status == TT_OK && !(length > 0))
+        status = tt__length_read(ctx, folder, "tokenizer_config.json", "model_max_length", &other);
+    /* transformers writes 1e30 as model_max_length for no limit */
+    if (other > 0 && other < c->max_positions - tt__bert_offset(c)) length = other;
+    c->max_length = (int)fmin(length, INT_MAX);
     return status;
 }
 

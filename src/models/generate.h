@@ -141,13 +141,13 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
     const int context = o->context ? o->context : (int)tt__min(c->max_positions, 2048);
     char text[800] = "";
     tt__text_buffer all = {text, sizeof text, 0};
-    if (m->score) tt__print(&all, "; the model is a classifier, which predicts no tokens");
+    if (m->score) tt__print(&all, "; the model is a classifier, which predicts no tokens: use tt_lm_load");
     if (o->compile.train)
         tt__print(&all, "; compile.train is true, but a generator does not train: set it to false");
     if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d, but must be at least 1", o->max_seqs);
     if (context < 2) tt__print(&all, "; the context is %d tokens, but must be at least 2", context);
     if (m->position && context > c->max_positions)
-        tt__print(&all, "; the context is %d tokens, but the model has only %d positions", context,
+        tt__print(&all, "; the context is %d tokens, but must be at most %d, the model's positions", context,
                   c->max_positions);
     if (o->max_tokens < o->max_seqs)
         tt__print(&all, "; max_tokens is %d, but must be at least max_seqs, %d", o->max_tokens, o->max_seqs);
@@ -175,7 +175,8 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
 
 const tt_program *tt_generator_program(const tt_generator *g) { return g->program; }
 
-/* Returns whether token a ranks before token b: a is likelier, or as likely and lower. */
+/* Returns whether token a ranks before token b: a has the higher score or, if the scores are equal, the lower
+   id. */
 static bool tt__likelier(const float *x, int32_t a, int32_t b)
 {
     return x[a] > x[b] || (x[a] == x[b] && a < b);
@@ -317,7 +318,7 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     const struct { tt_value v; const int32_t *data; int64_t rows; } inputs[] = {
         {g->ids, g->row_id, rows}, {g->positions, g->row_position, rows}, {g->at, g->row_at, rows},
         {g->start, g->starts, g->max_seqs + 1}, {g->last, g->picked, *picked}};
-    const bool none = *picked == 0; /* the program must compute at least one row: row 0 */
+    const bool none = *picked == 0; /* at least one row of logits must be computed: row 0, which is unused */
     tt_status status = TT_OK;
     if (none) g->picked[0] = 0;
     for (int k = 0; k < TT__COUNT(inputs) && status == TT_OK; k++)
@@ -435,7 +436,7 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
     else for (int64_t i = 0; i < n && i < room; i++) ids[i] = (uint8_t)text[i];
     if (k && n > 1 && ids[0] == ids[1] && tt__encode_ids(k, "", 0, true, &first, 1) && first == ids[0]) {
         tt__log(g->ctx, TT_LOG_WARNING, "generate", "the text spells out '%s', which the generator adds "
-                "before each text: this text gets it once only", tt_tokenizer_token(k, first));
+                "before each text: it is not added to this text again", tt_tokenizer_token(k, first));
         n--;
         memmove(ids, ids + 1, sizeof *ids * (size_t)tt__min(n, room - 1));
     }
@@ -493,7 +494,8 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
         const char *last = tt_decode_stream_end(w.stream, &bytes);
         tt__answer_text(&w, last, bytes);
     }
-    if (w.no_memory) status = tt__fail(g->ctx, TT_ERR_MEMORY, "out of memory for the tokens of a text");
+    if (w.no_memory)
+        status = tt__fail(g->ctx, TT_ERR_MEMORY, "out of memory for the tokens of a text: free memory");
     tt_decode_stream_free(w.stream);
     if (count) *count = given;
     tt__free(g->ctx, w.text);

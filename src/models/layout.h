@@ -24,8 +24,8 @@ typedef struct tt__tensor_row {
                             lacks a tensor with a dimension of 0. The parameter drops leading dimensions of
                             1 */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
-    char part;           /* in naming 1, 1 to 3: number of the third of a packed tensor; 4, 5: first and
-                            second half; 0: not packed */
+    char part;           /* in naming 1, the part of a packed tensor that the parameter is: 1 to 3 are thirds,
+                            4 and 5 are halves; 0: the tensor is not packed */
     char head;           /* 0: files must have the tensor. 1 and 2: the tensor belongs to a head and keeps its
                             random initial values if files lack it; 2: no logits depend on it */
     char order;          /* order of the elements in files, see tt__packing; 'l': the order of the parameter,
@@ -60,7 +60,7 @@ typedef struct tt__architecture {
     size_t bytes, config_bytes, layer_bytes; /* bytes of the structs of a model, its config and a layer */
     size_t config_at, names_at, new_head_at, layers_at; /* offsets of fields in the model's struct; 0: no
                                                            such field */
-    size_t hidden, layers, heads, classes, activation, range; /* offsets of fields in the config's struct; 0:
+    size_t hidden, layers, classes, activation, range; /* offsets of fields in the config's struct; 0:
                                                                  no such field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
     /* Appends to `all` the mistakes in a config that the table rows do not show. NULL: the table rows show
@@ -73,18 +73,22 @@ typedef struct tt__architecture {
     /* Prints the members of config.json that no table row describes. NULL: the table rows describe all
        members. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
-    const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
-    /* Returns the end of the class name in "architectures", after class_name. Without "Classification" in the
-       end, the model has no classifier; "Model": tensors' names in files have no prefix. NULL: class_name is
-       the whole name. */
+    const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; NULL: there
+                                   are none */
+    /* Returns the end of the class name in "architectures", which follows class_name. If the end does not
+       contain "Classification", the model has no classifier. If the end is "Model", tensors' names in files
+       have no prefix. NULL: class_name is the whole name. */
     const char *(*head)(const void *config);
+    /* Turns a config into that of the model's files, which may have more heads than the model: heads that
+       were removed are zeros there. NULL: files have the model's config. */
+    void (*of_files)(void *config);
 } tt__architecture;
 
 /* Initialises the fields `bytes` to `range` of an architecture with the structs X, X_config and X_layer. */
 #define TT__STRUCTS(X) \
     sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), \
     offsetof(X, class_names), offsetof(X, new_head), offsetof(X, layer), \
-    offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
+    offsetof(X##_config, hidden_size), offsetof(X##_config, layers), \
     offsetof(X##_config, classes), \
     offsetof(X##_config, activation), offsetof(X##_config, initializer_range)
 /* Macros for table rows: for a tensor; for the weight and the bias of a linear layer or a norm; for a field
@@ -98,6 +102,13 @@ typedef struct tt__architecture {
 static int tt__int_field(const void *config, size_t offset)
 {
     return *(const int *)(const void *)((const char *)config + offset);
+}
+
+/* Returns the number of columns of a head. head_size: the config's field; 0: the heads share the hidden
+   size. */
+static int tt__head_size(int hidden, int heads, int head_size)
+{
+    return head_size > 0 ? head_size : heads > 0 ? hidden / heads : 0;
 }
 
 static float tt__float_field(const void *config, size_t offset)
@@ -183,7 +194,8 @@ static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char nam
     const int in_layers = k - a->n_model, layer = in_layers / a->n_layer, naming = l->naming;
     if (in_layers >= 0 && layer >= l->layers) return NULL;
     const tt__tensor_row *row = in_layers < 0 ? &a->model[k] : &a->layer[in_layers % a->n_layer];
-    static const tt__tensor_row none = {0, {NULL, NULL}, "Z", '0', 0, false, 0}; /* no size Z is set */
+    static const tt__tensor_row none = {0, {NULL, NULL}, "Z", '0', 0, false, 0}; /* the size of Z is 0, so the
+                                                                                    model lacks the tensor */
     if (in_layers >= 0 && layer == 0 && row->order == 'l') row = &none;
     const char *plain = row->name[naming] ? row->name[naming] : "";
     int n = in_layers >= 0 || *plain == '.' ? snprintf(name, 256, "%s", a->prefix[naming]) : 0;
@@ -209,8 +221,8 @@ static tt__part_of tt__layout_part(const tt__layout *l, const tt__tensor_row *ro
     return of;
 }
 
-/* Sets dims to the dimensions of a parameter, including leading dimensions of 1. Returns their number; 0 if
-   the model has no such parameter. */
+/* Sets dims to the dimensions of a parameter, including leading dimensions of 1. Returns the number of
+   dimensions; 0 if the model has no such parameter. */
 static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     int n = 0;
@@ -225,7 +237,9 @@ static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t 
    't': the file has the transpose, (width, rows), as in GPT-2.
    'g': a head has `size` rows. The parameter has the heads of all queries, then of all keys, then of all
    values. The file has `groups` groups of heads, and in each group its queries, its key and its value, as in
-   GPT-NeoX and Falcon. */
+   GPT-NeoX and Falcon.
+   'p': the file's tensor is padded. `rows` and `width` are those of the file, whose first rows and columns
+   are the parameter's; all others are zeros. */
 typedef struct tt__packing {
     char kind;
     int64_t rows, width, groups, size;
@@ -258,8 +272,14 @@ static tt__packing tt__row_order(const tt__layout *l, const tt__tensor_row *row,
     return o;
 }
 
-/* Sets dims to the dimensions that a parameter's tensor has in files. Returns their number; 0 if the model
-   has no such parameter. */
+/* Returns whether a parameter has fewer rows or columns than its tensor in files, which has the order `o`. */
+static bool tt__is_padded(const tt_param *p, const tt__packing *o)
+{
+    return !o->kind && p->size < o->rows * o->width && p->ndim < 3;
+}
+
+/* Sets dims to the dimensions that a parameter's tensor has in files. Returns the number of dimensions; 0 if
+   the model has no such parameter. */
 static int tt__file_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     const int n = tt__row_dims(l, row, dims);
@@ -286,4 +306,24 @@ static tt_status tt__layout_new(const tt__layout *l, float scale)
         *tt__layout_slot(l, row, k) = p;
     }
     return TT_OK;
+}
+
+/* Fails if the shape of tensor `index` of file s is not `dims` or, for a part of a packed tensor, is not
+   `dims` with the rows of all parts. */
+static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, const int64_t *dims,
+                                 tt__part_of part, const char *param)
+{
+    const tt_tensor_info *info = &s->infos[index];
+    const int64_t rows = ndim ? dims[0] * (part.of ? part.of : 1) : 0;
+    bool same = info->ndim == ndim;
+    for (int k = 0; k < ndim && same; k++) same = info->dims[k] == (k ? dims[k] : rows);
+    if (same) return TT_OK;
+    char text[256];
+    tt__text_buffer shapes = {text, sizeof text, 0};
+    tt__print(&shapes, "(");
+    for (int k = 0; k < info->ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)info->dims[k]);
+    tt__print(&shapes, "), expected (");
+    for (int k = 0; k < ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)(k ? dims[k] : rows));
+    return tt__fail(s->ctx, TT_ERR_SHAPE, "'%s': tensor '%s' has shape %s) for parameter '%s': is the "
+                    "config.json that of this file?", s->path, info->name, text, param);
 }

@@ -111,6 +111,22 @@ static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const 
     return status;
 }
 
+/* Sets m->stored and m->stored_bytes from the formats of the parameters. a: the architecture of m. */
+static void tt__lm_note_stored(tt_lm *m, const tt__architecture *a)
+{
+    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, NULL);
+    const tt__tensor_row *row;
+    char name[256];
+    m->stored = NULL;
+    m->stored_bytes = 0;
+    for (int k = 0; (row = tt__layout_row(&l, k, name)) != NULL; k++) {
+        const tt_param *p = *tt__layout_slot(&l, row, k);
+        if (!p || !tt__is_coded(p->form)) continue;
+        m->stored = tt_dtype_name(p->form);
+        m->stored_bytes += tt__matrix_bytes(p->form, p->dims[0], p->dims[1]);
+    }
+}
+
 tt_status tt_lm_load_head(tt_context *ctx, tt_lm *m, const char *folder, const tt_head *head)
 {
     tt_lm_config config;
@@ -134,6 +150,7 @@ tt_status tt_lm_load_head(tt_context *ctx, tt_lm *m, const char *folder, const t
     m->shard_bytes = (size_t)5000000000u;
     m->kept = s;
     m->read = m->config;
+    tt__lm_note_stored(m, a);
     status = (m->base = tt__strdup(ctx, folder)) ? tt__lm_check_tied(m, s) : TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__lm_read_generation(m, &s->config, folder);
     tt__shards_close(ctx, s);

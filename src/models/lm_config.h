@@ -21,7 +21,7 @@ static void tt__print_member(tt__text_buffer *to, const char *from)
     }
 }
 
-/* How a member of config.json gets its value when a model is saved. */
+/* The source of the value of a member of config.json when a model is saved. */
 typedef enum tt__lm_writer {
     TT__LM_KEPT,  /* copied from the config.json that was loaded */
     TT__LM_SHAPE, /* copied if tt__lm_has_shape is true; otherwise tt__lm_print writes the new value */
@@ -50,13 +50,14 @@ static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
     bool value = only;
     tt_status status = tt__json_read_bool(j, 0, key, &value);
     if (status != TT_OK || value == only) return status;
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s is %s; only %s is supported", j->path, key,
-                    value ? "true" : "false", only ? "true" : "false");
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s is %s; only %s is supported: use another model",
+                    j->path, key, value ? "true" : "false", only ? "true" : "false");
 }
 
 /* Reads how many columns of each head the rotary positions turn. A decoder with a share_key (GPT-NeoX) may
    turn a share of the columns, given by JSON object `at` or by the member share_key. All other decoders turn
-   all columns: transformers ignores their share if the positions are not scaled, and otherwise fails. */
+   all columns. If their config.json gives a share below 1, transformers ignores the share when the positions
+   are not scaled, and this function fails when they are scaled. */
 static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_lm_config *c)
 {
     const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
@@ -83,9 +84,10 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     return TT_OK;
 }
 
-/* Reads the bases of rotary positions of Gemma: of layers without and with a window. rope_parameters has an
-   object for each of the two kinds of layers. parameters: *at is the node of rope_parameters, not of
-   rope_scaling, and becomes that of the object for layers without a window. */
+/* Reads the bases of Gemma's rotary positions: one base for layers without a window, another for layers with
+   a window. rope_parameters has an object for each of the two kinds of layers. If `parameters`, *at is the
+   node of rope_parameters and not of rope_scaling; then *at becomes the node of the object for layers without
+   a window. */
 static tt_status tt__lm_read_bases(const tt__json *j, tt_lm_config *c, bool parameters, int *at)
 {
     const int both = tt__json_get(j, 0, "rope_parameters");
@@ -105,7 +107,7 @@ static tt_status tt__lm_read_bases(const tt__json *j, tt_lm_config *c, bool para
     if (status == TT_OK && local >= 0) status = tt__json_read_string(j, local, "rope_type", false, &type);
     if (status == TT_OK && strcmp(type, "default") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': rope_type of sliding_attention is '%s'; only "
-                        "default is supported", j->path, type);
+                        "default is supported: use another model", j->path, type);
     if (parameters) *at = full;
     return status;
 }
@@ -157,13 +159,12 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     for (int k = 0; k < TT__COUNT(unknown) && status == TT_OK; k++) {
         const int node = tt__json_get(j, at, unknown[k]);
         if (node >= 0 && j->nodes[node].kind != TT__JSON_NULL && j->nodes[node].kind != TT__JSON_TRUE)
-            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s of %s is not supported", j->path,
-                            unknown[k], c->kind);
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': \"%s\" of the rotary positions is set, which "
+                            "is not supported for %s: use another model", j->path, unknown[k], c->kind);
     }
     if (status == TT_OK && r->scaling == TT_ROTARY_PLAIN)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
-                        "'%s': rope_type is '%s'; only default, linear, llama3 and yarn are supported",
-                        j->path, type);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': rope_type is '%s'; only default, linear, llama3 "
+                        "and yarn are supported: use another model", j->path, type);
     return status;
 }
 
@@ -193,7 +194,8 @@ static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Reads which layers of Gemma have no window: every full_every-th. layer_types overrides the other keys. */
+/* Reads which layers of Gemma have no window: every full_every-th layer. layer_types overrides the other
+   keys. */
 static tt_status tt__lm_read_pattern(const tt__json *j, tt_lm_config *c)
 {
     int64_t every = c->full_every;
@@ -211,8 +213,8 @@ static tt_status tt__lm_read_pattern(const tt__json *j, tt_lm_config *c)
         if (status == TT_OK && slides != (!every || (k + 1) % every != 0))
             return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d breaks the pattern of "
                             "the layers before, in which every %lld%s layer has full attention; only a "
-                            "pattern that repeats is supported", j->path, k, (long long)every,
-                            every == 2 ? "nd" : every == 3 ? "rd" : "th");
+                            "pattern that repeats is supported: use another model", j->path, k,
+                            (long long)every, every == 2 ? "nd" : every == 3 ? "rd" : "th");
         at = j->nodes[at].after;
     }
     c->full_every = every > c->layers ? 0 : (int)every;
@@ -288,8 +290,8 @@ static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt
     for (int i = 0; i < TT__COUNT(softcaps) && status == TT_OK; i++) {
         const int cap = tt__json_get(j, 0, softcaps[i]);
         if (cap >= 0 && j->nodes[cap].kind != TT__JSON_NULL)
-            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s is set; only null is supported", j->path,
-                            softcaps[i]);
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s is set; only null is supported: use "
+                            "another model", j->path, softcaps[i]);
     }
     if (status == TT_OK && !(k->flags & TT__LM_POSITIONS)) status = tt__lm_read_rotary(j, c);
     return status;
@@ -340,8 +342,8 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
 }
 
 /* Prints the share of a head's columns that rotary positions turn. A reader multiplies the share by head_size
-   in double precision and truncates the product to an integer, so the share gets as many digits as give
-   `size` again. For example, 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
+   in double precision and truncates the product to an integer. The share has enough digits that this integer
+   is `size`. For example, 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
 static const char *tt__lm_share(const tt_lm_config *c, char to[32])
 {
     const int size = c->rotary.size ? c->rotary.size : c->head_size;
@@ -365,7 +367,8 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
            memcmp(&c->rotary, &read->rotary, sizeof c->rotary) == 0;
 }
 
-/* Returns whether a classifier's config.json has a member that is written from the model. */
+/* Returns whether `key` is a member of config.json that is written from the model if the model is a
+   classifier. */
 static bool tt__lm_is_of_classes(const char *key)
 {
     static const char *const keys[] = {"id2label", "label2id", "num_labels", "problem_type"};

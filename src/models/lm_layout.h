@@ -27,10 +27,10 @@ static void tt__lm_check(tt__text_buffer *all, const void *config);
 static void tt__lm_print(tt__text_buffer *json, const void *self, const void *config);
 
 /* Sets the sizes that the letters in the tables' shapes stand for. H: hidden; I: intermediate; V: vocab; P:
-   positions; X: vocab of an untied head; D: head size; G: number of key heads; A: columns of all queries; K:
-   of all keys; S: of all queries, keys and values. Sizes of biases, 0 if the model lacks the biases: Q: of
-   queries; L: of keys or values; T: of queries, keys and values together; B: of the attention's output; M, N:
-   of the MLP. E, F, O: sizes of Falcon's norms, U: of the norms of heads, 0 if the model lacks the norm. */
+   positions; X: vocab of an untied head; D: head size; G: number of key heads. Columns: A: of all queries; K:
+   of all keys; S: of all queries, keys and values together. Biases, 0 if the model lacks them: Q: of queries;
+   L: of keys or of values; T: of queries, keys and values together; B: of the attention's output; M and N: of
+   the MLP. Norms, 0 if the model lacks them: E, F and O: Falcon's norms; U: norms of heads. */
 static void tt__lm_sizes(const void *config, tt__sizes size)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
@@ -143,7 +143,8 @@ static const tt__tensor_row tt__falcon_tensors[] = {
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
     TT__LM_SCORE,
 };
-static const tt__tensor_row tt__falcon_layer[] = { /* of the rows for one field, a model has at most one */
+static const tt__tensor_row tt__falcon_layer[] = { /* several rows may have one field; a model has the tensors
+                                                      of at most one of them */
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
     TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "F"),
     TT__LM_LINEAR(qkv, "self_attention.query_key_value", "SH", "T", 'g', 'g'),
@@ -212,9 +213,9 @@ typedef struct tt__lm_kind {
     TT__COUNT(tt__##what##_layer), TT__COUNT(tt__##what##_rows), sizeof(tt_lm), sizeof(tt_lm_config), \
     sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, class_names), offsetof(tt_lm, new_head), \
     offsetof(tt_lm, layer), \
-    offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, offsetof(tt_lm_config, classes), \
+    offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), offsetof(tt_lm_config, classes), \
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
-    tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers, tt__lm_head_name}
+    tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers, tt__lm_head_name, NULL}
 
 static const tt__lm_kind tt__lm_kinds[] = {
     {TT__LM_FILES(gpt2, "gpt2", "GPT2", "activation_function", "transformer.", "h."),
@@ -316,7 +317,8 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
     return c;
 }
 
-/* Returns whether layer k sees only the keys of a window. Its rotary positions may have another base. */
+/* Returns whether layer k sees only the keys of a window. The rotary positions of layers with a window may
+   have another base. */
 static bool tt__lm_has_window(const tt_lm_config *c, int k)
 {
     return k >= c->window_from && !(c->full_every && (k + 1) % c->full_every == 0);

@@ -8,7 +8,8 @@
 
 /* -------------------------------------------------------------------------------- a language model's tape */
 
-tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
+/* Declares the inputs of texts: tt_lm_inputs without targets. */
+static tt_inputs tt__lm_text_inputs(tt_tape *t, const tt_train_options *o)
 {
     tt_inputs in;
     memset(&in, 0, sizeof in);
@@ -16,7 +17,13 @@ tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
     in.positions = tt_input(t, "positions", TT_I32, rows, 1);
     in.ids = tt_input(t, "ids", TT_I32, rows, 1);
     in.seq_start = tt_seq_start(t, "seq_start", seqs);
-    in.targets = tt_input(t, "targets", TT_I32, rows, 1);
+    return in;
+}
+
+tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
+{
+    tt_inputs in = tt__lm_text_inputs(t, o);
+    in.targets = tt_input(t, "targets", TT_I32, tt_axis(t, "tokens", o->max_tokens), 1);
     return in;
 }
 

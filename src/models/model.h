@@ -35,7 +35,8 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memset(self, 0, a->bytes);
     memcpy(to, &ctx, sizeof ctx);
     memcpy(to + a->config_at, config, a->config_bytes);
-    memcpy(to + a->config_at + a->activation, &activation, sizeof activation); /* the caller's may vanish */
+    memcpy(to + a->config_at + a->activation, &activation, sizeof activation); /* the caller may free its
+                                                                                  string */
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
     if (a->classes) to[a->new_head_at] = true;
     memcpy(to + a->layers_at, &layers, sizeof layers);
@@ -57,6 +58,17 @@ static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void 
     return status == TT_OK ? tt__model_make(ctx, a, self, config) : status;
 }
 
+typedef union tt__any_config { tt_bert_config bert; tt_vit_config vit; tt_lm_config lm; } tt__any_config;
+
+/* Returns the config of the files of a model: `config`, or a copy of it in *copy. */
+static const void *tt__config_of_files(const tt__architecture *a, const void *config, tt__any_config *copy)
+{
+    if (!a->of_files) return config;
+    memcpy(copy, config, a->config_bytes);
+    a->of_files(copy);
+    return copy;
+}
+
 /* Checks a checkpoint's config and tensors, and creates a model from them. classes, image_size: the caller's
    values; 0: the values of the config. */
 static tt_status tt__model_load(const tt__architecture *a, void *self, void *config,
@@ -68,7 +80,8 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     if (a->classes) *(int *)(void *)((char *)config + a->classes) = classes;
     tt_status status = tt__config_check(ctx, a, config);
     if (status != TT_OK) return status;
-    tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
+    tt__any_config in_files;
+    tt__layout l = tt__layout_of(ctx, a, NULL, tt__config_of_files(a, config, &in_files), from);
     status = tt__layout_check(&l);
     /* The caller's size is set after the check of the tensors, which fit the size in the file's config. */
     if (status == TT_OK && image_size) {
@@ -79,7 +92,7 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     if (status != TT_OK) return status;
     if (tt__outputs(a, config) && from->config.count && classes == own_classes && !from->other_head)
         status = tt__read_labels(&from->config, (char(*)[64])tt__pointer_at(self, a->names_at), classes);
-    l = tt__layout_of(ctx, a, self, config, from);
+    l = tt__layout_of(ctx, a, self, tt__config_of_files(a, config, &in_files), from);
     if (status == TT_OK) status = tt__layout_attach(&l);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -91,7 +104,8 @@ typedef struct tt__saved_model {
     const tt__architecture *a;
     const void *self, *config;
     tt_dtype dtype;
-    bool *last;   /* for each class: it is the last class with its name */
+    const tt__layout *layout;
+    bool *last;   /* (classes): whether each class is the last class with its name */
 } tt__saved_model;
 
 static void tt__print_config(tt__text_buffer *json, const void *arg)
@@ -114,6 +128,7 @@ static void tt__print_config(tt__text_buffer *json, const void *arg)
     tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key,
               (const char *)tt__pointer_at(s->config, a->activation), a->more);
     if (a->print) a->print(json, s->self, s->config);
+    tt__print_few_bits(json, s->layout);
     const int classes = tt__outputs(a, s->config);
     tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, classes ? "," : "\n}");
     if (!classes) return;
@@ -126,11 +141,14 @@ static void tt__print_config(tt__text_buffer *json, const void *arg)
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, int naming, size_t max, const char *folder)
 {
-    tt__saved_model s = {a, self, config, TT_F32, NULL};
+    tt__saved_model s = {a, self, config, TT_F32, NULL, NULL};
+    tt__any_config in_files;
     tt_status status = tt__config_check(ctx, a, config);
     if (status != TT_OK) return status;
+    s.config = config = tt__config_of_files(a, config, &in_files);
     tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     l.naming = naming;
+    s.layout = &l;
     if (tt__outputs(a, config))
         status = tt__last_of_names(ctx, (const char(*)[64])tt__pointer_at(self, a->names_at),
                                    tt__outputs(a, config), &s.last);

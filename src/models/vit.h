@@ -55,17 +55,20 @@ static int tt__vit_tokens(const tt_vit_config *c)
 }
 
 /* Sets the sizes that the letters in the tables' shapes stand for: H hidden, I intermediate, D channels, P
-   patch, N tokens, C classes; B: size of the biases of queries, keys and values (the hidden size or 0). */
+   patch, N tokens, C classes; A columns of all heads; B: size of the biases of queries, keys and values (A or
+   0). */
 static void tt__vit_sizes(const void *config, tt__sizes size)
 {
     const tt_vit_config *c = (const tt_vit_config *)config;
     size['N' - 'A'] = tt__vit_tokens(c);
-    size['B' - 'A'] = c->qkv_bias ? c->hidden_size : 0;
+    size['A' - 'A'] = (int64_t)c->heads * tt__head_size(c->hidden_size, c->heads, c->head_size);
+    size['B' - 'A'] = c->qkv_bias ? size['A' - 'A'] : 0;
 }
 
 static void tt__vit_check(tt__text_buffer *all, const void *config)
 {
     const tt_vit_config *c = (const tt_vit_config *)config;
+    tt__check_heads(all, c->hidden_size, c->heads, c->head_size);
     if (c->patch_size > 0 && c->image_size % c->patch_size)
         tt__print(all, "; image_size is %d, but must be a multiple of patch_size, %d", c->image_size,
                   c->patch_size);
@@ -96,8 +99,8 @@ static void tt__cubic_weights(float x, float w[4])
 }
 
 /* Interpolates position embeddings, from a square grid with `from` patches on a side to a square grid with
-   `to` patches on a side. Does so as transformers does: bicubic, with pixel centres aligned and edges
-   repeated. Copies the class token's embedding. Shapes: `old` (1 + from^2, n), `now` (1 + to^2, n). */
+   `to` patches on a side. The method is that of transformers: bicubic, with pixel centres aligned and
+   edges repeated. Copies the class token's embedding. Shapes: `old` (1 + from^2, n), `now` (1 + to^2, n). */
 static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
 {
     memcpy(now, old, sizeof *now * (size_t)n);
@@ -169,13 +172,13 @@ static const tt__tensor_row tt__vit_layer_tensors[] = { /* parts of a packed ten
     {offsetof(tt_vit_layer, field), {"attention.attention." name, "self_attention.in_proj_" packed}, shape, \
      init, part, false}
     W(before, "layernorm_before", "ln_1", "H", "H", '1'),
-    P(q_w, "query.weight", "weight", "HH", 'n', 1),
-    P(k_w, "key.weight", "weight", "HH", 'n', 2),
-    P(v_w, "value.weight", "weight", "HH", 'n', 3),
+    P(q_w, "query.weight", "weight", "AH", 'n', 1),
+    P(k_w, "key.weight", "weight", "AH", 'n', 2),
+    P(v_w, "value.weight", "weight", "AH", 'n', 3),
     P(q_b, "query.bias", "bias", "B", '0', 1),
     P(k_b, "key.bias", "bias", "B", '0', 2),
     P(v_b, "value.bias", "bias", "B", '0', 3),
-    W(attention, "attention.output.dense", "self_attention.out_proj", "HH", "H", 'n'),
+    W(attention, "attention.output.dense", "self_attention.out_proj", "HA", "H", 'n'),
     W(after, "layernorm_after", "ln_2", "H", "H", '1'),
     W(up, "intermediate.dense", "mlp.0", "IH", "I", 'n'),
     W(down, "output.dense", "mlp.3", "HI", "H", 'n'),
@@ -199,6 +202,15 @@ static const tt__config_row tt__vit_rows[] = {
 #undef C
 };
 
+/* Prints the size of a head, which transformers reads from version 5 on, if heads were removed. */
+static void tt__vit_print(tt__text_buffer *json, const void *self, const void *config)
+{
+    const tt_vit_config *c = (const tt_vit_config *)config;
+    (void)self;
+    if (c->head_size && c->head_size * c->heads != c->hidden_size)
+        tt__print(json, "  \"head_dim\": %d,\n", c->head_size);
+}
+
 /* The architecture of ViT. Naming 1 of the tensors is torchvision's; config.json always has transformers'
    naming. */
 static const tt__architecture tt__vit_architecture = {
@@ -206,7 +218,7 @@ static const tt__architecture tt__vit_architecture = {
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
     tt__vit_rows, TT__COUNT(tt__vit_tensors), TT__COUNT(tt__vit_layer_tensors), TT__COUNT(tt__vit_rows),
     TT__STRUCTS(tt_vit), tt__vit_sizes, tt__vit_check, tt__vit_adapt,
-    offsetof(tt_vit_config, image_size), NULL, NULL, NULL};
+    offsetof(tt_vit_config, image_size), tt__vit_print, NULL, NULL, NULL};
 
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 {
@@ -310,8 +322,12 @@ static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads 'vit'",
                         j->path, type);
     *c = tt_vit_config_default("B/16");
+    int64_t head = 0;
     c->classes = 2; /* transformers' default */
-    return tt__config_read(j, &tt__vit_architecture, c);
+    status = tt__config_read(j, &tt__vit_architecture, c);
+    if (status == TT_OK) status = tt__json_read_int(j, 0, "head_dim", false, 1, c->hidden_size, &head);
+    c->head_size = (int)head;
+    return status;
 }
 
 /* Returns dimension k of tensor `name`, or 0 if the tensor or the dimension does not exist. */
@@ -411,7 +427,8 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
     if (status == TT_OK && type && !deit && strncmp(type, "ViTImage", 8) != 0 &&
         strncmp(type, "ViTFeature", 10) != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the image processor is '%s'; only "
-                        "ViTImageProcessor and DeiTImageProcessor are supported", j->path, type);
+                        "ViTImageProcessor and DeiTImageProcessor are supported: use another model", j->path,
+                        type);
     if (deit) size = 256, crop = 224;
     crops = deit;
     resample = deit ? TT_BICUBIC : TT_BILINEAR;
@@ -424,11 +441,11 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
     if (status == TT_OK && crops) status = tt__vit_read_size(j, "crop_size", &crop, NULL);
     if (status != TT_OK) return status;
     if (pads)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': \"do_pad\" is true, which is not supported",
-                        j->path);
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': \"do_pad\" is true, which is not supported: use "
+                        "another model", j->path);
     if (c->resize_shortest && !crops)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': \"shortest_edge\" without \"do_center_crop\" "
-                        "leaves images that are not square, which is not supported", j->path);
+                        "leaves images that are not square: set \"do_center_crop\" to true", j->path);
     const int model = c->image_size, side = crops ? crop : resizes ? size : model;
     if (!image_size && side != model)
         return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': images are resized to %d x %d pixels, but "
@@ -455,7 +472,8 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_normalize", &normalizes);
     if (status == TT_OK && (!rescales || !(fabsf(factor * 255 - 1) < 1e-6f)))
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': pixels are divided by 255, but this file has "
-                        "another \"rescale_factor\" or none, which is not supported", j->path);
+                        "another \"rescale_factor\" or none, which is not supported: use another model",
+                        j->path);
     for (int k = 0; k < c->channels && !normalizes; k++) c->mean[k] = 0, c->std[k] = 1;
     for (int side = 0; side < 2 && normalizes && status == TT_OK; side++) {
         const char *key = side ? "image_std" : "image_mean";
@@ -534,6 +552,10 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
     if (m->torchvision && !m->config.qkv_bias)
         return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "this model has no biases of q, k and v, but "
                         "torchvision's ViT needs them: set torchvision to false");
+    const tt_vit_config *c = &m->config;
+    if (m->torchvision && c->head_size && c->head_size * c->heads != c->hidden_size)
+        return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "heads were removed from this model, but torchvision's "
+                        "ViT needs all of them: set torchvision to false");
     tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &m->config, m->torchvision, 0,
                                       folder);
     if (status != TT_OK) return status;

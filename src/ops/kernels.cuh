@@ -4,11 +4,13 @@
 #include "../cuda/device.cuh"
 #include "../cuda/kernels.cuh"
 #include "elementwise/cuda.cuh"
+#include "casts/cuda.cuh"
 #include "rows/cuda.cuh"
 #include "embedding/cuda.cuh"
 #include "losses/cuda.cuh"
 #include "norm/cuda.cuh"
 #include "optimizers/cuda.cuh"
+#include "optimizers/cuda_prune.cuh"
 #include "collectives/cuda.cuh"
 #include "attention/cuda.cuh"
 #include "linear/cuda_products.cuh"
@@ -39,7 +41,7 @@ const char *name_of(int op)
 const char *cuda_refuses(int index, const tt__launch *l)
 {
     const op_kernels kernels = kernels_of(l->instr->op);
-    if (!kernels.run && !kernels.together) return "the CUDA backend has no kernel for it";
+    if (!kernels.run && !kernels.together) return "CUDA has no kernel for it; the CPU has (device 'cpu')";
     int major = 9, minor = 0; // the compute capability that is assumed if there is no device
     if (tt__is_fp8(l->in[0].dtype)) {
         if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
@@ -49,9 +51,9 @@ const char *cuda_refuses(int index, const tt__launch *l)
     }
     for (const tt__mat &m : l->in) {
         if (kernels.max_cols && m.cols > kernels.max_cols)
-            return "the CUDA backend's kernel for it takes at most 2^20 columns";
+            return "the CUDA backend's kernel for it takes at most 2^20 columns: make the width smaller";
         if (kernels.max_rows && m.rows > kernels.max_rows)
-            return "the CUDA backend's kernel for it takes at most 2^27 rows";
+            return "the CUDA backend's kernel for it takes at most 2^27 rows: make the batch smaller";
     }
     return NULL;
 }

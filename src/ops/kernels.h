@@ -7,6 +7,7 @@
 #include "linear/cpu_computing.h"
 #include "linear/cpu_products.h"
 #include "elementwise/cpu.h"
+#include "casts/cpu.h"
 #include "linear/cpu.h"
 #include "attention/cpu.h"
 #include "norm/cpu.h"
@@ -15,12 +16,13 @@
 #include "custom/cpu.h"
 #include "losses/cpu.h"
 #include "optimizers/cpu.h"
+#include "optimizers/cpu_prune.h"
 #include "collectives/cpu.h"
 
 /* ---------------------------------------------------------------- the kernel table of one CPU variant */
 
 #ifndef TT__OPTIMIZED /* tests that are built without optimisation define TT__OPTIMIZED as true */
-#ifdef __OPTIMIZE__
+#if defined(__OPTIMIZE__) && !defined(TT__UNALIGNED_STACK)
 #define TT__OPTIMIZED true
 #else
 #define TT__OPTIMIZED false

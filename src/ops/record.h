@@ -76,8 +76,8 @@ static const tt__rules *tt__rules_of(const tt__instr *i); /* the table is in ops
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Returns for how many of its outputs, beginning with out[0], i can also compute column sums: 0, 1 or 3. The
-   last outputs of i are these column sums. */
+/* Returns the number of outputs of i, beginning with out[0], whose column sums i can also compute: 0, 1 or 3.
+   The last outputs of i are these column sums. */
 static int tt__summed(const tt__instr *i)
 {
     return !tt__is(i, TT__COLUMN_SUMS) ? 0 : i->op == TT__OP_ATTENTION_BACKWARD ? 3 : 1;

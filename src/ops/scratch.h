@@ -6,8 +6,7 @@
 /* ---------------------------------------------------------------------------------------- scratch of kernels
    Sizes of scratch. The plan reserves these sizes, and the CPU kernels lay their scratch out by them. */
 
-/* Number of rows of floats that each thread has as scratch, into which it can widen rows of other dtypes. The
-   number of rows that a thread computes at a time depends only on the shape. */
+/* Number of rows of floats that each thread has as scratch, into which it can widen rows of other dtypes. */
 #define TT__ROW_BUFFERS 5
 #define TT__SUM_ROWS 128 /* rows summed into one partial result of a column sum */
 
@@ -38,8 +37,8 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 #endif
 
 /* Returns the bytes of workspace of the product of an (m, k) and a (k, n) matrix. The number is the same for
-   every instruction set and number of threads. It never shrinks as m, n or k grow, so a plan for the max
-   number of rows also serves fewer rows. */
+   every instruction set and number of threads. The number never shrinks as m, n or k grow, so a plan for the
+   max number of rows also serves fewer rows. */
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
     size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* bytes of a copy of A as
@@ -67,7 +66,7 @@ enum {
     TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles: an odd number of cache lines */
 };
 
-/* Returns the stride of packed rows in floats. The stride leaves room for the widest vectors. It is an odd
+/* Returns the stride of packed rows in floats. The stride leaves room for the widest vectors, and is an odd
    number of cache lines: strides of a power of two would put a column of a block into few cache sets. */
 static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(head_size, 16) | 1) * 16; }
 
@@ -157,8 +156,8 @@ static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n)
     return tt__align_up((size_t)(seqs + 1 + 2 * n) * sizeof(int32_t));
 }
 
-/* Returns the bytes that linear_cross_entropy keeps: loss and hit of each row, and log-sum-exp and logits of
-   a chunk of rows. */
+/* Returns the bytes that linear_cross_entropy keeps: of each row, the loss and whether the prediction is
+   right; of a chunk of rows, the log-sum-exps and the logits. */
 static size_t tt__loss_bytes(int64_t rows, int64_t classes)
 {
     int64_t chunk = tt__min(rows, TT__LOSS_CHUNK);

@@ -161,8 +161,8 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
 {
     const int values = t->n_values, n = tt__index(t);
     int last = 0; /* number of the last sum inserted at the end of the backward */
-    int32_t *leaves = tt__new_map(t); /* for each parameter: storage of its gradient's sum, or of the
-                                         leaves */
+    int32_t *leaves = tt__new_map(t); /* for each parameter: storage of its gradient's sum or, if a rank has
+                                         several slots, of the leaves */
     bool ok = leaves != NULL;
     const tt__part whole = {TT__WHOLE, false, 0, 0};
     for (int32_t k = 1; k < 2 * values && ok; k++) {
@@ -241,8 +241,8 @@ static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
     return i->segment == TT__EACH_MICRO && i->backward == backward && !casts_shard;
 }
 
-/* Makes operands that need parameter v whole read w instead, and views of v become views of w, in the
-   backward or, if not `backward`, in the forward. Returns the first instruction with such an operand; -1:
+/* In the backward or, if not `backward`, in the forward: lets the operands that need parameter v whole read w
+   instead, and turns views of v into views of w. Returns the first instruction with such an operand; -1:
    none; -2: out of memory. */
 static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int32_t v, int32_t w)
 {
@@ -272,6 +272,7 @@ static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
         const int k = (x - 1) / TT__MAX_IN;
         tt__instr cast = t->code[k];
         if (cast.op < 0 || !tt__is(&cast, TT__CASTS) || cast.in[0] != v) continue;
+        if (cast.attr.rounding) continue; /* needs the whole parameter */
         const tt__part part = t->values[v].part;
         const tt__shape shape = tt__shard_shape(t, t->values[cast.out[0]].shape.dtype, &part);
         const int32_t shard = tt__new_value(t, &shape, TT__TRANSIENT, "%s", t->values[cast.out[0]].name);

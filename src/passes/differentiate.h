@@ -17,9 +17,8 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
     int forward = tt__index(t);
     char what[256];
     if (!t->values[root].needs_grad)
-        return tt__fail(t->ctx, TT_ERR_ARGUMENT,
-                        "nothing to train: the loss depends on no trainable parameter: %s",
-                        tt__describe(t, root, what, sizeof what));
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "nothing to train: the loss depends on no trainable "
+                        "parameter: unfreeze one; the loss is %s", tt__describe(t, root, what, sizeof what));
     const tt__shape *shape = &t->values[root].shape;
     if (shape->rows != 1 || shape->cols != 1 || shape->axis || t->values[root].base != root)
         return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s",

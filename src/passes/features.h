@@ -43,9 +43,10 @@ static bool tt__only_of_part(const tt_tape *t, const tt__instr *i, const bool *m
 }
 
 /* Notes the frozen part of the tape. An instruction belongs to the frozen part if it does not depend on a
-   trained parameter, and if it reads a frozen parameter or comes before an instruction that reads one. The
-   instructions after the last frozen parameter also belong to the frozen part, such as the choice of the
-   first row of each sequence, up to the first dropout, which stays with the trained part. */
+   trained parameter, and if it reads a frozen parameter or comes before an instruction that reads one. After
+   the last instruction that reads a frozen parameter, the frozen part goes on until the first dropout. So it
+   includes, for example, the choice of the first row of each sequence. The dropout stays with the trained
+   part. */
 static void tt__note_frozen_part(const tt_tape *t, tt__frozen_part *p)
 {
     for (int32_t v = 1; v < t->n_values; v++) {

@@ -16,9 +16,10 @@
    read is further apart are not joined either, because both would then stay in memory for longer. */
 enum { TT__TOGETHER = 32 };
 
-/* Returns, for each storage, whether it must keep its own place in memory. It must if another stream or a
-   collective uses it, if an instruction stores its result in the place of the storage, or if the storage is
-   such a result in the place of another storage. The caller frees the array. NULL: out of memory. */
+/* Returns, for each storage, whether the storage must keep its own place in memory. A storage must keep
+   its place if another stream or a collective uses the storage, if an instruction stores its result in the
+   place of the storage, or if the storage is such a result in the place of another storage. The caller frees
+   the array. NULL: out of memory. */
 static bool *tt__never_joined(const tt_tape *t)
 {
     bool *apart = (bool *)tt__calloc(t->ctx, sizeof *apart * (size_t)t->n_values);

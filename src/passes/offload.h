@@ -57,7 +57,7 @@ static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
                       x->part.unit == y->part.unit && x->part.split == y->part.split);
 }
 
-/* How a range of instructions uses a storage. several: the instructions use more than one view of the
+/* The use of a storage by a range of instructions. several: the instructions use more than one view of the
    storage. reads_several: they read more than one view. all_slots: one instruction sums all slots. always:
    one instruction also runs on ranks without a micro-batch. */
 typedef struct tt__use {
@@ -267,8 +267,8 @@ static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
 /* Cuts a group off the instructions that run together from k on, and returns its range; the remaining
    instructions run together after the group. The instructions of a group work on one memory and use at most
    `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes so
-   far of the group that there would be if `max` were TT__OFFLOAD_TOGETHER; goes on from one call to the
-   next. */
+   far of the group that there would be if `max` were TT__OFFLOAD_TOGETHER; the count goes on from one call to
+   the next. */
 static tt__range tt__cut_group(tt_tape *t, int k, size_t max, size_t *largest)
 {
     tt__range r = {k, k};
@@ -343,7 +343,7 @@ static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
 /* Keeps storages in the host's memory: the parameters, gradients and optimizer state that `what` (bits of
    TT__OUT_) names, activations of the first `blocks` blocks, and values that tt_offload marks. In a
    micro-batch, all instructions of the forward share one copy of a parameter or gradient, and those of the
-   backward share another. At the end of a round or step, and for the optimizer's state, each group of
+   backward share another. At the end of a round or step, and for the optimizer state, each group of
    instructions has its own copies, of at most TT__OFFLOAD_TOGETHER bytes, halved `halved` times. The pass
    also decides which updates run in the host's memory. */
 static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int blocks, int halved)

@@ -62,7 +62,7 @@ static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
 static double tt__operand_bytes(const tt_tape *t, int32_t v)
 {
     const tt__shape *s = &t->values[v].shape;
-    return v ? (double)s->rows * (double)s->cols * (double)tt_dtype_bytes(s->dtype) : 0;
+    return v ? (double)tt__matrix_bytes(s->dtype, s->rows, s->cols) : 0;
 }
 
 /* Returns the bytes that instruction i reads and writes. In a table that is looked up, only the rows looked
@@ -520,7 +520,8 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
         const double end = fmin(*next, o.begin[o.wait[k]]);
         const bool host_copy = t->values[t->values[t->code[k].out[0]].base].host_copy;
         tt__hoist(&o, k, end, ahead);
-        /* The latest time for the start; o.begin[k] is earlier if it moved past updates that run together. */
+        /* The latest time for the start; o.begin[k] is earlier if the start has moved past updates that run
+           together. */
         const double latest = end - o.moves[k];
         *next = fmin(*next, host_copy ? fmax(o.begin[k], latest) : o.begin[k]);
     }

@@ -161,6 +161,7 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
         int number = tt__weight(&t->code[k]);
         int32_t w = number ? t->code[k].in[number] : 0;
         if (!w || !tt__is_weight(t, w) || t->values[w].base != w) continue;
+        if (tt__is_coded(t->values[w].shape.dtype)) continue;
         if (!copy[w]) copy[w] = tt__cast_before(t, k, w, precision->half);
         t->code[k].in[number] = copy[w];
         ok = copy[w] != 0;
@@ -180,7 +181,8 @@ static tt__part tt__data_part(const tt_tape *t, int32_t v)
     const tt__tape_value *x = &t->values[v];
     tt__part part = x->part;
     const int64_t elements = x->shape.rows * x->shape.cols;
-    const bool whole = !t->server && (t->zero == 0 || elements < TT__PIECES_FROM);
+    const bool whole = !t->server && (t->zero == 0 || elements < TT__PIECES_FROM ||
+                       tt__is_coded(x->shape.dtype));
     if (t->data == 1 || part.unit || whole) return part;
     part.unit = TT__CHUNK;
     part.of = elements;
@@ -196,7 +198,7 @@ static void tt__pass_fold_casts(tt_tape *t)
     for (int k = 0; k < t->n_code; k++) {
         tt__instr *i = &t->code[k];
         int number = tt__weight(i), at = number ? tt__producer(t, i->in[number]) : -1;
-        if (at < 0 || !tt__is(&t->code[at], TT__CASTS)) continue;
+        if (at < 0 || !tt__is(&t->code[at], TT__CASTS) || t->code[at].attr.rounding) continue;
         const tt__tape_value *w = &t->values[t->code[at].in[0]];
         if (!tt__is_weight(t, t->code[at].in[0]) || w->shape.dtype != TT_F32) continue;
         if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* ranks need the 16-bit copy:
@@ -237,7 +239,7 @@ static tt_status tt__pass_alike_operands(tt_tape *t)
         for (int j = 0; j < 2 && ok; j++) {
             const int32_t v = t->code[k].in[j];
             const tt_dtype dtype = t->values[t->code[k].in[1 - j]].shape.dtype;
-            if (t->values[v].shape.dtype != TT_F32 || dtype == TT_F32) continue;
+            if (t->values[v].shape.dtype != TT_F32 || dtype == TT_F32 || tt__is_coded(dtype)) continue;
             if (tt__only_feeds_products(t, v, dtype)) {
                 t->values[v].shape.dtype = dtype;
                 t->values[v].pinned_f32 = false;

@@ -8,8 +8,8 @@
 
 /* --------------------------------------------------------------------------------------------------- step */
 
-/* Makes a value (1, cols) of numbers that instructions and the host share: a storage or, if `of` is not 0, a
-   view of `of` from element `offset` on. Returns 0 after tt__tape_fail. */
+/* Makes a value of shape (1, cols), whose numbers instructions and the host share. The value is a storage or,
+   if `of` is not 0, a view of value `of` from element `offset` on. Returns 0 on failure. */
 static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int32_t of, size_t offset,
                                   const char *name)
 {
@@ -17,7 +17,7 @@ static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int3
     tt__set_fixed(&shape, dtype, 1, cols);
     if (of) return tt__new_view(t, of, &shape, (int64_t)offset, cols, name);
     int32_t id = tt__new_value(t, &shape, TT__STEP, "%s", name);
-    /* Kernels of a GPU can access these numbers only in the device's memory. */
+    /* Kernels of a GPU can access this value only in the device's memory. */
     if (id) t->values[id].space = t->host ? TT__HOST : TT__DEVICE;
     return id;
 }
@@ -30,9 +30,9 @@ static tt_status tt__new_results(tt_tape *t, bool train, bool scales)
     if (!t->results) return TT_ERR_MEMORY;
     t->values[t->results].keep = true;
     t->values[t->results].persistent = t->accumulate || scales || t->stages > 1;
-    t->totals = tt__new_step_value(t, TT__F64, 3, t->results, 0, "totals");
+    t->totals = tt__new_step_value(t, TT__F64, TT__TOTALS, t->results, 0, "totals");
     if (train && (t->data > 1 || t->slots > 1)) {
-        t->counted = tt__new_step_value(t, TT__F64, 3, 0, 0, "counted on a rank");
+        t->counted = tt__new_step_value(t, TT__F64, TT__TOTALS, 0, 0, "counted on a rank");
         if (!t->counted) return TT_ERR_MEMORY;
         t->values[t->counted].persistent = true;
         t->values[t->counted].slots = t->slots;
@@ -43,7 +43,8 @@ static tt_status tt__new_results(tt_tape *t, bool train, bool scales)
     return t->totals && (t->scale || !scales) && (t->clipped || !train) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Inserts the instructions that add the counts of each loss to the totals of the step. */
+/* Inserts the instructions that add each loss's counts (the sum of losses, the targets, the correct
+   predictions) to the totals of the step. */
 static tt_status tt__pass_counts(tt_tape *t)
 {
     bool first = true;
@@ -54,6 +55,7 @@ static tt_status tt__pass_counts(tt_tape *t)
         tt__instr add = tt__instr_like(&t->code[k], TT__OP_ADD_COUNTS, counts, to);
         add.add = !first;
         add.add_later = first && t->accumulate;
+        add.attr.by_total = t->code[k].attr.by_total; /* the fourth count is then no sum of margins */
         first = false;
         const int at = t->values[counts].writer + 1; /* after tensor ranks have summed the counts */
         if (!tt__insert(t, at, &add)) return TT_ERR_MEMORY;

@@ -23,31 +23,32 @@
 #endif
 #define TT__RANDOM_UNIT 8 /* number of columns for which a kernel draws random numbers at once */
 
-/* The role of an instruction. APART: all ranks compute it whole. BEGIN, INNER, END: belongs to a region,
-   which ranks divide by columns. OWN: outside of regions; each rank computes its shard of the rows. LOOKUP:
-   looks up rows of a table that is sharded by rows. HEAD, HEAD_LOSS: a linear layer and the loss of its
-   results; each rank computes its shard of the rows. */
+/* The role of an instruction. APART: each rank computes the whole instruction. BEGIN, INNER, END: the
+   instruction belongs to a region, whose columns the ranks divide. OWN: the instruction is outside of
+   regions, and each rank computes its shard of the rows. LOOKUP: the instruction looks up rows of a table
+   that is sharded by rows. HEAD, HEAD_LOSS: a linear layer, and the loss of its results; each rank computes
+   its shard of the rows. */
 typedef enum tt__role {
     TT__APART, TT__BEGIN, TT__INNER, TT__END, TT__OWN, TT__LOOKUP, TT__HEAD, TT__HEAD_LOSS
 } tt__role;
 
 typedef struct tt__tensor {
     tt_tape *t;
-    int ranks, n;           /* n: number of instructions before the pass */
+    int ranks, n;           /* n: number of instructions before the pass inserts any */
     bool sequence, train;
     int32_t root;
     tt__role *role;         /* the role of each instruction */
     int *code; int n_code;  /* the instructions of the region that is being found */
-    bool *inside;           /* for each activation: sharded by columns; for each parameter outside of regions:
-                               sharded by rows */
-    bool *by_rows;          /* for each value: sharded by rows */
+    bool *inside;           /* for each activation, whether it is sharded by columns; for each parameter
+                               outside of regions, whether it is sharded by rows */
+    bool *by_rows;          /* for each value, whether it is sharded by rows */
     int32_t *own_uses;      /* for each storage: number of operands that instructions of role OWN read
                                whole */
     int32_t *values; int n_values;  /* the values of the region that is being found */
     int32_t unsplit;        /* the value because of which the last candidate is no region; 0: none */
-    /* For each value v, a value made from v; 0: none. gathered: all rows of v, which is sharded.
-       region_input: v through a SCALE by 1, whose backward sums partial gradients.
-       own: a rank's shard of the rows of v, which is replicated. */
+    /* Each array gives, for value v, a value made from v; 0: none. gathered: a value with all rows of v, if v
+       is sharded. region_input: the result of a SCALE of v by 1, whose backward sums partial gradients. own:
+       this rank's shard of the rows of v, if v is replicated. */
     int32_t *gathered, *region_input, *own;
 } tt__tensor;
 
@@ -56,8 +57,8 @@ static bool tt__is_activation(const tt_tape *t, int32_t v)
     return t->values[v].storage == TT__TRANSIENT && tt__is_float(t->values[v].shape.dtype);
 }
 
-/* Returns whether value v may be sharded: an activation that only one instruction writes, without views, and
-   neither an output nor the root. */
+/* Returns whether value v may be sharded. v must be an activation that a single instruction writes, must have
+   no views, and must be neither an output nor the root (the loss). */
 static bool tt__may_split(const tt__tensor *s, int32_t v)
 {
     const tt__tape_value *x = &s->t->values[v];
@@ -72,6 +73,7 @@ static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
     const tt__tape_value *p = &s->t->values[v];
     if (p->held && p->held != 1 + (int)split) return false;
     if (split == TT__WHOLE) return true;
+    if (tt__is_coded(p->shape.dtype)) return false;
     bool alone = p->storage == TT__PARAMETER && p->base == v && !p->views && !p->keep && p->uses == 1;
     return alone && (split == TT__ROWS ? p->shape.rows : p->shape.cols) % s->ranks == 0;
 }
@@ -85,8 +87,8 @@ static bool tt__may_enter(const tt__tensor *s, int32_t v)
     return (x->storage == TT__TRANSIENT && x->base == v) || !x->needs_grad;
 }
 
-/* Returns the layout of operand j of a linear layer with weight operand w, at the beginning or the end of a
-   region. */
+/* Returns the layout that operand j of a linear layer needs at the beginning (`begin`) or at the end of a
+   region. w: number of the weight operand. */
 static tt__split tt__split_in(bool begin, int w, int j)
 {
     if (j == 0) return begin ? TT__WHOLE : TT__COLS;
@@ -95,7 +97,7 @@ static tt__split tt__split_in(bool begin, int w, int j)
 }
 
 /* Returns the role that instruction k could have in the region; APART: none. reads: the instruction reads a
-   value of the region; otherwise it writes one. */
+   value of the region; otherwise the instruction writes a value of the region. */
 static tt__role tt__role_in(const tt__tensor *s, int k, bool reads)
 {
     const tt_tape *t = s->t;
@@ -132,8 +134,9 @@ static bool tt__take_value(tt__tensor *s, int32_t v)
     return true;
 }
 
-/* Adds instruction k to the region, with the values that must be sharded, too. reads: k reads a value of the
-   region; otherwise k writes one. Returns false if that is impossible. */
+/* Adds instruction k to the region, and also the values of k that must then be sharded. reads: k reads a
+   value of the region; otherwise k writes a value of the region. Returns false if k cannot belong to the
+   region. */
 static bool tt__take_instr(tt__tensor *s, int k, bool reads)
 {
     const tt__instr *i = &s->t->code[k];
@@ -144,14 +147,14 @@ static bool tt__take_instr(tt__tensor *s, int k, bool reads)
             if (i->in[j] && tt__is_activation(s->t, i->in[j]) && !tt__take_value(s, i->in[j])) return false;
         return s->role[k] == TT__END || tt__take_value(s, i->out[0]);
     }
-    for (int c = 0; c < s->n_code; c++) /* k fits only if it has its role in this region, not an earlier
-                                           one */
+    for (int c = 0; c < s->n_code; c++) /* the role of k must come from this region, not from an earlier
+                                           region */
         if (s->code[c] == k) return s->role[k] != (reads ? TT__BEGIN : TT__END);
     return false;
 }
 
 /* Finds the region that begins at instruction k, and possibly at other instructions as well. Returns false if
-   none begins at k. */
+   no region begins at k. */
 static bool tt__find_region(tt__tensor *s, int k)
 {
     const tt_tape *t = s->t;
@@ -184,12 +187,12 @@ static bool tt__find_region(tt__tensor *s, int k)
     return false;
 }
 
-/* Returns whether the rows of value x can be sharded: they are those of an axis, without extra rows. */
+/* Returns whether the rows of value x can be sharded: x must have the rows of an axis, and no extra rows. */
 static bool tt__has_rows(const tt__tape_value *x) { return x->shape.axis && !x->shape.extra; }
 
 /* Finds the head: a linear layer with many output columns, and the loss that alone reads its results. Each
    rank computes a shard of the rows of the layer and of the loss. The loss must be the root, because no rank
-   knows the loss until all have counted. */
+   knows the loss until all ranks have counted their targets. */
 static void tt__find_head(tt__tensor *s)
 {
     const tt_tape *t = s->t;
@@ -231,9 +234,9 @@ static bool tt__looks_up(const tt__tensor *s, int k, int j)
     return s->role[k] == TT__APART && rules->layout && rules->layout(t, i, in, out) && out[0] == TT__PARTIAL;
 }
 
-/* Returns whether each rank keeps a shard of the rows of parameter v: if an arena holds row shards already,
-   or if v has many weights, a number of rows that the ranks divide, and no readers but look-ups and the
-   head. */
+/* Returns whether each rank keeps a shard of the rows of parameter v. This is so if an arena holds row shards
+   of v already, or if v has many weights, its number of rows is divisible by the number of ranks, and only
+   look-ups and the head read v. */
 static bool tt__may_split_table(const tt__tensor *s, int32_t v)
 {
     const tt_tape *t = s->t;
@@ -272,9 +275,9 @@ static bool tt__own_shape(const tt__tensor *s, tt__shape *shape)
     return shape->axis != 0;
 }
 
-/* Inserts, before instruction `at`, an instruction of `op` over the tensor ranks that reads v and writes a
-   new value of the given shape. The new value is replicated, and otherwise like v. Returns the new value; 0:
-   out of memory. */
+/* Inserts a collective `op` over the tensor ranks before instruction `at`. The collective reads v and writes
+   a new value of the given shape, which is replicated and otherwise like v. Returns the new value; 0: out of
+   memory. */
 static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, const tt__shape *shape)
 {
     tt_tape *t = s->t;
@@ -289,8 +292,8 @@ static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, co
     return tt__insert(t, at, &i) ? y : 0;
 }
 
-/* Returns a value with all rows of v, an activation or a table, for instruction `at`; gathers them if v is
-   sharded. 0: out of memory. */
+/* Returns a value with all rows of v, an activation or a table, for instruction `at`. Gathers the rows if v
+   is sharded. 0: out of memory. */
 static int32_t tt__gathered_rows(const tt__tensor *s, int at, int32_t v)
 {
     const tt__tape_value *x = &s->t->values[v];
@@ -301,9 +304,9 @@ static int32_t tt__gathered_rows(const tt__tensor *s, int at, int32_t v)
     return s->gathered[v] = tt__move_value(s, at, TT__OP_ALL_GATHER, v, &shape);
 }
 
-/* Returns the value that instruction `at` reads in place of v, with all rows, if ranks compute partial
-   gradients of v. In training, a SCALE by 1 makes this value; the backward of the SCALE sums the partial
-   gradients, and tt__pass_tensor_gradients removes the SCALE. 0: out of memory. */
+/* Returns the value with all rows of v that instruction `at` reads in place of v, because ranks compute
+   partial gradients of v. In training, a SCALE by 1 makes this value; the backward of the SCALE sums the
+   partial gradients, and tt__pass_tensor_gradients removes the SCALE. 0: out of memory. */
 static int32_t tt__entered(const tt__tensor *s, int at, int32_t v)
 {
     const int32_t whole = tt__gathered_rows(s, at, v);
@@ -369,7 +372,8 @@ static tt_status tt__sum_results(const tt__tensor *s, int k)
     return tt__insert(t, k + 1, &sum) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Returns bit j set if instruction i reads one row of operand j for each row that it writes. */
+/* Returns a mask of operands: bit j is set if instruction i reads one row of operand j for each row that it
+   writes. */
 static unsigned tt__row_operands(const tt__instr *i)
 {
     const int numbers = tt__numbers(i);
@@ -378,7 +382,8 @@ static unsigned tt__row_operands(const tt__instr *i)
     return (tt__ops[i->op].flags / TT__BY_ROW(1) & 15) | (numbers ? 1u << numbers : 0);
 }
 
-/* Returns whether the ranks sum y, at the end of a region, so that each gets only its shard of the rows. */
+/* Returns whether the ranks sum y, at the end of a region, so that each rank gets only its shard of the
+   rows. */
 static bool tt__ends_by_rows(const tt__tensor *s, int32_t y)
 {
     return s->sequence && tt__may_split(s, y) && tt__has_rows(&s->t->values[y]);
@@ -443,8 +448,8 @@ static void tt__set_own(tt__tensor *s, int k, bool own)
     for (int o = 0; o < TT__MAX_OUT; o++) s->by_rows[s->t->code[k].out[o]] = own;
 }
 
-/* Finds the instructions of role OWN (each rank computes its shard of the rows): takes all candidates, then
-   removes those that do not fit the others, until all that remain fit. */
+/* Finds the instructions of role OWN (each rank computes its shard of the rows). First takes all candidates.
+   Then removes each candidate whose operands no longer allow the role, until none is removed. */
 static void tt__find_own_rows(tt__tensor *s)
 {
     bool changed = true;
@@ -502,7 +507,8 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
     }
     if (role == TT__APART) return TT_OK;
     if (role == TT__END || role == TT__LOOKUP) return tt__sum_results(s, k);
-    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* loss and counts are whole */
+    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* leaves out the loss and its counts,
+                                                                         which stay whole */
     if (role == TT__INNER || role == TT__BEGIN) return tt__split_results(s, &t->code[k], TT__COLS);
     return tt__split_results(s, &i, TT__ROWS);
 }
@@ -532,10 +538,10 @@ static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
     return held && (p->uses > 1 || s->role[p->reader] == TT__APART);
 }
 
-/* Gives parameters of which an arena holds shards the same layout in this program. If this program needs some
-   of these parameters whole, each of them must be sharded by rows and have no views, so that it can be
-   gathered; otherwise the function fails. The error names a parameter sharded by rows, if there is one,
-   before one sharded by columns, and the value that keeps the parameter's region whole. */
+/* Gives a parameter the layout of its shards, if an arena holds shards of it. A parameter that this program
+   needs whole must then be sharded by rows and have no views, so that the program can gather it; otherwise
+   the function fails. The error names the parameter and the value that keeps the parameter's region whole. A
+   parameter sharded by rows is named before a parameter sharded by columns. */
 static tt_status tt__check_held(tt__tensor *s)
 {
     bool gathers = true;
@@ -612,9 +618,9 @@ static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool seque
     return status == TT_OK ? tt__settle(t, s.n) : status;
 }
 
-/* Makes a value for the partial gradient of a replicated parameter, and appends its sum over the ranks into
-   the gradient g. with_previous: the sum runs together with the instruction before. Returns the value; 0: out
-   of memory. */
+/* Makes a value for the partial gradient of a replicated parameter, and appends an instruction that sums the
+   partial gradients over the ranks into the gradient g. with_previous: the sum runs together with the
+   instruction before. Returns the value; 0: out of memory. */
 static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
 {
     const tt__tape_value of = t->values[g];
@@ -631,7 +637,7 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
     return part;
 }
 
-/* Moves views to other storages: storage map[s] replaces storage s; 0: storage s stays. */
+/* Moves views to other storages: map[s] replaces storage s, unless map[s] is 0. */
 static void tt__map_views(tt_tape *t, int values, const int32_t *map)
 {
     for (int32_t v = 1; v < values; v++) {
@@ -654,7 +660,8 @@ static int tt__operand_stage(const tt_tape *t, int k)
    first. */
 static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
-    const int values = t->n_values, n = t->n_code; /* values and instructions from these numbers on are new */
+    const int values = t->n_values, n = t->n_code; /* values and instructions with these or higher numbers are
+                                                      new */
     int sums = 0;
     for (int32_t v = 1; v < values; v++) {
         if (t->values[v].storage != TT__GRADIENT || layout[v] != TT__PARTIAL) continue;
@@ -700,7 +707,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
     return status;
 }
 
-/* If tensor ranks divide the rows of a loss, makes the loss the mean over the counts of all these ranks. */
+/* If tensor ranks divide the rows of a loss, makes the loss the mean over the targets of all these ranks. */
 static tt_status tt__pass_tensor_losses(tt_tape *t)
 {
     const int n = tt__index(t);

@@ -27,8 +27,10 @@ typedef struct tt__known {
     bool defined;
     int group;      /* number of the last group of instructions that run together and write the storage; 0:
                        none */
-    int writer;     /* 1 + instruction that writes the storage on another stream, before its WAIT; 0: none */
-    int readers;    /* number of operands that read the storage on another stream, before their WAIT */
+    int writer;     /* 1 + index of the instruction in flight on another stream that writes the storage; 0:
+                       none */
+    int readers;    /* number of operands through which instructions in flight on other streams read the
+                       storage */
 } tt__known;
 
 /* Returns whether instruction i needs the step's settings as an operand. */
@@ -65,13 +67,13 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
 }
 
-/* Returns what is wrong with result j, whose shape must be `rule` by the op's shape rule; NULL: nothing. */
+/* Returns what is wrong with result j; NULL: nothing. rule: the shape that the op's shape rule gives. */
 static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule,
                                      const tt__known *known)
 {
     const tt__tape_value *v = &t->values[i->out[j]];
     const tt__known *k = &known[v->base];
-    /* A temporary copy may be copied back to its storage. */
+    /* A copy back to the host's memory, or from a host copy to its storage, may write a storage again. */
     bool kept = v->space == TT__HOST || t->values[t->values[i->in[0]].base].host_copy;
     bool returns = tt__is(i, TT__ANY_SPACE) && kept;
     bool updates = tt__is(i, TT__RMW) || (returns && v->storage != TT__INPUT && i->out[j] != t->run);
@@ -92,8 +94,9 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
     return NULL;
 }
 
-/* Notes that the work on another stream whose first output is in[0] has ended. All operands of that work must
-   be operands of the WAIT, which keeps them in memory. Returns what is wrong; NULL: nothing. */
+/* Notes that work on another stream has ended: the work whose first output is in[0] of the WAIT i. All
+   operands of the work must be operands of the WAIT, too, which keeps them in memory. Returns what is wrong;
+   NULL: nothing. */
 static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__known *known)
 {
     int at = known[t->values[i->in[0]].base].writer - 1;
@@ -218,7 +221,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
         }
         for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
             if ((which = i->out[j]) != 0 && !(wrong = tt__verify_result(t, i, j, &shape[j], known)))
-                /* A later result of the instruction may add to this one. */
+                /* A later result of the same instruction may add to this result. */
                 known[t->values[which].base].defined = true;
         if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(t, i)) {
             wrong = "has no operand with the step's settings";

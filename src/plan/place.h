@@ -14,7 +14,8 @@
 
 #define TT__NO_PLACE SIZE_MAX /* place of a storage that no instruction uses */
 
-/* A storage to be placed. It is in use from instruction `first` to instruction `last`, both included. */
+/* A storage to be placed. The storage is in use from instruction `first` to instruction `last`, both
+   included. */
 typedef struct tt__box {
     int first, last;
     size_t bytes, place;
@@ -23,8 +24,8 @@ typedef struct tt__box {
     tt__space space;
 } tt__box;
 
-/* Returns the largest number of bytes of a space that are in use at one instruction, which *at receives.
-   Counts only boxes (storages to be placed) of `min` bytes or more. SIZE_MAX: out of memory. */
+/* Returns the max over the instructions of the bytes of a space that are in use; *at receives the
+   instruction. Counts only boxes (storages to be placed) of `min` bytes or more. SIZE_MAX: out of memory. */
 static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t min,
                            tt_context *ctx, int *at)
 {
@@ -50,8 +51,8 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__spac
    during all instructions of the node, and spans in use during some of them. */
 typedef struct tt__interval {
     size_t from, to;
-    int next;       /* next span of the list, in the order of bytes; 0: none */
-    int far;        /* a later span, as a shortcut for searches; valid only while it is in the same list */
+    int next;       /* next span of the list, which is ordered by `from`; 0: none */
+    int jump;       /* a later span, as a shortcut for searches; valid only while it is in the same list */
     int list;       /* number of the list that has the span; 0: none */
 } tt__interval;
 typedef struct tt__taken {
@@ -59,10 +60,10 @@ typedef struct tt__taken {
     tt__interval *span; int n_span, cap_span;   /* element 0 means "none" */
     int unused;     /* first span that is in no list; 0: none */
     int *list;      /* list[2 * k]: first span in use during all instructions of node k; list[2 * k + 1]:
-                       first span in use during some of them */
+                       first span in use during some instructions of node k */
     int *hint;      /* for each list: the span changed last */
     int leaves;     /* number of instructions, rounded up to a power of two; the root is node 1 */
-    int highest;    /* the box that ends highest; of several, the one placed last */
+    int highest;    /* the box with the highest end; of several, the box placed last */
 } tt__taken;
 
 static bool tt__taken_open(tt_context *ctx, tt__taken *t, int instructions)
@@ -96,11 +97,11 @@ static bool tt__taken_clear(tt__taken *t)
 static int tt__span_before(tt__taken *t, int at, size_t limit)
 {
     for (int two_back = at, back = at;;) {
-        const tt__interval *s = &t->span[at], *far = &t->span[s->far];
-        const bool leads = far->list == s->list && far->from > s->from && far->to <= limit;
-        const int next = leads ? s->far : s->next;
+        const tt__interval *s = &t->span[at], *jump = &t->span[s->jump];
+        const bool leads = jump->list == s->list && jump->from > s->from && jump->to <= limit;
+        const int next = leads ? s->jump : s->next;
         if (!next || t->span[next].to > limit) return at;
-        t->span[two_back].far = next;
+        t->span[two_back].jump = next;
         two_back = back;
         back = at = next;
     }
@@ -138,7 +139,7 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
     else made = t->n_span++;
     t->span[made].from = from;
     t->span[made].to = to;
-    t->span[made].next = t->span[made].far = at;
+    t->span[made].next = t->span[made].jump = at;
     t->span[made].list = list;
     t->hint[list] = made;
     *(before ? &t->span[before].next : &t->list[list]) = made;
@@ -173,8 +174,8 @@ static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int l
     return tt__taken_lists(t, b, 2 * node + 1, lo + width / 2, width / 2, heads, n);
 }
 
-/* Returns the place of the lowest gap or, with `tightest`, of the smallest gap that has room for b, between
-   the bytes that are in use during b's life. */
+/* Returns the place of the lowest gap or, with `tightest`, the smallest gap that has room for b. Gaps are
+   between the bytes that are in use during b's life. */
 static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
@@ -201,9 +202,10 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
     }
 }
 
-/* Places boxes (storages) in the given order, each into the lowest gap or, with `tightest`, the smallest gap
-   that has room, between the boxes placed before that are alive at the same time. Returns the height, where
-   the highest box ends; stops at the first height above `limit`. SIZE_MAX: out of memory. */
+/* Places boxes (storages) in the given order. Each box goes into a gap between the boxes that are placed
+   already and alive at the same time: into the lowest gap with room or, with `tightest`, the smallest.
+   Returns the height, at which the highest box ends; stops as soon as the height exceeds `limit`. SIZE_MAX:
+   out of memory. */
 static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit,
                                  tt__taken *taken)
 {
@@ -224,8 +226,8 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
 
 /* Number of keys by which boxes (storages) are sorted before they are placed. Key 0: size; 1: size x
    duration; 2: duration; 3: first instruction; 4: the boxes in use at the peak by duration, then the others
-   by size. Boxes with larger keys come first, for key 3 those that begin earlier. Of equal keys, the larger
-   box comes first, then the lower index. */
+   by size. The box with the larger key comes first; with key 3, the box that begins earlier. Boxes with equal
+   keys are ordered by size, the larger first, then by index. */
 #define TT__ORDERS 5
 static double tt__box_key(const tt__box *b, int kind, int peak)
 {
@@ -242,7 +244,7 @@ static bool tt__box_before(const tt__box *box, int a, int b, int kind, int peak)
     return a < b;
 }
 
-/* Sorts `order` by merge sort. */
+/* Sorts the n box numbers in `order` by key `kind`, by merge sort. */
 static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, int kind, int peak)
 {
     for (int width = 1; width < n; width *= 2) {
@@ -260,9 +262,10 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
 enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000, TT__IMPROVE_HOST = 20000, TT__IMPROVE_MANY = 8 };
 
 /* Searches for an order whose placement is lower: moves the box that ends highest to the front of the order,
-   places all boxes anew, and repeats. There are fewer attempts for many boxes, and for the host's memory,
-   which is less scarce. From TT__FEW_BOXES boxes on there are TT__IMPROVE_MANY attempts, if the height is
-   more than 1/64 above the bound. Leaves the lowest placement found, and returns its height. */
+   places all boxes anew, and repeats. The number of attempts falls with the number of boxes, and is smaller
+   for the host's memory, which is less scarce. With TT__FEW_BOXES boxes or more, there are TT__IMPROVE_MANY
+   attempts if the height exceeds the bound by more than 1/64, and otherwise none. Leaves the lowest placement
+   found, and returns its height. */
 static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool tightest, size_t bound,
                           tt__taken *taken)
 {
@@ -287,10 +290,11 @@ static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool
     return rounds ? tt__place_in_order(box, best_order, n, best_tightest, SIZE_MAX, taken) : best;
 }
 
-/* Places the boxes of one space. *height receives the bytes needed, *bound the largest sum of bytes in use at
-   one instruction, *peak_at that instruction. Tries several orders of the large boxes until the height is the
-   bound or, for many boxes, within 1/256 of it. If there are many boxes, those below 1/1024 of the bound are
-   small; they are placed last, into the gaps. A box merged into another takes over its place. */
+/* Places the boxes of one space. *height receives the bytes needed. *bound receives the largest sum of bytes
+   in use at one instruction, and *peak_at this instruction. With few boxes, tries several orders until the
+   height is the bound. With many boxes, an order of the large boxes whose height is within 1/256 of their
+   bound is enough; boxes below 1/1024 of the bound are placed last, into the gaps. A box merged into another
+   takes over its place. */
 static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space,
                            size_t *height, size_t *bound, int *peak_at)
 {
@@ -337,7 +341,7 @@ static size_t tt__arena_bytes(const tt_tape *t, const tt__tape_value *v)
     return tt__align_to(tt__storage_bytes(v), t->alignment);
 }
 
-/* Fails if all storages, workspaces and `more` together have 2^62 bytes or more. Then no later sum
+/* Fails if all storages, all workspaces and `more` bytes together are 2^62 bytes or more. Then no later sum
    overflows. */
 static tt_status tt__check_total(const tt_tape *t, size_t more)
 {
@@ -356,7 +360,7 @@ static tt_status tt__check_total(const tt_tape *t, size_t more)
         total += tt__align_to(t->code[k].workspace, t->alignment);
     if (total <= max) return TT_OK;
     return tt__fail(t->ctx, TT_ERR_SHAPE, "the tensors of the program need 2^62 bytes or more, which is too "
-                    "many; the largest is %s", tt__describe(t, largest, what, sizeof what));
+                    "many: make them smaller, first of all %s", tt__describe(t, largest, what, sizeof what));
 }
 
 /* Fills in box[at]. value: a storage; 0: the box is a workspace. */
@@ -392,7 +396,8 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             int32_t base = t->values[id].base;
             const tt__tape_value *v = &t->values[base];
             if (v->persistent) continue;
-            bool given = v->storage == TT__INPUT || base == t->run; /* the host writes it before the run */
+            bool given = v->storage == TT__INPUT || base == t->run; /* the host writes the storage before the
+                                                                       run */
             const int first = given ? 0 : group;
             if (of[base] < 0)
                 tt__new_box(t, box, of[base] = n++, base, tt__storage_bytes(v), v->saved ? 0 : first, 0);
@@ -430,8 +435,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             while (box[start].merged != start) start = box[start].merged;
             box[of[y]].merged = start;
             box[start].last = box[of[y]].last;
-            of[y] = start; /* a result that later takes over y's place finds the box with which y was
-                              merged */
+            of[y] = start; /* a result that takes over y's place later is merged into the same box */
             break;
         }
     }

@@ -6,28 +6,28 @@
 #include "processes.h"
 #include "groups.h"
 
-/* -------------------------------------------------------------------------------------------- collectives
-   The members of a collective are the ranks that take part. The members in one process have consecutive
-   numbers, and each process has the same number of members. `grain` consecutive members, a power of two, form
-   a node: a whole subtree of the tree of sums (threads.h). Messages carry the sums of nodes. If the number of
-   a process's members is a power of two, they form one node, and the process sends the minimum of bytes. */
+/* The members of a collective are the ranks that take part. The members in one process have consecutive
+   numbers, and each process has the same number of members. Sums over members follow a binary tree, so that
+   their bits do not depend on the processes. `grain` consecutive members, a power of two, form a node: the
+   leaves of one subtree. Messages carry the sums of nodes. If the number of a process's members is a power of
+   two, they form one node, and the process sends the minimum of bytes. */
 
 /* One or more collectives of the same op that a rank runs together. */
 typedef struct tt__collective {
     tt__device_group *group;
     tt__launch *l;          /* array of n launches */
     int n;
-    tt__members all, near;  /* all: all members; near: the members of this process or, in a pair, both
+    tt__members all, local; /* all: all members; local: the members of this process or, in a pair, both
                                members */
     int rank, me, low;      /* rank: this rank; me: its member number; low: lowest member number in this
                                process */
     int processes, own;     /* processes: number of processes with members; own: number of this process among
                                them */
-    int grain, nodes;       /* grain: number of consecutive members that form a node; nodes: nodes of a
-                               process */
+    int grain, nodes;       /* grain: number of consecutive members that form a node; nodes: number of nodes
+                               of a process */
     int leader, tag;        /* leader: the rank that sends and receives for this process; tag: tag of its
                                messages */
-    bool no_peer;             /* some ranks in `near` cannot load from one another's memory */
+    bool no_peer;             /* some ranks in `local` cannot load from one another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in staging memory on the host */
 } tt__collective;
 
@@ -63,13 +63,13 @@ static tt__collective tt__collective_of(tt__device_group *group, int rank, tt__m
     c.processes = all.count / local;
     c.own = me / local;
     c.leader = all.first + c.low * all.stride;
-    c.all = c.near = all;
-    c.near.first = c.leader;
-    c.near.count = local;
+    c.all = c.local = all;
+    c.local.first = c.leader;
+    c.local.count = local;
     c.grain = local & -local;
     c.nodes = local / c.grain;
     c.tag = TT__DATA_TAG + tags[over] * (int)TT__RANKS + all.first;
-    c.no_peer = tt__has_no_peer(group, c.near);
+    c.no_peer = tt__has_no_peer(group, c.local);
     c.direct = group->kind->host || (group->ctx->net && group->ctx->net->cuda_aware && !c.no_peer);
     return c;
 }
@@ -97,7 +97,7 @@ static tt_status tt__sync(tt__device_group *c, int rank, tt__members members, in
 
 static tt_status tt__barrier_near(const tt__collective *c)
 {
-    return tt__sync(c->group, c->rank, c->near, c->l->instr->stream);
+    return tt__sync(c->group, c->rank, c->local, c->l->instr->stream);
 }
 
 /* Waits until a stream of the rank's device has done all its work, so that messages, or updates in the host's
@@ -119,8 +119,8 @@ static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
     return status == TT_OK ? tt__barrier_near(c) : status;
 }
 
-/* Launches one phase of one collective on a rank if some members cannot load from others' memory. The data of
-   such members go through the host's memory, in parts. */
+/* Launches one phase of one collective on a rank, if some members cannot load from the memory of some others.
+   The members copy their data to the host's memory, in parts, where the other members read them. */
 static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 {
     tt__device_group *group = c->group;
@@ -214,7 +214,8 @@ static tt_status tt__net_first_there(tt__mail *m, int n)
     return status;
 }
 
-/* Begins to send or, if `comes`, to receive bytes in messages of at most `max` bytes, each a request. */
+/* Begins to send `bytes` bytes or, if `comes`, to receive them, in messages of at most `max` bytes. Each
+   message has a request in m->r. */
 static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t max, bool comes)
 {
     tt__net *n = m->group->ctx->net;

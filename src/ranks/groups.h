@@ -13,10 +13,13 @@ typedef struct tt__device_group {
     int ranks, index[TT__RANKS];   /* ranks: number of ranks; index: for each rank, the number of its
                                       device */
     int first, local;
-    int moved;                     /* the device numbers in index[] are those in the name plus this number */
+    int moved;                     /* number of devices that earlier processes of this host take: index[] has
+                                      the numbers of the name plus `moved` */
     char name[96];                 /* such as "cuda:0,2" or "cpu*2 in 4 processes"; cut if too long */
-    tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
-    tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
+    tt__device *device[TT__RANKS]; /* for each rank, its device; NULL until opened, and for ranks of other
+                                      processes */
+    tt__device *host[TT__RANKS];   /* for each rank, the CPU device for updates in the host's memory; NULL
+                                      until needed */
     tt__pool *threads;             /* a thread for each rank; NULL until opened, or for a single rank */
     tt__rank_group *rank_group;    /* barriers and counters of the ranks' threads */
     /* For each rank, staging memory on the host: TT__STAGE bytes, or twice that with several processes. NULL
@@ -37,8 +40,8 @@ static bool tt__is_local(const tt__device_group *c, int rank)
 /* Returns the number of the process that has a rank. */
 static int tt__process_of(const tt__device_group *c, int rank) { return rank / c->local; }
 
-/* Bytes of staging memory: max bytes that a rank copies to the host at once, for ranks that cannot load from
-   its memory. */
+/* Bytes of staging memory: max bytes that a rank copies to the host at once, for other ranks that cannot load
+   from the rank's memory. */
 #ifndef TT__STAGE /* tests set a smaller number */
 #define TT__STAGE ((size_t)4 << 20)
 #endif
@@ -64,7 +67,7 @@ static const char *tt__device_name(const tt__device_kind *kind, int index, char 
     return to;
 }
 
-/* Returns `status`, the result of a function of a rank's device. If it is an error, makes the device's
+/* Returns `status`, the result of a function of a rank's device. If `status` is an error, makes the device's
    message the context's error. */
 static tt_status tt__device_status(tt_context *ctx, const tt__device_group *c, int rank, tt_status status)
 {

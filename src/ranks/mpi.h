@@ -67,11 +67,11 @@ static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t by
     return tt__mpi_error(n, code);
 }
 
-/* The state of MPI in this process, for all contexts. It is a global variable because MPI is global, too: MPI
-   can start only once in a process, contexts open and close, and the function that ends MPI at exit gets no
-   argument. MPI_Init_thread waits for all other processes, even forever, and cannot be interrupted. Therefore
-   a separate thread starts MPI, and tt__mpi_open waits for that thread until the timeout. The same thread
-   ends MPI, as the standard requires. */
+/* The state of MPI in this process, for all contexts. The state is a global variable because MPI is global,
+   too: MPI can start only once in a process, contexts open and close, and the function that ends MPI at exit
+   gets no argument. MPI_Init_thread waits for all other processes, even forever, and cannot be interrupted.
+   Therefore a separate thread starts MPI, and tt__mpi_open waits for that thread until the timeout. The same
+   thread ends MPI, as the standard requires. */
 typedef enum tt__mpi_state { TT__MPI_NONE, TT__MPI_STARTS, TT__MPI_RUNS, TT__MPI_ENDS } tt__mpi_state;
 
 static struct {
@@ -79,8 +79,9 @@ static struct {
     pthread_cond_t wake;    /* signalled when `state` changes */
     tt__mpi_state state;
     int code, level;        /* results of MPI_Init_thread */
-    /* Number of contexts that use MPI. A context that has closed still counts if other processes may have
-       ended: MPI_Finalize would wait for them forever, so it is then not called. */
+    /* Number of contexts that use MPI. A closed context still counts if other processes may have ended.
+       MPI_Finalize would wait for those processes forever, so MPI_Finalize is called only if no context
+       counts. */
     int in_use;
     pthread_t thread;
 } tt__mpi = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, TT__MPI_NONE, 0, 0, 0, 0};
@@ -133,8 +134,8 @@ static tt_status tt__mpi_late(tt_context *ctx, const char *what)
     for (int k = 0; k < TT__COUNT(ranks) && !rank; k++) rank = getenv(ranks[k]);
     if (gethostname(host, sizeof host - 1) != 0) snprintf(host, sizeof host, "unnamed");
     return tt__fail(ctx, TT_ERR_DEVICE, "process %s (%s) has waited %g s in tt_open for another process, "
-                    "which has not arrived there: that process is stopped or busy, or opens no context (%s "
-                    "has not ended)", rank ? rank : "of unknown number", host, ctx->options.timeout, what);
+                    "which has not arrived there: check that every process calls tt_open and that none has "
+                    "ended (%s waits)", rank ? rank : "of unknown number", host, ctx->options.timeout, what);
 }
 
 /* Starts MPI, unless another context has begun to, and waits until MPI runs. */
@@ -235,11 +236,12 @@ static tt_status tt__mpi_open(tt__net *n)
     return TT_OK;
 }
 
-/* Facts that each process sends to the others at the start. All but `host` and `cuda_aware` must be equal in
-   all processes. */
+/* Facts that each process sends to the others at the start. All facts except `host` and `cuda_aware` must be
+   equal in all processes. */
 typedef struct tt__hello {
     char host[64], version[32], isa[16], bf16[16], seed[24];
-    int cuda_aware;         /* MPI can access GPU memory here; the processes use that only if all can */
+    int cuda_aware;         /* MPI can access GPU memory here; messages use GPU memory only if MPI can in all
+                               processes */
 } tt__hello;
 
 static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf16)

@@ -13,15 +13,15 @@
 /* Returns the number of the k-th process among those that have members of the collective. */
 static int tt__net_process(const tt__collective *c, int k)
 {
-    return tt__process_of(c->group, c->all.first + k * c->near.count * c->all.stride);
+    return tt__process_of(c->group, c->all.first + k * c->local.count * c->all.stride);
 }
 
-/* tt__net_present returns how many members of the k-th process contribute to a reduction, tt__net_nodes how
-   many nodes (c->grain consecutive members) those members form. present: number of members of all processes
-   that contribute. */
+/* tt__net_present returns how many members of the k-th process contribute to a reduction. tt__net_nodes
+   returns how many nodes (c->grain consecutive members) these members form. present: number of members of all
+   processes that contribute. */
 static int tt__net_present(const tt__collective *c, int k, int present)
 {
-    return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
+    return (int)tt__max(0, tt__min(c->local.count, present - k * c->local.count));
 }
 
 static int tt__net_nodes(const tt__collective *c, int k, int present)
@@ -44,7 +44,7 @@ static const tt__mat *tt__net_whole(const tt__launch *l)
 static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
 
 /* Returns how many elements of a member's shard belong to a job, which is a part of a collective. Sets *first
-   to the index of the first of them in the whole tensor. */
+   to the index, in the whole tensor, of the first of these elements. */
 static int64_t tt__net_shard(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
     const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has all elements */
@@ -68,7 +68,7 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
     return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
 }
 
-/* Launches an instruction of op `op` in place of collective *l, with its operands and on its stream. */
+/* Launches an instruction of op `op` with the operands of collective *l, and on the stream of *l. */
 static tt_status tt__net_launch(const tt__device_group *c, int rank, tt__launch *l, int op)
 {
     tt__instr other = *l->instr;
@@ -77,8 +77,8 @@ static tt_status tt__net_launch(const tt__device_group *c, int rank, tt__launch 
     return tt__device_status(c->ctx, c, rank, c->kind->backend->launch(l, 1));
 }
 
-/* Sums `count` leaves of n elements each, and writes the sum to y or, if `add`, adds it to y. Leaves and y
-   may be in the staging memory of any rank. */
+/* Sums `count` tensors of n elements each, the leaves, and writes the sum to y or, if `add`, adds it to y.
+   The leaves and y may be in the staging memory of any rank. */
 static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const tt__mat *leaves, int count,
                              char *y, int64_t n, bool add)
 {
@@ -135,7 +135,7 @@ static double tt__net_sends(const tt__collective *c, double *min)
     if (l->phase == TT__SPREAD_PHASE && tt__net_is(l, TT__OF_FIRST))
         return c->own + 1 < c->processes ? item * (double)tt__elements(&l->in[0]) : 0;
     for (int m = 0; m < c->all.count; m++) {
-        const int q = m / c->near.count, own = c->low + m % c->near.count;
+        const int q = m / c->local.count, own = c->low + m % c->local.count;
         if (q == c->own) continue;
         if (l->phase == TT__SPREAD_PHASE) bytes += item * (double)tt__net_shard(l, &all, own, &first);
         else
@@ -202,15 +202,16 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
         size_t to = 0, from = 0;
         for (int j = 0; j < b->jobs; j++) {
             const tt__launch *x = &c->l[b->job[j].k];
-            for (int k = 0; k < c->near.count; k++) {
-                const int64_t there = tt__net_shard(x, &b->job[j], q * c->near.count + k, &first);
+            for (int k = 0; k < c->local.count; k++) {
+                const int64_t there = tt__net_shard(x, &b->job[j], q * c->local.count + k, &first);
                 const int64_t here = tt__net_shard(x, &b->job[j], c->low + k, &first);
                 to += (size_t)tt__net_nodes(c, c->own, x->present) * tt__net_size(x, there);
                 from += (size_t)tt__net_nodes(c, q, x->present) * tt__net_size(x, here);
             }
         }
         b->to[q + 1] = b->to[q] + to;
-        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own sums stay in the send memory */
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* this process's own sums stay in the send
+                                                                   memory */
     }
 }
 
@@ -223,7 +224,7 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
     for (int at = 0; at < c->processes * b->jobs; at++) {
         const int q = at / b->jobs, j = at % b->jobs;
         const tt__launch *x = &c->l[b->job[j].k];
-        for (int k = q * c->near.count; k < (q + 1) * c->near.count && status == TT_OK; k++) {
+        for (int k = q * c->local.count; k < (q + 1) * c->local.count && status == TT_OK; k++) {
             int64_t first, n = tt__net_shard(x, &b->job[j], k, &first);
             const int64_t bytes = c->me < x->present ? n * (int64_t)tt_dtype_bytes(x->in[0].dtype) : 0;
             status = tt__net_copy(c->group, c->rank, x, to, tt__element(&x->in[0], first), bytes);
@@ -234,8 +235,8 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
 }
 
 /* Sums each node (c->grain consecutive members) of this process, for the shards of all members, and writes
-   the sums to the send memory `to`. The ranks of the process take turns with the sums. If c->no_peer, they
-   read the copies that tt__net_lay_out made. */
+   the sums to the send memory `to`. The ranks of the process compute these sums in turn. If c->no_peer, the
+   ranks read the copies that tt__net_lay_out made. */
 static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
 {
     tt__mat leaf[TT__RANKS];
@@ -247,17 +248,17 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
         j = at % b->jobs;
         const tt__launch *x = &c->l[b->job[j].k];
         const int present = tt__net_present(c, c->own, x->present);
-        for (int k = q * c->near.count; k < (q + 1) * c->near.count; k++) {
+        for (int k = q * c->local.count; k < (q + 1) * c->local.count; k++) {
             int64_t first, n = tt__net_shard(x, &b->job[j], k, &first);
             for (int node = 0; node * c->grain < present && status == TT_OK; node++) {
                 const int begin = node * c->grain, end = (int)tt__min(present, begin + c->grain);
                 for (int m = begin; m < end; m++) {
-                    const int other = c->near.first + m * c->near.stride;
+                    const int other = c->local.first + m * c->local.stride;
                     leaf[m - begin] = x->peer_in[c->low + m];
                     leaf[m - begin].data = tt__element(&leaf[m - begin], first);
                     if (c->no_peer) leaf[m - begin].data = (char *)c->group->stage[other] + laid;
                 }
-                const bool mine = turn++ % c->near.count == c->me - c->low;
+                const bool mine = turn++ % c->local.count == c->me - c->low;
                 if (mine && n) status = tt__net_sum(c, x, leaf, end - begin, to, n, false);
                 to += tt__net_size(x, n);
             }
@@ -277,7 +278,7 @@ static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b,
     for (int q = 0; q < c->processes; q++) at[q] = q == c->own ? sent + b->to[q] : received + b->from[q];
     for (int j = 0; j < b->jobs; j++) {
         const tt__launch *x = &c->l[b->job[j].k];
-        for (int k = 0; k < c->near.count && status == TT_OK; k++) {
+        for (int k = 0; k < c->local.count && status == TT_OK; k++) {
             int64_t first, n = tt__net_shard(x, &b->job[j], c->low + k, &first);
             int leaves = 0;
             for (int q = 0; q < c->processes; q++)
@@ -362,7 +363,7 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     int64_t first;
     if (!c->direct) return (char *)c->group->stage[c->leader] + (size_t)m * room;
     tt__net_shard(l, job, m, &first);
-    if (m / c->near.count != c->own) return (char *)tt__element(&l->out[0], first);
+    if (m / c->local.count != c->own) return (char *)tt__element(&l->out[0], first);
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
 }
 
@@ -405,10 +406,10 @@ static tt_status tt__net_gather(const tt__collective *c)
             if (!c->direct) status = tt__net_stage(c, &job, room, false);
             if (waits && status == TT_OK) status = tt__await_stream(c->group, c->rank, stream);
             for (int m = 0; m < c->all.count && status == TT_OK && leads; m++) {
-                const int own = c->low + m % c->near.count, process = tt__net_process(c, m / c->near.count);
+                const int own = c->low + m % c->local.count, process = tt__net_process(c, m / c->local.count);
                 int64_t first, come = item * tt__net_shard(l, &job, m, &first);
                 const int64_t go = item * tt__net_shard(l, &job, own, &first);
-                if (m / c->near.count == c->own) continue;
+                if (m / c->local.count == c->own) continue;
                 status = tt__net_receive(&mail, process, tt__net_begin(c, &job, m, room), (size_t)come);
                 if (status == TT_OK)
                     status = tt__net_send(&mail, process, tt__net_begin(c, &job, own, room), (size_t)go);
@@ -470,7 +471,7 @@ static tt_status tt__net_spread(const tt__collective *c)
         const tt__mat *at = all && !c->own ? &in[c->low] : &out[c->low];
         for (int m = 0; m < c->all.count; m++) {
             int64_t first;
-            if (m / c->near.count == c->own && !all) continue;
+            if (m / c->local.count == c->own && !all) continue;
             tt__shard_of(l, &l->out[0], l->instr->move.root, m, &first);
             if (m != c->low) out[m].data = at->data;
             if (!all) in[m].data = tt__element(at, first);

@@ -25,8 +25,8 @@ enum { TT__END_TAG = 1, TT__NOTE_TAG, TT__FETCH_TAG, TT__DATA_TAG = 16 };
 typedef struct tt__request {
     uint64_t handle;        /* the transport's handle of the message */
     int process;            /* the process to which the message goes, or from which it comes */
-    bool done, comes;       /* done: the message is sent or received; comes: this process receives it for an
-                               instruction */
+    bool done, comes;       /* done: the message is sent or received; comes: an instruction of this process
+                               receives the message */
 } tt__request;
 
 /* A transport: carries messages between processes. Messages with one tag from one process to another arrive
@@ -46,7 +46,7 @@ typedef struct tt__end {
     char why[1000];
 } tt__end;
 
-enum { TT__NOTE = 2048 };   /* max bytes of data that a process gives the others in tt__agree */
+enum { TT__NOTE = 2560 };   /* max bytes of data that a process gives the others in tt__agree */
 typedef struct tt__note {
     char where[40];         /* the point of the program where the process is */
     int status, bytes;
@@ -145,7 +145,7 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     for (int k = 0; k < count; k++) r[k].done = false;
     while (left > 0) {
         const int before = left;
-        /* slow: a process whose message is missing; closed: one of these that has closed its context */
+        /* slow: a process whose message is missing; closed: such a process that has closed its context */
         int slow = -1, closed = -1;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count && !*why; k++) {
@@ -191,7 +191,9 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
 {
     char name[160], last_message[128];
     tt_context *ctx = n->ctx;
-    if (why) return tt__fail(ctx, TT_ERR_DEVICE, "%s: MPI failed: %s", where, why);
+    if (why)
+        return tt__fail(ctx, TT_ERR_DEVICE, "%s: MPI failed (%s): see what the other processes printed, and "
+                        "check the network", where, why);
     if (late < 0) return tt__net_status(ctx);
     tt__ranks_name(n, late, name);
     pthread_mutex_lock(&n->mutex);
@@ -200,15 +202,15 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
     memcpy(last_message, n->last_message[late], sizeof last_message);
     pthread_mutex_unlock(&n->mutex);
     if (closed)
-        return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has closed its context%s%s", where, name,
-                        end.why[0] ? ", after: " : "", end.why);
+        return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has closed its context%s%s", where, name, end.why[0]
+                        ? ", after: " : ", so no other can go on: see what it printed", end.why);
     return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not arrived within %g s%s%s: if that process is only "
                     "slow, set a longer timeout", where, name, ctx->options.timeout,
                     last_message[0] ? "; its last message came in " : "", last_message);
 }
 
 /* Tells all other processes that this process ends its part of the common work (tt__end). Waits for at most
-   `seconds`. Returns false if the message did not reach all. */
+   `seconds`. Returns false if the message did not reach all processes. */
 static bool tt__net_send_end(tt__net *n, double seconds)
 {
     tt__request r[TT__RANKS];
@@ -225,7 +227,7 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            /* An error of `test`: the other process cannot be reached, so the message never ends. */
+            /* If `test` fails, the other process cannot be reached: do not wait for the message. */
             if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true;
             left += !r[k].done;
         }
@@ -255,9 +257,10 @@ static tt_status tt__net_fail(tt_context *ctx, tt_status status)
     return tt__net_status(ctx);
 }
 
-/* Makes all processes decide alike: waits until each has called this function, and exchanges their statuses
-   and `bytes` bytes of data of each (`brought`), which tt__noted then returns. If some processes bring an
-   error as `status`, all return the first such error. `where` names the decision in error messages. */
+/* Makes all processes decide alike: waits until each process has called this function, and exchanges their
+   statuses and their data. `brought`: `bytes` bytes of data of this process; tt__noted then returns the data
+   of each process. If some processes bring an error as `status`, all processes return the first error by
+   process number. `where` names the decision in error messages. */
 static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status, const void *brought,
                            size_t bytes)
 {
@@ -382,7 +385,7 @@ static const char *tt__launched_by(void)
     return rank && several ? "PMIX_RANK" : NULL;
 }
 
-/* Returns whether each process shall train alone, although a launcher has started several
+/* Returns whether each process shall train alone, although a launcher has started several processes
    (TINYTRAIN_ALONE). */
 static bool tt__trains_alone(void)
 {

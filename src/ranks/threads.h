@@ -33,7 +33,8 @@ typedef struct tt__rank_group {
     int failed;              /* atomic: a rank has failed, so no rank waits any longer */
     int outside;             /* atomic: number of ranks that wait for messages of other processes; until it is
                                 0, no waiting rank times out */
-    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic; for each rank: its current op and value, or NULL */
+    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic; for each rank: op: the name of its current op; on:
+                                                  the name of the op's value, or NULL */
     uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: number of barriers with b that rank a reached */
     /* Atomic counts of a pipeline's transfers, for each rank. sent: values sent to the next stage ([0]),
        gradients sent to the previous stage ([1]). taken: values received from the previous stage ([0]),

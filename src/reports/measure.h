@@ -39,8 +39,8 @@ typedef struct tt__sample {
     float *numbers;         /* data of both x and y */
 } tt__sample;
 
-/* Records a linear layer with `out` columns or, if `out` is 0, a norm. Names its parameters by numbers, which
-   are unique. */
+/* Records a linear layer with `out` columns or, if `out` is 0, a norm. The parameters' names are numbers,
+   because names must be unique. */
 static tt_value tt__sample_layer(tt_tape *t, tt_value x, int64_t out)
 {
     const int64_t in = tt_value_width(t, x), dims[] = {out ? out : in, in};
@@ -165,7 +165,7 @@ static tt_status tt__profile_of(tt_context *ctx, const char *device, const char 
 
 /* Computes rates (work a second) from two profiles with the same launches: the difference in work divided by
    the difference in time. `small` is all 0 if there is no smaller profile. For collectives, also computes the
-   seconds to start one. */
+   seconds to start a collective. */
 static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool single, tt_costs *to)
 {
     for (int c = 0; c < TT__COST_KINDS; c++) {

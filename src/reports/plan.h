@@ -43,8 +43,8 @@ static tt_category tt__category_of(const tt_tape *t, int32_t base)
 }
 
 /* tt__storages returns the number of storages that the program's arena may have: the resident workspace
-   (number 0), then persistent values, then transient storages. tt__storage_of describes storage k in *to; it
-   returns false if the arena does not have that storage. */
+   (number 0), then persistent values, then transient storages. tt__storage_of describes storage k in *to, and
+   returns false if the arena does not have storage k. */
 static int tt__storages(const tt_program *p) { return p->built.t->n_values + p->built.n_boxes; }
 
 static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
@@ -107,7 +107,7 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
         const tt__instr *i = &t->code[k];
         const tt__tape_value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
         if (!i->in[0] || !i->out[0] || !tt__is(i, TT__ANY_SPACE) || x->space == y->space) continue;
-        const size_t bytes = (size_t)(x->shape.rows * x->shape.cols) * tt_dtype_bytes(x->shape.dtype);
+        const size_t bytes = tt__matrix_bytes(x->shape.dtype, x->shape.rows, x->shape.cols);
         if (!i->later) plan->transfer_bytes += bytes;
         if (i->segment <= TT__EACH_BACKWARD) plan->transfer_micro_bytes += bytes;
     }
@@ -125,7 +125,7 @@ static const tt_program *tt__largest_stage(const tt_program *p)
     return largest;
 }
 
-/* Returns the bytes of host memory in which a pipeline keeps the inputs of one data rank for a step. */
+/* Returns the bytes of the host's memory in which a pipeline keeps the inputs of one data rank for a step. */
 static size_t tt__queued_bytes(const tt_program *p)
 {
     const int micros = p->settings.options.accumulate ? p->settings.options.parallel.micros : 1;
@@ -219,8 +219,8 @@ tt_plan tt_program_plan(const tt_program *p)
     return plan;
 }
 
-/* Returns whether storage a comes before storage b: it has more bytes or, with equal bytes, a lower number.
-   arg: bytes of each storage. */
+/* Returns whether storage a comes before storage b: storage a has more bytes or, with equal bytes, a lower
+   number. arg: bytes of each storage. */
 static bool tt__larger_storage(const void *arg, uint32_t a, uint32_t b)
 {
     const size_t *bytes = (const size_t *)arg;

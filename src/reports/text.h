@@ -5,6 +5,8 @@
 #include "../ranks/groups.h"
 #include "../context/params.h"
 #include "../compile/program.h"
+#include "../passes/overlap.h"
+#include "../compile/choice.h"
 
 /* -------------------------------------------------------------------------------------------- text of a plan
    tt_plan_text prints a memory plan. */
@@ -30,11 +32,12 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
     to[n] = 0;
 }
 
-/* Values of the same size and category whose names differ only in numbers. first: one of them. */
+/* Values of the same size and category whose names differ only in numbers. first: the first of these
+   values. */
 typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int count; } tt__plan_group;
 
-/* Prints the largest values at the peak in 8 to 20 lines, until they have four fifths of the peak's bytes.
-   Values whose names differ only in numbers, such as one of each layer, share a line. */
+/* Prints the largest values at the peak: 8 lines, then up to 12 more until the printed values have 4/5 of the
+   peak's bytes. Values whose names differ only in numbers, such as a value of each layer, share a line. */
 static void tt__print_largest(const tt_program *p, tt__text_buffer *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
@@ -132,6 +135,21 @@ static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text_
     tt__print(text, "\n");
 }
 
+/* Prints the bits of the optimizer state that the compiler chose, and the seconds of a step with 32 bits. */
+static void tt__print_bits(const tt_program *p, tt__text_buffer *text)
+{
+    const tt__settings *s = &p->settings;
+    const tt__spent r = tt__spent_on(&p->built.replay, tt__micros_of(s));
+    const int bits = s->options.optimizer.state_bits;
+    tt__print(text, "  chosen for memory_budget %.1f MB: optimizer state in %d bits",
+              1e-6 * (double)s->options.memory_budget, bits);
+    if (bits < 32 && s->with_32 > 0)
+        tt__print(text, ", as a step takes an estimated %.1f ms, and %.1f ms with 32 bits",
+                  1e3 * (r.compute + r.exposed), 1e3 * s->with_32);
+    else if (bits < 32) tt__print(text, ", as no plan with 32 bits fits");
+    tt__print(text, "\n");
+}
+
 /* Prints the bytes and FLOPs of each stage of a pipeline. */
 static void tt__print_stages(const tt_program *p, tt__text_buffer *text)
 {
@@ -146,8 +164,8 @@ static void tt__print_stages(const tt_program *p, tt__text_buffer *text)
     }
 }
 
-/* Prints the seconds that a step should take at the device's rates. Prints them only if the options give
-   rates or, on a device other than the CPU, if data moves between memories or ranks. */
+/* Prints the seconds that a step should take at the device's rates. Prints nothing unless the options give
+   rates or, on a device other than the CPU, data moves between memories or ranks. */
 static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text_buffer *text)
 {
     const tt__settings *s = &p->settings;
@@ -204,6 +222,7 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
     tt__print(&text, "\n");
     if (p->settings.recompute == TT__RECOMPUTE_BUDGET || p->settings.offload_fits || p->settings.zero_fits)
         tt__print_choice(p, &plan, &text);
+    if (p->settings.bits_fit) tt__print_bits(p, &text);
     for (int c = 0; c < TT_MEM_CATEGORIES; c++) {
         const char *name = tt_category_name((tt_category)c);
         if (plan.at_peak[c]) tt__print(&text, "  %-12s %6.1f MB\n", name, mb * (double)plan.at_peak[c]);

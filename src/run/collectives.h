@@ -21,9 +21,9 @@ static int tt__present(const tt_program *p, int rank, const tt__instr *i, int me
     return i->segment == TT__EACH_MICRO ? now->present : i->slot ? p->head->in_slot[i->slot - 1] : members;
 }
 
-/* Returns the matrix of value v of program q, another stage, on rank `other`. Its size is that of `own`, this
-   rank's matrix, because ranks at the same position in their stages have the same numbers of rows. Returns
-   `own` if v is 0. */
+/* Returns the matrix of value v of program q, another stage, on rank `other`. The matrix has the size of
+   `own`, this rank's matrix, because ranks at the same position in their stages have the same numbers of
+   rows. Returns `own` if v is 0. */
 static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, int32_t v, tt__mat own)
 {
     const tt__tape_value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
@@ -35,8 +35,8 @@ static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, 
 }
 
 /* Finds the operand *in and the result *out that rank `other`, of another stage, has in the collective of
-   instruction i. A value that passes between stages has the same number in both tapes. A sum at the end of a
-   step is found by its parameter. */
+   instruction i. A value that passes between stages has the same number in both tapes. The operand of a sum
+   at the end of a step is found by its parameter. */
 static void tt__set_stage_member(const tt_program *p, int rank, int other, const tt__instr *i, tt__mat *in,
                                  tt__mat *out)
 {
@@ -84,7 +84,7 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
 }
 
 /* Makes a collective on the computation stream wait for collectives in flight on other streams, because all
-   use the same staging memory on the host. */
+   collectives use the same staging memory on the host. */
 static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
 {
     const tt__rank *r = &p->rank[rank];

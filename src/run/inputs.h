@@ -47,8 +47,8 @@ static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, 
     m->data = data;
 }
 
-/* Returns the matrix of value `id` on a rank in run *now. Its `data` is NULL if the rank belongs to another
-   process. */
+/* Returns the matrix of value `id` on a rank in run *now. The matrix's `data` is NULL if the rank belongs to
+   another process. */
 static tt__mat tt__resolve_in(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
@@ -135,8 +135,8 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
     }
 }
 
-/* Sets the number of rows of input v's axis. Fails if another input of the axis is set with another number of
-   rows. But if v is set a second time, the other input becomes UNSET. */
+/* Sets the number of rows of input v's axis. If another input of the axis is set with another number of rows,
+   fails; but if v itself was set before, makes the other input UNSET instead. */
 static tt_status tt__set_input_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
     const tt__tape_value *values = p->built.t->values, *x = &values[v];
@@ -187,8 +187,8 @@ static tt__queued *tt__queued_of(tt_program *p, int data_rank)
 }
 
 /* Sets input v for the next micro-batch of a pipeline. The arguments are checked already. Copies the data,
-   because a pipeline runs its micro-batches only at the end of the step or of tt_run. The states of inputs
-   are those of the first stage's ranks. */
+   because a pipeline runs its micro-batches only at the end of the step or of tt_run. The ranks of the first
+   stage note which inputs are set. */
 static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__tape_value *x = &p->built.t->values[v];
@@ -246,7 +246,8 @@ static tt_status tt__one_data_rank(const tt_program *p, const char *function)
                     p->arena->data, function);
 }
 
-/* Keeps the error of a failed tt_set. The next run reports it, in case the caller ignores the status. */
+/* Keeps the error of a failed tt_set. The next run reports the error, in case the caller ignores the
+   status. */
 static tt_status tt__note_refused(tt_program *p, tt_status status)
 {
     if (status != TT_OK && !p->refused[0]) memcpy(p->refused, p->ctx->error, sizeof p->refused);
@@ -322,7 +323,8 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
     const tt__mat m = tt__resolve_in(p, &now, of, v.id);
     const size_t n = (size_t)(m.rows * m.cols);
     if (!tt__is_float(m.dtype))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, but tt_get reads only floats",
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, but tt_get reads only floats: get "
+                        "another value",
                         x->name, tt_dtype_name(m.dtype));
     if (capacity < n)
         return tt__fail(p->ctx, TT_ERR_SHAPE,
@@ -387,8 +389,8 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
     return TT_OK;
 }
 
-/* Counts the data ranks that have a micro-batch (p->present), which are the first ones. Fails unless all
-   their inputs are set. */
+/* Counts the data ranks that have a micro-batch (p->present), which are the lowest data ranks. Fails unless
+   all inputs of these data ranks are set. */
 static tt_status tt__inputs_ready(tt_program *p)
 {
     const int data = p->arena->data, before = p->present;
@@ -486,7 +488,8 @@ static tt_status tt__check_inputs(void *arg, int rank)
         if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
         const tt__rules *rules = tt__rules_of(l->instr);
         status = rules->check ? rules->check(l) : TT_OK;
-        if (status == TT_OK) p->rank[rank].flops += tt__flops(l->instr, l->in);
+        /* the products of updates do not count, here as at the end of a step */
+        if (status == TT_OK && !l->instr->always) p->rank[rank].flops += tt__flops(l->instr, l->in);
     }
     return status;
 }
@@ -499,9 +502,9 @@ static bool tt__adds_later(const tt_program *p, tt__segment segment)
 }
 
 /* Returns the entry of r->recordings for a run with this stretch and slot and with equal numbers of rows;
-   NULL if there is none. If there is none, takes a credit from the entry whose turn it is. If that entry has
-   no credit left, it now belongs to this run, and the run's next repetition finds the entry. Each use of an
-   entry adds credit, so frequent runs keep their recordings, however many other runs there are. */
+   NULL if there is none. Each use of an entry adds credit. A run without an entry takes a credit from the
+   entry whose turn it is; an entry without credit then belongs to this run, and the run's next repetition
+   finds the entry. So frequent runs keep their recordings, however many other runs there are. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];

@@ -63,7 +63,7 @@ static bool tt__leads_to_next(const tt_program *p, int k)
     return i->always == next->always && next->in[0] == i->out[0] && tt__has_kernel_of_both(i, next);
 }
 
-/* Launches instruction k, with all that run together with it, in one call. */
+/* Launches instruction k, and the instructions that run together with k, in one call. */
 static tt_status tt__launch_together(tt_program *p, int rank, tt__rank_progress *at, int k)
 {
     tt_status status = TT_OK;
@@ -251,8 +251,8 @@ static tt__launch tt__launch_on(const tt_program *p, int rank)
     return l;
 }
 
-/* Runs a stretch on a rank. A device that can record launches records the second of equal runs, and replays
-   the recording in later ones. If recording fails, it is not tried again on that rank. */
+/* Runs a stretch on a rank. If a device can record launches, the second of several equal runs is recorded,
+   and later runs replay the recording. A rank on which recording fails never records again. */
 static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s)
 {
     const tt__device_group *c = p->settings.group;

@@ -103,9 +103,9 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
     return status;
 }
 
-/* Finds the end of the next window of instructions, which takes instructions until their blocks need more
-   than its share of `room`. Instructions that run together stay in one window, unless they alone need more.
-   Returns tt__paging.stamps at the end of the window. */
+/* Finds the end of the next window of instructions: the window takes instructions until their blocks need
+   more than the window's share of `room`. Instructions that run together stay in one window, unless they
+   alone need more. Returns tt__paging.stamps at the end of the window. */
 static uint64_t tt__end_window(tt_program *p, tt__windows *w)
 {
     tt__paging *g = p->arena->paging;
@@ -114,7 +114,8 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const size_t max = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
     int group = first; /* first instruction of the group that k runs together with */
-    size_t bytes = 0, of_group = 0; /* bytes of blocks that the window needs; that the group needs */
+    size_t bytes = 0, of_group = 0; /* bytes: size of the blocks that the window needs; of_group: size of the
+                                       blocks that the group needs */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
@@ -292,7 +293,8 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
         tt_param *p = ctx->params[k];
         const tt__arena *other = p->owner == a ? p->second_owner : p->second_owner == a ? p->owner : NULL;
         if (p->owner != a && p->second_owner != a) continue;
-        /* Another arena without memory needs the source: its process may be unable to read this arena. */
+        /* Another arena without memory still needs the parameter's source, because the process of the other
+           arena may be unable to read this arena. */
         p->keeps_source = other && !other->allocated;
         if (!p->keeps_source) tt__param_drop_source(p);
     }
@@ -316,9 +318,9 @@ static size_t tt__micro_bytes(const tt__tape_value *x)
     return tt__storage_bytes(x) / (size_t)tt__max(1, x->copies);
 }
 
-/* Returns the bytes of host memory through which instruction i sends a value to a stage in another process,
-   or receives it. A sender needs room for all micro-batches in flight. Returns 0 for any other instruction,
-   and on the CPU. */
+/* Returns the bytes of the host's memory through which instruction i sends a value to a stage in another
+   process, or receives it. A sender needs room for all micro-batches in flight. Returns 0 for any other
+   instruction, and on the CPU. */
 static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
 {
     const tt__device_group *c = p->settings.group;
@@ -331,8 +333,8 @@ static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
     return i->out[0] ? bytes : bytes * (size_t)p->settings.in_flight;
 }
 
-/* Returns whether the host may read the results of a step during the next step. With loss scaling it may not,
-   because the next step needs the new scale. */
+/* Returns whether the host may read the results of a step during the next step. With loss scaling the host
+   may not, because the next step needs the new scale. */
 static bool tt__reads_later(const tt_program *p)
 {
     const tt__settings *s = &p->settings;
@@ -340,9 +342,9 @@ static bool tt__reads_later(const tt_program *p)
     return !s->kind->host && s->options.train && !s->scales && whole && !p->ctx->profiles;
 }
 
-/* Returns the bytes of a rank's staging buffers: two for each value that the host writes, so that the host
-   fills one while the device copies the other; one for results that are read later; and those for the
-   messages of a pipeline stage. */
+/* Returns the bytes of a rank's staging buffers. Each value that the host writes has two buffers, so that the
+   host fills one while the device copies the other. Results that are read later have one buffer. A pipeline
+   stage also has buffers for messages. */
 static size_t tt__staging_bytes(const tt_program *p)
 {
     size_t bytes = 0;
@@ -408,7 +410,7 @@ static tt_status tt__check_neighbours(const tt_program *p)
 static tt_status tt__machine_has(tt_context *ctx, double bytes, int processes, const char *what,
                                  const char *advice)
 {
-#if defined(__linux__)
+#if defined(TT__KNOWS_ROOM)
     if (ctx->options.allocator.allocate != tt__default_allocate || bytes < 1 << 20) return TT_OK;
     const char *check = getenv("TINYTRAIN_MEMORY_CHECK");
     const tt__room room = tt__memory_room("");
@@ -427,7 +429,7 @@ static tt_status tt__machine_has(tt_context *ctx, double bytes, int processes, c
    on the machine. */
 static tt_status tt__memory_suffices(const tt_program *p)
 {
-#if defined(__linux__)
+#if defined(TT__KNOWS_ROOM)
     tt_context *ctx = p->ctx;
     double bytes = 0;
     int processes = 1;

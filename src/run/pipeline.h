@@ -140,8 +140,8 @@ static tt_status tt__run_lap(tt_program *p)
     return any ? tt__run_segment(p, TT__EACH_LAP, false) : TT_OK;
 }
 
-/* Ends a round, in which each data rank has run one micro-batch. If the round ends a lap, sums the lap's tree
-   of sums. */
+/* Ends a round, in which each data rank has run one micro-batch. If the round ends a lap, sums the leaves of
+   the lap. */
 static tt_status tt__end_round(tt_program *p)
 {
     p->round++;

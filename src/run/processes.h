@@ -67,7 +67,7 @@ static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, i
         const tt__members two = {c.all.first + c.all.stride * move->from,
                                  c.all.stride * (move->to - move->from), 2};
         net = !tt__is_here(p, two.first) || !tt__is_here(p, two.first + two.stride);
-        c.near = two;
+        c.local = two;
         c.no_peer = !net && tt__has_no_peer(c.group, two);
         c.processes = 1;
     }

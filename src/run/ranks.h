@@ -15,8 +15,8 @@
    sections above.
    ======================================================================================================== */
 
-/* Returns the number of the first rank that has the data of a data rank, in the program's stage. The tensor
-   ranks with these data follow it. */
+/* Returns the number of the first rank of a data rank, in the program's stage. The data rank's other tensor
+   ranks have the next numbers. */
 static int tt__first_of(const tt_program *p, int data_rank)
 {
     return tt__first_rank(p->arena) + data_rank * p->arena->tensor;
@@ -27,8 +27,8 @@ static int tt__data_rank(const tt_program *p, int rank)
     return rank / p->arena->tensor % p->arena->data;
 }
 
-/* tt__stage_of returns the program of the stage that runs on a rank, tt__last_stage that of the last stage,
-   which computes the loss. */
+/* tt__stage_of returns the program of the stage that runs on a rank. tt__last_stage returns the program of
+   the last stage, which computes the loss. */
 static tt_program *tt__stage_of(const tt_program *p, int rank)
 {
     return p->head->stage[rank / tt__stage_ranks(p->arena)];
@@ -36,8 +36,8 @@ static tt_program *tt__stage_of(const tt_program *p, int rank)
 
 static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
-/* tt__is_here returns whether a rank is in this process. tt__has_data_rank returns whether this process has a
-   rank of a data rank. */
+/* tt__is_here returns whether a rank is in this process. tt__has_data_rank returns whether any rank of this
+   process belongs to the data rank. */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.group, rank); }
 
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
@@ -66,9 +66,9 @@ static tt__members tt__members_of(const tt_program *p, int rank, const tt__move 
     return m;
 }
 
-/* Returns the rank of another stage with which `rank` exchanges the value of instruction i; the position in
-   both stages is the same. Sets *way to 0 if the value moves towards the last stage, to 1 if towards the
-   first. */
+/* Returns the rank of another stage with which `rank` exchanges the value of instruction i. Both ranks have
+   the same position in their stages. Sets *way to 0 if the value moves towards the last stage, to 1 if
+   towards the first. */
 static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
 {
     int me;
@@ -115,7 +115,8 @@ static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int 
     return tt__queued_at(p, now->round, rank)->rows;
 }
 
-/* Returns how many rows of an axis a rank has in run *now. Sets *first to the number of the first of them. */
+/* Returns how many rows of an axis a rank has in run *now. Sets *first to the index of the rank's first
+   row. */
 static int64_t tt__axis_rows(const tt_program *p, const tt__now *now, int rank, int32_t axis, int64_t *first)
 {
     const tt__row_axis *a = &p->built.t->axes[axis];
@@ -132,8 +133,8 @@ static int64_t tt__actual_rows(const tt_program *p, const tt__now *now, int rank
     return s->axis ? tt__axis_rows(p, now, rank, s->axis, &first) + s->extra : s->rows;
 }
 
-/* Fails if parameters are in another program's arena that has no memory yet, or that stores them on another
-   device, or with another layout or dtype, than this program needs. */
+/* Fails if a parameter of this program is in another program's arena that does not fit: the arena has no
+   memory yet, or stores the parameter on another device, or with another layout or dtype. */
 static tt_status tt__params_ready(const tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -155,16 +156,17 @@ static tt_status tt__params_ready(const tt_program *p)
     return status;
 }
 
-/* Returns the offset, in bytes, at which the part of a rank's device memory that has storage x begins. The
-   parts are: persistent storages, transient storages, and storages of data rank 0 alone. */
+/* A rank's device memory has three parts: persistent storages, transient storages, and storages of data rank
+   0 alone. Returns the offset, in bytes, of the part that has storage x. */
 static size_t tt__region(const tt_program *p, const tt__tape_value *x)
 {
     if (!x->persistent) return p->arena->persistent;
     return x->part.root ? p->arena->persistent + p->arena->transient : 0;
 }
 
-/* tt__host_size returns the bytes of a rank's values in the host's memory. tt__host_region returns the
-   offset, in bytes, at which the part of that memory that has storage x begins. */
+/* tt__host_size returns the bytes of a rank's values in the host's memory. This memory has three parts:
+   persistent storages, transient storages, and storages of data rank 0 alone. tt__host_region returns the
+   offset, in bytes, of the part that has storage x. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;
@@ -187,8 +189,8 @@ static char *tt__storage_memory(const tt_program *p, int rank, const tt__tape_va
     return p->arena->memory[rank] + tt__region(p, x) + x->place;
 }
 
-/* Fills optimizer states and accumulated gradients with 0 before their first use. Until then they take no
-   physical memory on systems that allocate pages on first use. */
+/* Fills optimizer states and accumulated gradients with 0 before their first use. On systems that allocate
+   pages on first use, these storages take no physical memory until then. */
 static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;

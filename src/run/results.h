@@ -34,7 +34,8 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
-    const bool custom = p->settings.options.optimizer.kind == TT_OPTIMIZER_CUSTOM; /* its function may fail */
+    const bool custom = p->settings.options.optimizer.kind == TT_OPTIMIZER_CUSTOM; /* the optimizer's function
+                                                                                      may fail */
     const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && (c->ranks > 1 || custom));
     for (int s = 0; s < p->stages; s++) p->stage[s]->arena->partly_updated = may_tear;
     status = tt__run_on_ranks(p, tt__run_rank, &job);
@@ -45,7 +46,8 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     return TT_OK;
 }
 
-/* Reads the results of a step from a rank's memory, after all work of its device. */
+/* Waits until a rank's device has done all its work, and reads the results of a step from the rank's
+   memory. */
 static tt_status tt__read_rank(tt_program *p, int rank)
 {
     const tt_tape *t = p->built.t;
@@ -75,7 +77,7 @@ static tt_status tt__exchange_results(tt_program *p)
     const tt__device_group *c = p->settings.group;
     const int data = p->arena->data;
     tt_program *last = tt__last_stage(p);
-    tt__found found[TT__RANKS]; /* for each data rank; all 0 for one in another process */
+    tt__found found[TT__RANKS]; /* for each data rank; all 0 for a data rank of another process */
     tt_status status = TT_OK;
     memset(found, 0, sizeof found);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
@@ -118,10 +120,11 @@ static void tt__add_totals(tt__totals *to, const tt__totals *x)
     to->loss += x->loss;
     to->targets += x->targets;
     to->correct += x->correct;
+    to->margin += x->margin;
 }
 
-/* Reads the results of all ranks. In training, each rank has them all after the update. Otherwise, adds up
-   the results of the data ranks that had a micro-batch. */
+/* Reads the results of all ranks. In training, each rank has the results of all ranks after the update.
+   Otherwise, adds up the results of the data ranks that had a micro-batch. */
 static tt_status tt__read_results(tt_program *p)
 {
     const bool trains = p->settings.options.train, net = p->settings.group->local < p->settings.group->ranks;
@@ -152,7 +155,8 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
     const tt__tape_value *x = &t->values[t->counted];
     const tt__device_group *c = p->settings.group;
     const int data = p->arena->data, leaves = tt__slots(p) * data;
-    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* totals of all leaves; of each leaf in this process */
+    tt__totals all = {0, 0, 0, 0}, some[TT__RANKS]; /* all: totals of all leaves; some: totals of each leaf
+                                                       in this process */
     tt_status status = t->counted ? TT_OK : tt__read_results(head);
     *bad = 0;
     if (!t->counted) return status;
@@ -184,6 +188,7 @@ static void tt__give_stats(const tt_program *p, tt_stats *stats, double norm)
     stats->loss = p->results.totals.targets > 0 ? p->results.totals.loss / p->results.totals.targets : 0;
     stats->targets = p->results.totals.targets;
     stats->correct = p->results.totals.correct;
+    stats->margin = p->results.totals.margin;
     stats->grad_norm = norm;
     stats->flops = p->flops;
     stats->step = p->run.step;
@@ -223,9 +228,9 @@ static float tt__largest_of(tt_program *p, int rank, int32_t v)
     return largest;
 }
 
-/* Finds a parameter, on this process's ranks, that explains results that are not finite: one with a number
-   that is not finite or, if there is none, the one with the largest number above 1e10. Writes its name and
-   the reason to `to`. If none explains them, returns false and writes "". */
+/* Finds a parameter, on this process's ranks, that explains why results are not finite: a parameter with a
+   number that is not finite or, without one, the parameter with the largest number above 1e10. Writes its
+   name and the reason to `to`. If no parameter explains the results, returns false and writes "". */
 static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
 {
     const float huge = 1e10f;
@@ -264,7 +269,8 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
                     bad ? cause : "check the inputs, or lower the learning rate");
 }
 
-/* Updates the counts of the current step before a round runs. */
+/* Prepares the next round: chooses loss_norm if the step accumulates and has none yet, and notes how many
+   leaves of the round's slot have contents. */
 static void tt__begin_micro(tt_program *p)
 {
     const tt_program *last = tt__last_stage(p);

@@ -148,8 +148,8 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
-/* Launches n instructions, none of them a collective, together. The instructions run on the device or, if
-   tt__instr.on_host, on the CPU once the device has computed their operands. */
+/* Launches n instructions together. None of the instructions is a collective. The instructions run on the
+   device or, if tt__instr.on_host, on the CPU once the device has computed their operands. */
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;

@@ -45,7 +45,8 @@ static void tt__discard_step(tt_program *p) { p->round = 0; }
 static bool tt__within_step(const tt_program *p) { return p->round > 0; }
 int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
 
-/* Returns whether an instruction updates parameter v, or a host copy of v, and not v's moving average. */
+/* Returns whether an instruction updates parameter v, or a host copy of v. An update of v's moving average
+   does not count. */
 static bool tt__updates(const tt_tape *t, const tt__instr *i, int32_t v)
 {
     const tt__tape_value *y = &t->values[i->out[0]];
@@ -119,6 +120,14 @@ static uint64_t tt__program_hash(const tt_program *p)
                                                                                 SUM_SQUARES of v's gradient */
     const float average = p->settings.options.optimizer.ema_decay;
     if (average > 0) hash = tt__hash_on(hash, &average, sizeof average);
+    const tt_optimizer_options *o = &p->settings.options.optimizer;
+    const int64_t schedule[] = {o->prune_begin, o->prune_end, o->prune_every};
+    const char by[] = "movement";
+    if (o->prune > 0) hash = tt__hash_on(hash, &o->prune, sizeof o->prune);
+    if (o->prune > 0) hash = tt__hash_on(hash, schedule, sizeof schedule);
+    if (o->prune > 0 && o->prune_by_movement) hash = tt__hash_on(hash, by, sizeof by);
+    const int bits = p->settings.options.optimizer.state_bits;
+    if (bits != 32) hash = tt__hash_on(hash, &bits, sizeof bits);
     return tt__updates_hash(p, hash);
 }
 
@@ -127,8 +136,8 @@ enum { TT__STATE_VERSION = 6 };
                                              overflow */
 
 /* The header of a saved state: numbers of 8 bytes, stored as the I64 tensor "tinytrain.run". A program that
-   continues from the state must match some of them. optimizer: a tt_optimizer_kind; precision: a
-   tt__precision_kind. */
+   continues from the state must have an equal seed, optimizer (tt_optimizer_kind) and precision
+   (tt__precision_kind). If the hash `program` differs, a warning is logged. */
 typedef struct tt__state_header {
     int64_t version, seed, step, good_steps, skipped;
     double loss_scale;

@@ -28,6 +28,7 @@ static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stat
     stats->loss = own->targets > 0 ? own->loss / own->targets : 0;
     stats->targets = own->targets;
     stats->correct = own->correct;
+    stats->margin = own->margin;
     stats->flops = 0;
     for (int s = 0; s < head->stages; s++) {
         p = head->stage[s];
@@ -80,14 +81,15 @@ static tt_status tt__norm_failed(tt_program *head)
         for (int r = tt__near_rank(q->arena); r < end; r++)
             finite = finite && isfinite(tt__largest_of(q, r, q->built.t->values[bad].grad));
     }
-    const char *because = tt__bad_parameter(head, cause, sizeof cause) ? ": " : "";
+    const bool found = tt__bad_parameter(head, cause, sizeof cause);
+    if (!found) snprintf(cause, sizeof cause, "check the inputs, or lower the learning rate");
     if (bad)
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the %sgradient of '%s' %s%s; nothing was "
-                        "updated%s%s", step, finite ? "sum of squares of the " : "",
-                        p->ctx->params[t->values[bad].param]->name,
-                        finite ? "overflows" : "is not finite", lowest, because, cause);
+                        "updated: %s", step, finite ? "sum of squares of the " : "",
+                        p->ctx->params[t->values[bad].param]->name, finite ? "overflows" : "is not finite",
+                        lowest, cause);
     return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows%s; nothing was "
-                    "updated%s%s", step, lowest, because, cause);
+                    "updated: %s", step, lowest, cause);
 }
 
 /* Fails if the results of a step are not finite; otherwise counts the step. one: the step had one
@@ -247,8 +249,8 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
     if (status != TT_OK) return status;
     if (!p->micro_failed) status = tt__finish_step(p, lr, stats);
     else
-        status = tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: a micro-batch failed, so nothing was updated",
-                          (long long)p->run.step);
+        status = tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: a micro-batch failed, so nothing was updated: "
+                          "see its error", (long long)p->run.step);
     p->round = 0;
     return status;
 }

@@ -137,8 +137,8 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
     return status;
 }
 
-/* Reads the choices of matrix products from a file. Sets *text to the contents, which the caller frees, or
-   leaves it if the file does not exist. */
+/* Reads the choices of matrix products from a file. Sets *text to the contents, which the caller frees. If
+   the file does not exist, leaves *text as it is. */
 static tt_status tt__read_tuned(tt_context *ctx, const char *path, char **text)
 {
     char folder[1024];
@@ -221,8 +221,8 @@ static void tt__forget_recordings(tt_program *p)
 }
 
 static tt_status tt__read_unread(tt_program *p);
-/* Runs a function on all ranks. After an error, waits for the devices of all ranks, so that none still reads
-   another's memory or has unfinished work. */
+/* Runs a function on all ranks. After an error, waits for the devices of all ranks. Then no device reads
+   another device's memory or has unfinished work. */
 static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int rank), void *arg)
 {
     tt__device_group *c = p->settings.group;

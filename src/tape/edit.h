@@ -130,7 +130,7 @@ static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
 }
 
 /* Inserts `i` directly before instruction `before`, after earlier insertions there. Returns the number that
-   `i` has until tt__settle, which is above the numbers of all others; 0: out of memory. */
+   `i` has until tt__settle, which is above the numbers of all other instructions; 0: out of memory. */
 static int tt__insert(tt_tape *t, int before, const tt__instr *i)
 {
     if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);

@@ -4,7 +4,8 @@
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Stores the tape's first error. Returns false, which as the number of a value is 0 ("none"). */
+/* Stores the error, unless the tape has an earlier error. Returns false. A function that returns the number
+   of a value can return this result as 0, which means no value. */
 TT_PRINTF(3, 4)
 static bool tt__tape_fail(tt_tape *t, tt_status status, const char *format, ...)
 {
@@ -33,7 +34,7 @@ void tt_tape_free(tt_tape *t)
 
 static bool tt__out_of_memory(tt_tape *t)
 {
-    return tt__tape_fail(t, TT_ERR_MEMORY, "out of memory while recording a tape");
+    return tt__tape_fail(t, TT_ERR_MEMORY, "out of memory while recording a tape: free memory");
 }
 
 /* Makes a value with its own storage; returns 0 after tt__tape_fail. Arguments may point into the tape. */
@@ -60,17 +61,17 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     }
     va_end(args);
     if (shape->rows > TT__MAX_ELEMENTS / shape->cols)
-        return tt__tape_fail(t, TT_ERR_SHAPE,
-                             "'%s': %lld rows of width %lld are 2^47 elements or more, which is too many",
-                             v.name, (long long)shape->rows, (long long)shape->cols);
+        return tt__tape_fail(t, TT_ERR_SHAPE, "'%s': %lld rows of width %lld are 2^47 elements or more, "
+                             "which is too many: make it smaller", v.name, (long long)shape->rows,
+                             (long long)shape->cols);
     if (!TT__GROW(t->ctx, t->values, t->n_values, t->cap_values)) return tt__out_of_memory(t);
     t->values[t->n_values] = v;
     return t->n_values++;
 }
 
-/* Makes a view of value `of` with the given shape: element `offset` of `of` is its first element, and its
-   rows are `ld` elements apart. If `of` is contiguous, the view may have another number of columns. Returns 0
-   after tt__tape_fail. */
+/* Makes a view of value `of` with the given shape. The view's first element is element `offset` of `of`, and
+   the view's rows are `ld` elements apart. If `of` is contiguous, the view may have another number of
+   columns. Returns 0 after tt__tape_fail. */
 static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int64_t offset, int64_t ld,
                             const char *name)
 {
@@ -80,8 +81,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     v->base = b->base;
     v->offset = b->offset + offset;
     v->ld = ld;
-    v->needs_grad = b->needs_grad; /* views that autodiff makes get needs_grad here; a pass has set that of
-                                      all earlier values */
+    v->needs_grad = b->needs_grad; /* for views that autodiff makes; a pass has set needs_grad of all earlier
+                                      values */
     v->persistent = b->persistent;
     v->space = b->space;
     v->part = b->part;
@@ -214,7 +215,7 @@ static bool tt__is_own_rows(const tt_tape *t, int32_t v)
    returns the bytes of all slots and copies. */
 static size_t tt__slot_bytes(const tt__tape_value *v)
 {
-    return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
+    return tt__align_up(tt__matrix_bytes(v->shape.dtype, v->shape.rows, v->shape.cols));
 }
 
 static size_t tt__storage_bytes(const tt__tape_value *v)
@@ -270,8 +271,20 @@ tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, in
     shape.dtype = dtype;
     shape.cols = width;
     if (t->status != TT_OK) return tt__handle(t, 0);
-    if (tt__decode_rows(t, rows, &shape) && width >= 1 && (unsigned)dtype < TT_DTYPE_COUNT)
+    if (tt__decode_rows(t, rows, &shape) && width >= 1 && (unsigned)dtype < TT_DTYPE_COUNT) {
+        for (int32_t v = 1; v < t->n_values && t->shares_inputs; v++) {
+            const tt__tape_value *x = &t->values[v];
+            if (x->storage != TT__INPUT || x->base != v || strcmp(x->name, name) != 0) continue;
+            if (x->shape.dtype == dtype && x->shape.cols == width && x->shape.axis == shape.axis &&
+                x->shape.rows == shape.rows && x->shape.extra == shape.extra) return tt__handle(t, v);
+            return tt__handle(t, tt__tape_fail(t, TT_ERR_SHAPE, "the teacher reads an input '%s' of %lld "
+                                               "rows and width %lld, and the student one of %lld rows and "
+                                               "width %lld: both must read the same batches", name,
+                                               (long long)x->shape.rows, (long long)x->shape.cols,
+                                               (long long)shape.rows, (long long)width));
+        }
         return tt__handle(t, tt__new_value(t, &shape, TT__INPUT, "%s", name));
+    }
     tt__tape_fail(t, TT_ERR_SHAPE, "input '%s' has %lld rows, width %lld and dtype %d; rows and width must "
                   "be at least 1, and the dtype one of tt_dtype", name, (long long)rows, (long long)width,
                   (int)dtype);
@@ -361,6 +374,9 @@ static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_p
         tt__tape_fail(t, TT_ERR_ARGUMENT,
                       "%s: parameter '%s' belongs to another context: use a parameter of the tape's context",
                       what, p->name);
+    else if (p->low_a)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter '%s' has low-rank factors, which only tt_linear "
+                      "reads: leave it whole (tt_param_low_rank)", what, p->name);
     if (t->status != TT_OK) return 0;
     while (t->n_params <= p->index) {
         if (!TT__GROW(t->ctx, t->params, t->n_params, t->cap_params)) return tt__out_of_memory(t);
@@ -368,7 +384,7 @@ static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_p
     }
     if (t->params[p->index]) return t->params[p->index];
     const int64_t rows = p->ndim > 1 ? p->dims[0] : 1;
-    const tt__shape shape = {TT_F32, rows, p->size / rows, 0, 0};
+    const tt__shape shape = {p->form, rows, p->size / rows, 0, 0};
     int32_t id = tt__new_value(t, &shape, TT__PARAMETER, "%s", p->name);
     if (!id) return 0;
     t->values[id].param = p->index;

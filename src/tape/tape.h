@@ -32,14 +32,21 @@ struct tt_param {
     int64_t dims[4], size;
     tt_init init;
     bool frozen;
+    bool factor;            /* a part of another weight: a low-rank factor, or A or B of an adapter */
+    tt_rounding rounding;
+    tt_dtype form;          /* dtype of a coded matrix (tt_param_store); TT_F32: no coded matrix */
     /* Source of the parameter's values until arena `owner` has memory: `read` if not NULL, else `init`. */
     tt_status (*read)(void *source, int64_t first, int64_t n, float *to);
+    /* Reads bytes [first, first + n) of the parameter's coded matrix; NULL: the source has floats. */
+    tt_status (*read_codes)(void *source, size_t first, size_t n, void *to);
     void (*release)(tt_context *ctx, void *source);
     void *source;
     /* Arena that holds the parameter's values; NULL until a program that uses the parameter is compiled. If
        two stages of a pipeline use the parameter, `second_owner` is the arena of the other stage. */
     struct tt__arena *owner, *second_owner;
-    uint64_t stages;        /* bits of the pipeline stages that held the parameter when tt_compile began */
+    uint64_t stages;        /* bit s is set if pipeline stage s held the parameter when tt_compile began */
+    struct tt_param *low_a, *low_b; /* factors (rank, in) and (out, rank) that tape code reads instead of the
+                                       parameter; NULL: none */
     bool keeps_source; /* `source` is still needed: only one of `owner` and `second_owner` has memory */
 };
 
@@ -85,7 +92,7 @@ typedef struct tt__tape_value {
        one leaf of the tree of sums (src/ranks/threads.h). 0: one slot. slot: of a view, 1 + the number of its
        slot; 0: the slot of the micro-batch that runs. */
     int32_t slots, slot;
-    bool host_copy;        /* temporary host copy of a device storage, for an update in host memory */
+    bool host_copy;        /* temporary host copy of a device storage, for an update in the host's memory */
     /* Fields of a pipeline stage's storages. saved: the contents are saved from the forward of a micro-batch
        to the backward, or until another stage has received them. copies: number of micro-batches whose
        contents are saved at once; 0: one. */
@@ -100,7 +107,10 @@ typedef struct tt__tape_value {
     int32_t base;       /* the value whose storage this value shares; the value itself unless it is a view */
     int64_t offset;     /* distance in elements from the start of the storage of `base` */
     int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; else -1 */
-    int state;          /* of a STATE value: number of the optimizer's state, from 1; TT__EMA: the average */
+    int state;          /* of a STATE value: number of the state of the optimizer or of the state's scales,
+                           from 1; TT__EMA: the moving average; TT__PRUNED: the mask of
+                           pruned weights; TT__MOVEMENT: their movements */
+    bool row_state;     /* the STATE value is a row of numbers, not of the parameter's shape */
     int held;           /* 1 + the layout in which an arena holds the parameter; 0: no arena does */
     bool keep;          /* the user may read the value after the run */
     bool block_end;     /* the value ends a block (tt_block_end) and is never recomputed */
@@ -137,6 +147,8 @@ struct tt_tape {
     tt__instr *code; int n_code, cap_code;
     tt__row_axis *axes; int n_axes, cap_axes;           /* element 0 means "none" */
     int32_t *params; int n_params, cap_params;      /* value of each parameter, by tt_param.index; 0: none */
+    bool shares_inputs;                             /* an input with the name of an earlier input is that
+                                                       input (src/train/teacher.h) */
     uint32_t n_random;
     size_t alignment;                               /* alignment of storages in bytes, required by the kind of
                                                        device */
@@ -173,7 +185,8 @@ struct tt_tape {
     int32_t fp8_history, fp8_largest;
     /* Set by the pass "offload", which copies the operands of a group of instructions from the host's memory
        and back. grouped: largest number of device bytes for the operands of a group of several instructions.
-       cuts: number of groups beyond the number that a limit of TT__OFFLOAD_TOGETHER bytes would give. */
+       cuts: number of groups that exist only because the limit of a group is below TT__OFFLOAD_TOGETHER
+       bytes. */
     size_t grouped;
     int cuts;
     uint16_t *lists; int n_lists, cap_lists;        /* block lists of all block-sparse attention, see the

@@ -12,7 +12,8 @@
 /* -------------------------------------------------------------------------------- tokenizer: added tokens */
 
 /* Reads an added token from the JSON object at `node`, which has "content" and may have "id"; without "id",
-   the token gets the argument `id`. Of added tokens with the same text, the last counts. */
+   the token gets the argument `id`. If several added tokens have the same text, the last
+   counts. */
 static tt_status tt__read_added(tt_tokenizer *k, const tt__json *j, int node, int id)
 {
     tt__added a;
@@ -48,7 +49,7 @@ static tt_status tt__read_added_list(tt_tokenizer *k, const tt__json *j, int lis
     return status;
 }
 
-/* Normalizes the text of an added token that is searched for in normalized texts. */
+/* Normalizes the text of an added token, because the token is searched for in normalized texts. */
 static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *path)
 {
     tt__encoder e;
@@ -58,7 +59,8 @@ static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *
     const bool same = !e.failed && bytes == a->bytes && memcmp(text, a->text, bytes) == 0;
     const char *copy = same ? a->text : e.failed ? NULL : tt__chunks_text(k->ctx, &k->chunks, text, bytes);
     tt__encoder_free(&e);
-    if (!copy) return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", path);
+    if (!copy)
+        return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s': free memory", path);
     a->skipped &= same;
     a->text = copy;
     a->bytes = bytes;
@@ -77,9 +79,8 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
         if (a->id < 0) continue; /* a default token that the vocabulary lacks */
         if (there >= 0 ? there != a->id : v->text[a->id].bytes != TT__NO_TOKEN)
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, %s", path,
-                            a->text, a->id,
-                            there >= 0 ? "but the vocabulary gives it another id" : "which another token has "
-                            "too");
+                            a->text, a->id, there >= 0 ? "but another id in the vocabulary: correct one of "
+                            "them" : "which another token has too: give it another id");
         if (there < 0) {
             const tt__text_slice slice = {(uint32_t)v->used, (uint32_t)a->bytes};
             memcpy(v->texts + v->used, a->text, a->bytes + 1);

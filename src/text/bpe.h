@@ -60,7 +60,7 @@ static void tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, size_t of, tt__bpe
     }
 }
 
-/* Sets the symbols of a word, at most 2 * bytes + 1. */
+/* Divides a word into symbols, at most `2 * bytes + 1`. */
 static void tt__bpe_split(const tt_tokenizer *k, const char *text, size_t bytes, tt__bpe_symbols *s)
 {
     const bool mapped = k->mapped_at < k->split.n;
@@ -110,7 +110,7 @@ static void tt__bpe_merge_short(const tt_tokenizer *k, tt__bpe_symbols *s)
 
 /* A symbol of a word, in a linked list. id -1: the symbol was merged into the one before. */
 typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;
-/* A possible merge of the symbol at index `at` with the next one. id: the resulting symbol. */
+/* A possible merge of the symbol at index `at` with the next symbol. id: the resulting symbol. */
 typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;
 
 static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
@@ -155,7 +155,7 @@ static void tt__bpe_merge_long(tt__encoder *e, tt__bpe_symbols *s)
     s->n = 0;
     if (n > INT32_MAX / 2) { e->failed = true; return; }
     tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, TT__POINTS, n, sizeof *links);
-    /* The heap gets at most 3 n pairs: one for each symbol, and two for each merge. */
+    /* The heap gets at most `3 * n` pairs: one for each symbol, and two for each merge. */
     tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, TT__HEAP, 3 * n, sizeof *heap);
     if (e->failed) return;
     for (size_t i = 0; i < n; i++) {

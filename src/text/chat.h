@@ -16,12 +16,16 @@ typedef struct tt__chat {
     tt__json config, map;      /* tokenizer_config.json and special_tokens_map.json; empty if missing */
 } tt__chat;
 
-/* The messages of a conversation: an array of a line of JSON or, if `json` is NULL, an array of the
+/* The messages of a conversation: one or two arrays of a line of JSON or, if `json` is NULL, an array of the
    caller. */
 typedef struct tt__chat_messages {
     const tt__json *json;
-    int node, n;               /* node of the array; number of messages */
+    int node, n;               /* node: the node of the array; n: number of messages, in both arrays
+                                  together */
     const tt_message *messages;
+    const tt__json *tools;     /* JSON with the array of tools; NULL: no tools */
+    int tools_node;            /* node of that array in `tools` */
+    int more;                  /* node of the array whose messages follow; 0: there is one array */
 } tt__chat_messages;
 
 static void tt__chat_close(tt__chat *c)
@@ -37,8 +41,8 @@ static const tt__kept_file *tt__chat_kept(const tt_tokenizer *k, const char *nam
     return NULL;
 }
 
-/* Returns the node of the template in tokenizer_config.json: a string, or the template named "default" of a
-   list. -1: none. */
+/* Returns the node of the template in tokenizer_config.json: a string or, in a list of templates, the
+   template named "default". -1: none. */
 static int tt__chat_node(const tt__json *j)
 {
     const int node = j->count ? tt__json_get(j, 0, "chat_template") : -1;
@@ -61,6 +65,7 @@ static tt_status tt__chat_open(tt__chat *c, const tt_tokenizer *k)
     tt_status status = TT_OK;
     memset(c, 0, sizeof *c);
     c->jinja.ctx = c->config.ctx = c->map.ctx = k->ctx;
+    c->jinja.unicode = k->unicode;
     for (int i = 0; i < 2 && status == TT_OK; i++)
         if (files[i])
             status = tt__json_parse(to[i], k->ctx, files[i]->name, 0, files[i]->file.bytes,
@@ -74,20 +79,21 @@ static tt_status tt__chat_open(tt__chat *c, const tt_tokenizer *k)
                     "chat_template.jinja");
 }
 
-/* Converts a value of JSON to a value of a template. An object loses members that are null if `message`, as
-   in transformers. */
+/* Converts a value of JSON to a value of a template. If `message`, members of an object that are null are
+   left out, as transformers does. */
 static tt__jinja_value tt__chat_value(tt__jinja_run *r, const tt__json *j, int node, bool message)
 {
     const tt__json_node *at = &j->nodes[node];
     const bool object = at->kind == TT__JSON_OBJECT;
-    const int64_t limit = (int64_t)1 << 53;
     if (at->kind == TT__JSON_NULL) return tt__jinja_make(TT__VALUE_NONE, 0);
     if (at->kind == TT__JSON_TRUE || at->kind == TT__JSON_FALSE)
         return tt__jinja_make(TT__VALUE_BOOL, at->kind == TT__JSON_TRUE);
     if (at->kind == TT__JSON_STRING) return tt__jinja_text(j->pool + at->integer, at->count);
     if (at->kind == TT__JSON_NUMBER_KIND) {
-        const bool fits = at->exact && at->integer < limit && at->integer > -limit;
-        return tt__jinja_make(fits ? TT__VALUE_INTEGER : TT__VALUE_OTHER, fits ? at->integer : 1);
+        tt__jinja_value x = tt__jinja_make(TT__VALUE_REAL, 0);
+        x.real = at->number;
+        if (!at->exact) return fabs(x.real) < 0x1p63 ? x : tt__jinja_make(TT__VALUE_OTHER, 1);
+        return tt__jinja_make(TT__VALUE_INTEGER, at->integer);
     }
     tt__jinja_value v = tt__jinja_members(r, object ? TT__VALUE_DICT : TT__VALUE_LIST, at->count);
     int64_t n = 0;
@@ -101,7 +107,7 @@ static tt__jinja_value tt__chat_value(tt__jinja_run *r, const tt__json *j, int n
     return v;
 }
 
-/* Returns the node of a message's role or content. -1: none. */
+/* Returns the node of a message's role or, if `content`, of its content. -1: none. */
 static int tt__chat_member(const tt__json *j, int message, bool content)
 {
     const int node = tt__json_get(j, message, content ? "content" : "role");
@@ -118,12 +124,41 @@ static tt__jinja_value tt__chat_role(const tt__chat_messages *m, int i)
     return tt__jinja_text(m->json->pool + role->integer, role->count);
 }
 
+/* Returns a message whose thoughts have all names that templates read, as transformers passes them: a new
+   member "thinking" comes first, a new member "reasoning_content" last. */
+static tt__jinja_value tt__chat_thoughts(tt__jinja_run *r, tt__jinja_value message)
+{
+    static const char *const keys[] = {"reasoning_content", "thinking", "reasoning"};
+    tt__jinja_value thoughts = tt__jinja_make(TT__VALUE_UNDEFINED, 0), own = thoughts;
+    for (int k = 0; k < TT__COUNT(keys) && !thoughts.type; k++)
+        thoughts = tt__jinja_get(r, message, keys[k], (int64_t)strlen(keys[k]));
+    if (!thoughts.type) return message;
+    tt__jinja_value more = tt__jinja_members(r, TT__VALUE_DICT, message.n + 2);
+    int64_t n = 0;
+    for (int k = 1; k >= 0 && more.members; k--) {
+        const int64_t bytes = (int64_t)strlen(keys[k]);
+        own = tt__jinja_get(r, message, keys[k], bytes);
+        const tt__jinja_member added = {keys[k], bytes, k && own.type ? own : thoughts};
+        int64_t at = n;
+        for (int64_t i = 0; i < n; i++)
+            if (tt__jinja_same(more.members[i].key, more.members[i].key_bytes, keys[k])) at = i;
+        more.members[at] = added;
+        n = tt__max(n, at + 1);
+        for (int64_t i = 0; k && i < message.n; i++)
+            if (!tt__jinja_same(message.members[i].key, message.members[i].key_bytes, keys[k]))
+                more.members[n++] = message.members[i];
+    }
+    more.n = more.members ? n : 0;
+    return more;
+}
+
 /* Returns the first n messages as a list of dictionaries. */
 static tt__jinja_value tt__chat_list(tt__jinja_run *r, const tt__chat_messages *m, int n)
 {
     static const char *const keys[] = {"role", "content"};
     tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, n);
     for (int i = 0, node = m->node + 1; i < n && list.members; i++) {
+        if (m->more && node == m->json->nodes[m->node].after) node = m->more + 1;
         tt__jinja_value one = m->json ? tt__chat_value(r, m->json, node, true)
                             : tt__jinja_members(r, TT__VALUE_DICT, 2);
         for (int k = 0; k < 2 && one.members; k++) {
@@ -137,13 +172,13 @@ static tt__jinja_value tt__chat_list(tt__jinja_run *r, const tt__chat_messages *
                     break;
                 }
         }
-        list.members[i].value = one;
+        list.members[i].value = m->json && one.members ? tt__chat_thoughts(r, one) : one;
         if (m->json) node = m->json->nodes[node].after;
     }
     return list;
 }
 
-/* Renders the first n messages into r, which the caller ends even after an error. prompt: with the start of
+/* Renders the first n messages into r, which the caller ends even after an error. prompt: adds the start of
    an answer at the end. */
 static tt_status tt__chat_render(tt__chat *c, tt__jinja_run *r, const tt__chat_messages *m, int n,
                                  bool prompt)
@@ -162,7 +197,8 @@ static tt_status tt__chat_render(tt__chat *c, tt__jinja_run *r, const tt__chat_m
             break;
         }
     tt__jinja_define(r, "messages", tt__chat_list(r, m, n));
-    tt__jinja_define(r, "tools", tt__jinja_make(TT__VALUE_NONE, 0));
+    tt__jinja_define(r, "tools", m->tools ? tt__chat_value(r, m->tools, m->tools_node, false)
+                                           : tt__jinja_make(TT__VALUE_NONE, 0));
     tt__jinja_define(r, "documents", tt__jinja_make(TT__VALUE_NONE, 0));
     tt__jinja_define(r, "add_generation_prompt", tt__jinja_make(TT__VALUE_BOOL, prompt));
     return c->jinja.failed ? c->jinja.ctx->status : tt__jinja_render(r);
@@ -170,8 +206,9 @@ static tt_status tt__chat_render(tt__chat *c, tt__jinja_run *r, const tt__chat_m
 
 /* Finds the answer of message i in `whole`, the rendering of all messages of m, and adds the answer's bytes
    to whole->spans. The answer begins where the rendering of the messages before it, as a prompt, ends. The
-   rendering that ends with message i gives the answer's text, unless the template writes the start of the
-   last answer differently (such as Qwen3's thoughts): then the answer is the longest end of that text. */
+   rendering that ends with message i gives the answer's text. Some templates write the start of the last
+   answer differently (such as Qwen3's thoughts): then the answer is the longest end of that text that `whole`
+   has at the answer's beginning. */
 static tt_status tt__chat_answer(tt__chat *c, const tt__chat_messages *m, tt__jinja_run *whole, int i)
 {
     tt__jinja_run prompt, last;
@@ -215,7 +252,7 @@ static tt_status tt__chat_answers(tt__chat *c, tt__jinja_run *r, const tt__chat_
 int64_t tt_tokenizer_chat(const tt_tokenizer *k, const tt_message *messages, int n, bool prompt, char *to,
                           size_t capacity)
 {
-    const tt__chat_messages m = {NULL, 0, n, messages};
+    const tt__chat_messages m = {NULL, 0, n, messages, NULL, 0, 0};
     tt__chat c;
     tt__jinja_run r;
     int64_t bytes = -1;

@@ -11,8 +11,8 @@
 /* These tables were printed by tests/golden/make_unicode.py from version 0.23.3 of the Python package
    tokenizers. */
 enum {
-    TT__LETTER_ROWS = 1544, TT__BERT_ROWS = 291, TT__CJK_POINTS = 1056, TT__MARK_ROWS = 334, TT__PAIRS = 1058,
-    TT__COMPOSED_PAIRS = 940
+    TT__LETTER_ROWS = 1544, TT__BERT_ROWS = 291, TT__CJK_POINTS = 1056, TT__MARK_ROWS = 334,
+    TT__PAIR_ROWS = 1058, TT__COMPOSED_PAIRS = 940
 };
 static const char tt__bert_text[] =
     "#E%($a,aGb,0$iZg=dG5d<b_$%$)$)$%]8-N$$Ra93%aM=#$$9%)$1E$$%BaRaCN_FF1$F$-$5O-b2b)[%$%'B'%&=-)A%_%'1+%7)A"
@@ -305,7 +305,7 @@ enum {
     TT__IS_ACCENT = 128                      /* the character is a combining mark */
 };
 
-/* Code points that BERT's normalizer drops: always, or as accents. */
+/* Whether BERT's normalizer drops a code point always, or only if it strips accents. */
 enum { TT__BERT_DROP = 1 /* drops controls, private use and U+FFFD */, TT__BERT_ACCENT };
 
 /* Classes of code points that decide where graphemes end (Unicode Standard, annex 29). Unlike in the
@@ -326,7 +326,7 @@ typedef struct tt__unicode {
     uint32_t marks[TT__MARK_ROWS][2];     /* runs of combining marks. [0]:
                                              `first << 11 | (last - first)`; [1]: rank of their
                                              combining class */
-    uint32_t pairs[TT__PAIRS][3];         /* decompositions of code points c. [0]: `c << 11 | x`, where x
+    uint32_t pairs[TT__PAIR_ROWS][3];         /* decompositions of code points c. [0]: `c << 11 | x`, where x
                                              is 1 if NFC composes c, else 0; [1], [2]: the first and the
                                              second code point of the decomposition, or 0 */
     uint32_t by_pair[TT__COMPOSED_PAIRS]; /* indices of the rows of `pairs` that NFC composes, sorted by the

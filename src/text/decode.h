@@ -247,7 +247,8 @@ struct tt_decode_stream {
     tt__parts text;     /* the text returned last, which the caller may still be reading */
 };
 
-/* Max number of ids that a stream keeps; number of last ids that remain when a longer list is cut. */
+/* TT__STREAM_IDS: max number of ids that a stream keeps. TT__STREAM_CONTEXT: number of last ids that remain
+   when a longer list is cut. */
 enum { TT__STREAM_IDS = 64, TT__STREAM_CONTEXT = 8 };
 
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
@@ -279,7 +280,7 @@ void tt_decode_stream_free(tt_decode_stream *s)
 }
 
 /* Removes ids whose text has been returned from s->ids, but keeps some of them as context of the next ids.
-   Removes none if the ids that remain would have no text. clean: the text of all ids has been returned.
+   Removes no id if the remaining ids would have no text. clean: the text of all ids has been returned.
    Returns false if memory runs out. */
 static bool tt__stream_cut(tt_decode_stream *s, bool clean)
 {

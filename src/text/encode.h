@@ -112,8 +112,8 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     return e.failed ? -1 : e.count;
 }
 
-/* The result of tt__encode_texts. n: number of ids; whole: number of ids before texts were cut. Both are -1
-   when out of memory. */
+/* The result of tt__encode_texts. n: number of ids; whole: number of ids before texts were cut. n and whole
+   are -1 when out of memory. */
 typedef struct tt__encoded { int64_t n, whole; } tt__encoded;
 
 /* Returns the number of ids that are put around a text or, if `pair`, around a pair of texts. */
@@ -137,7 +137,7 @@ static bool tt__has_types(const tt_tokenizer *k, bool pairs)
     return types != 0;
 }
 
-/* Writes ids that stand around texts, from index `at` on. */
+/* Writes ids that are put around texts, from index `at` on. */
 static void tt__encode_around(const tt_encoding *o, const tt__around *around, int64_t at)
 {
     for (int i = 0; i < around->n && at + i < o->room; i++) {
@@ -222,8 +222,8 @@ int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *
     return max_tokens > 0 ? (int)tt__encode_texts(k, &o, false).n : 0;
 }
 
-/* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns the
-   number of ids of the text, or -1 if memory runs out. */
+/* Writes the first `room` ids of a whole text into ids. If `special`, includes the tokens that are put around
+   a text. Returns the number of ids of the text, or -1 if memory runs out. */
 static int64_t tt__encode_ids(const tt_tokenizer *k, const char *text, size_t bytes, bool special,
                               int32_t *ids, int64_t room)
 {

@@ -51,7 +51,8 @@ struct tt__encoder {
     size_t whole_bytes;
     const tt_span *map;
     tt__buffer maps[(int)TT__SPLIT_TEXT + (int)TT__STEP_LIMIT]; /* memory of `map` for each buffer of text */
-    const char *at;        /* byte-pair encoding: the end of the symbols of the word that have been added */
+    const char *at;        /* byte-pair encoding: the end of the part of the word whose symbols have been
+                              added */
     tt__buffer buffers[TT__BUFFERS];
     char few[TT__SPLIT_TEXT][TT__FEW]; /* memory of the first buffers as long as texts are short */
 };
@@ -69,8 +70,8 @@ static void tt__encoder_free(tt__encoder *e)
     for (int i = 0; i < TT__COUNT(e->maps) && e->spans; i++) tt__free(e->k->ctx, e->maps[i].memory);
 }
 
-/* Returns the span, in the whole text, of the character that contains the byte *at or was changed into it.
-   at: an address in e->layer. */
+/* Returns the span, in the whole text, of the character from which the byte *at comes. at: an address in
+   e->layer. */
 static tt_span tt__encoder_span(const tt__encoder *e, const char *at)
 {
     const size_t i = (size_t)(at - e->layer);
@@ -111,8 +112,8 @@ static void tt__encoder_trim(const tt__encoder *e, const char *text, size_t byte
 }
 
 /* Adds the span of a token. text: the bytes of e->layer that the token stands for. added: whether the token
-   is an added token. If spans are trimmed, the white space at the ends of a text leaves the span. An added
-   token's text is then `text`; any other token's text is its text in the vocabulary. */
+   is an added token. If spans are trimmed, the span leaves out the white space at the ends of the token's
+   text. This text is `text` for an added token, and otherwise the token's text in the vocabulary. */
 static void tt__encoder_add_span(tt__encoder *e, int32_t id, const char *text, size_t bytes, bool added)
 {
     const tt__finisher *f = &e->k->finish;

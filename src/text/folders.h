@@ -84,8 +84,8 @@ static void tt__read_role_ids(tt_tokenizer *k, const tt__json *j)
     }
 }
 
-/* Returns whether ordinary texts may have a token: one that is neither added nor spelled like "</s>" or
-   "[SEP]". */
+/* Returns whether ordinary texts may contain token `id`: the token is not an added token, and is not spelled
+   like "</s>" or "[SEP]". */
 static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
 {
     if (id < 0 || k->added_of[id] >= 0 || !k->vocab.text[id].bytes) return false;
@@ -273,8 +273,8 @@ static tt_status tt__load_folder(tt_tokenizer *k, tt__tokenizer_folder *f)
     tt__load_roles(k, f);
     if (f->config.count) status = tt__json_read_bool(&f->config, 0, "split_special_tokens", &split_special);
     if (!split_special) return status;
-    return tt__fail(k->ctx, TT_ERR_UNSUPPORTED,
-                    "'%s': \"split_special_tokens\" is true, which is not supported", f->config_path);
+    return tt__fail(k->ctx, TT_ERR_UNSUPPORTED, "'%s': \"split_special_tokens\" is true, which is not "
+                    "supported: use another model", f->config_path);
 }
 
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)

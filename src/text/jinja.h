@@ -1,7 +1,9 @@
 #pragma once
 #include "../base/base.h"
 #include "../files/lists.h"
+#include "../files/json.h"
 #include "../files/utf8.h"
+#include "code_points.h"
 
 /* ----------------------------------------------------------------- chat templates: a part of Jinja
 
@@ -23,8 +25,9 @@ typedef enum tt__jinja_kind {
     TT__JINJA_IF, TT__JINJA_FOR,    /* (condition, body, else); (list, body, else, condition, targets) */
     TT__JINJA_SET, TT__JINJA_SET_BLOCK, TT__JINJA_GENERATION, /* (value, attribute); (0, body); (0, body) */
     TT__JINJA_BREAK, TT__JINJA_CONTINUE,
+    TT__JINJA_MACRO,                /* (parameters, body); a parameter is a NAME, with a default a KEYWORD */
     /* Expressions. Lists of arguments are chains. */
-    TT__JINJA_TEXT, TT__JINJA_INTEGER, TT__JINJA_BOOL, TT__JINJA_NONE, TT__JINJA_NAME,
+    TT__JINJA_TEXT, TT__JINJA_INTEGER, TT__JINJA_REAL, TT__JINJA_BOOL, TT__JINJA_NONE, TT__JINJA_NAME,
     TT__JINJA_LIST, TT__JINJA_DICT, TT__JINJA_PAIR,     /* (items); (pairs); (key, value) */
     TT__JINJA_ATTRIBUTE, TT__JINJA_INDEX,               /* (value); (value, index) */
     TT__JINJA_SLICE, TT__JINJA_CALL,                    /* (value, from, to, step); (callee, arguments) */
@@ -36,11 +39,11 @@ typedef enum tt__jinja_kind {
 
 /* A node of a template. Indices of nodes are above 0; 0: none. */
 typedef struct tt__jinja_node {
-    uint8_t kind, op;  /* op: of BINARY, an index into tt__jinja_ops */
+    uint8_t kind, op;  /* op: of BINARY, an index into tt__jinja_ops; of LIST, 1 for a tuple */
     int line, part[5];
     int next;          /* the next node of a chain: statements, items or arguments */
     const char *text;  /* a text, or the name of a variable, an attribute, a filter, a test or an argument */
-    int64_t n;         /* bytes of `text`; an integer */
+    int64_t n;         /* number of bytes of `text`; of an integer or a boolean: its value */
 } tt__jinja_node;
 
 typedef struct tt__jinja {
@@ -51,16 +54,18 @@ typedef struct tt__jinja {
     size_t counted;           /* `line` is the line of the byte at `counted` */
     int line, depth, brackets;
     bool failed;
-    bool line_starts;         /* the byte before the current text is a line end, or there is none */
+    bool line_starts;         /* the current text begins at the start of a line */
     char tag;                 /* the current tag: '%', '{' or '#'; 0: the template has ended */
-    char token;               /* kind of the current token: 'N' name, 'T' text, 'I' integer, 'O' operator,
-                                 'E' end of the tag */
+    char token;               /* kind of the current token: 'N' name, 'T' text, 'I' integer, 'R' number with a
+                                 fraction, 'O' operator, 'E' end of the tag */
     const char *token_text;
-    int64_t token_n;          /* bytes of token_text; an integer */
+    int64_t token_n;          /* number of bytes of token_text; of an integer: its value */
     tt__jinja_node *nodes;
     int count, capacity, first;
     bool generates;           /* the template has the tag `generation` */
-    tt__chunk *chunks;        /* texts of string tokens */
+    const tt__unicode *unicode; /* the tokenizer's tables; NULL: letters beyond ASCII are neither changed nor
+                                   printed */
+    tt__chunk *chunks;        /* memory of the texts of string tokens */
 } tt__jinja;
 
 static void tt__jinja_free(tt__jinja *j)
@@ -129,7 +134,8 @@ static int tt__jinja_line(tt__jinja *j)
     return j->line;
 }
 
-/* Adds a node with the current token's line. Returns its index; 0 after an error: node 0 may be written. */
+/* Adds a node with the current token's line. Returns the node's index; 0 after an error: callers may still
+   write to node 0. */
 static int tt__jinja_add(tt__jinja *j, tt__jinja_kind kind, const char *text, int64_t n)
 {
     if (j->failed) return 0;
@@ -148,7 +154,8 @@ static int tt__jinja_add(tt__jinja *j, tt__jinja_kind kind, const char *text, in
     return j->count++;
 }
 
-/* Moves past the end of a tag, which is `length` bytes long, and past what the tag takes of the next text. */
+/* Moves past the end of a tag, which is `length` bytes long, and past the white space that the tag removes
+   from the text after it. sign: '-', '+' or neither, before the tag's end. */
 static void tt__jinja_after_tag(tt__jinja *j, char sign, size_t length)
 {
     j->at += length;
@@ -157,8 +164,8 @@ static void tt__jinja_after_tag(tt__jinja *j, char sign, size_t length)
     j->line_starts = j->text[j->at - 1] == '\n';
 }
 
-/* Moves past the text before the next tag, past comments, and past the tag's start. Sets j->tag. Returns the
-   node of a text, or 0. A comment ends the text. */
+/* Moves past the text before the next tag, past comments, and past the tag's start. Sets j->tag. Returns a
+   node for the text, or 0 if there is no text. A comment ends the text. */
 static int tt__jinja_raw(tt__jinja *j)
 {
     const size_t from = j->at;
@@ -203,7 +210,7 @@ static void tt__jinja_string(tt__jinja *j)
     if (end >= j->bytes)
         tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), "a string has no closing quote");
     else if (!to)
-        tt__jinja_fail(j, TT_ERR_MEMORY, tt__jinja_line(j), "out of memory for a string");
+        tt__jinja_fail(j, TT_ERR_MEMORY, tt__jinja_line(j), "out of memory for a string: free memory");
     for (size_t at = j->at + 1; to && at < end;) {
         const char c = j->text[at++];
         const char *name = c == '\\' ? (const char *)memchr(names, j->text[at], sizeof names - 1) : NULL;
@@ -253,10 +260,21 @@ static void tt__jinja_next(tt__jinja *j)
     } else if (left && tt__jinja_digit(*text)) {
         int64_t x = 0;
         for (; tt__jinja_digit(text[n]) && n < 10; n++) x = 10 * x + (text[n] - '0');
-        if (n == 10 || text[n] == '_' || (text[n] == '.' && tt__jinja_digit(text[n + 1])))
-            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
-                           "the number %.*s is not supported; expected an integer of at most 9 "
-                           "digits", (int)tt__min((int64_t)n + 3, (int64_t)left), text);
+        if (n < 10 && text[n] == '.' && tt__jinja_digit(text[n + 1])) {
+            while (tt__jinja_digit(text[++n])) continue;
+            j->token = 'R';
+            j->token_n = (int64_t)n;
+            j->at += n;
+            if (n > TT__JSON_NUMBER || strchr("_eE", text[n]))
+                tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j), "the number %.*s is not supported; "
+                               "expected digits, a point and digits", (int)tt__min((int64_t)n + 1, 60), text);
+            return;
+        }
+        if (n == 10 || text[n] == '_') {
+            while (tt__jinja_digit(text[n]) || text[n] == '_') n++;
+            tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j), "the number %.*s is not supported; "
+                           "expected an integer of at most 9 digits", (int)tt__min((int64_t)n, 60), text);
+        }
         j->token = j->failed ? 'E' : 'I';
         j->at += n;
         j->token_n = x;
@@ -265,10 +283,9 @@ static void tt__jinja_next(tt__jinja *j)
         int k = 0;
         while (k < TT__COUNT(operators) && strncmp(text, operators[k], strlen(operators[k])) != 0) k++;
         if (k == TT__COUNT(operators)) {
-            tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), left
-                           ? "the byte 0x%02x begins no word and no "
-                           "operator" : "the tag that begins before the template's end has no end",
-                               (uint8_t)*text);
+            tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), left ? "the byte 0x%02x begins no word and "
+                           "no operator: remove it" : "the last tag of the template has no end: write %%} or "
+                           "}}", (uint8_t)*text);
             return;
         }
         n = strlen(operators[k]);
@@ -299,10 +316,10 @@ static bool tt__jinja_accept(tt__jinja *j, const char *word)
 
 static void tt__jinja_unexpected(tt__jinja *j, const char *expected)
 {
-    const bool text = j->token != 'E' && j->token != 'I';
+    const bool text = j->token != 'E' && j->token != 'I' && j->token != 'R';
     tt__jinja_fail(j, TT_ERR_FORMAT, tt__jinja_line(j), "found %s%.*s%s; expected %s", text ? "'" : "",
                    text ? (int)tt__min(j->token_n, 60) : 0, text ? j->token_text : "",
-                   text ? "'" : j->token == 'I' ? "a number" : "the end of the tag", expected);
+                   text ? "'" : j->token != 'E' ? "a number" : "the end of the tag", expected);
 }
 
 static void tt__jinja_need(tt__jinja *j, const char *word)
@@ -310,7 +327,8 @@ static void tt__jinja_need(tt__jinja *j, const char *word)
     if (!tt__jinja_accept(j, word)) tt__jinja_unexpected(j, word);
 }
 
-/* Takes a name as the text of a new node of this kind. */
+/* Makes a node whose text is the current token, and moves to the next token. Fails if the current token is
+   not a name. expected: what the error message says was expected. */
 static int tt__jinja_named(tt__jinja *j, tt__jinja_kind kind, const char *expected)
 {
     if (j->token != 'N') {
@@ -365,6 +383,20 @@ static int tt__jinja_items(tt__jinja *j, tt__jinja_kind kind, const char *close)
     return j->failed ? 0 : first;
 }
 
+/* Adds the current token, a string, to the text of a node. */
+static void tt__jinja_lengthen(tt__jinja *j, int node)
+{
+    const int64_t first = j->nodes[node].n, n = first + j->token_n;
+    char *text = (char *)tt__chunks_take(j->ctx, &j->chunks, (size_t)n + 1);
+    if (!text) tt__jinja_fail(j, TT_ERR_MEMORY, tt__jinja_line(j), "out of memory for a string");
+    if (!text) return;
+    if (first) memcpy(text, j->nodes[node].text, (size_t)first);
+    if (j->token_n) memcpy(text + first, j->token_text, (size_t)j->token_n);
+    j->nodes[node].text = text;
+    j->nodes[node].n = n;
+    tt__jinja_next(j);
+}
+
 static int tt__jinja_primary(tt__jinja *j)
 {
     static const struct { const char *name; uint8_t kind, n; } words[] = {
@@ -375,10 +407,12 @@ static int tt__jinja_primary(tt__jinja *j)
         if (tt__jinja_accept(j, words[k].name))
             return tt__jinja_add(j, (tt__jinja_kind)words[k].kind, NULL, words[k].n);
     if (j->token == 'N') return tt__jinja_named(j, TT__JINJA_NAME, "");
-    if (j->token == 'T' || j->token == 'I') {
-        node = tt__jinja_add(j, j->token == 'T' ? TT__JINJA_TEXT : TT__JINJA_INTEGER, j->token_text,
-                             j->token_n);
+    if (strchr("TIR", j->token)) {
+        const bool text = j->token == 'T';
+        node = tt__jinja_add(j, text ? TT__JINJA_TEXT : j->token == 'I' ? TT__JINJA_INTEGER : TT__JINJA_REAL,
+                             j->token_text, j->token_n);
         tt__jinja_next(j);
+        while (text && j->token == 'T') tt__jinja_lengthen(j, node); /* adjacent strings are one string */
     } else if (tt__jinja_accept(j, "(")) {
         const bool empty = tt__jinja_is(j, ")");
         node = empty ? 0 : tt__jinja_expression(j);
@@ -388,6 +422,7 @@ static int tt__jinja_primary(tt__jinja *j)
             list = tt__jinja_add(j, TT__JINJA_LIST, NULL, 0);
         j->nodes[node].next = more;
         j->nodes[list].part[0] = empty ? more : node;
+        j->nodes[list].op = 1;
         node = list;
     } else if (tt__jinja_is(j, "[") || tt__jinja_is(j, "{")) {
         const bool list = *j->token_text == '[';
@@ -399,7 +434,7 @@ static int tt__jinja_primary(tt__jinja *j)
     return node;
 }
 
-/* Adds a node of this kind around `value`. */
+/* Adds a node whose first part is the node `value`. */
 static int tt__jinja_around(tt__jinja *j, tt__jinja_kind kind, int value)
 {
     const int node = tt__jinja_add(j, kind, NULL, 0);
@@ -468,13 +503,14 @@ static int tt__jinja_unary(tt__jinja *j, bool filters)
     return node;
 }
 
-/* The binary operators by precedence: of two operators, that of the later row binds more tightly. */
+/* The binary operators by precedence: of two operators, the operator in the later row binds more tightly. */
 static const char *const tt__jinja_ops[][8] = {{"or"}, {"and"}, {""},
                                                {"==", "!=", "<=", ">=", "<", ">", "in"},
-                                               {"+", "-"}, {"~"}, {"*", "//", "%"}};
+                                               {"+", "-"}, {"~"}, {"*", "//", "%", "/"}};
 enum { TT__JINJA_NOT_ROW = 2, TT__JINJA_COMPARISONS = 3 };
 
-/* Parses an expression whose binary operators are in row `level` of tt__jinja_ops or below. */
+/* Parses an expression whose binary operators are in row `level` of tt__jinja_ops or in a later row, which
+   binds more tightly. */
 static int tt__jinja_binary(tt__jinja *j, int level)
 {
     if (level == TT__COUNT(tt__jinja_ops)) return tt__jinja_unary(j, true);
@@ -522,8 +558,9 @@ static int tt__jinja_expression(tt__jinja *j)
     return node;
 }
 
-/* Parses statements up to a tag whose name is in `ends`, a list with spaces, and takes that name as the
-   current token; without `ends`, up to the template's end. Returns the first node of the chain. */
+/* Parses statements up to a tag whose name is in `ends`, names separated by spaces, and takes that name as
+   the current token. If `ends` is empty, parses up to the template's end. Returns the first node of the
+   chain. */
 static int tt__jinja_body(tt__jinja *j, const char *ends);
 
 static int tt__jinja_if(tt__jinja *j)
@@ -586,6 +623,24 @@ static int tt__jinja_set(tt__jinja *j)
     return node;
 }
 
+/* Parses a macro, from its name on. */
+static int tt__jinja_macro(tt__jinja *j)
+{
+    const int node = tt__jinja_named(j, TT__JINJA_MACRO, "the name of a macro");
+    tt__jinja_need(j, "(");
+    const int parameters = tt__jinja_items(j, TT__JINJA_KEYWORD, ")");
+    for (int at = parameters; at; at = j->nodes[at].next)
+        if (j->nodes[at].kind != TT__JINJA_NAME && j->nodes[at].kind != TT__JINJA_KEYWORD)
+            tt__jinja_fail(j, TT_ERR_FORMAT, j->nodes[at].line, "a parameter of the macro %.*s is no name",
+                           (int)tt__min(j->nodes[node].n, 60), j->nodes[node].text);
+    tt__jinja_end_tag(j);
+    const int body = tt__jinja_body(j, "endmacro");
+    tt__jinja_need(j, "endmacro");
+    j->nodes[node].part[0] = parameters;
+    j->nodes[node].part[1] = body;
+    return node;
+}
+
 /* Parses the tag whose name is the current token. */
 static int tt__jinja_statement(tt__jinja *j)
 {
@@ -593,6 +648,7 @@ static int tt__jinja_statement(tt__jinja *j)
     if (tt__jinja_accept(j, "if")) node = tt__jinja_if(j);
     else if (tt__jinja_accept(j, "for")) node = tt__jinja_for(j);
     else if (tt__jinja_accept(j, "set")) node = tt__jinja_set(j);
+    else if (tt__jinja_accept(j, "macro")) node = tt__jinja_macro(j);
     else if (tt__jinja_accept(j, "break")) node = tt__jinja_add(j, TT__JINJA_BREAK, NULL, 0);
     else if (tt__jinja_accept(j, "continue")) node = tt__jinja_add(j, TT__JINJA_CONTINUE, NULL, 0);
     else if (tt__jinja_accept(j, "generation")) {
@@ -604,8 +660,8 @@ static int tt__jinja_statement(tt__jinja *j)
         tt__jinja_need(j, "endgeneration");
     } else if (j->token == 'N')
         tt__jinja_fail(j, TT_ERR_UNSUPPORTED, tt__jinja_line(j),
-                       "the tag '%.*s' is not supported here; expected if, for, set, generation, break or "
-                       "continue", (int)tt__min(j->token_n, 60),
+                       "the tag '%.*s' is not supported here; expected if, for, set, macro, generation, "
+                       "break or continue", (int)tt__min(j->token_n, 60),
                            j->token_text);
     else tt__jinja_unexpected(j, "the name of a tag");
     tt__jinja_end_tag(j);
@@ -649,13 +705,15 @@ static int tt__jinja_body(tt__jinja *j, const char *ends)
     return first;
 }
 
-/* Parses a template, `bytes` bytes of UTF-8. path must live as long as j. The caller frees j even after an
-   error. */
+/* Parses a template, `bytes` bytes of UTF-8. The caller has set j->unicode, which like path must live as long
+   as j. The caller frees j even after an error. */
 static tt_status tt__jinja_parse(tt__jinja *j, tt_context *ctx, const char *path, const char *text,
                                  size_t bytes)
 {
+    const tt__unicode *unicode = j->unicode;
     memset(j, 0, sizeof *j);
     j->ctx = ctx;
+    j->unicode = unicode;
     j->path = path;
     j->line = 1;
     j->line_starts = true;
@@ -669,7 +727,7 @@ static tt_status tt__jinja_parse(tt__jinja *j, tt_context *ctx, const char *path
         j->text[j->bytes++] = cr ? '\n' : text[at];
         at += cr && at + 1 < bytes && text[at + 1] == '\n';
     }
-    j->bytes -= j->bytes && j->text[j->bytes - 1] == '\n'; /* Jinja drops one line end at the end */
+    j->bytes -= j->bytes && j->text[j->bytes - 1] == '\n'; /* Jinja drops one line end at a template's end */
     memset(j->text + j->bytes, 0, 4); /* the lexer reads up to 2 bytes beyond the text */
     tt__jinja_add(j, TT__JINJA_NOTHING, NULL, 0);
     j->first = tt__jinja_body(j, "");

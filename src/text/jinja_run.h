@@ -1,25 +1,33 @@
 #pragma once
 #include "../base/base.h"
 #include "../files/lists.h"
+#include "../files/json.h"
 #include "../files/utf8.h"
+#include "code_points.h"
+#include "unicode.h"
 #include "jinja.h"
 
 /* ---- from nodes to a text */
 
 typedef enum tt__jinja_type {
     TT__VALUE_UNDEFINED, TT__VALUE_NONE, TT__VALUE_BOOL, TT__VALUE_INTEGER, TT__VALUE_TEXT, TT__VALUE_LIST,
-    TT__VALUE_DICT, TT__VALUE_NAMESPACE, TT__VALUE_OTHER /* OTHER: a number with a fraction, in a message */
+    TT__VALUE_DICT, TT__VALUE_NAMESPACE, TT__VALUE_REAL, TT__VALUE_MACRO,
+    TT__VALUE_OTHER /* a number of a message that neither an int64_t nor a fraction below 2^63 holds */
 } tt__jinja_type;
 
 typedef struct tt__jinja_value {
     tt__jinja_type type;
-    int64_t n;                         /* a number; bytes of a text; number of members */
+    int64_t n;                         /* by the type: a number; bytes of a text; number of members; the node
+                                          of a macro */
+    double real;                       /* a number with a fraction */
+    bool unlisted;                     /* a list that Python prints unlike lists: a tuple, a range, a view of
+                                          a dictionary, or what filters give item by item */
     const char *text;
-    struct tt__jinja_member *members;  /* (n) of a list or a dictionary */
-    struct tt__jinja_scope *scope;     /* the attributes of a namespace */
+    struct tt__jinja_member *members;  /* the n members of a list or a dictionary */
+    struct tt__jinja_scope *scope;     /* the attributes of a namespace; the scope that defines a macro */
 } tt__jinja_value;
 
-/* A member of a dictionary, or of a list, which has no keys. */
+/* A member of a dictionary or of a list. Members of a list have no key. */
 typedef struct tt__jinja_member {
     const char *key;
     int64_t key_bytes;
@@ -33,7 +41,8 @@ typedef struct tt__jinja_variable {
     struct tt__jinja_variable *next;
 } tt__jinja_variable;
 
-/* Variables; those of an outer scope are visible unless `variables` has the same name. */
+/* The variables of a scope. A variable of an outer scope is visible unless `variables` has a variable of the
+   same name. */
 typedef struct tt__jinja_scope {
     tt__jinja_variable *variables;
     struct tt__jinja_scope *outer;
@@ -46,7 +55,7 @@ typedef struct tt__jinja_run {
     size_t used;             /* bytes of values */
     int64_t steps;           /* steps that are left */
     int depth;               /* levels of nesting */
-    int captures;            /* number of set blocks and generation blocks around the current statement */
+    int captures;            /* number of set blocks, generation blocks and macros around the statement */
     int leaving;             /* the statement that leaves the loop, TT__JINJA_BREAK or _CONTINUE; 0: none */
     tt__jinja_scope *scope;
     char *out;               /* the text so far */
@@ -90,18 +99,19 @@ static void *tt__jinja_take(tt__jinja_run *r, int64_t bytes)
         return memset(memory, 0, n);
     }
     if (!j->failed && n > TT__JINJA_MEMORY - r->used)
-        tt__jinja_fail(j, TT_ERR_UNSUPPORTED, 1, "the values need more than %zu bytes", TT__JINJA_MEMORY);
-    else if (!j->failed) tt__jinja_fail(j, TT_ERR_MEMORY, 1, "out of memory for its values");
+        tt__jinja_fail(j, TT_ERR_UNSUPPORTED, 1, "the values need more than %zu bytes: shorten them",
+                       TT__JINJA_MEMORY);
+    else if (!j->failed) tt__jinja_fail(j, TT_ERR_MEMORY, 1, "out of memory for its values: free memory");
     return NULL;
 }
 
-/* Counts steps. Returns false after an error, and after the last step. */
+/* Counts n steps. Returns false after an error, and if no steps are left. */
 static bool tt__jinja_steps(tt__jinja_run *r, const tt__jinja_node *at, int64_t n)
 {
     r->steps -= n;
     if (r->steps < 0)
-        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at ? at->line : 1, "more than %d steps are not supported",
-                       TT__JINJA_STEPS);
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at ? at->line : 1, "the template takes more than %d steps: "
+                       "does a loop run too often?", TT__JINJA_STEPS);
     return !r->j->failed;
 }
 
@@ -156,7 +166,8 @@ static bool tt__jinja_begin(tt__jinja_run *r, tt__jinja *j)
 static const char *tt__jinja_type_name(tt__jinja_value v)
 {
     static const char *const names[] = {"undefined", "none", "a boolean", "a number", "a text", "a list",
-                                        "a dictionary", "a namespace", "a number with a fraction"};
+                                        "a dictionary", "a namespace", "a number with a fraction", "a macro",
+                                        "a number beyond 2^63"};
     return names[v.type];
 }
 
@@ -167,7 +178,7 @@ static bool tt__jinja_is_text(tt__jinja_value v, const char *word)
 
 static bool tt__jinja_true(tt__jinja_value v)
 {
-    return v.n != 0 || v.type == TT__VALUE_NAMESPACE || v.type == TT__VALUE_OTHER;
+    return v.n != 0 || v.type == TT__VALUE_NAMESPACE || v.type == TT__VALUE_OTHER || v.real != 0;
 }
 
 static bool tt__jinja_number(tt__jinja_value v)
@@ -175,13 +186,27 @@ static bool tt__jinja_number(tt__jinja_value v)
     return v.type == TT__VALUE_BOOL || v.type == TT__VALUE_INTEGER;
 }
 
+/* Returns whether both values are numbers and at least one has a fraction. Sets x to the numbers. */
+static bool tt__jinja_reals(tt__jinja_value a, tt__jinja_value b, double x[2])
+{
+    const bool real[2] = {a.type == TT__VALUE_REAL, b.type == TT__VALUE_REAL};
+    x[0] = real[0] ? a.real : (double)a.n;
+    x[1] = real[1] ? b.real : (double)b.n;
+    return (real[0] || real[1]) && (real[0] || tt__jinja_number(a)) && (real[1] || tt__jinja_number(b));
+}
+
+static tt__jinja_value tt__jinja_to_text(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value v);
+
 static bool tt__jinja_equal(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value a, tt__jinja_value b,
                             int depth)
 {
+    double reals[2];
     if (tt__jinja_number(a) && tt__jinja_number(b)) return a.n == b.n;
+    if (tt__jinja_reals(a, b, reals)) return reals[0] == reals[1];
     if (a.type != b.type || a.n != b.n) return false;
     if (depth == TT__JINJA_DEPTH)
-        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested too deeply");
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested more than %d deep: flatten it",
+                       TT__JINJA_DEPTH);
     if (!tt__jinja_steps(r, at, a.type == TT__VALUE_TEXT ? a.n / 64 : 1)) return false;
     if (a.type == TT__VALUE_TEXT) return memcmp(a.text, b.text, (size_t)a.n) == 0;
     for (int64_t i = 0, k; a.members && i < a.n; i++) {
@@ -194,6 +219,94 @@ static bool tt__jinja_equal(tt__jinja_run *r, const tt__jinja_node *at, tt__jinj
     return a.type < TT__VALUE_NAMESPACE || (a.type == TT__VALUE_NAMESPACE && a.scope == b.scope);
 }
 
+/* Writes a finite number as Python's repr does: with the fewest digits that read back as the number. */
+static int tt__jinja_real(double x, char to[48])
+{
+    char digits[40];
+    int n = 0, exponent = 0;
+    for (int precision = 0; precision < 17; precision++) {
+        snprintf(digits, sizeof digits, "%.*e", precision, fabs(x));
+        for (char *c = digits; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.'; /* in any locale */
+        if (tt__json_double(digits, strlen(digits)) == fabs(x)) break;
+    }
+    const char *e = strchr(digits, 'e');
+    exponent = atoi(e + 1);
+    char only[20]; /* the digits without a point */
+    for (const char *c = digits; c < e; c++) if (*c != '.') only[n++] = *c;
+    tt__text_buffer text = {to, 48, 0};
+    if (signbit(x)) tt__print(&text, "-");
+    if (exponent < -4 || exponent >= 16)
+        tt__print(&text, "%c%s%.*se%c%02d", only[0], n > 1 ? "." : "", n - 1, only + 1,
+                  exponent < 0 ? '-' : '+', abs(exponent));
+    else if (exponent < 0)
+        tt__print(&text, "0.%.*s%.*s", -exponent - 1, "000", n, only);
+    else
+        for (int k = 0; k < tt__max(n, exponent + 2); k++)
+            tt__print(&text, "%s%c", k == exponent + 1 ? "." : "", k < n ? only[k] : '0');
+    return (int)text.length;
+}
+
+static bool tt__jinja_write(tt__jinja_run *r, const char *text, int64_t n);
+static tt__jinja_value tt__jinja_taken_back(tt__jinja_run *r, size_t from);
+
+/* Writes a text in quotes, with the escapes of Python's repr. */
+static void tt__jinja_repr_text(tt__jinja_run *r, const tt__jinja_node *at, const char *text, int64_t n)
+{
+    static const char names[] = "\\nrt", values[] = "\\\n\r\t";
+    const bool doubled = memchr(text, '\'', (size_t)n) && !memchr(text, '"', (size_t)n);
+    const char quote = doubled ? '"' : '\'';
+    const tt__unicode *u = r->j->unicode;
+    char escape[16];
+    tt__jinja_write(r, &quote, 1);
+    for (size_t from = 0, to = 0; from < (size_t)n && !r->j->failed; from = to) {
+        const uint32_t c = tt__utf8_next(text, (size_t)n, &to);
+        const char *found = c < 0x80 ? (const char *)memchr(values, (int)c, sizeof values - 1) : NULL;
+        const bool ascii = c >= ' ' && c < 0x7F, wide = c > 0x7F;
+        const bool hidden = wide && u && u->bert[c] == TT__BERT_DROP && c != 0xFFFD;
+        const bool shown = ascii || (wide && u && !hidden && !tt__jinja_space(c));
+        if (wide && !u)
+            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "printing a list with letters beyond ASCII is "
+                           "not supported without a tokenizer");
+        if (found) snprintf(escape, sizeof escape, "\\%c", names[found - values]);
+        else if (c == (uint8_t)quote) snprintf(escape, sizeof escape, "\\%c", quote);
+        else if (shown) escape[0] = 0;
+        else
+            snprintf(escape, sizeof escape, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x",
+                     (unsigned)c);
+        if (escape[0]) tt__jinja_write(r, escape, (int64_t)strlen(escape));
+        else tt__jinja_write(r, text + from, (int64_t)(to - from));
+    }
+    tt__jinja_write(r, &quote, 1);
+}
+
+/* Writes what Python's repr gives for a value. */
+static void tt__jinja_repr(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value v, int depth)
+{
+    const bool list = v.type == TT__VALUE_LIST;
+    if (depth == TT__JINJA_DEPTH)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested more than %d levels deep: "
+                       "simplify the template", TT__JINJA_DEPTH);
+    if (v.unlisted)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "printing a tuple, a range or items that no "
+                       "filter `list` has collected is not supported: add `| list`");
+    if (!tt__jinja_steps(r, at, 1 + (v.type == TT__VALUE_TEXT ? v.n / 64 : 0))) return;
+    if (v.type == TT__VALUE_TEXT) tt__jinja_repr_text(r, at, v.text, v.n);
+    else if (!list && v.type != TT__VALUE_DICT) {
+        if (v.type == TT__VALUE_UNDEFINED) v = tt__jinja_text("Undefined", 9);
+        v = tt__jinja_to_text(r, at, v);
+        tt__jinja_write(r, v.text, v.n);
+    } else {
+        tt__jinja_write(r, list ? "[" : "{", 1);
+        for (int64_t i = 0; i < v.n && !r->j->failed; i++) {
+            if (i) tt__jinja_write(r, ", ", 2);
+            if (!list) tt__jinja_repr_text(r, at, v.members[i].key, v.members[i].key_bytes);
+            if (!list) tt__jinja_write(r, ": ", 2);
+            tt__jinja_repr(r, at, v.members[i].value, depth + 1);
+        }
+        tt__jinja_write(r, list ? "]" : "}", 1);
+    }
+}
+
 /* Returns the text that Jinja prints for a value. */
 static tt__jinja_value tt__jinja_to_text(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value v)
 {
@@ -201,14 +314,22 @@ static tt__jinja_value tt__jinja_to_text(tt__jinja_run *r, const tt__jinja_node 
     if (v.type == TT__VALUE_UNDEFINED) return tt__jinja_text("", 0);
     if (v.type == TT__VALUE_NONE) return tt__jinja_text("None", 4);
     if (v.type == TT__VALUE_BOOL) return v.n ? tt__jinja_text("True", 4) : tt__jinja_text("False", 5);
-    char *to = v.type == TT__VALUE_INTEGER ? (char *)tt__jinja_take(r, 24) : NULL;
-    if (to) return tt__jinja_text(to, snprintf(to, 24, "%lld", (long long)v.n));
+    const size_t from = r->n;
+    if (v.type == TT__VALUE_LIST || v.type == TT__VALUE_DICT) {
+        tt__jinja_repr(r, at, v, 0);
+        return tt__jinja_taken_back(r, from);
+    }
+    const bool integer = v.type == TT__VALUE_INTEGER;
+    char *to = integer || v.type == TT__VALUE_REAL ? (char *)tt__jinja_take(r, 48) : NULL;
+    if (to) return tt__jinja_text(to, integer ? snprintf(to, 48, "%lld", (long long)v.n)
+                                              : tt__jinja_real(v.real, to));
     tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "printing %s is not supported; expected a text",
                    tt__jinja_type_name(v));
     return tt__jinja_text("", 0);
 }
 
-/* A text that grows: the output of a rendering or a value. Returns false after an error. */
+/* Appends n bytes to r->out: the output, or a value that tt__jinja_taken_back removes from the output later.
+   Returns false after an error. */
 static bool tt__jinja_write(tt__jinja_run *r, const char *text, int64_t n)
 {
     const size_t needed = r->n + (size_t)n;
@@ -227,7 +348,7 @@ static bool tt__jinja_write(tt__jinja_run *r, const char *text, int64_t n)
     return true;
 }
 
-/* Returns the text that was written since the output had `from` bytes, as a value, and takes it back. */
+/* Removes all but the first `from` bytes of the output, and returns the removed text as a value. */
 static tt__jinja_value tt__jinja_taken_back(tt__jinja_run *r, size_t from)
 {
     const int64_t n = (int64_t)(r->n - from);
@@ -237,43 +358,67 @@ static tt__jinja_value tt__jinja_taken_back(tt__jinja_run *r, size_t from)
     return tt__jinja_text(text ? text : "", text ? n : 0);
 }
 
-static void tt__jinja_json(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value v, int depth)
+/* The format in which tojson writes values, as json.dumps does. ascii: other characters become \u and four
+   digits. indent: spaces of a level of nesting, whose items have lines of their own; -1: all on one line. */
+typedef struct tt__jinja_json_style { bool ascii; int64_t indent; } tt__jinja_json_style;
+
+static void tt__jinja_json_text(tt__jinja_run *r, const char *text, int64_t n, bool ascii)
 {
     static const char names[] = "\"\\nrtbf", values[] = "\"\\\n\r\t\b\f";
-    const bool list = v.type == TT__VALUE_LIST, dict = v.type == TT__VALUE_DICT;
-    char escape[8];
+    char escape[16];
+    tt__jinja_write(r, "\"", 1);
+    for (size_t at = 0, from = 0, next; !r->j->failed; at = next) {
+        const size_t here = at;
+        next = at;
+        const uint32_t c = at < (size_t)n ? tt__utf8_next(text, (size_t)n, &next) : 0;
+        const char *found = c < 0x80 ? (const char *)memchr(values, (int)c, sizeof values - 1) : NULL;
+        if (here < (size_t)n && !found && c >= 0x20 && (c < 0x80 || !ascii)) continue;
+        tt__jinja_write(r, text + from, (int64_t)(here - from));
+        from = next;
+        if (here == (size_t)n) break;
+        if (found) snprintf(escape, sizeof escape, "\\%c", names[found - values]);
+        else if (c < 0x10000) snprintf(escape, sizeof escape, "\\u%04x", (unsigned)c);
+        else
+            snprintf(escape, sizeof escape, "\\u%04x\\u%04x", (unsigned)(0xD800 + ((c - 0x10000) >> 10)),
+                     (unsigned)(0xDC00 + (c & 0x3FF)));
+        tt__jinja_write(r, escape, (int64_t)strlen(escape));
+    }
+    tt__jinja_write(r, "\"", 1);
+}
+
+/* Begins a line of JSON at a level of nesting, if values have lines of their own. */
+static void tt__jinja_json_line(tt__jinja_run *r, const tt__jinja_json_style *style, int depth)
+{
+    if (style->indent >= 0) tt__jinja_write(r, "\n", 1);
+    for (int64_t k = 0; k < style->indent * depth && !r->j->failed; k++) tt__jinja_write(r, " ", 1);
+}
+
+static void tt__jinja_json(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value v,
+                           const tt__jinja_json_style *style, int depth)
+{
+    const bool list = v.type == TT__VALUE_LIST, dict = v.type == TT__VALUE_DICT, lines = style->indent >= 0;
     if (depth == TT__JINJA_DEPTH)
-        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested too deeply");
-    if (!tt__jinja_steps(r, at, 1)) return;
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a list is nested more than %d deep: flatten it",
+                       TT__JINJA_DEPTH);
+    if (!tt__jinja_steps(r, at, 1 + (v.type == TT__VALUE_TEXT ? v.n / 64 : 0))) return;
     if (v.type == TT__VALUE_NONE) tt__jinja_write(r, "null", 4);
     else if (v.type == TT__VALUE_BOOL) tt__jinja_write(r, v.n ? "true" : "false", v.n ? 4 : 5);
-    else if (v.type == TT__VALUE_TEXT) {
-        tt__jinja_write(r, "\"", 1);
-        for (int64_t i = 0, from = 0; i <= v.n && !r->j->failed; i++) {
-            const char c = i < v.n ? v.text[i] : 0;
-            const char *found = (const char *)memchr(values, c, sizeof values - 1);
-            if (i < v.n && !found && (uint8_t)c >= 0x20) continue;
-            tt__jinja_write(r, v.text + from, i - from);
-            from = i + 1;
-            if (i == v.n) break;
-            if (found) snprintf(escape, sizeof escape, "\\%c", names[found - values]);
-            else snprintf(escape, sizeof escape, "\\u%04x", (unsigned)(uint8_t)c);
-            tt__jinja_write(r, escape, (int64_t)strlen(escape));
-        }
-        tt__jinja_write(r, "\"", 1);
-    } else if (list || dict) {
+    else if (v.type == TT__VALUE_TEXT) tt__jinja_json_text(r, v.text, v.n, style->ascii);
+    else if (list || dict) {
         tt__jinja_write(r, list ? "[" : "{", 1);
         for (int64_t i = 0; i < v.n && !r->j->failed; i++) {
-            if (i) tt__jinja_write(r, ", ", 2);
+            if (i) tt__jinja_write(r, ", ", lines ? 1 : 2);
+            tt__jinja_json_line(r, style, depth + 1);
             if (dict) {
-                tt__jinja_json(r, at, tt__jinja_text(v.members[i].key, v.members[i].key_bytes), depth + 1);
+                tt__jinja_json_text(r, v.members[i].key, v.members[i].key_bytes, style->ascii);
                 tt__jinja_write(r, ": ", 2);
             }
-            tt__jinja_json(r, at, v.members[i].value, depth + 1);
+            tt__jinja_json(r, at, v.members[i].value, style, depth + 1);
         }
+        if (v.n) tt__jinja_json_line(r, style, depth);
         tt__jinja_write(r, list ? "]" : "}", 1);
     } else {
-        if (v.type != TT__VALUE_INTEGER)
+        if (v.type != TT__VALUE_INTEGER && v.type != TT__VALUE_REAL)
             tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "tojson of %s is not supported",
                            tt__jinja_type_name(v));
         v = tt__jinja_to_text(r, at, v);
@@ -300,7 +445,8 @@ static tt__jinja_value tt__jinja_list(tt__jinja_run *r, const tt__jinja_node *at
     if (v.type == TT__VALUE_LIST) return v;
     if (v.type == TT__VALUE_UNDEFINED) return tt__jinja_members(r, TT__VALUE_LIST, 0);
     if (v.type != TT__VALUE_DICT && v.type != TT__VALUE_TEXT) {
-        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s has no items", tt__jinja_type_name(v));
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s has no items; expected a list, dictionary or text",
+                       tt__jinja_type_name(v));
         return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
     }
     tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, v.n); /* a text has at most n characters */
@@ -341,9 +487,10 @@ static tt__jinja_value tt__jinja_slice(tt__jinja_run *r, const tt__jinja_node *a
     const bool back = bound[2] < 0;
     for (int k = 0; k < 3; k++)
         if (bounds[k].type > TT__VALUE_NONE && bounds[k].type != TT__VALUE_INTEGER)
-            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "a bound of a slice is %s",
+            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "a bound of a slice is %s; expected an integer",
                            tt__jinja_type_name(bounds[k]));
-    if (!bound[2]) tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "the step of a slice is 0");
+    if (!bound[2])
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "the step of a slice is 0; expected another");
     for (int k = 0; k < 2; k++) {
         bound[k] = bounds[k].n < 0 ? bounds[k].n + list.n : bounds[k].n;
         bound[k] = tt__max(back ? -1 : 0, tt__min(bound[k], back ? list.n - 1 : list.n));
@@ -354,6 +501,7 @@ static tt__jinja_value tt__jinja_slice(tt__jinja_run *r, const tt__jinja_node *a
     for (int64_t i = bound[0]; !r->j->failed && (back ? i > bound[1] : i < bound[1]); i += bound[2])
         part.members[n++] = list.members[i];
     part.n = n;
+    part.unlisted = v.unlisted;
     return v.type == TT__VALUE_TEXT ? tt__jinja_join(r, at, part, tt__jinja_text("", 0)) : part;
 }
 
@@ -366,6 +514,9 @@ static tt__jinja_value tt__jinja_index(tt__jinja_run *r, const tt__jinja_node *a
                        index.type == TT__VALUE_TEXT ? " " : "",
                        index.type == TT__VALUE_TEXT ? (int)tt__min(index.n, 60) : 0, index.text ? index.text
                            : "");
+    if (v.type == TT__VALUE_MACRO)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "an attribute of a macro is not supported: do "
+                       "without it");
     if (index.type == TT__VALUE_TEXT) return tt__jinja_get(r, v, index.text, index.n);
     if (index.type != TT__VALUE_INTEGER || (v.type != TT__VALUE_LIST && v.type != TT__VALUE_TEXT))
         return undefined;
@@ -376,47 +527,90 @@ static tt__jinja_value tt__jinja_index(tt__jinja_run *r, const tt__jinja_node *a
 
 static tt__jinja_value tt__jinja_eval(tt__jinja_run *r, int node);
 
-/* A filter, a method, a test or a function, called with a value and up to three arguments. */
+/* A filter, a method, a test or a function, called with a value and up to four arguments. */
 typedef struct tt__jinja_call {
     const tt__jinja_node *at;
     const char *what;          /* "filter" and so on, for errors */
-    tt__jinja_value on, argument[3];
-    int n;                     /* number of arguments */
+    tt__jinja_value on, argument[4];
+    int n;                     /* number of arguments; an argument that is left out counts if a later one is
+                                  given */
 } tt__jinja_call;
 
-/* Evaluates the arguments of a call, a chain of nodes. An argument with a name is refused. */
+/* Returns the place of the argument that has a name; -1: there is none. */
+static int tt__jinja_place(const tt__jinja_call *c, const tt__jinja_node *name)
+{
+    static const struct { const char *call, *argument; int place; } names[] = {
+        {"tojson", "ensure_ascii", 0}, {"tojson", "indent", 1}, {"default", "default_value", 0},
+        {"default", "boolean", 1}, {"d", "boolean", 1}, {"map", "attribute", 1}, {"join", "d", 0},
+        {"trim", "chars", 0}, {"split", "sep", 0}, {"split", "maxsplit", 1}};
+    for (int k = 0; k < TT__COUNT(names); k++)
+        if (tt__jinja_same(c->at->text, c->at->n, names[k].call) &&
+            tt__jinja_same(name->text, name->n, names[k].argument)) return names[k].place;
+    return -1;
+}
+
+/* Evaluates the arguments of a call, a chain of nodes. */
 static void tt__jinja_arguments(tt__jinja_run *r, tt__jinja_call *c, int chain)
 {
     for (; chain && !r->j->failed; chain = r->j->nodes[chain].next) {
         const tt__jinja_node *node = &r->j->nodes[chain];
-        if (c->n == 3 || node->kind == TT__JINJA_KEYWORD)
-            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node->line, "the %s %.*s with %s%.*s is not supported",
-                           c->what, (int)tt__min(c->at->n, 60), c->at->text, c->n == 3 ? "four arguments"
-                               : "an argument ",
-                           c->n == 3 ? 0 : (int)tt__min(node->n, 60), c->n == 3 ? "" : node->text);
-        else c->argument[c->n++] = tt__jinja_eval(r, chain);
+        const bool named = node->kind == TT__JINJA_KEYWORD;
+        const int place = named ? tt__jinja_place(c, node) : c->n;
+        if (place < 0 || place == TT__COUNT(c->argument))
+            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, node->line, "the %s %.*s with %s%.*s is not supported: "
+                           "do without it", c->what, (int)tt__min(c->at->n, 60), c->at->text,
+                           named ? "an argument " : "five arguments",
+                           named ? (int)tt__min(node->n, 60) : 0, named ? node->text : "");
+        else c->argument[place] = tt__jinja_eval(r, named ? node->part[0] : chain);
+        c->n = (int)tt__max(c->n, place + 1);
     }
 }
 
-/* Returns whether the call has this name, and at most `max` arguments, which is otherwise an error. */
+/* Returns whether the call has this name. More than `max` arguments are then an error. */
 static bool tt__jinja_calls(tt__jinja_run *r, const tt__jinja_call *c, const char *name, int max)
 {
     if (!tt__jinja_same(c->at->text, c->at->n, name)) return false;
     if (c->n > max)
-        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the %s %s with %d arguments is not supported",
-                       c->what, name, c->n);
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the %s %s with %d arguments is not supported: "
+                       "do without it", c->what, name, c->n);
     return true;
 }
 
 static tt__jinja_value tt__jinja_refuse(tt__jinja_run *r, const tt__jinja_call *c)
 {
-    tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the %s %.*s of %s is not supported", c->what,
-                   (int)tt__min(c->at->n, 60), c->at->text, tt__jinja_type_name(c->on));
+    tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the %s %.*s of %s is not supported: do without it",
+                   c->what, (int)tt__min(c->at->n, 60), c->at->text, tt__jinja_type_name(c->on));
     return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
 }
 
-/* Returns a text whose ASCII letters are changed: 'U' to capitals, 'L' to small letters, 'C' to a capital and
-   small letters. */
+static tt__jinja_value tt__jinja_refuse_letters(tt__jinja_run *r, const tt__jinja_call *c)
+{
+    tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the %s %.*s of a text with letters beyond ASCII "
+                   "is not supported: do without it", c->what, (int)tt__min(c->at->n, 60), c->at->text);
+    return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+}
+
+/* Returns a text in small letters, as Python's lower. A capital sigma is refused, because Python writes it
+   differently at the end of a word. */
+static tt__jinja_value tt__jinja_lower(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text)
+{
+    const size_t from = r->n;
+    if (!tt__jinja_steps(r, c->at, text.n / 64)) return text;
+    for (size_t at = 0; at < (size_t)text.n && !r->j->failed;) {
+        uint32_t to[2];
+        const uint32_t point = tt__utf8_next(text.text, (size_t)text.n, &at);
+        if (point == 0x3A3) return tt__jinja_refuse(r, c);
+        const size_t n = tt__lower_case(r->j->unicode, point, to);
+        for (size_t k = 0; k < n; k++) {
+            char bytes[4];
+            tt__jinja_write(r, bytes, (int64_t)tt__utf8_put(to[k], bytes));
+        }
+    }
+    return tt__jinja_taken_back(r, from);
+}
+
+/* Returns a text with its letters changed. to: 'U': all to capitals; 'L': all to small letters; 'C': the
+   first character to a capital, the others to small letters. Refuses capitals of other than ASCII letters. */
 static tt__jinja_value tt__jinja_case(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text,
                                       char to)
 {
@@ -424,7 +618,8 @@ static tt__jinja_value tt__jinja_case(tt__jinja_run *r, const tt__jinja_call *c,
     for (int64_t i = 0; copy && i < text.n; i++) {
         const char letter = text.text[i];
         const bool up = to == 'U' || (to == 'C' && !i);
-        if ((uint8_t)letter > 0x7F) return tt__jinja_refuse(r, c);
+        if ((uint8_t)letter > 0x7F)
+            return to == 'L' && r->j->unicode ? tt__jinja_lower(r, c, text) : tt__jinja_refuse_letters(r, c);
         copy[i] = letter;
         if (up && letter >= 'a' && letter <= 'z') copy[i] = (char)(letter - 32);
         if (!up && letter >= 'A' && letter <= 'Z') copy[i] = (char)(letter + 32);
@@ -432,7 +627,7 @@ static tt__jinja_value tt__jinja_case(tt__jinja_run *r, const tt__jinja_call *c,
     return tt__jinja_text(copy ? copy : "", copy ? text.n : 0);
 }
 
-/* Returns the place of a text in another from place `from` on; -1: none. */
+/* Returns the first index, from `from` on, at which `in` has the text `what`; -1: none. */
 static int64_t tt__jinja_search(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja_value in, int64_t from,
                                 tt__jinja_value what)
 {
@@ -444,7 +639,8 @@ static int64_t tt__jinja_search(tt__jinja_run *r, const tt__jinja_node *at, tt__
     return -1;
 }
 
-/* Splits a text at each `separator`, at most `max` times (-1: at all); without a separator at white space. */
+/* Splits a text at each separator or, without a separator, at white space; at most `max` times (-1: no
+   limit). */
 static tt__jinja_value tt__jinja_split(tt__jinja_run *r, const tt__jinja_call *c, int64_t max)
 {
     const tt__jinja_value text = c->on, separator = c->argument[0];
@@ -491,7 +687,8 @@ static tt__jinja_value tt__jinja_replace(tt__jinja_run *r, const tt__jinja_call 
     return tt__jinja_taken_back(r, begin);
 }
 
-/* Removes the characters of the first argument, or white space, at the start, at the end or at both. */
+/* Removes characters from the start of a text (`left`), from its end (`right`), or from both: the characters
+   that the first argument has or, without an argument, white space. */
 static tt__jinja_value tt__jinja_strip(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value text,
                                        bool left, bool right)
 {
@@ -510,8 +707,8 @@ static bool tt__jinja_contains(tt__jinja_run *r, const tt__jinja_node *at, tt__j
     if (in.type == TT__VALUE_TEXT && what.type == TT__VALUE_TEXT)
         return tt__jinja_search(r, at, in, 0, what) >= 0;
     if (in.type == TT__VALUE_TEXT || (in.type == TT__VALUE_DICT && what.type != TT__VALUE_TEXT))
-        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s cannot be in %s", tt__jinja_type_name(what),
-                       tt__jinja_type_name(in));
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s is sought in %s; expected a text",
+                       tt__jinja_type_name(what), tt__jinja_type_name(in));
     const tt__jinja_value list = tt__jinja_list(r, at, in);
     for (int64_t i = 0; i < list.n && tt__jinja_steps(r, at, 1); i++)
         if (tt__jinja_equal(r, at, list.members[i].value, what, 0)) return true;
@@ -528,7 +725,8 @@ static bool tt__jinja_test(tt__jinja_run *r, const tt__jinja_call *c)
             {"boolean", type == TT__VALUE_BOOL},
         {"true", type == TT__VALUE_BOOL && c->on.n}, {"false", type == TT__VALUE_BOOL && !c->on.n},
         {"integer", type == TT__VALUE_INTEGER},
-            {"number", tt__jinja_number(c->on) || type == TT__VALUE_OTHER},
+            {"number", tt__jinja_number(c->on) || type == TT__VALUE_REAL || type == TT__VALUE_OTHER},
+        {"float", type == TT__VALUE_REAL},
         {"mapping", type == TT__VALUE_DICT}, {"sequence", iterable || type == TT__VALUE_UNDEFINED},
         {"iterable", iterable || type == TT__VALUE_UNDEFINED}};
     for (int k = 0; k < TT__COUNT(tests); k++)
@@ -550,25 +748,30 @@ static bool tt__jinja_test(tt__jinja_run *r, const tt__jinja_call *c)
     return false;
 }
 
-/* The filters selectattr and rejectattr: (name of an attribute, name of a test, argument of the test). */
-static tt__jinja_value tt__jinja_select(tt__jinja_run *r, const tt__jinja_call *c, bool wanted)
+/* The filters selectattr and rejectattr. Arguments: the name of an attribute, the name of a test, the
+   argument of the test. The filters select and reject have no attribute. */
+static tt__jinja_value tt__jinja_select(tt__jinja_run *r, const tt__jinja_call *c, bool attribute,
+                                        bool wanted)
 {
     const tt__jinja_value list = tt__jinja_list(r, c->at, c->on), name = c->argument[0],
-        test = c->argument[1];
+        test = c->argument[attribute], value = c->argument[attribute + 1];
+    const bool tests = c->n > attribute, compares = c->n > attribute + 1;
     tt__jinja_value kept = tt__jinja_members(r, TT__VALUE_LIST, list.n);
     int64_t n = 0;
-    if (name.type != TT__VALUE_TEXT || (c->n > 1 && test.type != TT__VALUE_TEXT))
+    if ((attribute && name.type != TT__VALUE_TEXT) || (tests && test.type != TT__VALUE_TEXT))
         return tt__jinja_refuse(r, c);
     tt__jinja_node at = *c->at;
     at.text = test.text;
     at.n = test.n;
     for (int64_t i = 0; i < list.n && !r->j->failed; i++) {
-        tt__jinja_call one = {&at, "test", tt__jinja_index(r, c->at, list.members[i].value, name),
-                              {c->argument[2]}, c->n > 2};
-        if ((c->n > 1 ? tt__jinja_test(r, &one) : tt__jinja_true(one.on)) == wanted)
+        const tt__jinja_value item = list.members[i].value;
+        tt__jinja_call one = {&at, "test", attribute ? tt__jinja_index(r, c->at, item, name) : item, {value},
+                              compares};
+        if ((tests ? tt__jinja_test(r, &one) : tt__jinja_true(one.on)) == wanted)
             kept.members[n++] = list.members[i];
     }
     kept.n = n;
+    kept.unlisted = true;
     return kept;
 }
 
@@ -584,9 +787,59 @@ static tt__jinja_value tt__jinja_dict_items(tt__jinja_run *r, tt__jinja_value di
         if (!pair.members) break;
         pair.members[0].value = key;
         pair.members[1].value = dict.members[i].value;
+        pair.unlisted = true;
         list.members[i].value = pair;
     }
+    list.unlisted = true;
     return list;
+}
+
+/* Returns the items of a dictionary, sorted by key; the order of letters does not depend on their case. */
+static tt__jinja_value tt__jinja_dictsort(tt__jinja_run *r, const tt__jinja_call *c)
+{
+    tt__jinja_value list = tt__jinja_dict_items(r, c->on, 2);
+    tt__jinja_value keys = tt__jinja_members(r, TT__VALUE_LIST, list.n);
+    for (int64_t i = 0; i < list.n && !r->j->failed; i++) {
+        const tt__jinja_value item = list.members[i].value;
+        const tt__jinja_value key = tt__jinja_case(r, c, item.members[0].value, 'L');
+        int64_t to = i;
+        for (; to && tt__jinja_steps(r, c->at, 1); to--) {
+            const tt__jinja_value before = keys.members[to - 1].value;
+            if (tt__compare_bytes(before.text, (size_t)before.n, key.text, (size_t)key.n) <= 0) break;
+            keys.members[to].value = before;
+            list.members[to].value = list.members[to - 1].value;
+        }
+        if (r->j->failed) break;
+        keys.members[to].value = key;
+        list.members[to].value = item;
+    }
+    list.unlisted = false;
+    return list;
+}
+
+static tt__jinja_value tt__jinja_filter(tt__jinja_run *r, const tt__jinja_call *c);
+
+/* The filter map: (name of a filter), or (left out, name of an attribute). */
+static tt__jinja_value tt__jinja_map(tt__jinja_run *r, const tt__jinja_call *c)
+{
+    const tt__jinja_value list = tt__jinja_list(r, c->at, c->on), filter = c->argument[0];
+    tt__jinja_value mapped = tt__jinja_members(r, TT__VALUE_LIST, list.n);
+    tt__jinja_node at = *c->at;
+    const tt__jinja_value name = c->n == 1 ? filter : c->argument[1];
+    if (name.type != TT__VALUE_TEXT || (c->n == 2 && filter.type)) return tt__jinja_refuse(r, c);
+    at.text = name.text;
+    at.n = name.n;
+    if (++r->depth > TT__JINJA_DEPTH)
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at.line, "more than %d levels of nesting are not supported",
+                       TT__JINJA_DEPTH);
+    for (int64_t i = 0; i < list.n && mapped.members && tt__jinja_steps(r, c->at, 1); i++) {
+        const tt__jinja_call one = {&at, "filter", list.members[i].value, {name}, 0};
+        mapped.members[i].value = c->n == 2 ? tt__jinja_index(r, c->at, one.on, name)
+                                            : tt__jinja_filter(r, &one);
+    }
+    r->depth--;
+    mapped.unlisted = true;
+    return mapped;
 }
 
 static tt__jinja_value tt__jinja_filter(tt__jinja_run *r, const tt__jinja_call *c)
@@ -601,25 +854,39 @@ static tt__jinja_value tt__jinja_filter(tt__jinja_run *r, const tt__jinja_call *
             for (int64_t i = 0; i < c->on.n; i++) n += ((uint8_t)c->on.text[i] & 0xC0) != 0x80;
         return tt__jinja_make(TT__VALUE_INTEGER, n);
     }
-    if (tt__jinja_calls(r, c, "tojson", 0)) {
-        tt__jinja_json(r, c->at, c->on, 0);
+    if (tt__jinja_calls(r, c, "tojson", 2)) {
+        const tt__jinja_value indent = c->argument[1];
+        if (indent.type > TT__VALUE_NONE && (indent.type != TT__VALUE_INTEGER || indent.n < 0))
+            return tt__jinja_refuse(r, c);
+        const tt__jinja_json_style style = {tt__jinja_true(c->argument[0]),
+                                            indent.type > TT__VALUE_NONE ? tt__min(indent.n, 100) : -1};
+        tt__jinja_json(r, c->at, c->on, &style, 0);
         return tt__jinja_taken_back(r, from);
     }
+    if (tt__jinja_calls(r, c, "safe", 0)) return c->on; /* nothing is escaped */
     if (tt__jinja_calls(r, c, "default", 2) || tt__jinja_calls(r, c, "d", 2)) {
         const bool replaced = !type || (tt__jinja_true(c->argument[1]) && !tt__jinja_true(c->on));
         return !replaced ? c->on : c->n ? c->argument[0] : tt__jinja_text("", 0);
     }
     if (tt__jinja_calls(r, c, "string", 0)) return tt__jinja_to_text(r, c->at, c->on);
-    if (tt__jinja_calls(r, c, "list", 0)) return tt__jinja_list(r, c->at, c->on);
+    if (tt__jinja_calls(r, c, "list", 0)) {
+        tt__jinja_value list = tt__jinja_list(r, c->at, c->on);
+        list.unlisted = false;
+        return list;
+    }
     if (tt__jinja_calls(r, c, "join", 1)) return tt__jinja_join(r, c->at, c->on, c->argument[0]);
     if (tt__jinja_calls(r, c, "first", 0) || tt__jinja_calls(r, c, "last", 0)) {
         const tt__jinja_value list = tt__jinja_list(r, c->at, c->on);
         if (!list.n) return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
         return list.members[*c->at->text == 'f' ? 0 : list.n - 1].value;
     }
-    if (tt__jinja_calls(r, c, "selectattr", 3)) return tt__jinja_select(r, c, true);
-    if (tt__jinja_calls(r, c, "rejectattr", 3)) return tt__jinja_select(r, c, false);
+    if (tt__jinja_calls(r, c, "selectattr", 3)) return tt__jinja_select(r, c, true, true);
+    if (tt__jinja_calls(r, c, "rejectattr", 3)) return tt__jinja_select(r, c, true, false);
+    if (tt__jinja_calls(r, c, "select", 2)) return tt__jinja_select(r, c, false, true);
+    if (tt__jinja_calls(r, c, "reject", 2)) return tt__jinja_select(r, c, false, false);
+    if (c->n && tt__jinja_calls(r, c, "map", 2)) return tt__jinja_map(r, c);
     if (type == TT__VALUE_DICT && tt__jinja_calls(r, c, "items", 0)) return tt__jinja_dict_items(r, c->on, 2);
+    if (type == TT__VALUE_DICT && tt__jinja_calls(r, c, "dictsort", 0)) return tt__jinja_dictsort(r, c);
     if (type == TT__VALUE_TEXT && tt__jinja_calls(r, c, "replace", 2)) return tt__jinja_replace(r, c, c->on);
     static const struct { const char *name; char to; } cases[] = {
         {"upper", 'U'}, {"lower", 'L'}, {"capitalize", 'C'}};
@@ -660,9 +927,58 @@ static tt__jinja_value tt__jinja_method(tt__jinja_run *r, const tt__jinja_call *
     return tt__jinja_make(TT__VALUE_BOOL, fits && memcmp(part, other.text, (size_t)other.n) == 0);
 }
 
-/* Calls a function of Jinja's or of transformers'. */
+static void tt__jinja_run_body(tt__jinja_run *r, int chain);
+
+/* Runs a macro with arguments, a chain of nodes, and returns the text that its body writes. The body sees the
+   variables of the scope in which the macro is defined, not those of the call. */
+static tt__jinja_value tt__jinja_run_macro(tt__jinja_run *r, const tt__jinja_call *c, tt__jinja_value macro,
+                                           int chain)
+{
+    const tt__jinja_node *at = &r->j->nodes[macro.n];
+    tt__jinja_scope *caller = r->scope, *own = (tt__jinja_scope *)tt__jinja_take(r, sizeof *own);
+    int next = at->part[0];
+    if (!own) return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+    own->outer = macro.scope;
+    for (; chain && !r->j->failed; chain = r->j->nodes[chain].next) {
+        const tt__jinja_node *node = &r->j->nodes[chain];
+        const bool named = node->kind == TT__JINJA_KEYWORD;
+        int to = named ? at->part[0] : next;
+        while (named && to && !(r->j->nodes[to].n == node->n &&
+                                memcmp(r->j->nodes[to].text, node->text, (size_t)node->n) == 0))
+            to = r->j->nodes[to].next;
+        const tt__jinja_node *parameter = &r->j->nodes[to];
+        if (!to || tt__jinja_find(r, own, parameter->text, parameter->n))
+            tt__jinja_fail(r->j, TT_ERR_FORMAT, c->at->line, "the macro %.*s has no parameter for an argument"
+                           "%s%.*s", (int)tt__min(at->n, 60), at->text, named ? " " : "",
+                           named ? (int)tt__min(node->n, 60) : 0, named ? node->text : "");
+        else tt__jinja_assign(r, own, parameter->text, parameter->n,
+                              tt__jinja_eval(r, named ? node->part[0] : chain));
+        if (!named) next = r->j->nodes[next].next;
+    }
+    r->scope = own;
+    for (int p = at->part[0]; p && !r->j->failed; p = r->j->nodes[p].next) {
+        const tt__jinja_node *parameter = &r->j->nodes[p];
+        const tt__jinja_value none = tt__jinja_make(TT__VALUE_UNDEFINED, 0);
+        if (!tt__jinja_find(r, own, parameter->text, parameter->n))
+            tt__jinja_assign(r, own, parameter->text, parameter->n,
+                             parameter->part[0] ? tt__jinja_eval(r, parameter->part[0]) : none);
+    }
+    const size_t from = r->n;
+    r->captures++;
+    tt__jinja_run_body(r, at->part[1]);
+    r->captures--;
+    r->leaving = 0;
+    r->scope = caller;
+    return tt__jinja_taken_back(r, from);
+}
+
+static tt__jinja_value tt__jinja_variable_of(tt__jinja_run *r, const tt__jinja_node *at);
+
+/* Calls a macro, or a function of Jinja's or of transformers'. */
 static tt__jinja_value tt__jinja_function(tt__jinja_run *r, tt__jinja_call *c, int chain)
 {
+    const tt__jinja_value macro = tt__jinja_variable_of(r, c->at);
+    if (macro.type == TT__VALUE_MACRO) return tt__jinja_run_macro(r, c, macro, chain);
     if (tt__jinja_calls(r, c, "namespace", 0)) {
         tt__jinja_value space = tt__jinja_make(TT__VALUE_NAMESPACE, 0);
         space.scope = (tt__jinja_scope *)tt__jinja_take(r, sizeof *space.scope);
@@ -682,17 +998,22 @@ static tt__jinja_value tt__jinja_function(tt__jinja_run *r, tt__jinja_call *c, i
                        (int)tt__min(text.n, 400), text.text);
         return text;
     }
-    if (c->n && tt__jinja_calls(r, c, "range", 2)) {
-        const int64_t from = c->n > 1 ? c->argument[0].n : 0, to = c->argument[c->n - 1].n;
-        const bool fit = from > INT32_MIN && from < INT32_MAX && to > INT32_MIN && to < INT32_MAX;
+    if (c->n && tt__jinja_calls(r, c, "range", 3)) {
+        const int64_t from = c->n > 1 ? c->argument[0].n : 0, to = c->argument[c->n > 1].n;
+        const int64_t step = c->n > 2 ? c->argument[2].n : 1, way = step < 0 ? from - to : to - from;
+        bool fit = step != 0;
         for (int k = 0; k < c->n; k++)
-            if (!tt__jinja_number(c->argument[k]) || !fit) return tt__jinja_refuse(r, c);
-        tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, tt__max(0, to - from));
+            fit = fit && tt__jinja_number(c->argument[k]) && c->argument[k].n > INT32_MIN &&
+                  c->argument[k].n < INT32_MAX;
+        if (!fit) return tt__jinja_refuse(r, c);
+        const int64_t n = way > 0 ? tt__ceil_div(way, step < 0 ? -step : step) : 0;
+        tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, n);
         for (int64_t i = 0; list.members && i < list.n; i++)
-            list.members[i].value = tt__jinja_make(TT__VALUE_INTEGER, from + i);
+            list.members[i].value = tt__jinja_make(TT__VALUE_INTEGER, from + i * step);
+        list.unlisted = true;
         return list;
     }
-    tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the function %.*s is not supported",
+    tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, c->at->line, "the function %.*s is not supported: do without it",
                    (int)tt__min(c->at->n, 60), c->at->text);
     return tt__jinja_make(TT__VALUE_UNDEFINED, 0);
 }
@@ -701,9 +1022,11 @@ static tt__jinja_value tt__jinja_apply(tt__jinja_run *r, const tt__jinja_node *a
                                        tt__jinja_value b)
 {
     const char *op = tt__jinja_ops[at->op / 8][at->op % 8];
-    const bool numbers = tt__jinja_number(a) && tt__jinja_number(b);
+    double x[2];
+    const bool reals = tt__jinja_reals(a, b, x), integers = tt__jinja_number(a) && tt__jinja_number(b);
+    const bool numbers = reals || integers;
     const size_t from = r->n;
-    int64_t sign = numbers ? (a.n > b.n) - (a.n < b.n) : 0;
+    int64_t sign = reals ? (x[0] > x[1]) - (x[0] < x[1]) : numbers ? (a.n > b.n) - (a.n < b.n) : 0;
     if (at->op / 8 == TT__JINJA_COMPARISONS) {
         if (*op == 'i') return tt__jinja_make(TT__VALUE_BOOL, tt__jinja_contains(r, at, a, b));
         if (op[1] == '=' && (*op == '=' || *op == '!'))
@@ -727,13 +1050,21 @@ static tt__jinja_value tt__jinja_apply(tt__jinja_run *r, const tt__jinja_node *a
         tt__jinja_value list = tt__jinja_members(r, TT__VALUE_LIST, a.n + b.n);
         for (int64_t i = 0; list.members && i < list.n; i++)
             list.members[i] = i < a.n ? a.members[i] : b.members[i - a.n];
+        list.unlisted = a.unlisted;
         return list;
     }
     const int64_t limit = (int64_t)1 << 31;
-    const bool fit = numbers && a.n < limit && a.n > -limit && b.n < limit && b.n > -limit;
+    const bool divides = *op == '/' && !op[1] && numbers && x[1] != 0;
+    tt__jinja_value real = tt__jinja_make(TT__VALUE_REAL, 0);
+    if (divides || (reals && strchr("+-*", *op))) {
+        real.real = *op == '/' ? x[0] / x[1] : *op == '+' ? x[0] + x[1] : *op == '-' ? x[0] - x[1]
+                                                                            : x[0] * x[1];
+        if (isfinite(real.real)) return real;
+    }
+    const bool fit = integers && a.n < limit && a.n > -limit && b.n < limit && b.n > -limit;
     if (!fit || (strchr("/%", *op) && !b.n)) {
         tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "%s %s %s cannot be computed", tt__jinja_type_name(a),
-                       op, numbers && fit ? "0" : tt__jinja_type_name(b));
+                       op, fit ? "0" : tt__jinja_type_name(b));
         return a;
     }
     if (strchr("/%", *op)) { /* Python rounds quotients down */
@@ -743,7 +1074,7 @@ static tt__jinja_value tt__jinja_apply(tt__jinja_run *r, const tt__jinja_node *a
     return tt__jinja_make(TT__VALUE_INTEGER, *op == '+' ? a.n + b.n : *op == '-' ? a.n - b.n : a.n * b.n);
 }
 
-/* Returns the value of a list or a dictionary that a template writes out. */
+/* Evaluates a list or a dictionary that the template writes out, such as [1, x]. */
 static tt__jinja_value tt__jinja_literal(tt__jinja_run *r, const tt__jinja_node *at)
 {
     const bool dict = at->kind == TT__JINJA_DICT;
@@ -755,13 +1086,15 @@ static tt__jinja_value tt__jinja_literal(tt__jinja_run *r, const tt__jinja_node 
         const int first = r->j->nodes[item].part[0];
         const tt__jinja_value key = dict ? tt__jinja_eval(r, first) : tt__jinja_text("", 0);
         if (key.type != TT__VALUE_TEXT)
-            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a key is not a text");
+            tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a key of a dictionary is %s; expected a text",
+                           tt__jinja_type_name(key));
         const tt__jinja_value value = tt__jinja_eval(r, dict ? r->j->nodes[item].part[1] : item);
         if (r->j->failed) break;
         v.members[n].key = dict ? key.text : NULL;
         v.members[n].key_bytes = key.n;
         v.members[n++].value = value;
     }
+    v.unlisted = at->op;
     return v;
 }
 
@@ -777,8 +1110,8 @@ static tt__jinja_value tt__jinja_called(tt__jinja_run *r, const tt__jinja_node *
         return tt__jinja_function(r, &c, at->part[1]);
     }
     if (callee->kind != TT__JINJA_ATTRIBUTE && at->kind == TT__JINJA_CALL)
-        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line,
-                       "a call of something without a name is not supported");
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a call without the name of a function or method "
+                       "is not supported");
     c.on = tt__jinja_eval(r, callee->part[0]);
     tt__jinja_arguments(r, &c, at->part[1]);
     if (r->j->failed) return c.on;
@@ -802,6 +1135,10 @@ static tt__jinja_value tt__jinja_value_of(tt__jinja_run *r, const tt__jinja_node
     switch (at->kind) {
     case TT__JINJA_TEXT: return tt__jinja_text(at->text, at->n);
     case TT__JINJA_INTEGER: return tt__jinja_make(TT__VALUE_INTEGER, at->n);
+    case TT__JINJA_REAL:
+        a = tt__jinja_make(TT__VALUE_REAL, 0);
+        a.real = tt__json_double(at->text, (size_t)at->n);
+        return a;
     case TT__JINJA_BOOL: return tt__jinja_make(TT__VALUE_BOOL, at->n);
     case TT__JINJA_NONE: return tt__jinja_make(TT__VALUE_NONE, 0);
     case TT__JINJA_NAME: return tt__jinja_variable_of(r, at);
@@ -823,8 +1160,11 @@ static tt__jinja_value tt__jinja_value_of(tt__jinja_run *r, const tt__jinja_node
         return tt__jinja_slice(r, at, a, bounds);
     case TT__JINJA_NOT: return tt__jinja_make(TT__VALUE_BOOL, !tt__jinja_true(a));
     case TT__JINJA_NEGATIVE:
+        a.real = -a.real;
+        if (a.type == TT__VALUE_REAL) return a;
         if (!tt__jinja_number(a))
-            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "-%s is no number", tt__jinja_type_name(a));
+            tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "a minus precedes %s; expected a number",
+                           tt__jinja_type_name(a));
         return tt__jinja_make(TT__VALUE_INTEGER, r->j->failed ? 0 : -a.n);
     case TT__JINJA_CHOICE:
         if (tt__jinja_true(a)) return tt__jinja_eval(r, at->part[1]);
@@ -849,9 +1189,7 @@ static tt__jinja_value tt__jinja_eval(tt__jinja_run *r, int node)
     return v;
 }
 
-static void tt__jinja_run_body(tt__jinja_run *r, int chain);
-
-/* Defines `loop` for item i of a list. */
+/* Defines the variable `loop` for item i of a list. */
 static void tt__jinja_loop(tt__jinja_run *r, tt__jinja_value list, int64_t i)
 {
     const tt__jinja_value undefined = tt__jinja_make(TT__VALUE_UNDEFINED, 0);
@@ -881,8 +1219,8 @@ static bool tt__jinja_bind(tt__jinja_run *r, const tt__jinja_node *at, tt__jinja
     scope->outer = r->scope;
     r->scope = scope;
     if (first->next && (item.type != TT__VALUE_LIST || item.n != 2))
-        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "the loop has two variables, but an item is %s",
-                       tt__jinja_type_name(item));
+        tt__jinja_fail(r->j, TT_ERR_FORMAT, at->line, "the loop has two variables, but an item is %s; "
+                       "expected a list of two", tt__jinja_type_name(item));
     if (r->j->failed) return false;
     tt__jinja_assign(r, scope, first->text, first->n, first->next ? item.members[0].value : item);
     if (first->next) tt__jinja_assign(r, scope, second->text, second->n, item.members[1].value);
@@ -916,7 +1254,7 @@ static void tt__jinja_run_for(tt__jinja_run *r, const tt__jinja_node *at)
     if (!list.n && !r->j->failed) tt__jinja_run_body(r, at->part[2]);
 }
 
-/* Runs a block {% set %} or {% generation %}, whose variables are its own. */
+/* Runs a block {% set %} or {% generation %}. Variables that the block sets end with the block. */
 static void tt__jinja_run_block(tt__jinja_run *r, const tt__jinja_node *at)
 {
     tt__jinja_scope *outer = r->scope, *scope = (tt__jinja_scope *)tt__jinja_take(r, sizeof *scope);
@@ -924,8 +1262,8 @@ static void tt__jinja_run_block(tt__jinja_run *r, const tt__jinja_node *at)
     const bool set = at->kind == TT__JINJA_SET_BLOCK;
     if (!scope) return;
     if (!set && r->captures)
-        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line,
-                       "generation within set or generation is not supported");
+        tt__jinja_fail(r->j, TT_ERR_UNSUPPORTED, at->line, "a generation tag within a set or generation tag "
+                       "is not supported: move the tag out of the block");
     scope->outer = outer;
     r->scope = scope;
     r->captures++;
@@ -972,6 +1310,11 @@ static void tt__jinja_run_body(tt__jinja_run *r, int chain)
             break;
         case TT__JINJA_FOR: tt__jinja_run_for(r, at); break;
         case TT__JINJA_SET: tt__jinja_run_set(r, at); break;
+        case TT__JINJA_MACRO:
+            v = tt__jinja_make(TT__VALUE_MACRO, node);
+            v.scope = r->scope;
+            tt__jinja_assign(r, r->scope, at->text, at->n, v);
+            break;
         case TT__JINJA_BREAK:
         case TT__JINJA_CONTINUE: r->leaving = at->kind; break;
         default: tt__jinja_run_block(r, at); break;

@@ -4,7 +4,7 @@
 #include "../files/utf8.h"
 #include "types.h"
 
-/* ---- bytes as characters (GPT-2): bytes that print in Latin-1 stay; others become U+0100 to U+0143 */
+/* ---- bytes as characters (GPT-2): bytes that print in Latin-1 stay; other bytes become U+0100 to U+0143 */
 
 static bool tt__byte_prints(uint32_t b)
 {
@@ -34,13 +34,14 @@ static inline size_t tt__ascii_letters(const char *text)
     uint64_t all;
     memcpy(&all, text, 8);
     const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones;
-    /* Bit 7 of each byte of `below` is set if the letter is below 'a'; of `above`, if it is above 'z'. */
+    /* In `below`, bit 7 of a byte is set if the letter is below 'a'; in `above`, if the letter is above
+       'z'. */
     const uint64_t below = ~(lower + (0x80 - 'a') * ones), above = lower + (0x7F - 'z') * ones;
     const uint64_t others = (below | above | all) & 0x80 * ones;
     return others ? (size_t)__builtin_ctzll(others) >> 3 : 8;
 }
 
-/* Returns the end of the run of characters from `at` on that satisfy (bits[c] & mask) == value. */
+/* Returns the end of the run of characters from `at` on that satisfy `(bits[c] & mask) == value`. */
 static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
                                   size_t at)
 {

@@ -23,10 +23,11 @@ typedef struct tt__rewrite {
                               unused */
     const char *text;      /* the old text */
     size_t bytes, front;
-    size_t at, to_front;   /* at: bytes read of the old text; to_front: bytes made from `front` */
+    size_t at, to_front;   /* at: bytes read of the old text; to_front: bytes of the new text that come from
+                              the old text's `front` */
     size_t size;           /* bytes of the last piece, whose `change` may still decrease; 0: no piece */
     int64_t change;        /* change of the last piece */
-    tt__buffer *map;       /* spans of the new text's bytes, the first `mapped` of them; NULL: not wanted */
+    tt__buffer *map;       /* the spans of the first `mapped` bytes of the new text; NULL: not wanted */
     size_t mapped;
 } tt__rewrite;
 
@@ -184,7 +185,8 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
     }
 }
 
-/* Composes characters that were decomposed and whose marks were sorted. Returns how many are left. */
+/* Composes characters that were decomposed and whose marks were sorted. Returns how many characters are
+   left. */
 static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count)
 {
     size_t kept = 0, starter = SIZE_MAX;
@@ -205,13 +207,13 @@ static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count
     return kept;
 }
 
-/* Decomposes a part of the old text, for NFC composes the result, and writes it to the new text. Both ends of
-   the part must be boundaries, across which no mark moves and no characters compose. */
+/* Decomposes a part of the old text, composes the result if `kind` is NFC, and writes it to the new text. The
+   start and the end of the part must be boundaries, across which no mark moves and no characters compose. */
 static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
     tt__changed few[2][640], *c = few[0], *spare = few[1];
-    /* All characters but the first have at least two bytes. */
+    /* The part has at most bytes / 2 + 1 characters, because all but the first have at least two bytes. */
     size_t count = 0, max = (size_t)(kind == TT__STEP_NFKD ? TT__DECOMPOSED : 4) * (bytes / 2 + 1);
     if (bytes > INT32_MAX) { w->e->failed = true; return; }
     if (max > TT__COUNT(few[0])) {
@@ -327,9 +329,9 @@ static const char *tt__precompiled_find(const tt__text_step *s, const char *text
     return NULL;
 }
 
-/* Applies a Precompiled map as the package `tokenizers` does. If the map has a prefix of a grapheme of less
-   than 6 bytes, that prefix's text replaces the whole grapheme. In any other grapheme, each character is
-   replaced separately. */
+/* Applies a Precompiled map as the package `tokenizers` does. If a grapheme has less than 6 bytes and the map
+   has a prefix of it, the prefix's replacement replaces the whole grapheme. In any other grapheme, each
+   character is replaced separately. */
 static void tt__rewrite_precompiled(tt__rewrite *w, const tt__text_step *s, const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
@@ -403,8 +405,8 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *t
     }
 }
 
-/* Replaces every occurrence of s->from, or every run of two or more spaces, by s->to. s->to is aligned with
-   the last character that it replaces. */
+/* Replaces every occurrence of s->from, or every run of two or more spaces, by s->to. The span of s->to is
+   the span of the last character that is replaced. */
 static void tt__rewrite_replaced(tt__rewrite *w, const tt__text_step *s, const char *text, size_t bytes)
 {
     size_t from = 0; /* the bytes of the old text before `from` are in the new text */

@@ -21,7 +21,8 @@ static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *f
                                const char **text)
 {
     *text = tt__chunks_text(k->ctx, &k->chunks, from, bytes);
-    return *text ? TT_OK : tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+    return *text ? TT_OK : tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s': free memory",
+                                    j->path);
 }
 
 /* Reads member `key` of a JSON object, a string of at least one character, and copies the string into memory
@@ -40,8 +41,9 @@ static tt_status tt__read_text(tt_tokenizer *k, const tt__json *j, int object, c
 static tt_status tt__unsupported(const tt__json *j, int node, const char *what, const char *name,
                                  const char *known)
 {
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s', byte %zu: the %s %.200s is not supported; expected %s",
-                    j->path, j->base + j->nodes[node].offset, what, name, known);
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s', byte %zu: the %s %.200s is not supported; expected "
+                    "%s: use a model with another tokenizer", j->path, j->base + j->nodes[node].offset, what,
+                    name, known);
 }
 
 typedef struct tt__step_name { const char *type; tt__step_kind kind; } tt__step_name;
@@ -145,7 +147,8 @@ static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int no
     if (member < 0) return status;
     digits = tt__json_bytes(j, member, &n);
     uint8_t *all = (uint8_t *)tt__chunks_take(k->ctx, &k->chunks, n / 4 * 3 + 4);
-    if (!all) return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+    if (!all)
+        return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s': free memory", j->path);
     for (int end = 0; end < 2 && n && digits[n - 1] == '='; end++) n--;
     for (size_t i = 0; i < n && valid; i++) {
         const int digit = tt__base64_digit(digits[i]);
@@ -243,8 +246,9 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
     const tt__text_step *last = k->normalize.n ? &k->normalize.all[k->normalize.n - 1] : NULL;
     const bool no_spaces = last && last->kind == TT__STEP_REPLACE && last->from_bytes == 1 &&
                            *last->from == ' ' && !memchr(last->to, ' ', last->to_bytes);
-    if (string && strcmp(string, " ") == 0 && no_spaces) return TT_OK; /* Gemma's Split, which splits nothing
-                                                                          as the spaces are replaced */
+    if (string && strcmp(string, " ") == 0 && no_spaces) return TT_OK; /* Gemma's Split: a normalizer has
+                                                                          replaced the spaces, so nothing is
+                                                                          split */
     while (known < TT__COUNT(tt__patterns) && !(regex && strcmp(regex, tt__patterns[known].regex) == 0))
         known++;
     if (known == TT__COUNT(tt__patterns))
@@ -382,6 +386,7 @@ static tt_status tt__read_id(const tt__json *j, int node, const char *what, int 
 {
     const tt__json_node *at = &j->nodes[node];
     const bool integer = at->kind == TT__JSON_NUMBER_KIND && at->exact;
+    *id = 0;
     if (integer && at->integer >= 0 && at->integer < TT__IDS_LIMIT) return *id = (int)at->integer, TT_OK;
     return tt__fail(j->ctx, TT_ERR_FORMAT,
                     "'%s', byte %zu: the id of %s is %s; expected an integer from 0 to %d", j->path,

@@ -13,7 +13,8 @@
 
 /* Returns the value of the JSON number at `at` as the JSON reader of the package `tokenizers` computes it:
    takes as many digits as fit into a 64-bit integer, and multiplies this integer by a power of ten. The
-   result is not always the nearest double. Its last bit may decide how a word is divided into tokens. */
+   result is not always the nearest double. The last bit of the result may decide how a word is divided into
+   tokens. */
 static double tt__unigram_score(const char *at)
 {
     const bool negative = *at == '-';
@@ -70,7 +71,8 @@ static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char 
     return TT_OK;
 }
 
-typedef struct tt__bpe_merging { /* place of the current merge, for errors; memory for the joined text */
+typedef struct tt__bpe_merging { /* path, offset, count: where the current merge is, for errors; joined:
+                                    memory of `room` bytes for a joined text */
     const char *path;
     size_t offset, count;
     char *joined;
@@ -90,7 +92,8 @@ static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_mer
     m->joined = (char *)tt__chunks_take(k->ctx, &k->chunks, m->room + 1);
     k->model.merges = (tt__bpe_rule *)tt__alloc(k->ctx, slots * sizeof *k->model.merges);
     if (!m->joined || !k->model.merges)
-        return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the %zu merges of '%s'", count, m->path);
+        return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the %zu merges of '%s': free memory", count,
+                        m->path);
     for (size_t i = 0; i < slots; i++) {
         const tt__bpe_rule none = {UINT64_MAX, UINT32_MAX, -1};
         k->model.merges[i] = none;
@@ -168,7 +171,7 @@ static tt_status tt__read_merges_txt(tt_tokenizer *k, const char *path, const tt
     size_t lines = 1;
     for (size_t i = 0; i < file->size; i++) lines += file->bytes[i] == '\n';
     if (!text || lines > INT32_MAX / 2)
-        return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the merges of '%s'", path);
+        return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the merges of '%s': free memory", path);
     tt_status status = tt__bpe_merges_begin(k, lines, &m);
     for (size_t at = 0; at < file->size && status == TT_OK;) {
         char *line = text + at, *newline = (char *)memchr(line, '\n', file->size - at);
@@ -198,7 +201,8 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
     int64_t id = 0;
     *unk = NULL;
     if (model < 0 || j->nodes[model].kind != TT__JSON_OBJECT)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no object \"model\", which is required", j->path);
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no object \"model\", which is required: copy the "
+                        "file again", j->path);
     tt_status status = tt__json_read_string(j, model, "type", false, &type);
     if (status != TT_OK) return status;
     if (strcmp(type, "Unigram") == 0) {

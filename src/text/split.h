@@ -24,7 +24,7 @@ static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
     return any_case && bytes > 1 && memcmp(text, "\xC5\xBF", 2) == 0 ? 2 : 0;
 }
 
-/* Returns the end of the match of pattern *p that begins at `at`. A match begins at every character. */
+/* Returns the end of the match of pattern *p that begins at `at`. The pattern matches at every character. */
 static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const char *text, size_t bytes,
                               size_t at)
 {
@@ -67,7 +67,7 @@ static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* returns
     return n == 3;
 }
 
-/* Returns the end of the part of a text that begins at `at` and that splitter number `step` cuts off. */
+/* Returns the end of the part of a text that splitter number `step` makes from index `at` on. */
 static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};

@@ -5,8 +5,9 @@
 
 /* ===========================================================================================================
    TEXT                                                                                              src/text/
-   Tokenizers. A text is normalized and split into words, a model turns each word into tokens, and the
-   post-processor puts ids around the result. Uses base and files.
+   Tokenizers and chat templates. A text is normalized and split into words, a model turns each word into
+   tokens, and the post-processor puts ids around the result. A chat template writes a conversation as one
+   text. Uses base and files.
    ======================================================================================================== */
 
 /* --------------------------------------------------------------------------------------- tokenizer: parts */
@@ -48,8 +49,8 @@ typedef struct tt__pattern {
     bool any_case;   /* contractions ('s 't 're 've 'm 'll 'd) may have capitals */
     bool any_prefix; /* the prefix of letters is any character except line ends, letters and digits; else a
                         space */
-    bool line_ends;  /* a run of others includes the line ends that follow; a run of white space with a line
-                        end stops after its last line end */
+    bool line_ends;  /* a run of other characters includes the line ends that follow; a run of white space
+                        with a line end stops after its last line end */
     int digits;      /* max number of digits in a match; 0: any number, with an optional space before */
 } tt__pattern;
 
@@ -109,7 +110,7 @@ typedef struct tt__prefixes {
 } tt__prefixes;
 
 typedef struct tt__added_tree {
-    tt__prefixes prefixes; /* its `ids` are indices into tt_tokenizer.added */
+    tt__prefixes prefixes; /* the tree's `ids` are indices into tt_tokenizer.added */
     bool begins[256];      /* for each byte: whether a token begins with the byte */
     int first;             /* the first byte of every token; -1: the first bytes differ */
 } tt__added_tree;
@@ -119,8 +120,8 @@ typedef struct tt__added {
     size_t bytes;
     int32_t id;
     bool single_word, lstrip, rstrip, normalized, special;
-    bool skipped;      /* decoding with skip_special leaves the token out: it is special, and normalization
-                          kept its text */
+    bool skipped;      /* decoding with skip_special leaves the token out: the token is special, and
+                          normalization kept its text */
 } tt__added;
 
 /* A merge of byte-pair encoding, in a hash table. pair: the two symbols to merge; UINT64_MAX: a free slot. */
@@ -129,8 +130,10 @@ typedef struct tt__bpe_rule { uint64_t pair; uint32_t rank; int32_t id; } tt__bp
 typedef struct tt__kept_file { const char *name; tt__file_bytes file; } tt__kept_file;
 
 typedef struct tt__vocab {
-    char *texts, *words;          /* texts of all tokens; words that tokens stand for (may be `texts`) */
-    tt__text_slice *text, *word;       /* for each id: slice of `texts`; slice of `words` */
+    char *texts, *words;          /* texts: texts of all tokens; words: the words that tokens stand for (may
+                                     be `texts`) */
+    tt__text_slice *text, *word;       /* text: for each id, its slice of `texts`; word: for each id, its
+                                          slice of `words` */
     size_t used;                  /* bytes of `texts` in use */
     int own;                      /* the vocabulary's max id plus 1; larger ids are added tokens */
     tt__ids_by_text by_text, by_word, by_added;
@@ -174,7 +177,8 @@ typedef struct tt__finisher {
     tt__template one, two;         /* templates of one text and of a pair */
     int templates;                 /* number of post-processors that put ids around texts */
     int trims;                     /* number of post-processors that leave white space out of spans */
-    bool trims_prefix[TT__STEP_LIMIT]; /* for each of these `trims`: a space may be added before the text */
+    bool trims_prefix[TT__STEP_LIMIT]; /* for each of the `trims` post-processors: a space may be added before
+                                          the text */
     bool pairs;                    /* pairs can be encoded: `two` has the first text once, and then the
                                       second text once */
     int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
@@ -198,7 +202,7 @@ struct tt_tokenizer {
     tt__added *added;
     int n_added, cap_added;
     int32_t *added_of;            /* for each id: its index in `added`; -1: not an added token */
-    tt__added_tree trees[2];      /* added tokens to find before and after normalization */
+    tt__added_tree trees[2];      /* added tokens to find before ([0]) and after ([1]) normalization */
     bool lowercase;               /* option of a tokenizer that was loaded from a vocab.txt; `kept` lacks that
                                      file */
     tt__kept_file kept[6];        /* the loaded files, which tt_tokenizer_save writes unchanged */

@@ -26,7 +26,7 @@ static uint32_t tt__unicode_from(uint32_t before, const char **at)
 
 /* Sets the bits of each code point in `to` from `rows` runs of code points. A row is two numbers: the
    distance of the run's first code point from the end of the previous run, and
-   `(last - first) << shift | bits`. texts: one string, or several. */
+   `(last - first) << shift | bits`. texts: one or more strings, which are read one after another. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
 {
     const char *at = *texts;
@@ -84,7 +84,7 @@ static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees the res
     }
     at = tt__pair_text;
     c = 0;
-    for (uint32_t k = 0, composed = 0; k < TT__PAIRS; k++) {
+    for (uint32_t k = 0, composed = 0; k < TT__PAIR_ROWS; k++) {
         const uint32_t distance = tt__unicode_number(&at);
         c += distance >> 1;
         u->pairs[k][0] = c << 11 | (distance & 1);
@@ -198,7 +198,7 @@ static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint3
             c = 0x1100 + s / 588;
             break;
         }
-        int row = tt__rows_to(&u->pairs[0][0], TT__PAIRS, 3, c) - 1;
+        int row = tt__rows_to(&u->pairs[0][0], TT__PAIR_ROWS, 3, c) - 1;
         if (row < 0 || u->pairs[row][0] >> 11 != c) break;
         if (u->pairs[row][2]) last[taken++] = u->pairs[row][2];
         c = u->pairs[row][1];

@@ -7,9 +7,9 @@
 
 /* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
-/* An entry for each place between two bytes of a word, and for its start and end. score, from, id: the best
-   spelling, which is a sequence of tokens, of the word up to the place. to, next: the token that begins at
-   the place in the best spelling of the whole word. */
+/* An entry for each place between two bytes of a word, and for its start and end. A spelling is a sequence of
+   tokens. score, from, id: the best spelling of the bytes before the place. to, next: the token that begins
+   at the place in the best spelling of the whole word. */
 typedef struct tt__naming {
     double score;
     int32_t from, id;      /* from, id: start and id of the last token of the spelling up to here;

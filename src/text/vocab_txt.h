@@ -30,8 +30,8 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
     snprintf(text, sizeof text, format, lowercase ? "true" : "false");
     tt_status status = tt__file_open(ctx, vocab_path, &file);
     if (status == TT_OK && file.size > TT__VOCAB_BYTES)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes, but a vocabulary may have at most %zu",
-                          vocab_path, file.size, TT__VOCAB_BYTES);
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes, but must have at most %zu: is it a "
+                          "vocab.txt?", vocab_path, file.size, TT__VOCAB_BYTES);
     if (status == TT_OK) status = tt__json_parse(&j, ctx, vocab_path, 0, text, strlen(text));
     tt__recipe r;
     memset(&r, 0, sizeof r);

@@ -208,7 +208,7 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
         if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
             if (t->count == (1 << 28) - 1) /* an edge to a later node could be UINT64_MAX, a free entry */
                 return tt__fail(ctx, TT_ERR_UNSUPPORTED, "the vocabulary is too large: its tokens have more "
-                                "than %d different beginnings", t->count);
+                                "than %d different beginnings: use another tokenizer", t->count);
             if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
                 (t->slots < 2 * ((size_t)t->count + 1) && !tt__prefixes_grow(ctx, t))) return TT_ERR_MEMORY;
             node = t->count++;

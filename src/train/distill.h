@@ -6,8 +6,8 @@
 #include "trainer.h"
 #include "evaluate.h"
 
-/* -------------------------------------------------------------------------------------------- distillation
-   Computes the logits of a teacher. */
+/* ---------------------------------------------------------------------------------------- teacher's logits
+   tt_teacher_new: the logits of a teacher, computed once, before the student trains. */
 
 void tt_teacher_free(tt_teacher *k)
 {
@@ -37,13 +37,25 @@ static tt_status tt__teacher_room(tt_teacher *k, const tt_batch *b)
     return TT_OK;
 }
 
+/* Adds the teacher to the error of a batch that its model cannot read, and returns the error's status. */
+static tt_status tt__teacher_cannot(tt_context *ctx, tt_status status)
+{
+    char why[sizeof ctx->error];
+    if (status != TT_ERR_ARGUMENT && status != TT_ERR_SHAPE) return status;
+    memcpy(why, ctx->error, sizeof why);
+    return tt__fail(ctx, status, "tt_teacher_new: the teacher cannot read a batch of the source (%s): give "
+                    "the teacher a source of texts in the tokens of its own tokenizer, cut to its positions",
+                    why);
+}
+
 /* Computes the logits of all examples of epoch 0 of a source. rows: memory for max_seqs rows of logits;
-   index: (data ranks, max_seqs) for the micro-batches that run. */
+   index: memory for the indices of the examples in the running micro-batches, (data ranks, max_seqs). */
 static tt_status tt__teacher_fill(tt_trainer *r, tt_teacher *k, const tt_source *source, float *rows,
                                   int64_t *index)
 {
     const size_t width = (size_t)k->classes, max = (size_t)r->options.max_seqs;
-    int ranks = 0, seqs[TT__RANKS]; /* data ranks that have a micro-batch, and their examples */
+    int ranks = 0, seqs[TT__RANKS]; /* ranks: number of data ranks that have a micro-batch; seqs: numbers of
+                                       their examples */
     int64_t step = 0;
     bool more = true;
     tt_batch b;
@@ -56,7 +68,8 @@ static tt_status tt__teacher_fill(tt_trainer *r, tt_teacher *k, const tt_source 
                 status = tt__fail(r->ctx, TT_ERR_SHAPE, "tt_teacher_new: a batch has %d examples, but the "
                                   "teacher's trainer has max_seqs = %d: raise max_seqs", b.seqs,
                                   r->options.max_seqs);
-            if (status == TT_OK) status = tt__set_batch(r, r->eval, ranks, &b, true);
+            if (status != TT_OK) break;
+            status = tt__teacher_cannot(r->ctx, tt__set_batch(r, r->eval, ranks, &b, true));
             if (status != TT_OK) break;
             seqs[ranks] = b.seqs;
             memcpy(index + (size_t)ranks * max, b.index, sizeof *index * (size_t)b.seqs);
@@ -64,7 +77,7 @@ static tt_status tt__teacher_fill(tt_trainer *r, tt_teacher *k, const tt_source 
             step += b.last_of_step;
         }
         if (status != TT_OK || !ranks || (more && ranks < r->data)) continue;
-        status = tt_run(r->eval, NULL);
+        status = tt__teacher_cannot(r->ctx, tt_run(r->eval, NULL));
         for (int rank = 0; rank < ranks && status == TT_OK; rank++) {
             status = tt_get_rank(r->eval, rank, r->output, rows, (size_t)seqs[rank] * width);
             for (int s = 0; s < seqs[rank] && status == TT_OK; s++) {
@@ -83,8 +96,8 @@ static tt_status tt__teacher_fill(tt_trainer *r, tt_teacher *k, const tt_source 
 static tt_status tt__teacher_check(tt_trainer *r, const tt_source *source)
 {
     if (!r->model.classes || !tt__can_teach(r->model.task))
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_teacher_new needs a model with a row of classes, labels "
-                        "or scores for each example");
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_teacher_new: the model predicts neither a class, labels "
+                        "nor scores for each example: use one that does");
     if (r->ctx->net)
         return tt__fail(r->ctx, TT_ERR_UNSUPPORTED, "tt_teacher_new is for one process, but this run has %d: "
                         "use several ranks of one process", tt_processes(r->ctx));
@@ -108,6 +121,7 @@ tt_teacher *tt_teacher_new(tt_trainer *r, const tt_source *source)
         k->classes = r->model.classes;
     }
     if (status == TT_OK) status = tt__teacher_fill(r, k, source, rows, index);
+    if (status == TT_OK && k->examples) status = tt__model_hash(r, &k->model);
     tt__free(ctx, rows);
     tt__free(ctx, index);
     if (status != TT_OK) {

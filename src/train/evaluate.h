@@ -8,8 +8,10 @@
 #include "../run/inputs.h"
 #include "../run/results.h"
 #include "../run/step.h"
+#include "../run/state.h"
 #include "../run/memory.h"
 #include "../files/lists.h"
+#include "grad_cache.h"
 #include "features.h"
 #include "trainer.h"
 
@@ -34,10 +36,36 @@ static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
         if (targets > 0) stats->loss = (stats->loss * stats->targets + s.loss * s.targets) / targets;
         stats->targets = targets;
         stats->correct += s.correct;
+        stats->margin += s.margin;
         stats->flops += s.flops;
     }
     stats->step = tt_trainer_steps(r);
     return TT_OK;
+}
+
+/* Adds the embeddings of a round's batches to those of the step, for a loss with the negatives of a whole
+   step (step_seqs). If the round was the step's last, adds the loss of the step to *stats. seqs: (batches)
+   numbers of sequences. */
+static tt_status tt__evaluate_step(tt_trainer *r, int batches, const int *seqs, bool last, tt_stats *stats)
+{
+    tt__grad_cache *g = r->cache;
+    tt_stats s;
+    tt_status status = TT_OK;
+    memset(&s, 0, sizeof s);
+    for (int rank = 0; rank < batches && status == TT_OK; g->embedded += seqs[rank++]) {
+        float *to = g->embeddings + (size_t)g->embedded * (size_t)g->width;
+        status = tt_get_rank(r->eval, rank, r->output, to, (size_t)seqs[rank] * (size_t)g->width);
+    }
+    if (status != TT_OK || !last) return status;
+    const int targets = g->n_anchors;
+    status = tt__grad_cache_differentiate(g, &s);
+    tt__discard_step(g->loss);
+    tt__grad_cache_forget(g);
+    if (status == TT_ERR_NUMERIC) s.loss = NAN, s.targets = targets, s.correct = 0, status = TT_OK;
+    stats->targets += s.targets;
+    stats->loss += (s.loss - stats->loss) * s.targets / stats->targets;
+    stats->correct += s.correct;
+    return status;
 }
 
 tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
@@ -58,9 +86,9 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
                         "needs the functions `seek` and `next`");
     bool tokens_fit = r->model.same_length || s->max_tokens <= o->max_tokens;
     if (o->max_masked && s->max_masked > o->max_masked)
-        return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d masked tokens, but the trainer "
-                        "has max_masked = %d: make the trainer for the largest of its sources "
-                        "(tt_train_options_make_room)", what, s->max_masked, o->max_masked);
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d tokens of answers or masked "
+                        "tokens, but the trainer has max_masked = %d: make the trainer for the largest of "
+                        "its sources (tt_train_options_make_room)", what, s->max_masked, o->max_masked);
     if (tokens_fit && s->max_seqs <= o->max_seqs) return TT_OK;
     return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d sequences and %d tokens, but the "
                     "trainer has max_seqs = %d and max_tokens = %d: make the trainer for the largest of its "
@@ -113,8 +141,8 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
                     (long long)s->steps);
 }
 
-/* Tells a source which data ranks belong to this process and need batches. With features no data rank needs
-   data. by_step: the source is for training. */
+/* Tells a source which data ranks belong to this process and need batches: none if the program reads features
+   instead. by_step: the source is for training. */
 static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 {
     const tt_program *p = r->eval;
@@ -133,7 +161,8 @@ static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
    to the arrays at the end of the collection. */
 typedef struct tt__collected {
     tt_predictions p;
-    int64_t done;              /* rows whose predictions are known; the labels of later rows are known */
+    int64_t done;              /* number of rows whose predictions are known; of later rows only the labels
+                                  are known */
     int cap_rows, cap_seqs;    /* rows and sequences that the arrays have room for */
     int rows[TT__RANKS];       /* rows of each data rank's current batch */
     int64_t *seq_start;
@@ -160,10 +189,11 @@ static bool tt__collect_room(tt__collected *c, int64_t rows, int64_t seqs)
         c->cap_seqs = (int)(2 * s);
     }
     if (r <= c->cap_rows) return true;
-    void **arrays[2] = {numbers ? (void **)&c->values : (void **)&c->labels,
-                        numbers || embeds ? (void **)&c->outputs : (void **)&c->predicted};
-    for (int k = 0; k < 2; k++) {
-        const size_t columns = k && embeds ? (size_t)c->p.classes : width;
+    void **arrays[3] = {numbers ? (void **)&c->values : (void **)&c->labels,
+                        numbers || embeds ? (void **)&c->outputs : (void **)&c->predicted,
+                        (void **)&c->values};
+    for (int k = 0; k < (embeds ? 3 : 2); k++) {
+        const size_t columns = k == 1 && embeds ? (size_t)c->p.classes : width;
         void *x = tt__realloc(c->p.ctx, *arrays[k], sizeof(float) * (size_t)(2 * r) * columns);
         if (!x) return false;
         *arrays[k] = x;
@@ -196,6 +226,8 @@ static tt_status tt__collect_labels(tt_trainer *r, tt__collected *c, int rank, c
     if (by_number) memcpy(c->labels + first, labels, sizeof *c->labels * (size_t)rows);
     else
         memcpy(c->values + (size_t)first * width, labels, sizeof *c->values * width * (size_t)rows);
+    for (int64_t s = 0; s < rows && c->p.task == TT_TASK_EMBED; s++)
+        c->values[first + s] = b->label_values ? b->label_values[s] : NAN;
     for (int64_t s = 0; s < seqs; s++)
         c->seq_start[c->p.seqs + s] = first + (tags ? (int64_t)b->seq_start[s] : s);
     c->rows[rank] = (int)rows;
@@ -239,8 +271,8 @@ static tt__collected *tt__collect(tt_trainer *r, const tt_source *source)
     const bool by_class = r->model.task == TT_TASK_CLASS || r->model.task == TT_TASK_TAGS;
     const bool embeds = r->model.task == TT_TASK_EMBED;
     if (!r->model.classes && !embeds) {
-        tt__fail(r->ctx, TT_ERR_ARGUMENT, "predictions need a model with classes, labels, scores or tags, or "
-                 "with embeddings");
+        tt__fail(r->ctx, TT_ERR_ARGUMENT, "the model predicts no classes, labels, scores, tags or "
+                 "embeddings: use tt_forward for other outputs");
         return NULL;
     }
     tt__collected *c = (tt__collected *)tt__calloc(r->ctx, sizeof *c);
@@ -277,24 +309,36 @@ static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, con
     tt_batch b;
     bool more = true;
     int64_t step = 0;
-    int set = 0; /* number of data ranks that have a batch for this round */
+    int set = 0, seqs[TT__RANKS]; /* data ranks that have a batch for this round, and their sequences */
+    tt__grad_cache *whole = r->cache;
+    tt_stats of_round; /* with step_seqs, statistics with negatives of micro-batches, which do not count */
     memset(stats, 0, sizeof *stats);
+    memset(&of_round, 0, sizeof of_round);
     tt_status status = tt__none_staged(r);
+    if (status == TT_OK && whole && whole->micros)
+        status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "{step_seqs}: %d micro-batches wait for the end of their "
+                          "step: evaluate and predict between steps", whole->micros);
     tt__deal(r, source, false);
     if (status == TT_OK) status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
     while (status == TT_OK && more && !(stop && *stop)) {
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
         if (status == TT_OK && more) {
             if (c) status = tt__collect_labels(r, c, set, &b);
+            if (status == TT_OK && whole) status = tt__grad_cache_count(whole, &b);
+            seqs[set] = b.seqs;
             if (status == TT_OK) status = tt__set_batch(r, tt__evaluator(r), set++, &b, false);
             *items += tt__items(&b);
             step += b.last_of_step;
         }
-        if (status != TT_OK || !set || (more && set < r->data)) continue;
-        status = tt__evaluate_round(r, set, stats);
+        const bool ends = whole && b.last_of_step;
+        if (status != TT_OK || !set || (more && set < r->data && !ends)) continue;
+        status = tt__evaluate_round(r, set, whole ? &of_round : stats);
         if (c && status == TT_OK) status = tt__collect_outputs(r, c, set);
+        if (whole && status == TT_OK) status = tt__evaluate_step(r, set, seqs, ends || !more, stats);
         set = 0;
     }
+    if (whole) tt__grad_cache_forget(whole);
+    if (whole) stats->flops = of_round.flops, stats->step = of_round.step;
     if (set) tt__forget_inputs(tt__evaluator(r)); /* the round was stopped or failed */
     const bool no_loss = r->model.task == TT_TASK_EMBED && !r->train; /* the program only embeds */
     if (status != TT_OK || (stop && *stop) || stats->targets > 0 || no_loss) return status;
@@ -362,8 +406,8 @@ size_t tt_trainer_feature_bytes(tt_trainer *r, const tt_source *source)
     return bytes;
 }
 
-/* Computes the features of the examples that have places in a set. index, tokens: (data ranks, max_seqs), for
-   the examples of the micro-batches that run. */
+/* Computes the features of the examples that have places in a set. index, tokens: memory for the indices and
+   the numbers of tokens of the examples in the running micro-batches, each (data ranks, max_seqs). */
 static tt_status tt__fill_features(tt_trainer *r, const tt__feature_set *set, const tt_source *source,
                                    const volatile int *stop, int64_t *index, int32_t *tokens)
 {
@@ -371,7 +415,8 @@ static tt_status tt__fill_features(tt_trainer *r, const tt__feature_set *set, co
     tt_batch b;
     bool more = true;
     int64_t step = 0;
-    int ranks = 0, seqs[TT__RANKS]; /* data ranks that have a micro-batch, and their examples */
+    int ranks = 0, seqs[TT__RANKS]; /* ranks: number of data ranks that have a micro-batch; seqs: numbers of
+                                       their examples */
     tt_status status = tt__none_staged(r);
     if (status == TT_OK) status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
     while (status == TT_OK && more && !(stop && *stop)) {
@@ -461,11 +506,12 @@ static bool tt__to_predictions(tt_task task, int n, float *x)
     double sum = 0;
     if (task != TT_TASK_CLASS && task != TT_TASK_TAGS) {
         for (int c = 0; c < n; c++) sum += x[c];
-        for (int c = 0; c < n && task == TT_TASK_LABELS; c++) x[c] = (float)(1 / (1 + exp(-(double)x[c])));
+        for (int c = 0; c < n && task == TT_TASK_LABELS; c++)
+            x[c] = (float)(1 / (1 + tt__exp(-(double)x[c])));
         return isfinite(sum);
     }
     for (int c = 1; c < n; c++) max = x[c] > max ? x[c] : max;
-    for (int c = 0; c < n; c++) sum += x[c] = expf(x[c] - max);
+    for (int c = 0; c < n; c++) sum += x[c] = tt__expf(x[c] - max);
     for (int c = 0; c < n; c++) x[c] = (float)(x[c] / sum);
     return isfinite(sum);
 }

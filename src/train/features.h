@@ -8,7 +8,8 @@
 
 /* ===========================================================================================================
    TRAIN                                                                                            src/train/
-   Learning-rate schedules, training steps, evaluation, prediction, the state of a run in one file, and
+   Learning-rate schedules, training steps, evaluation, prediction, distillation, the reference of pairs of
+   answers, contrastive losses of whole steps, features, moving averages, the state of a run in one file, and
    tt_fit. This code uses all sections above.
    ======================================================================================================== */
 
@@ -33,9 +34,9 @@ typedef struct tt__features {
     tt_value *value;    /* (count) the features, which are outputs of one program and inputs of others */
     int64_t *width;     /* (count) columns of each feature */
     bool *by_token;     /* (count) the feature has a row for each token, not for each example */
-    float *rows;        /* a feature of a micro-batch */
+    float *rows;        /* memory for one feature of a micro-batch */
     size_t capacity;    /* floats that `rows` has room for */
-    tt__feature_set set[2]; /* of the sources to train on and to validate on */
+    tt__feature_set set[2]; /* [0]: of the source to train on; [1]: of the source to validate on */
     const tt__feature_set *now; /* the set that micro-batches are taken from; NULL: none */
 } tt__features;
 
@@ -106,8 +107,8 @@ static tt__features *tt__features_new(tt_tape *t, tt_value output, tt_tape **hea
     return NULL;
 }
 
-/* Returns the number of tokens of sequence s of a batch. same: the number of tokens of every sequence; 0:
-   sequences may differ, and seq_start of the batch tells the number, which is 1 without seq_start. */
+/* Returns the number of tokens of sequence s of a batch. same: the number of tokens of every sequence. If
+   `same` is 0, seq_start of the batch tells the number; without seq_start, it is 1. */
 static int32_t tt__tokens_in(const tt_batch *b, int s, int same)
 {
     return same ? same : b->seq_start ? b->seq_start[s + 1] - b->seq_start[s] : 1;
@@ -185,7 +186,8 @@ static tt_status tt__features_get(const tt__features *f, tt_program *p, int rank
             float *place = tt__feature_at(f, to, k, index[s], tokens[s]);
             if (!place)
                 return tt__fail(f->ctx, TT_ERR_ARGUMENT, "{features_once}: the source gives other examples "
-                                "when epoch 0 is read again (index %lld)", (long long)index[s]);
+                                "when epoch 0 is read again (index %lld): let seek repeat an epoch exactly",
+                                (long long)index[s]);
             memcpy(place, from, sizeof *from * n);
             from += n;
         }

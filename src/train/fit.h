@@ -9,9 +9,11 @@
 #include "../run/state.h"
 #include "../files/lists.h"
 #include "../files/json.h"
+#include "../models/preferences.h"
 #include "features.h"
 #include "trainer.h"
 #include "evaluate.h"
+#include "reference.h"
 #include "state.h"
 #include "ema.h"
 #include "progress.h"
@@ -56,7 +58,7 @@ static bool tt__fit_is_sound(const tt__fit_run *f)
 
 /* Saves metrics, picture and state. Saves the metrics first, because a resumed run drops lines of metrics
    that are newer than its state. Once the loss has diverged, saves the state to a second file, so that the
-   last state from before remains. If the loss recovers, only one state is left. */
+   last state from before the divergence remains. If the loss recovers, only one state is left. */
 static tt_status tt__fit_save(tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -105,7 +107,7 @@ static int64_t tt__kept_step(const char *name)
     return strtoll(name + sizeof before - 1, NULL, 10);
 }
 
-/* The states of a folder up to a step: their number, and the oldest. */
+/* The kept states of a folder up to step `step`. count: their number; oldest: the lowest of their steps. */
 typedef struct tt__kept_states { int64_t step, count, oldest; } tt__kept_states;
 
 static bool tt__count_kept(void *arg, const char *name)
@@ -187,6 +189,7 @@ static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, boo
     epoch.loss = f->p.targets > 0 ? f->p.loss_sum / f->p.targets : 0;
     epoch.targets = f->p.targets;
     epoch.correct = f->p.correct;
+    epoch.margin = f->margin_targets > 0 ? f->margin / f->margin_targets * epoch.targets : 0;
     e.epoch = f->p.epoch;
     e.epochs = f->o.epochs;
     e.step = f->p.step;
@@ -195,6 +198,9 @@ static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, boo
     e.metric_name = validation || f->metric.of ? f->metric.name : NULL;
     if (e.metric_name && validation) e.metric = f->values[f->by];
     else if (e.metric_name && epoch.targets > 0) e.metric = f->metric.of(&epoch);
+    for (int k = 0; k < f->n_metrics; k++) e.margins |= f->r->model.metrics[k].of == tt__margin_of;
+    const tt_stats *of = validation ? validation : &epoch;
+    if (e.margins && of->targets > 0) e.margin = tt__margin_of(of);
     e.unit = f->unit;
     e.per_second = seconds > 0 ? f->items / seconds : 0;
     e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
@@ -233,6 +239,8 @@ static tt_status tt__fit_count_step(tt__fit_run *f)
     f->p.loss_sum += s->loss * s->targets;
     f->p.targets += s->targets;
     f->p.correct += s->correct;
+    f->margin += s->margin;
+    f->margin_targets += s->targets;
     const double now = tt__seconds();
     tt_status status = tt__fit_metrics(f, s, false, f->last.lr, f->last.items, now - f->began);
     tt__fit_report(f, NULL, false);
@@ -331,7 +339,7 @@ static void tt__fit_forget_features(tt__fit_run *f)
 }
 
 /* Does nothing without features. If `begin`, makes evaluations read the features of the validation source;
-   otherwise ends that, and micro-batches take the features of the training source again. */
+   otherwise makes micro-batches read the features of the training source again. */
 static void tt__fit_judge(tt__fit_run *f, bool begin)
 {
     tt__features *x = f->r->features;
@@ -365,8 +373,7 @@ static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_s
     return status == TT_OK ? back : status;
 }
 
-/* Calls the callback `keep`. If there are moving averages, the parameters have their values during the
-   call. */
+/* Calls the callback `keep`. During the call, the parameters hold their moving averages, if there are any. */
 static tt_status tt__fit_keep(tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -425,7 +432,7 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
     if (ends) {
         f->p.epoch++;
         f->p.step = 0;
-        f->p.loss_sum = f->p.targets = f->p.correct = 0;
+        f->p.loss_sum = f->p.targets = f->p.correct = f->margin = f->margin_targets = 0;
     }
     status = tt__fit_save(f);
     if (status == TT_OK) status = tt__fit_keep_state(f);
@@ -441,7 +448,7 @@ static bool tt__fit_is_due(const tt__fit_run *f)
            total != f->p.validated;
 }
 
-/* Validates within an epoch, and returns to the next step of its source. */
+/* Validates within an epoch, and returns to the next step of the training source. */
 static tt_status tt__fit_pause(tt__fit_run *f)
 {
     tt_status status = tt__fit_last_step(f);
@@ -455,7 +462,7 @@ static tt_status tt__fit_pause(tt__fit_run *f)
 }
 
 /* Trains from step f->p.step to the end of the epoch, or until the run is stopped. A device may run a step
-   while the host makes the next batch, so a step is counted only after the next has begun. */
+   while the host makes the next batch, so a step is counted only after the next step has begun. */
 static tt_status tt__fit_epoch(tt__fit_run *f)
 {
     tt_batch b;
@@ -467,7 +474,7 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    /* A run that is stopped first ends the current step. */
+    /* A run that is asked to stop completes its current step first. */
     while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) {
         if (!tt__trainer_within_step(f->r) && tt__fit_is_due(f)) {
             status = tt__fit_pause(f);
@@ -534,14 +541,13 @@ static tt_status tt__fit_lock(tt__fit_run *f)
     char host[64] = "", when[32] = "", text[160];
     tt_context *ctx = f->r->ctx;
     const tt_files *files = &ctx->options.files;
-    const time_t now = time(NULL);
     struct tm utc;
     bool held = false;
     tt_status status = tt__path_join(ctx, f->lock_path, f->o.folder, "run.lock");
     if (status != TT_OK || !files->lock) return status;
-    gethostname(host, sizeof host - 1);
-    if (gmtime_r(&now, &utc)) strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S UTC", &utc);
-    snprintf(text, sizeof text, "process %ld of %s, since %s\n", (long)getpid(), host, when);
+    tt__machine_name(host, sizeof host);
+    if (tt__utc(time(NULL), &utc)) strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S UTC", &utc);
+    snprintf(text, sizeof text, "process %ld of %s, since %s\n", tt__process_number(), host, when);
     f->lock = files->lock(files->user, f->lock_path, text, &held);
     if (!held) return TT_OK;
     tt__file_bytes by;
@@ -611,8 +617,8 @@ static tt_status tt__fit_resume(tt__fit_run *f)
                         "data, whose first class is '%s': resume with the same data", f->o.folder,
                         f->train->class_names[0]);
     if (f->p.data && now.data && f->p.data != now.data)
-        tt__log(ctx, TT_LOG_WARNING, "resume", "'%s' was trained on other data: the run continues with the "
-                "new data, and differs from a run without interruption", f->o.folder);
+        tt__log(ctx, TT_LOG_WARNING, "resume", "'%s' was trained on other data or masks: the run continues "
+                "with the new ones, and differs from a run without interruption", f->o.folder);
     f->p.classes = now.classes;
     f->p.data = now.data;
     status = tt__fit_read_metrics(f);
@@ -627,8 +633,10 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
     size_t state = 0, model = 0;
     tt__kept *kept = r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
     for (int k = 0; kept && k < count; k++) {
-        const tt__tape_value *x = &r->train->stage[kept[k].stage]->built.t->values[kept[k].value];
-        const size_t bytes = (size_t)r->ctx->params[x->param]->size * tt_dtype_bytes(x->shape.dtype);
+        const tt_program *p = r->train->stage[kept[k].stage];
+        const tt__tape_value *x = &p->built.t->values[kept[k].value];
+        const tt__stored stored = tt__kept_stored(r->ctx, x, p->arena);
+        const size_t bytes = (size_t)(stored.rows * stored.cols) * tt_dtype_bytes(x->shape.dtype);
         state += bytes;
         if (!kept[k].state) model += bytes;
     }
@@ -656,8 +664,8 @@ static tt_status tt__fit_disk(const tt__fit_run *f)
                         kept > 0 ? ", and those of keep_states" : "", 1e-6 * space);
     if (space >= 0 && space < all)
         tt__log(ctx, TT_LOG_WARNING, "fit", "'%s': two states of %.1f MB and a model of %.1f MB or more may "
-                "not fit on the disk, which has room for %.1f MB", f->o.folder, 1e-6 * state, 1e-6 * model,
-                1e-6 * space);
+                "not fit on the disk, which has room for %.1f MB: free some", f->o.folder, 1e-6 * state,
+                1e-6 * model, 1e-6 * space);
     return TT_OK;
 }
 
@@ -699,6 +707,31 @@ static tt_status tt__fit_choose(tt__fit_run *f)
     return TT_OK;
 }
 
+/* Fails if the state to resume belongs to the reference of another model than the trainer's. */
+static tt_status tt__fit_same_reference(tt__fit_run *f)
+{
+    tt_status status = tt__model_hash(f->r, &f->r->reference);
+    tt_safetensors *file = status == TT_OK ? tt_safetensors_open(f->r->ctx, f->state) : NULL;
+    if (status == TT_OK) status = file ? tt__state_same_other(f->r, file, f->state) : f->r->ctx->status;
+    tt_safetensors_close(file);
+    return status;
+}
+
+/* Reads or computes the reference of sources of pairs, before a state changes the parameters. */
+static tt_status tt__fit_reference(tt__fit_run *f)
+{
+    tt_status status = TT_OK;
+    const bool computes = f->train->reference && !tt__reference_known(f->train);
+    if (f->o.resume && computes) status = tt__fit_same_reference(f);
+    for (int k = 0; k < 2 && status == TT_OK; k++) {
+        const tt_source *s = k ? f->validation : f->train;
+        if (s && s->reference)
+            status = tt_trainer_reference(f->r, s, f->o.folder, k ? "reference.validation.safetensors"
+                                                                  : "reference.safetensors");
+    }
+    return status;
+}
+
 static tt_status tt__fit_begin(tt__fit_run *f)
 {
     char heading[TT__FIT_HEADING];
@@ -727,7 +760,8 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     f->bytes = tt_program_plan(f->r->train).bytes;
     status = tt_allocate(f->r->train); /* fails before any file is written */
     if (status == TT_OK) status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
-    if (status != TT_OK || !f->o.folder) return status;
+    if (status != TT_OK) return status;
+    if (!f->o.folder) return tt__fit_reference(f);
     status = tt__path_join(ctx, f->state, f->o.folder, "state.safetensors");
     if (status == TT_OK)
         status = tt__path_join(ctx, f->diverged, f->o.folder, "state.diverged.safetensors");
@@ -744,14 +778,16 @@ static tt_status tt__fit_begin(tt__fit_run *f)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' holds a run: resume it, or name another folder",
                         f->o.folder);
     if (!f->has_state && f->o.resume)
-        return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' does not exist", f->state);
+        return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' does not exist: start without resume",
+                        f->state);
     f->p.classes = f->train->classes ? TT__HASH_BEGIN : 0; /* a hash of the names; 0: no classes */
     for (int c = 0; c < f->train->classes; c++) {
         const char *name = f->train->class_names[c];
         f->p.classes = tt__hash_on(f->p.classes, name, strlen(name) + 1);
     }
     f->p.data = f->train->hash ? f->train->hash(f->train->self) : 0;
-    if (f->o.resume) status = tt__fit_resume(f);
+    status = tt__fit_reference(f);
+    if (status == TT_OK && f->o.resume) status = tt__fit_resume(f);
     if (status == TT_OK && !tt__fit_is_over(f)) status = tt__fit_disk(f);
     return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails early in a read-only folder */
 }

@@ -26,13 +26,16 @@ typedef struct tt__grad_cache {
     tt_param *rows;               /* (max_seqs, width): the embeddings of a step */
     tt_value anchors, candidates, positives; /* inputs of `loss` */
     int64_t width;
-    int max_seqs;                 /* max sequences of a step, and so of its micro-batches */
-    int micros, seqs;             /* micro-batches and their sequences that wait for the end of the step */
+    int max_seqs;                 /* max number of sequences of a step; also its max number of
+                                     micro-batches */
+    int micros, seqs;             /* micros: number of micro-batches that wait for the end of the step, in an
+                                     evaluation 0; seqs: number of their sequences */
+    int embedded;                 /* in an evaluation, number of sequences whose embeddings are known */
     int n_anchors, n_candidates;
     tt_batch *batch;              /* (max_seqs) copies of the micro-batches; `memory` has their data */
     void **memory;
     float *embeddings, *gradient; /* (max_seqs, width) */
-    int32_t *anchor, *candidate, *positive; /* (max_seqs) the rows of `loss`'s inputs */
+    int32_t *anchor, *candidate, *positive; /* (max_seqs) the numbers of rows that the inputs of `loss` get */
 } tt__grad_cache;
 
 /* Records the loss of the training program. minus: the embeddings with opposite signs, so that their sum with
@@ -51,7 +54,7 @@ static tt_value tt__surrogate_loss(tt_tape *t, tt_value embeddings)
 static void tt__grad_cache_forget(tt__grad_cache *g) /* drops the micro-batches that wait */
 {
     for (int k = 0; k < g->micros; k++) tt__free(g->ctx, g->memory[k]);
-    g->micros = g->seqs = g->n_anchors = g->n_candidates = 0;
+    g->micros = g->seqs = g->embedded = g->n_anchors = g->n_candidates = 0;
 }
 
 static void tt__grad_cache_free(tt__grad_cache *g)
@@ -139,7 +142,7 @@ static tt_status tt__grad_cache_new(tt_context *ctx, tt_tape *t, tt_value embedd
                ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Returns the array of a batch with a name, or NULL. */
+/* Returns the array `name` of a batch; NULL: none. */
 static const tt_array *tt__array_of(const tt_batch *b, const char *name)
 {
     for (int k = 0; k < b->n_arrays; k++) if (strcmp(b->arrays[k].input, name) == 0) return &b->arrays[k];
@@ -161,13 +164,31 @@ static tt_status tt__grad_cache_index(tt__grad_cache *g, const tt_batch *b, cons
     return TT_OK;
 }
 
+/* Adds the sequences of a micro-batch to those of its step, and their numbers to the inputs of `loss`. */
+static tt_status tt__grad_cache_count(tt__grad_cache *g, const tt_batch *b)
+{
+    if (b->seqs > g->max_seqs - g->seqs)
+        return tt__fail(g->ctx, TT_ERR_SHAPE, "the step has more than step_seqs = %d sequences: set "
+                        "step_seqs to the sequences of the largest step", g->max_seqs);
+    int n_positives = g->n_anchors;
+    const int candidates = g->n_candidates;
+    tt_status status = tt__grad_cache_index(g, b, "positives", candidates, g->positive, &n_positives);
+    if (status == TT_OK) status = tt__grad_cache_index(g, b, "anchors", g->seqs, g->anchor, &g->n_anchors);
+    if (status == TT_OK)
+        status = tt__grad_cache_index(g, b, "candidates", g->seqs, g->candidate, &g->n_candidates);
+    if (status == TT_OK && n_positives != g->n_anchors)
+        status = tt__fail(g->ctx, TT_ERR_ARGUMENT, "step_seqs: the batch has %d positives for %d anchors: "
+                          "give one for each", n_positives, g->n_anchors);
+    g->seqs += b->seqs;
+    return status;
+}
+
 /* Copies a micro-batch, so that it can wait for the end of its step. */
 static tt_status tt__grad_cache_add(tt__grad_cache *g, const tt_batch *b)
 {
     const size_t rows = sizeof(int32_t) * (size_t)b->rows, seqs = sizeof(int32_t) * (size_t)b->seqs;
-    if (b->seqs > g->max_seqs - g->seqs)
-        return tt__fail(g->ctx, TT_ERR_SHAPE, "the step has more than step_seqs = %d sequences: set "
-                        "step_seqs to the sequences of the largest step", g->max_seqs);
+    tt_status status = tt__grad_cache_count(g, b);
+    if (status != TT_OK) return status;
     tt_batch *to = &g->batch[g->micros];
     const struct { const void *from; const int32_t **to; size_t bytes; } fields[] = {
         {b->ids, &to->ids, rows}, {b->positions, &to->positions, rows}, {b->types, &to->types, rows},
@@ -186,17 +207,7 @@ static tt_status tt__grad_cache_add(tt__grad_cache *g, const tt_batch *b)
         *fields[k].to = (const int32_t *)(const void *)memory;
         memory += fields[k].bytes;
     }
-    int n_positives = g->n_anchors;
-    const int candidates = g->n_candidates;
-    tt_status status = tt__grad_cache_index(g, b, "positives", candidates, g->positive, &n_positives);
-    if (status == TT_OK) status = tt__grad_cache_index(g, b, "anchors", g->seqs, g->anchor, &g->n_anchors);
-    if (status == TT_OK)
-        status = tt__grad_cache_index(g, b, "candidates", g->seqs, g->candidate, &g->n_candidates);
-    if (status == TT_OK && n_positives != g->n_anchors)
-        status = tt__fail(g->ctx, TT_ERR_ARGUMENT, "step_seqs: the batch has %d positives for %d anchors: "
-                          "give one for each", n_positives, g->n_anchors);
-    g->seqs += b->seqs;
-    return status;
+    return TT_OK;
 }
 
 /* Computes the loss of the step's embeddings, and the targets from which the backward's gradients follow.

@@ -3,15 +3,16 @@
 #include "../files/lists.h"
 
 /* --------------------------------------------------------------------------------------------------- metrics
-   Metrics of predictions: F1 of classes, labels, tags and entities; correlations of scores. */
+   Metrics of predictions: F1 of classes, labels, tags and entities, correlations of scores,
+   recall of pairs. */
 
 static int64_t tt__prediction_count(const tt_predictions *p)
 {
     return p->task == TT_TASK_LABELS ? p->rows * p->classes : p->rows;
 }
 
-/* Counts the predictions of each class. counts: (classes, 3) how often the class was predicted and is there,
-   was predicted and is not there, and was not predicted but is there. */
+/* Counts the predictions of each class. counts: (classes, 3): true positives, false positives and false
+   negatives. */
 static void tt__f1_counts(const tt_predictions *p, int64_t *counts)
 {
     memset(counts, 0, sizeof *counts * 3 * (size_t)p->classes);
@@ -76,7 +77,7 @@ static double tt__f1_macro_of(const tt_predictions *p)
 
 /* -------------------------------------------------------------------------------------------------- entities
    The rules of seqeval's default mode (get_entities in seqeval 1.2.2), which are those of conlleval: an I-X
-   that continues no entity of type X begins one. */
+   that continues no entity of type X begins an entity. */
 
 /* A tag as its prefix, 'B', 'I', 'E', 'S' or 'O' for outside, and the type of its entity. */
 typedef struct tt__tag { char prefix; const char *type; } tt__tag;
@@ -170,26 +171,58 @@ static double tt__correlation(const double *x, const double *y, int64_t n)
     return xx > 0 && yy > 0 ? fmin(fmax(xy / (sqrt(xx) * sqrt(yy)), -1), 1) : NAN;
 }
 
+/* Returns the cosine of two rows of n numbers. */
+static double tt__cosine(const float *a, const float *b, int n)
+{
+    double aa = 0, bb = 0, ab = 0;
+    for (int k = 0; k < n; k++) {
+        aa += (double)a[k] * a[k];
+        bb += (double)b[k] * b[k];
+        ab += (double)a[k] * b[k];
+    }
+    return ab / sqrt(aa * bb);
+}
+
+/* Sets x to the labels and y to the predictions of score c or, of TT_TASK_EMBED, to the scores of the pairs
+   and the cosines of their embeddings. Returns the number of labels. */
+static int64_t tt__two_sides(const tt_predictions *p, int c, double *x, double *y)
+{
+    int64_t n = 0, pair = 0;
+    for (int64_t k = 0; k < p->rows; k++) {
+        const int64_t at = k * p->classes;
+        if (p->task != TT_TASK_EMBED) {
+            x[n] = p->values[at + c];
+            y[n++] = p->outputs[at + c];
+            continue;
+        }
+        if (p->labels[k] != 0) continue;
+        while (pair < p->rows && p->labels[pair] != 1) pair++; /* text n of the source has pair n */
+        if (pair == p->rows) return 0;
+        x[n] = p->values[k];
+        y[n++] = tt__cosine(p->outputs + at, p->outputs + p->classes * pair++, p->classes);
+    }
+    return n;
+}
+
 static double tt__correlations(const tt_predictions *p, bool ranks)
 {
-    const size_t n = (size_t)p->rows;
-    if (p->task != TT_TASK_SCORES || !n) return NAN;
-    double sum = 0, *x = (double *)tt__alloc(p->ctx, sizeof *x * 2 * n), *y = x ? x + n : NULL;
-    tt__ranked *sorted = ranks ? (tt__ranked *)tt__alloc(p->ctx, sizeof *sorted * n) : NULL;
-    for (int c = 0; c < p->classes && x && (sorted || !ranks); c++) {
-        bool finite = true;
-        for (size_t k = 0; k < n; k++) {
-            x[k] = p->values[k * (size_t)p->classes + (size_t)c];
-            y[k] = p->outputs[k * (size_t)p->classes + (size_t)c];
-            finite = finite && isfinite(x[k]) && isfinite(y[k]);
-        }
-        if (ranks) tt__mean_ranks(x, p->rows, sorted), tt__mean_ranks(y, p->rows, sorted);
-        sum += finite ? tt__correlation(x, y, p->rows) : NAN;
+    const size_t rows = (size_t)p->rows;
+    const bool embeds = p->task == TT_TASK_EMBED;
+    const int scores = embeds ? 1 : p->classes;
+    if ((p->task != TT_TASK_SCORES && !embeds) || !p->values || !rows) return NAN;
+    double sum = 0, *x = (double *)tt__alloc(p->ctx, sizeof *x * 2 * rows), *y = x ? x + rows : NULL;
+    tt__ranked *sorted = ranks ? (tt__ranked *)tt__alloc(p->ctx, sizeof *sorted * rows) : NULL;
+    for (int c = 0; c < scores && x && (sorted || !ranks); c++) {
+        const int64_t n = tt__two_sides(p, c, x, y);
+        bool finite = n > 0;
+        for (int64_t k = 0; k < n; k++) finite = finite && isfinite(x[k]) && isfinite(y[k]);
+        if (ranks && finite) tt__mean_ranks(x, n, sorted), tt__mean_ranks(y, n, sorted);
+        sum += finite ? tt__correlation(x, y, n) : NAN;
     }
     const bool done = x && (sorted || !ranks);
     tt__free(p->ctx, sorted);
     tt__free(p->ctx, x);
-    return done ? sum / p->classes : NAN;
+    return done ? sum / scores : NAN;
 }
 
 static double tt__pearson_of(const tt_predictions *p) { return tt__correlations(p, false); }
@@ -224,7 +257,8 @@ typedef struct tt__recall {
 /* Returns the inner product of two rows. */
 static float tt__inner(const float *x, const float *y, int64_t n)
 {
-    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}; /* sums that a compiler can compute together */
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}; /* several sums, so that a compiler can use vector
+                                                instructions */
     int64_t k = 0;
     for (; k + 8 <= n; k += 8)
         for (int j = 0; j < 8; j++) sum[j] += x[k + j] * y[k + j];
@@ -256,7 +290,7 @@ static double tt__recall_of(const tt_predictions *p, int nearest)
     const size_t rows = (size_t)p->rows, width = (size_t)p->classes;
     tt__recall r = {NULL, NULL, NULL, 0, 0, p->classes, nearest, NULL};
     double hits = NAN;
-    if (p->task != TT_TASK_EMBED || !rows) return NAN;
+    if (p->task != TT_TASK_EMBED || !rows || (p->values && !isnan(p->values[0]))) return NAN;
     r.unit = (float *)tt__alloc(p->ctx, sizeof *r.unit * rows * width);
     r.anchors = (int64_t *)tt__alloc(p->ctx, sizeof *r.anchors * rows);
     r.candidates = (int64_t *)tt__alloc(p->ctx, sizeof *r.candidates * rows);

@@ -6,7 +6,7 @@
 #include "features.h"
 #include "trainer.h"
 
-/* ---------------------------------------------------------------------------------------------------- fit
+/* ----------------------------------------------------------------------------------------------- progress
    The data of a run of tt_fit, its progress line, and its file metrics.csv. */
 
 /* Indices of the values of a tt__fit_point, which come from a line of metrics.csv. NaN: the line has no
@@ -35,8 +35,9 @@ typedef struct tt__fit_run {
     double started, saved;       /* clock in seconds; started: start of tt_fit plus the time of validations;
                                     saved: the last save */
     double began;                /* clock in seconds at the start of the current step */
-    struct { bool any; float lr; double items; int64_t reads; } last; /* a step not yet counted, if any */
-    double items, flops, peak;   /* items and FLOPs since tt_fit began; the machine's peak FLOP/s */
+    struct { bool any; float lr; double items; int64_t reads; } last; /* the last step, if it is not counted
+                                                                         yet (`any`) */
+    double items, flops, peak;   /* items, flops: since tt_fit began; peak: the machine's peak FLOP/s */
     size_t bytes;                /* bytes of the arena */
     char state[TT__PATH], diverged[TT__PATH]; /* paths of the states, see tt__fit_save */
     bool has_state;              /* the folder holds a state of this run */
@@ -44,10 +45,12 @@ typedef struct tt__fit_run {
     bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
     void *lock;                  /* the open and locked file `lock_path`, while tt_fit runs */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* in_row: number of steps skipped since the last step that updated;
-                                    not_finite: number of steps since then that were not finite and that no
-                                    validation has judged yet */
+    int in_row;                  /* number of steps that have been skipped since the parameters were last
+                                    updated */
+    int not_finite;              /* number of steps whose loss or gradient was not finite, since the last
+                                    update of the parameters or the last validation, whichever came later */
     char why[TT__ERROR];         /* reason of the last skipped step */
+    double margin, margin_targets; /* sums of margins and of pairs over the epoch, since tt_fit began */
     int64_t updated;             /* number of steps since tt_fit began that were not skipped */
     bool reported_skipped;           /* a skipped step was logged */
     bool reported_diverged;          /* a diverged loss was logged */
@@ -81,6 +84,7 @@ static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *
     tt__print(&text, "%lld/%lld", (long long)e->step, (long long)e->steps);
     if (fields > 0) tt__print(&text, "  loss %.4f", e->loss);
     if (fields > 1 && e->metric_name) tt__print(&text, "  %s %.3f", e->metric_name, e->metric);
+    if (fields > 1 && e->margins) tt__print(&text, "  margin %.3f", e->margin);
     if (fields > 2) tt__print(&text, "  %.0f %s/s", e->per_second, e->unit);
     if (fields > 3 && e->of_peak > 0) tt__print(&text, "  %.0f%% of peak", 100 * e->of_peak);
     const int left = (int)fmin(fmax(e->seconds_left, 0), 1e9);
@@ -94,7 +98,9 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
     tt__text_buffer text = {to, capacity, 0};
     if (e->validation) {
         tt__print(&text, "  validation: loss %.4f", e->validation->loss);
-        if (e->metric_name) tt__print(&text, ", %s %.4f", e->metric_name, e->metric);
+        if (e->metric_name && isnan(e->metric)) tt__print(&text, ", %s undefined", e->metric_name);
+        else if (e->metric_name) tt__print(&text, ", %s %.4f", e->metric_name, e->metric);
+        if (e->margins) tt__print(&text, ", margin %.4f", e->margin);
         tt__print(&text, "%s", e->best ? ", kept" : "");
         if (e->patience && e->worse)
             tt__print(&text, ", %lld of %lld in a row that are no better", (long long)e->worse,
@@ -115,7 +121,7 @@ static bool tt__fit_stopped(const tt__fit_run *f)
     return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
 }
 
-/* Returns the steps of all epochs so far, skipped ones included. */
+/* Returns the steps of all epochs so far, including skipped steps. */
 static int64_t tt__fit_total(const tt__fit_run *f) { return f->p.epoch * f->steps + f->p.step; }
 
 /* Returns whether all epochs are done or `patience` validations in a row were no better than the best. */
@@ -245,7 +251,7 @@ static int tt__fit_fields(const char *line, const char *field[TT__FIT_FIELDS], i
 
 /* The columns of a metrics.csv that an earlier version or a run with fewer metrics has written. */
 typedef struct tt__fit_columns_of {
-    int count, own;             /* number of columns of the file; of this run */
+    int count, own;             /* count: number of columns of the file; own: number of columns of this run */
     int from[TT__FIT_FIELDS];   /* for each column of this run, the file's column; -1: the file lacks it */
     const char *missing;        /* a column that the file lacks */
     int missing_length;

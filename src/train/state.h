@@ -29,7 +29,8 @@ typedef struct tt__state {
     tt_safetensors *file; /* the file being read */
     char *piece;          /* buffer of `room` bytes, the size of a message between processes */
     size_t room;
-    char *products;       /* text to write of the tuned ways to compute matrix products; NULL: not tuned */
+    char *products;       /* text to write, which tells how the devices compute matrix products; NULL:
+                             products were not timed */
 } tt__state;
 
 static void tt__state_close(tt__state *s)
@@ -41,10 +42,11 @@ static void tt__state_close(tt__state *s)
     tt_safetensors_close(s->file);
 }
 
+static const char tt__other_key[] = "tinytrain.other_model"; /* a key, too: see tt__other_model */
 static const char tt__products_key[] = "tinytrain.products"; /* key in the metadata of a state */
 
-/* Makes the devices use the state's tuned ways to compute matrix products. Warns if the run cannot, because
-   sums may then be rounded differently. */
+/* Makes the devices compute matrix products in the way that the state tells. Warns if the
+   devices cannot, because sums may then be rounded differently. */
 static tt_status tt__state_products(const tt__state *s)
 {
     tt_program *p = s->p;
@@ -101,14 +103,18 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     s->tensors = 1 + s->count + (t->fp8_history != 0) + (s->frozen > 0) + (more > 0);
     tt__state_integers(&s->info[0], "tinytrain.run", sizeof s->header);
     for (int k = 0; k < s->count; k++) {
-        const tt__tape_value *x = &p->stage[s->kept[k].stage]->built.t->values[s->kept[k].value];
+        const tt_program *stage = p->stage[s->kept[k].stage];
+        const tt__tape_value *x = &stage->built.t->values[s->kept[k].value];
+        const tt__stored stored = tt__kept_stored(ctx, x, stage->arena);
         const tt_param *param = ctx->params[x->param];
         tt_tensor_info *info = &s->info[k + 1];
         info->name = s->kept[k].name;
-        info->dtype = tt__dtypes[x->shape.dtype].safetensors;
-        info->ndim = param->ndim;
+        info->dtype = x->shape.dtype == TT_U8 ? "U8" : tt__dtypes[x->shape.dtype].safetensors;
+        info->ndim = x->row_state ? 1 + (stored.rows > 1) : param->ndim;
         memcpy(info->dims, param->dims, sizeof param->dims);
-        info->bytes = (size_t)param->size * tt_dtype_bytes(x->shape.dtype);
+        if (x->row_state) info->dims[0] = stored.rows > 1 ? stored.rows : stored.cols;
+        if (x->row_state) info->dims[1] = stored.cols;
+        info->bytes = tt__matrix_bytes(x->shape.dtype, stored.rows, stored.cols);
     }
     if (t->fp8_history) {
         tt_tensor_info *info = &s->info[s->count + 1];
@@ -166,15 +172,32 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
     return status;
 }
 
+/* Adds the bytes of coded matrix k, a frozen parameter of program p, to *hash, by two at a time. */
+static tt_status tt__state_hash_codes(const tt__state *s, int k, const tt_program *p, uint64_t *hash)
+{
+    const tt__tape_value *x = &p->built.t->values[s->kept[k].value];
+    tt_param *param = p->ctx->params[x->param];
+    const size_t size = tt__matrix_bytes(x->shape.dtype, x->shape.rows, x->shape.cols);
+    tt_status status = TT_OK;
+    for (size_t at = 0, n; at < size && status == TT_OK; at += n) {
+        n = size - at < s->room ? size - at : s->room;
+        status = tt__param_read_codes(param, at, n, s->piece);
+        if (n % 2) s->piece[n] = 0;
+        if (status == TT_OK) *hash = tt__hash_elements(*hash, s->piece, (n + 1) / 2 * 2, 2);
+    }
+    return status;
+}
+
 /* Collects a tensor of the state from its ranks, and writes it to a file or, if w is NULL, adds it to *hash.
    Only process 0 gets the whole hash. */
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
     const tt_program *p = s->p->stage[s->kept[k].stage];
     const tt__tape_value *x = &p->built.t->values[s->kept[k].value];
-    const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
+    const tt__stored stored = tt__kept_stored(p->ctx, x, p->arena);
     const int64_t size = stored.rows * stored.cols, item = (int64_t)tt_dtype_bytes(x->shape.dtype);
     tt_status status = TT_OK;
+    if (tt__is_coded(x->shape.dtype)) return tt__state_hash_codes(s, k, p, hash);
     for (int64_t e = 0, n; e < size && status == TT_OK; e += n) {
         int rank;
         const int64_t at = tt__stored_at(&stored, e, &rank, &n);
@@ -222,7 +245,7 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
 static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, int32_t v, int rank)
 {
     const tt__tape_value *x = &p->built.t->values[v];
-    const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
+    const tt__stored stored = tt__kept_stored(p->ctx, x, p->arena);
     const int64_t item = (int64_t)tt_dtype_bytes(x->shape.dtype);
     const int tensor = tt_safetensors_find(s->file, s->kept[k].name);
     char *to = (char *)tt__resolve(p, rank, v).data;
@@ -262,8 +285,10 @@ static tt_status tt__not_between_steps(tt_context *ctx)
                     "micro-batches of a step: save it after the update");
 }
 
-/* Writes a program's state to a file, with `more` bytes of a trainer's progress. */
-static tt_status tt__state_save(tt_program *p, const char *path, const void *progress, size_t more)
+/* Writes a program's state to a file, with `more` bytes of a trainer's progress. other: a text of the
+   metadata about another model (see tt__other_model), or NULL. */
+static tt_status tt__state_save(tt_program *p, const char *path, const void *progress, size_t more,
+                                const char *other)
 {
     tt__state s;
     tt_safetensors_writer *w = NULL;
@@ -276,7 +301,10 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     const bool chosen = p->tunes && (p->arena->tuned || p->arena->learnt);
     if (status == TT_OK && chosen && !(s.products = tt__tuned_text(p, p->settings.group->first)))
         status = TT_ERR_MEMORY;
-    const char *const metadata[] = {s.products ? tt__products_key : NULL, s.products, NULL};
+    const char *metadata[5] = {NULL, NULL, NULL, NULL, NULL};
+    int n = 0;
+    if (other) metadata[n++] = tt__other_key, metadata[n++] = other;
+    if (s.products) metadata[n++] = tt__products_key, metadata[n++] = s.products;
     if (status == TT_OK) w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, metadata);
     if (status == TT_OK) status = w ? tt_safetensors_write(w, &h, sizeof h) : p->ctx->status;
     status = tt__agree(p->ctx, "saving a state", status, NULL, 0);
@@ -320,8 +348,9 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
     for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
     if (same) return TT_OK;
     return tt__fail(s->p->ctx, TT_ERR_STATE, "'%s': tensor '%s' is %s of %zu bytes, but this run has %s of "
-                    "%zu: resume with the same model and precision", s->path, expected->name, found->dtype,
-                    found->bytes, expected->dtype, expected->bytes);
+                    "%zu, or another shape: resume with the same model and precision, equal {state_bits} "
+                    "and, if these are 8, equal {parallel.tensor}", s->path,
+                    expected->name, found->dtype, found->bytes, expected->dtype, expected->bytes);
 }
 
 /* Reads the header and checks that the state fits this program. */
@@ -344,13 +373,12 @@ static tt_status tt__state_check_header(tt__state *s)
     if (status != TT_OK) return status;
     const bool scales = tt__is_power_of_two(h->loss_scale, 1, TT__LOSS_SCALE_MOST);
     if (h->step < 0 || h->step > TT__MAX_STEPS)
-        return tt__fail(ctx, TT_ERR_FORMAT,
-                        "'%s' says that %lld steps were done, which is impossible: the file is damaged",
-                        s->path, (long long)h->step);
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were done, which is impossible: "
+                        "resume from a copy", s->path, (long long)h->step);
     if (!scales || h->good_steps < 0 || h->good_steps > TT__MAX_STEPS || h->skipped < 0 ||
         h->skipped > TT__MAX_STEPS)
         return tt__fail(ctx, TT_ERR_FORMAT, "'%s' says that %lld steps were skipped, and %lld done with loss "
-                        "scale %g, which is impossible: the file is damaged", s->path, (long long)h->skipped,
+                        "scale %g, which is impossible: resume from a copy", s->path, (long long)h->skipped,
                         (long long)h->good_steps, h->loss_scale);
     if (h->seed != own.seed)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was made with seed %llu, but this run has %llu: open the "
@@ -426,12 +454,13 @@ static tt_status tt__state_take(tt__state *s)
     p->scale_set = false;
     if (tt__state_header_of(p).program != h->program)
         tt__log(s->p->ctx, TT_LOG_WARNING, "resume", "'%s' was made with other options of the model, the "
-                "optimizer, the batches or the sums (dropout, weight decay, max_tokens, groups, ...): this "
-                "run continues with the new ones, and differs from a run without interruption", s->path);
+                "optimizer, the batches or the sums (dropout, weight decay, rounding, max_tokens, groups, "
+                "...): this run continues with the new ones, and differs from a run without interruption",
+                s->path);
     return TT_OK;
 }
 
-tt_status tt_program_save(tt_program *p, const char *path) { return tt__state_save(p, path, NULL, 0); }
+tt_status tt_program_save(tt_program *p, const char *path) { return tt__state_save(p, path, NULL, 0, NULL); }
 
 tt_status tt_program_load(tt_program *p, const char *path)
 {
@@ -457,15 +486,38 @@ static tt__state_progress tt__state_progress_of(const tt_progress *p, const tt_s
     return s->lr_at ? by_function : h;
 }
 
+/* Writes to `text` which other model gave the run its numbers: the teacher's logits, or the reference of
+   pairs of answers. Returns false if there is no such model. */
+static bool tt__other_model(const tt_trainer *r, char text[40])
+{
+    const tt_teacher *teacher = r->options.teacher;
+    const uint64_t hash = teacher ? teacher->model : r->reference;
+    snprintf(text, 40, "%s %016llx", teacher ? "teacher" : "reference", (unsigned long long)hash);
+    return hash != 0;
+}
+
+/* Fails if the state belongs to a run with another teacher, or with the reference of another model. States of
+   earlier versions do not say so. */
+static tt_status tt__state_same_other(const tt_trainer *r, const tt_safetensors *file, const char *path)
+{
+    char text[40];
+    const char *found = tt_safetensors_metadata(file, tt__other_key);
+    if (!found || !tt__other_model(r, text) || strcmp(found, text) == 0) return TT_OK;
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "'%s' belongs to a run %s: give the %s with which the run began",
+                    path, r->options.teacher ? "with the logits of another teacher" :
+                    "whose reference is that of another model", r->options.teacher ? "teacher" : "model");
+}
+
 tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *progress)
 {
     tt_progress none;
+    char other[40];
     tt_status status = tt__must_train(r);
     if (status != TT_OK) return status;
     if (r->staged) return tt__not_between_steps(r->ctx);
     memset(&none, 0, sizeof none);
     const tt__state_progress h = tt__state_progress_of(progress ? progress : &none, &r->options.schedule);
-    status = tt__state_save(r->train, path, &h, sizeof h);
+    status = tt__state_save(r->train, path, &h, sizeof h, tt__other_model(r, other) ? other : NULL);
     if (status == TT_OK) r->saved_steps = tt_trainer_steps(r);
     return status;
 }
@@ -499,6 +551,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     tt_status status = tt__must_train(r);
     if (status != TT_OK) return status;
     status = tt__state_open(&s, r->train, path, sizeof(tt__state_progress));
+    if (status == TT_OK) status = tt__state_same_other(r, s.file, path);
     if (status == TT_OK) status = tt__state_read_progress(&s, &r->options.schedule, &read);
     status = tt__state_agree(&s, status);
     if (status == TT_OK) status = tt__state_take(&s);

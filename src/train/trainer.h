@@ -2,6 +2,7 @@
 #include "../base/base.h"
 #include "../tape/tape.h"
 #include "../ops/optimizers/rules.h"
+#include "../passes/update.h"
 #include "../ranks/processes.h"
 #include "../context/memory.h"
 #include "../context/params.h"
@@ -14,6 +15,7 @@
 #include "../run/pipeline.h"
 #include "../run/state.h"
 #include "../files/utf8.h"
+#include "../data/windows.h"
 #include "grad_cache.h"
 #include "features.h"
 #include "teacher.h"
@@ -38,6 +40,7 @@ struct tt_trainer {
     bool step_failed; /* a micro-batch failed: the later micro-batches of its step are refused */
     tt__grad_cache *cache; /* NULL: options.step_seqs is 0 */
     int64_t saved_steps; /* number of steps of the last state; -1: no state */
+    uint64_t reference;  /* hash of the model that computed the reference of pairs of answers; 0: none */
     tt_value output;
     int64_t output_width;
     tt_input_info *inputs; /* the `n_inputs` inputs of the model */
@@ -48,8 +51,8 @@ struct tt_trainer {
     int32_t *last; /* for max_seqs sequences: their last rows; NULL: the model has no input "last" */
     float *class_weights; /* (2, classes). Row 0: the options' weights; row 1: ones, for evaluation. NULL: no
                              weights */
-    float *teacher_rows; /* (max_seqs, classes) and (max_seqs, 1): the teacher's inputs of a batch; NULL: no
-                            teacher */
+    tt__teacher_inputs taught; /* the teacher's inputs of a batch; NULL: no teacher, or no such input */
+    int64_t teacher_ids; /* rows of the table of tokens of options.teacher_model; 0: none */
     void *zeros; /* zeros: the data that predictions set for inputs that only the loss reads; as large as the
                     largest of these inputs */
 };
@@ -62,7 +65,7 @@ float tt_schedule_lr(const tt_schedule *s, int64_t step)
     const int64_t falls = s->kind >= TT_WSD ? s->decay_steps : s->total_steps - s->warmup_steps;
     double left = (double)(s->total_steps - step) / (double)tt__max(1, falls);
     left = left < 0 ? 0 : left > 1 ? 1 : left;
-    if (s->kind == TT_COSINE) left = 0.5 * (1 - cos(3.14159265358979323846 * left));
+    if (s->kind == TT_COSINE) left = 0.5 * (1 - tt__cos(3.14159265358979323846 * left));
     if (s->kind == TT_WSD_SQRT) left = 1 - sqrt(1 - left);
     return (float)(s->min_lr + ((double)s->lr - s->min_lr) * left);
 }
@@ -76,6 +79,7 @@ tt_train_options tt_train_options_default(void)
     o.schedule.kind = TT_LINEAR;
     o.schedule.lr = 5e-5f;
     o.temperature = 0.05f;
+    o.beta = 0.1f;
     o.teacher_weight = 0.5f;
     o.teacher_temperature = 2;
     return o;
@@ -133,16 +137,30 @@ static bool tt__can_teach(tt_task task)
 /* Appends a sentence to *all for each error of the options of a teacher. */
 static void tt__check_teacher(const tt_model *model, const tt_train_options *o, tt__text_buffer *all)
 {
-    if (!o->teacher) return;
+    const tt_model *beside = o->teacher_model;
+    if (!(o->hidden_weight >= 0 && isfinite(o->hidden_weight)) || (o->hidden_weight > 0 && !beside))
+        tt__print(all, "; {hidden_weight} is %g, but must be a finite number of at least 0, and 0 without "
+                  "{teacher_model}", o->hidden_weight);
+    if (!o->teacher && !beside) return;
+    if (o->teacher && beside)
+        tt__print(all, "; teacher and {teacher_model} are both set: set one of them");
+    if (beside && (!tt__can_teach(model->task) || !model->classes || o->compile.parallel.pipeline > 1))
+        tt__print(all, "; {teacher_model} is for models of classes, labels or scores, and not for pipelines");
+    if (beside && (beside->same_length != model->same_length ||
+                   (model->same_length && beside->max_length != model->max_length)))
+        tt__print(all, "; the examples of {teacher_model} have %d rows and those of the model %d: both must "
+                  "read the same batches", beside->max_length, model->max_length);
     if (!(o->teacher_weight >= 0 && o->teacher_weight <= 1))
         tt__print(all, "; teacher_weight is %g, but must be 0 to 1", o->teacher_weight);
     if (!(o->teacher_temperature > 0 && isfinite(o->teacher_temperature)))
         tt__print(all, "; teacher_temperature is %g, but must be a finite number above 0",
                   o->teacher_temperature);
-    if (model->task != o->teacher->task || model->classes != o->teacher->classes)
+    const tt_task task = beside ? beside->task : o->teacher->task;
+    const int64_t classes = beside ? beside->classes : o->teacher->classes;
+    if (model->task != task || model->classes != classes)
         tt__print(all, "; the teacher's logits have %lld columns, for task %d of tt_task, but the model's "
-                  "have %d, for task %d: both must be equal", (long long)o->teacher->classes,
-                  (int)o->teacher->task, model->classes, (int)model->task);
+                  "have %d, for task %d: both must be equal", (long long)classes, (int)task, model->classes,
+                  (int)model->task);
 }
 
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
@@ -151,6 +169,11 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     tt__text_buffer all = {text, sizeof text, 0};
     tt__settings settings;
     tt__check_schedule(&o->schedule, o->compile.train, &all);
+    const tt_optimizer_options *u = &o->compile.optimizer;
+    if (u->prune > 0 && o->schedule.total_steps >= 1 && u->prune_end >= o->schedule.total_steps)
+        tt__print(&all, "; prune_end is step %lld, in which %g of the weights are pruned, but the training "
+                  "ends after %lld steps: set prune_end well before that", (long long)u->prune_end, u->prune,
+                  (long long)o->schedule.total_steps);
     if (o->max_seqs < 1)
         tt__print(&all,
                   "; max_seqs is %d, but must be at least 1: set it, for example from tt_loader_max_seqs",
@@ -166,23 +189,27 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         const bool found = x->of || (x->of_predictions && predicts);
         bool named = tt__is_column(x->name) && strcmp(x->name, "loss") != 0;
         for (int j = 0; j < k; j++) named = named && strcmp(x->name, model->metrics[j].name) != 0;
-        if (!found || !named)
-            tt__print(&all, "; the model's metric '%.32s' needs a function, `classes` if that is "
-                      "of_predictions, and a name of its own of at most 31 letters, digits, _ and - that is "
-                      "not 'loss'", x->name);
+        if (!found)
+            tt__print(&all, "; the model's metric '%.32s' has no function, or has of_predictions in a model "
+                      "without `classes`: set one", x->name);
+        if (!named)
+            tt__print(&all, "; the model's metric '%.32s' must have a name of its own of 1 to 31 letters, "
+                      "digits, _ and - other than 'loss'", x->name);
     }
     if (model->unit && !tt__is_column(model->unit))
         tt__print(&all, "; the model's unit is '%.32s', but must be 1 to 31 letters, digits, _ and -",
                   model->unit);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
-        tt__print(&all, "; label_smoothing is %g, but must be in [0, 1)", o->label_smoothing);
+        tt__print(&all, "; {label_smoothing} is %g, but must be in [0, 1)", o->label_smoothing);
     if (!(o->temperature > 0 && isfinite(o->temperature)))
         tt__print(&all, "; {temperature = %g}; expected a finite number above 0", o->temperature);
+    if (!(o->beta > 0 && isfinite(o->beta)))
+        tt__print(&all, "; {beta = %g}; expected a finite number above 0", o->beta);
     if (o->step_seqs < 0 || (o->step_seqs && (model->task != TT_TASK_EMBED || !o->compile.train)))
         tt__print(&all, "; {step_seqs} is %d, but must be 0 unless a model of TT_TASK_EMBED is trained",
                   o->step_seqs);
-    if (o->step_seqs && (o->compile.parallel.pipeline > 1 || ctx->net || o->features_once))
-        tt__print(&all, "; {step_seqs} excludes %s", ctx->net ? "several processes" :
+    if (o->step_seqs && (o->compile.parallel.pipeline > 1 || o->features_once))
+        tt__print(&all, "; {step_seqs} excludes %s: leave one out",
                   o->features_once ? "{features_once}" : "pipelines");
     tt__check_teacher(model, o, &all);
     double sum = 0; /* sum of the class weights */
@@ -258,13 +285,24 @@ static tt_status tt__trainer_programs(tt_trainer *r, tt_tape *t, tt_tape *head, 
 
 static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *attempt)
 {
-    const bool once = r->options.compile.train && r->options.features_once;
+    const tt_train_options *o = &r->options;
+    const bool once = o->compile.train && o->features_once;
+    const bool beside = o->compile.train && o->teacher_model;
+    tt_value taught = {0, 0};
+    tt__recorded teacher = {0, 0, 0, 0}, student;
     tt_tape *head = NULL;
-    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output), root = loss;
+    if (beside) teacher = tt__record_teacher(t, o, &taught);
+    r->teacher_ids = tt__recorded_ids(t, &teacher);
+    student.first_value = t->n_values;
+    tt_value loss = r->model.record(r->model.self, t, o, &r->output), root = loss;
+    student.end_value = t->n_values;
     r->output_width = tt_value_width(t, r->output);
-    if (r->options.step_seqs) root = tt__surrogate_loss(t, r->output);
-    if (r->options.compile.train && r->options.teacher)
-        root = tt__taught_loss(t, r->output, loss, &r->options);
+    if (o->step_seqs) root = tt__surrogate_loss(t, r->output);
+    if (o->compile.train && (o->teacher || beside))
+        root = tt__taught_loss(t, r->model.task, r->output, taught, loss, o);
+    if (beside && o->hidden_weight > 0)
+        root = tt__add_hidden(t, root, &teacher, &student, tt_value_axis(t, r->output), o);
+    if (beside && tt__freeze_teacher(t, &teacher) != TT_OK) return r->ctx->status;
     if (once && t->status == TT_OK && !(r->features = tt__features_new(t, r->output, &head)))
         return r->ctx->status;
     tt_status status = tt__trainer_programs(r, t, head, root, loss, attempt);
@@ -282,9 +320,8 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *att
 
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that a saved state contains. state: 0 for a parameter; 1 and, with Adam, 2 for the optimizer's
-   states of the parameter; TT__EMA for the parameter's moving average. stage: the first pipeline stage that
-   has the value. */
+/* A value that a saved state contains. state: 0 for a parameter; else tt__tape_value.state. stage: the first
+   pipeline stage that has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
@@ -292,10 +329,13 @@ static tt_status tt__check_kept(const tt_param *param)
 {
     const char *name = param->name, *taken = tt__match("tinytrain.*", name) ? "tinytrain" : NULL;
     if (tt__match("ema.*", name)) taken = "ema";
+    if (tt__match("pruned.*", name)) taken = "pruned";
+    if (tt__match("movement.*", name)) taken = "movement";
     for (int k = 0; k < TT__COUNT(tt__optimizers) * TT__STATES; k++) {
         const char *word = tt__optimizers[k / TT__STATES].state[k % TT__STATES].word;
         const size_t n = word ? strlen(word) : 0;
-        if (n && strncmp(name, word, n) == 0 && name[n] == '.') taken = word;
+        const bool begins = n && strncmp(name, word, n) == 0;
+        if (begins && (name[n] == '.' || tt__match("_scale.*", name + n))) taken = word;
     }
     if (!taken && strcmp(name, "__metadata__") != 0 && strlen(name) <= TT__STATE_NAME &&
         tt__utf8_invalid(name, strlen(name)) == strlen(name)) return TT_OK;
@@ -344,18 +384,21 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
    entries are frozen parameters. Returns NULL after an error. The caller frees the list. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
-    const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
-    const size_t max = (size_t)((1 + TT__EMA) * p->ctx->n_params + 1);
+    const tt_optimizer_options *o = &p->settings.options.optimizer;
+    const size_t max = (size_t)((1 + TT__MOVEMENT) * p->ctx->n_params + 1);
     tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * max);
     int n = 0;
     tt_status status = kept ? tt__keep_params(p, false, kept, &n) : TT_ERR_MEMORY;
     for (int k = 0, params = n; k < params && status == TT_OK; k++)
-        for (int state = 1; state <= TT__EMA; state++) {
+        for (int state = 1; state <= TT__MOVEMENT; state++) {
             tt__kept x = kept[k];
             x.state = state;
             if (!(x.value = tt__kept_in(p, x.stage, &x))) continue;
-            snprintf(x.name, sizeof x.name, "%s.%.170s",
-                     state == TT__EMA ? "ema" : how->state[state - 1].word, p->ctx->params[x.param]->name);
+            const tt__optimizer *how = tt__optimizer_of(p->ctx, o, x.param);
+            snprintf(x.name, sizeof x.name, "%s%s.%.170s",
+                     state == TT__EMA ? "ema" : state == TT__PRUNED ? "pruned"
+                     : state == TT__MOVEMENT ? "movement" : how->state[(state - 1) % TT__STATES].word,
+                     state > TT__STATES && state < TT__EMA ? "_scale" : "", p->ctx->params[x.param]->name);
             kept[n++] = x;
         }
     *count = n;
@@ -366,21 +409,68 @@ static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
     return NULL;
 }
 
-/* Sets *hash to a hash of some values of each parameter whose initial values come from a source such as a
-   file. Processes compare the hashes to find different weights. */
-static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
+/* Returns how the ranks of an arena store x, a parameter or an optimizer state. */
+static tt__stored tt__kept_stored(const tt_context *ctx, const tt__tape_value *x, const tt__arena *a)
+{
+    tt__stored s = tt__stored_of(ctx->params[x->param], &x->part, a);
+    if (!x->row_state) return s;
+    /* Each tensor rank has its own row, the scales of its shard. */
+    s.rows = x->part.split == TT__WHOLE ? 1 : a->tensor;
+    s.cols = x->part.unit ? x->part.of : x->shape.cols;
+    if (x->part.split != TT__WHOLE) s.part.split = TT__ROWS;
+    return s;
+}
+
+/* Continues *hash with some values of a parameter: of its source if `initial`, else of its memory. */
+static tt_status tt__param_hash(const tt_param *p, bool initial, uint64_t *hash)
 {
     enum { PLACES = 16, EACH = 32 };
     float values[EACH];
     tt_status status = TT_OK;
+    const int64_t n = tt__min(p->size, EACH);
+    for (int64_t at = 0; at < PLACES && status == TT_OK; at++) {
+        const int64_t first = (p->size - n) * at / (PLACES - 1) & ~(int64_t)3;
+        status = initial ? p->read(p->source, first, n, values) : tt__param_read(p, first, n, values);
+        if (status == TT_OK) *hash = tt__hash_on(*hash, values, sizeof *values * (size_t)n);
+    }
+    return status;
+}
+
+/* Sets *hash to a hash of some values of each parameter whose initial values come from a source such as a
+   file. Processes compare the hashes to find different weights. */
+static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
+{
+    tt_status status = TT_OK;
     *hash = TT__HASH_BEGIN;
-    for (int k = 0; k < ctx->n_params; k++) {
+    for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
+        if (ctx->params[k]->read) status = tt__param_hash(ctx->params[k], true, hash);
+    return status;
+}
+
+/* Returns whether a program, or one of its stages, reads parameter number `param`. */
+static bool tt__reads_param(const tt_program *p, int param)
+{
+    for (int stage = 0; stage < p->stages; stage++) {
+        const tt_tape *t = p->stage[stage]->built.t;
+        for (int32_t v = 1; v < t->n_values; v++)
+            if (t->values[v].storage == TT__PARAMETER && t->values[v].param == param) return true;
+    }
+    return false;
+}
+
+/* Sets *hash to a hash of the names, the sizes and some values of the parameters that a trainer's model has
+   now. Allocates their memory. */
+static tt_status tt__model_hash(const tt_trainer *r, uint64_t *hash)
+{
+    tt_context *ctx = r->ctx;
+    tt_status status = tt_allocate(r->eval);
+    *hash = TT__HASH_BEGIN;
+    for (int k = 0; k < ctx->n_params && status == TT_OK; k++) {
         const tt_param *p = ctx->params[k];
-        const int64_t n = tt__min(p->size, EACH);
-        for (int64_t at = 0; at < PLACES && p->read && status == TT_OK; at++) {
-            status = p->read(p->source, (p->size - n) * at / (PLACES - 1), n, values);
-            if (status == TT_OK) *hash = tt__hash_on(*hash, values, sizeof *values * (size_t)n);
-        }
+        if (!tt__reads_param(r->eval, k)) continue;
+        *hash = tt__hash_on(*hash, p->name, strlen(p->name) + 1);
+        *hash = tt__hash_on(*hash, &p->size, sizeof p->size);
+        status = tt__param_hash(p, false, hash);
     }
     return status;
 }
@@ -420,6 +510,20 @@ static tt_status tt__keep_class_weights(tt_trainer *r)
                     "train options: class_weights are set, but the model has no input 'class_weights'");
 }
 
+/* Allocates the memory for a teacher's inputs. */
+static tt_status tt__taught_room(tt_trainer *r)
+{
+    const size_t seqs = (size_t)r->options.max_seqs, tokens = r->model.same_length ?
+                        seqs * (size_t)r->model.max_length : (size_t)tt__max(r->options.max_tokens, 1);
+    const bool by_token = tt__input_named(r, TT__TEACHER_TOKENS) >= 0;
+    float *all = (float *)tt__alloc(r->ctx, sizeof *all * (seqs * ((size_t)r->output_width + 1) + tokens));
+    if (!all) return TT_ERR_MEMORY;
+    r->taught.target = all;
+    r->taught.weights = all + seqs * (size_t)r->output_width;
+    r->taught.tokens = by_token ? r->taught.weights + seqs : NULL;
+    return TT_OK;
+}
+
 static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const tt_train_options *options,
                                    tt__attempt *attempt)
 {
@@ -445,10 +549,7 @@ static tt_trainer *tt__try_trainer(tt_context *ctx, const tt_model *model, const
     if (last) r->last = (int32_t *)tt__alloc(ctx, sizeof *r->last * (size_t)o.max_seqs);
     if (last && !r->last) status = TT_ERR_MEMORY;
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
-    const size_t taught = (size_t)o.max_seqs * ((size_t)r->output_width + 1);
-    if (status == TT_OK && r->train && o.teacher &&
-        !(r->teacher_rows = (float *)tt__alloc(ctx, sizeof *r->teacher_rows * taught)))
-        status = TT_ERR_MEMORY;
+    if (status == TT_OK && r->train && (o.teacher || o.teacher_model)) status = tt__taught_room(r);
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the settings that all processes must share */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
     else
@@ -493,7 +594,7 @@ void tt_trainer_free(tt_trainer *r)
     tt__free(r->ctx, r->inputs);
     tt__free(r->ctx, r->rows);
     tt__free(r->ctx, r->needed);
-    tt__free(r->ctx, r->teacher_rows);
+    tt__free(r->ctx, r->taught.target);
     tt__free(r->ctx, r->zeros);
     tt__free(r->ctx, r);
 }
@@ -508,7 +609,8 @@ typedef struct tt__micro_batch_of {
     tt_train_options options;
 } tt__micro_batch_of;
 
-/* Returns the max number of tokens for n sequences: n * max_tokens / max_seqs of the options, rounded up. */
+/* Returns the max number of tokens for n sequences: `n * max_tokens / max_seqs` of the options, rounded
+   up. */
 static int64_t tt__tokens_of(const tt_train_options *o, int64_t n)
 {
     return o->max_seqs > 0 ? (n * o->max_tokens + o->max_seqs - 1) / o->max_seqs : o->max_tokens;
@@ -568,8 +670,8 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
                         "the model reads text, but the batch has images: use a loader of texts");
     if (images && b->pixels && b->image_bytes != r->inputs[pixels].width)
         return tt__fail(r->ctx, TT_ERR_SHAPE, "the images of the batch have %lld bytes (height * width * "
-                        "channels), but the model reads images of %lld", (long long)b->image_bytes,
-                        (long long)r->inputs[pixels].width);
+                        "channels), but the model reads images of %lld: set height and width of the loader",
+                        (long long)b->image_bytes, (long long)r->inputs[pixels].width);
     const int values = tt__input_named(r, "label_values");
     if (values >= 0 && b->label_values && b->values != r->inputs[values].width)
         return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d label_values for each sequence, but the "
@@ -582,8 +684,7 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
    loss reads to zeros. */
 static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
-    const bool taught = r->teacher_rows && p == r->train;
-    float *taught_weights = taught ? r->teacher_rows + r->options.max_seqs * r->output_width : NULL;
+    const tt__teacher_inputs none = {NULL, NULL, NULL}, taught = p == r->train ? r->taught : none;
     const bool same = r->model.same_length;
     const int64_t rows = same ? (int64_t)b->seqs * r->model.max_length : b->rows;
     const int32_t *start = same ? r->seq_start : b->seq_start;
@@ -603,13 +704,17 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         {"label_values", b->label_values, b->seqs},
         {"tags", b->tags, rows},
         {"class_weights", weights, 1},
-        {TT__TEACHER, taught ? r->teacher_rows : NULL, b->seqs},
-        {TT__TEACHER_WEIGHTS, taught_weights, b->seqs}};
+        {TT__TEACHER, taught.target, b->seqs},
+        {TT__TEACHER_WEIGHTS, taught.weights, b->seqs},
+        {TT__TEACHER_TOKENS, taught.tokens, rows}};
     const tt_array *labels = tt__array_of(b, "labels");
+    const bool beside = r->options.teacher_model && !same && (p == r->train || r->features);
     tt_status status = TT_OK;
-    if (taught)
-        status = tt__teacher_rows(r->ctx, &r->options, b, labels ? (const int32_t *)labels->data : b->labels,
-                                  r->teacher_rows, taught_weights);
+    if (beside) status = tt__teacher_reads(r->ctx, r->options.teacher_model, r->teacher_ids, b);
+    if (taught.target && status == TT_OK)
+        status = tt__teacher_rows(r->ctx, &r->options, r->model.task, b,
+                                  labels ? (const int32_t *)labels->data : b->labels,
+                                  same ? r->model.max_length : 0, &taught);
     for (int k = 0; k < r->n_inputs; k++) r->rows[k] = 0;
     for (int k = 0; k < b->n_arrays + TT__COUNT(fields) && status == TT_OK; k++) {
         const tt_array *a = k < b->n_arrays ? &b->arrays[k] : &fields[k - b->n_arrays];
@@ -618,18 +723,24 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         const bool zeros = predicting && !r->needed[r->inputs[at].value.id];
         if (!a->data && !zeros && tt__has_data_rank(p, rank)) continue;
         r->rows[at] = a->rows;
+        if (!zeros && strcmp(a->input, TT__REFERENCE_MINUS) == 0)
+            for (int64_t pair = 0; pair < a->rows; pair++)
+                if (isnan(((const float *)a->data)[pair]))
+                    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "pair %lld of the batch has no reference: call "
+                                    "tt_trainer_reference before the first step, as tt_fit does",
+                                    (long long)pair);
         status = tt_set_rank(p, rank, r->inputs[at].value, zeros ? r->zeros : a->data, a->rows);
     }
     for (int k = 0; k < r->n_inputs && status == TT_OK; k++) {
         const tt_input_info *input = &r->inputs[k];
         if (r->rows[k] || !tt__reads_input(p, input->value.id)) continue;
         if (!predicting || r->needed[input->value.id])
-            return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL), which the model reads",
-                            input->name);
+            return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL), which the model reads: set "
+                            "it", input->name);
         int64_t as_others = 0; /* number of rows of inputs with the same axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
-            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* leaves out the starts
-                                                                                         of sequences */
+            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* leaves out inputs of
+                                                                                         sequence starts */
                 as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
         status = tt_set_rank(p, rank, input->value, r->zeros, r->rows[k]);
@@ -686,7 +797,8 @@ static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *sta
     return status;
 }
 
-/* Sets the inputs of the next data rank, and runs the round if it is complete or the last of its step. */
+/* Sets the inputs of the next data rank. Runs the round if all data ranks have a micro-batch, or if this
+   micro-batch is the last of its step. */
 static tt_status tt__uncached_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
 {
     tt_status status = tt__set_batch(r, r->train, r->staged, b, false);
@@ -774,6 +886,10 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     if (r->features && !r->features->now)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "{features_once} is for tt_fit, which computes the features "
                         "of all examples before the first step: call tt_fit, or clear {features_once}");
+    if (r->model.task == TT_TASK_EMBED && b->label_values && tt__input_named(r, "label_values") < 0)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has pairs with scores, but the contrastive loss "
+                        "trains on pairs that belong together: train on pairs without scores, and evaluate "
+                        "on pairs with scores");
     const bool last = b->last_of_step, whole_round = r->staged + 1 == r->data;
     if (!r->options.compile.accumulate && !last && whole_round) {
         r->step_failed = r->staged > 0;
@@ -788,7 +904,7 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     }
     if (r->step_failed)
         status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: the rest of "
-                          "the step is refused, and nothing is updated");
+                          "the step is refused, and nothing is updated: begin the next step");
     if (status == TT_OK) status = r->cache ? tt__cached_batch(r, b, stats) : tt__uncached_batch(r, b, stats);
     if (status != TT_OK) tt__trainer_discard_step(r);
     r->step_failed = status != TT_OK && !last;

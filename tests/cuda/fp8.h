@@ -53,7 +53,8 @@ typedef struct fp8_run {
     /* Results */
     double loss[FP8_STEPS];
     float w[FP8_SIZE];
-    int quantized, fp8, plain; /* in a micro-batch: QUANTIZE instructions; products in fp8; other products */
+    int quantized, fp8, plain; /* per micro-batch: quantized: QUANTIZE instructions; fp8: products in fp8;
+                                  plain: other products */
     int64_t skipped;
 } fp8_run;
 
@@ -164,7 +165,8 @@ TEST(training_in_fp8_keeps_its_bits)
 {
     static fp8_run exact = {"cuda", "fp32", NULL, NULL, 0, 0, 0, {0}, {0}, 0, 0, 0, 0};
     static fp8_run first = {"cuda", NULL, NULL, NULL, 0, 0, 0, {0}, {0}, 0, 0, 0, 0};
-    /* `staged` has one stage. It is the reference for pipelines, which sum micro-batches in another order. */
+    /* `staged` has one stage. The run `staged` is the reference for pipelines, because a pipeline sums
+       micro-batches in another order than a program without a pipeline. */
     static fp8_run staged = {"cuda", NULL, NULL, NULL, 0, 1, 0, {0}, {0}, 0, 0, 0, 0};
     static const fp8_run others[] = {
         {"cuda", NULL, "blocks", NULL, 0, 0, 0, {0}, {0}, 0, 0, 0, 0},
@@ -186,8 +188,9 @@ TEST(training_in_fp8_keeps_its_bits)
     CHECK(exact.quantized == 0 && exact.fp8 == 0);
     /* Each of two blocks has 15 products, for which 20 operands are rounded. In the forward: 5 weights and 3
        other operands, because Q, K and V share one operand. In the backward: 7 of these operands again,
-       because one is still kept in fp8; and 5 gradients, each once for two products. The two layers before
-       the blocks need 7, because the gradient that both layers read changes in between. */
+       because one is still kept in fp8; and 5 gradients, each once for two products. The two linear layers
+       before the blocks, "in" and "mix", round 7 operands. Among the 7 is the gradient that both layers read:
+       it is rounded twice, because mix's part is added to it before "in" reads it. */
     CHECK(first.plain == 0 && first.fp8 == exact.plain && first.quantized == 2 * 20 + 7);
     /* A number of E4M3 has a relative error of up to 2^-4, a product of two up to 13%. A loss, computed from
        a sum of many products, has a smaller error, and the mean over the steps is within 2^-4. With 12 seeds

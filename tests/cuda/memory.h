@@ -141,16 +141,17 @@ TEST(programs_on_two_devices)
 typedef struct spy_device {
     tt__device_kind kind;
     const tt__arena *a;
-    bool kept[1024], there[1024]; /* for each block: whether it is pinned to the device, and whether it is
-                                     present on the device */
-    bool waits[1024];             /* for each block: whether it is prefetched and not used yet */
+    bool kept[1024], there[1024]; /* kept: for each block, whether the block is pinned to the device; there:
+                                     for each block, whether the block is present on the device */
+    bool waits[1024];             /* for each block: whether the block is prefetched and not used yet */
     long used[1024], now;
     size_t kept_bytes, waiting;
     long launches, faults, brought, most_waiting;
     bool prefetched;               /* a block was prefetched since the last batch ended */
     /* A batch of blocks is prefetched together, for one window of instructions. batch: number, from 1, of
        each block's last batch; batches: number of batches so far; arrived: number of batches for which
-       computation has waited; turns: number of waits of prefetches */
+       computation has waited; turns: number of times that the stream of prefetches was told to wait for an
+       event */
     long batch[1024], batches, arrived, turns;
     void *of_batch[TT__WINDOWS];               /* events at which the last batches end */
 } spy_device;

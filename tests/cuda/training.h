@@ -118,7 +118,8 @@ TEST(largest_batch_of_what_is_free)
         tt_program_free(p);
         tt_tape_free(t);
     }
-    /* The factor leaves room for memory that other processes begin to use. */
+    /* tt_largest_batch uses only a part of the available memory, because other processes may begin to use
+       some. */
     CHECK(bytes[0] < available && 2 * bytes[1] > available);
     o.device = "cuda:15";
     CHECK(tt_largest_batch(ctx, record_rows, NULL, &o, 4) == 0);

@@ -551,7 +551,7 @@ TEST(tuning_without_memory_does_without)
                       "products were not timed, because the device has no memory left"))) puts(on.log);
 }
 
-/* All ranks use the same algorithm for a product, so that two ranks have the bits of one. */
+/* All ranks use the same algorithm for a product, so that two ranks have the bits of one rank. */
 TEST(ranks_share_what_was_timed)
 {
     static tuned_run one, two, same;

@@ -187,7 +187,8 @@ static emu_fiber *new_fiber()
 }
 
 // ---- the scheduler of a block
-// a meeting of the lanes of a mask, for a warp operation; at most four at once in a warp
+// The lanes of a mask wait for one another in a warp operation. A warp has at most four of these meetings at
+// once.
 struct warp_meeting {
     enum { FREE, GATHERING, LEAVING } phase = FREE;
     int left = 0, line = 0;
@@ -200,7 +201,7 @@ struct warp_state { unsigned exited = 0; warp_meeting barrier[4]; };
 struct async_copy { char *to; const char *from; int n, bytes, group; };
 struct wide_product { // a warp's part of a warpgroup's product in flight
     float *d[32]; // each lane's sums
-    int tiles, group; // number of tiles of 8 columns; number of groups of products before
+    int tiles, group; // tiles: number of tiles of 8 columns; group: number of groups of products before
     uint32_t rows, b;
     emu_wide how;
     bool add, half, early; // early: the product read its shared memory when it was issued
@@ -226,9 +227,9 @@ enum thread_order { IN_ORDER, REVERSED, SHUFFLED };
 static struct {
     const std::function<void()> *kernel;
     thread_order order;
-    int started, alive, multiplier, offset; // start i starts thread (multiplier i + offset) % threads
+    int started, alive, multiplier, offset; // k-th thread to start: `(multiplier * k + offset) % threads`
     int ready_count, ready_head;
-    uint16_t ready[2 * EMU_MAX_THREADS]; // a ring of threads that can run
+    uint16_t ready[2 * EMU_MAX_THREADS]; // a ring buffer of the threads that can run
     int barrier_count, barrier_line, barrier_votes[3];
     int barrier_result[3];
     const char *barrier_file, *barrier_what;
@@ -247,7 +248,8 @@ static struct {
     int groups[32];                         // by warp: number of groups of products committed
     std::vector<phases> barriers;
     std::vector<late_copies> late[EMU_MAX_THREADS];
-    bool waited[EMU_MAX_THREADS]; // by thread: waited for others' copies after its last publish
+    bool waited[EMU_MAX_THREADS]; // by thread: the thread has waited for others' copies since it last
+                                  // published
     bool copied;                   // late copies were made since `published` was stored
     std::vector<char> published;
 } block;
@@ -690,7 +692,7 @@ static void require_shared(const void *p, size_t n, size_t alignment, const char
 void emu_ldmatrix(uint32_t *r, int matrices, bool transposed, const void *row, const char *file, int line)
 {
     int lane = emu_block.current & 31;
-    if (lane < matrices * 8) { // lane 8j+i holds the address of row i of matrix j
+    if (lane < matrices * 8) { // lane 8 * j + i holds the address of row i of matrix j
         require_shared(row, 16, 16, "ldmatrix", file, line);
         emu_block.in_kernel = false;
         emu_touch(row, 16, EMU_READS, file, line);
@@ -857,9 +859,9 @@ void emu_phases_wait(uint64_t *barrier, int parity, const char *file, int line)
 // ---- products of a warpgroup
 uint32_t emu_shared_address(const void *p) { return (uint32_t)((const char *)p - emu_shared_arena); }
 
-// Returns the address of 16 bytes, number `i`, of the matrix of a descriptor. The matrix has 64 rows of 16
-// columns (2 times 16 bytes each), or 16 rows of 64 (8 times 16 bytes each). Its addresses are swizzled over
-// 128 bytes, and groups of 8 rows follow one another.
+// Returns the address of the `i`-th 16 bytes, in the order of rows, of the matrix that descriptor `matrix`
+// describes. The matrix has 64 rows of 16 columns (32 bytes) or, if transposed, 16 rows of 64 columns (128
+// bytes). The addresses are swizzled over 128 bytes, and groups of 8 rows follow one another.
 static const char *wide_part(uint32_t matrix, bool transposed, int i, const char *file, int line)
 {
     const uint32_t start = (matrix & 0x3fff) << 4;
@@ -1048,7 +1050,8 @@ static void drop_pinned(const emu_pinned &m)
     if (!gone.registered) free(gone.p);
 }
 
-static const size_t FAR_REGION = (size_t)1 << 30; // memory that is never accessible, for indices far off
+static const size_t FAR_REGION = (size_t)1 << 30; // memory that is never accessible, so that far-off indices
+                                                  // fault
 
 int emu_device_of(const void *p)
 {
@@ -1096,11 +1099,11 @@ bool emu_bad_range(const void *p, size_t n)
     return !a || a->freed || (const char *)p + n > a->p + a->n;
 }
 
-// Makes the memory of the devices whose bits are set in `mask` accessible. Host code sees no device memory:
-// mask 0. A kernel sees only the memory of its device and of the enabled peers: with bit 31, the memory of
-// other devices becomes inaccessible. Copies check their ranges themselves, so without bit 31 other devices
-// keep their rights. Rights are set for whole huge pages, since the time grows with the number of pages:
-// small pages take up to two fifths of a test's time.
+// Makes the memory of the devices whose bits are set in `mask` accessible. While host code runs, `mask` is 0:
+// no device memory is accessible. While a kernel runs, bit 31 is set, and only the memory of the kernel's
+// device and of enabled peers is accessible. Copies check their ranges themselves, so without bit 31 other
+// devices keep their rights. Rights are set for whole huge pages, since the time grows with the number of
+// pages: small pages take up to two fifths of a test's time.
 static const size_t page = (size_t)sysconf(_SC_PAGESIZE), huge_page = (size_t)2 << 20;
 static char *huge_page_of(const char *p) { return (char *)((uintptr_t)p & ~(huge_page - 1)); }
 static bool some_open; // the host's code may use some managed memory until the device works again
@@ -2319,7 +2322,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
     EMU_RELEASE("cudaStreamDestroy");
     if (!s || bad_stream(s)) return emu_error(cudaErrorInvalidResourceHandle);
-    if (s->capture) { // the capture loses this stream's part
+    if (s->capture) { // without this stream the capture is incomplete
         s->capture->invalid = true;
         if (s->capture_origin) {
             emu_graph *g = s->capture;
@@ -2501,7 +2504,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
     if (g->mode != cudaStreamCaptureModeRelaxed && g->thread != std::this_thread::get_id())
         return emu_error(cudaErrorStreamCaptureWrongThread);
     if (!s->capture_waits.empty()) add_node(s, mark("join"));
-    std::vector<char> reached(g->nodes.size() + 1, 0); // every node must precede the origin's last node
+    std::vector<char> reached(g->nodes.size() + 1, 0); // every node must precede the last node of the origin
+                                                       // stream
     bool joined = true;
     if (s->capture_last >= 0) reached[(size_t)s->capture_last] = 1;
     for (size_t i = g->nodes.size(); i-- > 0;) {

@@ -397,9 +397,9 @@ void emu_cp_async(void *to, const void *from, int n, int bytes, const char *file
 void emu_cp_async_commit();
 void emu_cp_async_wait(int groups_left, const char *file, int line);
 uint32_t emu_shared_address(const void *p);
-// How a warpgroup's product reads its operands. REGISTERS: a is in registers. ROWS: a is in shared memory at
-// `rows`, and the rows of a and b run along the summed dimension. ACROSS: the rows of a and b run across the
-// summed dimension. tiles: number of tiles of 8 columns of d, 8 or 16.
+// The places of the operands of a warpgroup's product. REGISTERS: a is in registers. ROWS: a is in shared
+// memory at `rows`, and the rows of a and b run along the summed dimension. ACROSS: the rows of a and b run
+// across the summed dimension. tiles: number of tiles of 8 columns of d, 8 or 16.
 enum emu_wide { EMU_WIDE_REGISTERS, EMU_WIDE_ROWS, EMU_WIDE_ACROSS };
 void emu_wgmma(emu_wide how, float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b, bool add,
                bool half,
@@ -609,6 +609,8 @@ inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline float __frsqrt_rn(float x) { return 1.0f / sqrtf(x); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __saturatef(float x) { return x > 0 ? x < 1 ? x : 1.0f : 0.0f; } // NaN becomes 0
 inline int __float_as_int(float f) { int i; memcpy(&i, &f, 4); return i; }

@@ -1,10 +1,10 @@
 // cuda_emu_blas.cpp - cuBLAS and cuBLASLt as plain loops: column-major, sums in float, each call one
 // operation of its stream.
 //
-// Where the libraries are strict, the emulator is strict: about sizes of attributes, leading dimensions,
+// The emulator checks everything that the libraries demand: sizes of attributes, leading dimensions,
 // alignment, workspaces, combinations of types (cuBLAS documentation, cublasLtMatmul() and "Tensor Core
-// Usage"). Where the libraries are free, the emulator is nasty: the workspace is garbage before, during and
-// after the call. An output that the call does not read is garbage until the call ends.
+// Usage"). The emulator makes the worst of everything that the libraries leave open: the workspace is garbage
+// before, during and after the call. An output that the call does not read is garbage until the call ends.
 #include "emu_internal.h"
 #include <algorithm>
 #include <set>
@@ -94,7 +94,7 @@ static float gelu_slope(float x)
 
 // ===================================================================================== one product
 struct matrix { const void *p; cudaDataType type; int64_t ld; };
-struct product { // D (m, n) = epilogue(alpha op(A) op(B) + beta C)
+struct product { // `D = epilogue(alpha op(A) op(B) + beta C)`, with D (m, n)
     bool transpose_a, transpose_b, tf32;
     int64_t m, n, k;
     float alpha, beta;
@@ -621,8 +621,8 @@ static cublasStatus_t supported(const emu_lt_matmul &d, const emu_lt_layout &a, 
     cudaDataType bias_type = bias_type_of(d, a.type, out.type);
     bool aux = g.writes_aux() || g.reads_aux();
     bool bias = has_bias(d.epilogue);
-    // The rows of the summed operand must run across the sum. An H200 with cuBLASLt 13.1 refuses operands
-    // whose rows run along the sum.
+    // BGRADA and BGRADB sum A or B over k. An H200 with cuBLASLt 13.1 refuses the operand to sum if k is the
+    // operand's contiguous dimension in memory.
     if ((d.epilogue == CUBLASLT_EPILOGUE_BGRADA && d.transpose_a) ||
         (d.epilogue == CUBLASLT_EPILOGUE_BGRADB && !d.transpose_b))
         return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -728,7 +728,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     if (emu_stream_device(s) != h->device) return CUBLAS_STATUS_EXECUTION_FAILED;
     cublasStatus_t status = supported(*d, *a_layout, *b_layout, *c_layout, *out_layout);
     if (status) return status;
-    // The heuristic does not make the following checks; an H200 with cuBLASLt 13.1 does the same.
+    // The heuristic does not check the following conditions, on an H200 with cuBLASLt 13.1 either.
     if (d->bias && !has_bias(d->epilogue)) return CUBLAS_STATUS_INVALID_VALUE;
     for (const float *scale : {d->scale_a, d->scale_b, d->scale_c, d->scale_d})
         if ((uintptr_t)scale % 16) return CUBLAS_STATUS_NOT_SUPPORTED;

@@ -21,7 +21,8 @@
 extern "C" char __executable_start, _end;
 
 struct cell {
-    uint32_t write_op, write_block, read_op, read_block; // numbers of operations; 0: no operation
+    uint32_t write_op, write_block, read_op, read_block; // numbers of operations and of blocks; operation 0:
+                                                         // none
     uint16_t write_thread, read_thread, write_epoch, write_warp_epoch, read_epoch, read_warp_epoch;
     uint8_t defined : 2, write_mask : 2, read_mask : 2, atomic : 1; // masks of the cell's two bytes
     uint8_t other_readers;

@@ -238,7 +238,7 @@ __global__ void stage_reused(float *out, const float *a)
     s[t] = s[t + 32] = s[t + 64] = s[t + 96] = (float)t;
     __syncthreads();
     float v = s[127 - t];
-    tt__cp_async_16(&s[t * 4], a + t * 4); // other threads still read this stage
+    tt__cp_async_16(&s[t * 4], a + t * 4); // other threads may still read the bytes that the copy overwrites
     tt__cp_async_commit();
     tt__cp_async_wait<0>();
     out[t] = v;

@@ -12,7 +12,8 @@ EMU_TESTS ?= $(wildcard tests/cuda_emu/*.cu)
 # that each program runs there.
 CUDA_TESTS         ?= test_ops test_models test_heads test_lm test_cuda test_peers test_tensor test_pipeline
 CUDA_T_test_ops    := reference_cuda gradient_cuda attention_by_warpgroups stochastic_rounding_of_each_isa \
-                      pieces_are_updated_as_the_whole cuda_epilogues cuda_tensors_share_launches \
+                      pieces_are_updated_as_the_whole states_of_8_bits_of_each_isa cuda_epilogues \
+                      cuda_tensors_share_launches \
                       cuda_rows_in_flight cuda_kernels_of_each_dtype cuda_column_sums_of_attention \
                       cuda_dropout_kept_for_keys cuda_dropout_with_norms \
                       cuda_programs_with_dropout_and_norms \
@@ -67,12 +68,13 @@ EMU_RUNTIME_asan  := -O2 -fno-omit-frame-pointer -fsanitize=address
 EMU_RUNTIME_trace := -O3 -DEMU_TRACE
 EMU_LINK_asan     := $(EMU_SANITIZE)
 # Flags of the C code of a program. The trace build does not watch C code, so the trace build uses the plain
-# build's objects. Tests on an emulated device need only the portable kernels of the CPU: one object serves
-# all builds, with the chunks that test_ops makes small. The CPU's own tests run the kernels with sanitizers.
+# build's objects. Tests on an emulated device need only the portable kernels of the CPU, without sanitizers,
+# which the CPU's own tests have. So all builds link the same kernels.o. It is compiled with TT__LOSS_CHUNK=5,
+# as test_ops.c is, so that a loss of few rows has several chunks.
 EMU_C_FLAGS_plain := -O0 -g1
 EMU_C_FLAGS_asan  := $(EMU_SANITIZE) -O0 -g1
 # The emulator gets less resident workspace than a GPU, since its time grows with the memory that is touched.
-# It also gets fewer tensors a launch, and fewer blocks, each of which does more.
+# The emulator also gets fewer tensors a launch, and fewer blocks, each of which does more.
 EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x7f000 -DTT__TENSORS=5 -DTT__PEERS=64 -DTT__SORT_TILES=2 \
                      -DTT__RANKED=512 -DTT__LOSS_BLOCKS=3 -DTT__LOSS_CACHE=20992 -DTT__PROBE_BYTES=8192 \
                      -DTT__CUDA_LOSS_CHUNK=5 -Itests/cuda_emu -I.

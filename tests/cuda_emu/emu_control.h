@@ -13,10 +13,10 @@ extern "C" {
 /* Rules by which the emulator chooses the next operation that runs. CUDA allows the order that each rule
    gives. */
 typedef enum emu_scheduler {
-    EMU_NEWEST,  /* the youngest: consumers run before producers unless something orders them */
+    EMU_NEWEST,  /* the newest operation: consumers run before producers unless something orders them */
     EMU_UNIFORM, /* any operation, at random */
     EMU_PCT,   /* streams have random priorities that change now and then (Burckhardt et al., ASPLOS 2010) */
-    EMU_LAZY,  /* none before the host waits, and then only those for whose end the host waits */
+    EMU_LAZY,  /* nothing before the host waits; then only operations for whose end the host waits */
     EMU_EAGER, /* each operation at once and in order, as with CUDA_LAUNCH_BLOCKING=1 */
     EMU_SCHEDULERS
 } emu_scheduler;
@@ -44,7 +44,7 @@ enum { EMU_NO_ACCESS = 1, EMU_WRONG_COPIES = 2, EMU_WRONG_LOADS = 4 };
 void emu_set_link(int from, int to, unsigned wrong);
 
 /* Restarts the random numbers that choose all orders (operations, blocks, warps, threads). The scheduler
-   becomes seed % EMU_SCHEDULERS. */
+   becomes `seed % EMU_SCHEDULERS`. */
 void emu_reseed(uint64_t seed);
 void emu_set_scheduler(emu_scheduler s);
 
@@ -85,7 +85,8 @@ typedef struct emu_counts {
     long host_syncs;     /* waits of the host: synchronise calls and blocking copies */
     long event_syncs;    /* waits for an event, even for an event that has happened */
     long allocations;                                    /* calls that allocate or free memory */
-    long advised, prefetched; /* bytes of managed memory: advised to stay on a device, prefetched */
+    long advised, prefetched; /* bytes of managed memory. advised: advised to stay on a device; prefetched:
+                                 prefetched so far */
     long prefetches;
 } emu_counts;
 emu_counts emu_get_counts(void);

@@ -42,7 +42,8 @@ struct emu_work { // the work of an operation of a stream, or of a node of a gra
     // mask of the devices whose memory the work may use; bit 31: the work is a kernel, which may use no other
     // memory
     unsigned devices = 0;
-    int least_parts = 1;  // the min and max number of parts; other streams' work may run between two parts
+    int least_parts = 1;  // the min (least_parts) and max (most_parts) number of parts; other streams' work
+                          // may run between two parts
     int most_parts = 1;
     emu_body body;
     double us = 0; // microseconds of virtual time, without the one microsecond that each part takes

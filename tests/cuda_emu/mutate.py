@@ -4,7 +4,7 @@
     mutate.py FILE.cu [PROGRAM.cu ...] [--builds plain,trace] [--only TEXT] [--first] [--seconds 60]
               [--cxx g++] [--cc gcc] [--list]
 
-All mutants are compiled at once, each behind a switch that the environment variable EMU_MUTANT=number turns
+All mutants are compiled at once, each with a switch that the environment variable EMU_MUTANT=number turns
 on. The first run of each test notes which mutants it reaches. A mutant then runs the tests that reach it, the
 quickest first, until one notices or --seconds worth of tests have passed. Programs include FILE.cu by its
 name alone. Without a PROGRAM, FILE.cu is a program itself, except tinytrain_cuda.cu, which is linked with

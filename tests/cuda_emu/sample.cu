@@ -61,7 +61,7 @@ template <int THREADS> __device__ float block_sum(float v)
     return sum;
 }
 
-// Normalises rows of n numbers: out = (x - mean) / std * w. The variance comes from a second sum.
+// Normalises rows of n numbers: `out = (x - mean) / std * w`. A second sum over a row gives the variance.
 template <int THREADS> __global__ void __launch_bounds__(THREADS)
 layernorm(float *__restrict__ out, const float *__restrict__ x, const float *__restrict__ w, int n)
 {
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(128)
                 tt__mma_16816<bf16>(s[2 * j + 1], fa, b1);
             }
         }
-        for (int h = 0; h < 2; h++) { // h 0: row lane / 4 of the warp's rows; h 1: row lane / 4 + 8
+        for (int h = 0; h < 2; h++) { // the thread has rows `lane / 4` and `lane / 4 + 8` of the warp's rows
             int row = q0 + warp * 16 + (lane >> 2) + h * 8;
             float m = largest[h], z = 0;
             for (int j = 0; j < 8; j++) {

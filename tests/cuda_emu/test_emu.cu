@@ -6,7 +6,7 @@
 #include <cuda_fp8.h>
 #include <thread>
 
-struct stream { // a stream that its destructor destroys
+struct stream { // owns a stream: the destructor destroys the stream
     cudaStream_t s = nullptr;
     stream() { OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking)); }
     ~stream() { OK(cudaStreamDestroy(s)); }
@@ -43,7 +43,7 @@ static uint64_t conversion_hash(int which)
     } else {
         for (uint64_t i = 0; i < (1ull << 32); i += 4093) { // 4093 is a prime, so that low bits vary as well
             for (uint32_t k = 0; k < 3; k++) {
-                // k > 0: a number near a tie.
+                // For k 1, `u` is near the middle between two halves; for k 2, between two bf16 numbers.
                 uint32_t u = (uint32_t)i + (k == 0 ? 0
                                             : k == 1 ? 0x1000 - (uint32_t)i % 0x2000
                                             : 0x8000 - (uint32_t)i % 0x10000),
@@ -161,8 +161,9 @@ TEST(tf32_rounds_to_nearest_away_from_zero)
 #endif
 }
 
-// The two warpgroups of a block compute `a b^T + a c + a^T c` of matrices of (64, 64). The rows of a are in
-// registers for `a c`. The product `a^T c` is issued without a wait for the others.
+// The kernel wgmma_by_formula has a block of two warpgroups, which compute `a b^T + a c + a^T c` of matrices
+// of shape (64, 64). The operand `a` of `a c` is in registers. The product `a^T c` is issued without a wait
+// for the other two products.
 template <class T> __device__ void put_swizzled(T *tile, const T *from)
 {
     for (int i = threadIdx.x; i < 64 * 8; i += 256) {
@@ -303,8 +304,9 @@ TEST(phases_end_with_the_last_arrival)
     }
 }
 
-// Tests each load of 8 x 8 matrices: `out[matrix][lane]` gets the lane's two numbers. The array
-// `in` of shape (32, 8) holds four matrices, one below another.
+// Tests each form of ldmatrix, which loads 1, 2 or 4 matrices of 8 x 8. In `out[matrix][lane]` the kernel
+// stores the two numbers that ldmatrix gives to the lane. The array `in` of shape (32, 8) holds four
+// matrices, one below another.
 __global__ void ldmatrix_all(uint32_t *out, const uint16_t *in)
 {
     TT__SHARED(uint16_t, tile, [32][8]);
@@ -765,7 +767,7 @@ TEST(graphs_are_captured_replayed_and_updated)
         a.down();
         for (int i = 0; i < n; i++)
             CHECK(a.host[(size_t)i] == 3.0f * (float)((i * 7 + 13) % 101) + (float)((i * 7 + 26) % 101));
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // captures a graph of another shape
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // captures a graph of other nodes
         OK(TT__LAUNCH(add, 4, 64, 0, s, a.device, b.device, n));
         OK(cudaStreamEndCapture(s, &other.graph));
         CHECK_EQUAL(cudaGraphExecUpdate(first.exec, other.graph, &info), cudaErrorGraphExecUpdateFailure);
@@ -995,7 +997,7 @@ TEST(links_that_bring_wrong_bytes)
             CHECK(bad[2][0] == 0 && bad[2][1] == 0);
             CHECK_EQUAL(bad[1][0] > 0, (wrong & (EMU_NO_ACCESS | EMU_WRONG_COPIES)) == EMU_WRONG_COPIES);
             CHECK_EQUAL(bad[1][1] > 0, wrong != 0 && wrong != EMU_WRONG_COPIES);
-            // At most one byte is wrong in 256 numbers.
+            // Among 256 numbers, at most one is wrong.
             CHECK(bad[1][0] <= N / 256 + 1 && (wrong & EMU_NO_ACCESS || bad[1][1] <= N / 256 + 1));
             for (int d = 1; d < 3; d++) OK(cudaFree(b[d]));
             OK(cudaSetDevice(0));
@@ -1122,7 +1124,7 @@ TEST(stalls_of_the_host_are_counted)
               emu_get_counts().copies == 2);
         OK(cudaMemcpyAsync(a.device, h.data(), 256, cudaMemcpyHostToDevice, s)); // staged
         CHECK(emu_get_counts().pageable_async == 1 && emu_get_counts().host_syncs == 0);
-        OK(cudaMemcpyAsync(h.data(), a.device, 256, cudaMemcpyDeviceToHost, s)); // makes the host wait
+        OK(cudaMemcpyAsync(h.data(), a.device, 256, cudaMemcpyDeviceToHost, s)); // pageable: the host waits
         CHECK(emu_get_counts().pageable_async == 2 && emu_get_counts().host_syncs == 1);
         OK(cudaMemcpy(h.data(), a.device, 256, cudaMemcpyDeviceToHost));
         OK(cudaStreamSynchronize(s));
@@ -1474,8 +1476,8 @@ TEST(cublaslt_epilogues)
             check_epilogue<float, float>(e, 0.5f, 1e-5);
         }
         check_epilogue<bf16, float>(CUBLASLT_EPILOGUE_DEFAULT, 1, 1e-5);
-        // BGRADA and BGRADB are refused for an A that is transposed or a B that is not. b_wants: tests
-        // BGRADB, not BGRADA.
+        // BGRADA is refused if A is transposed. BGRADB is refused if B is not transposed. `b_wants` 0 tests
+        // BGRADA, and `b_wants` 1 tests BGRADB.
         for (int b_wants = 0; b_wants < 2; b_wants++) {
             lt_call other(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, 64, 64, 64,
                           true, false);
@@ -1574,9 +1576,9 @@ TEST(cublaslt_fp8_with_scales)
 // Returns the exponent of x, but at least `smallest`: the exponent of subnormal numbers.
 static int exponent_from(double x, int smallest) { return x == 0 ? smallest : std::max(ilogb(x), smallest); }
 static double cut(double x, int last) { return ldexp(trunc(ldexp(x, -last)), last); }
-// Returns a sum of products as Hopper's tensor cores compute it, 32 products at a time. At the largest
-// exponent, the products and the sum so far are cut 13 bits after the point, and the new sum is cut there,
-// too (MMA-Sim, arXiv 2511.10909, FP8 of WGMMA).
+// Returns a sum of products as Hopper's tensor cores compute it, 32 products at a time. The 32 products and
+// the sum so far are truncated: of their bits, those below the largest exponent - 13 become zero. The new sum
+// keeps 13 bits after the point of its own exponent (MMA-Sim, arXiv 2511.10909, FP8 of WGMMA).
 static float hopper_sum(const std::vector<double> &a, const std::vector<double> &b, int least_a, int least_b)
 {
     double sum = 0;
@@ -1593,8 +1595,8 @@ static float hopper_sum(const std::vector<double> &a, const std::vector<double> 
     return (float)sum;
 }
 
-// Checks that with fast accumulation, in f32, a product has the bits of hopper_sum, for numbers of all sizes
-// that fp8 has.
+// Checks that a matrix product with fast accumulation has the bits of hopper_sum. The operands have fp8
+// numbers of very different sizes; the result is f32.
 template <class A, class B> static void check_fp8_sums(int least_a, int least_b)
 {
     const int m = 64, n = 33, k = 208;

@@ -92,7 +92,7 @@ TEST(loader_batches)
                 CHECK(e.steps == expected && e.seqs == used);
                 for (int i = 0; i < e.seqs; i++) {
                     CHECK(!seen[e.index[i]]++);
-                    CHECK(e.step_of[i] == i / o.batch); /* each step is whole, except the last */
+                    CHECK(e.step_of[i] == i / o.batch); /* each step has `batch` texts, except the last */
                     if (!shuffle) CHECK(e.index[i] == i);
                     /* A shuffled loader whose `window` exceeds 1 puts longer texts first within a step. */
                     if (i && shuffle && o.window > 1 && e.step_of[i] == e.step_of[i - 1]) {
@@ -118,7 +118,7 @@ TEST(loader_batches)
                 if (shuffle && o.batch < 100)
                     CHECK(memcmp(first.index, second.index, (size_t)first.seqs * sizeof *first.index) != 0);
                 log_free(&again);
-                /* a seek to a step gives the same rest of the epoch as reading */
+                /* after a seek to a step, the loader gives the texts from that step on, in the same order */
                 for (int step = expected; step >= 0; step -= 2) {
                     epoch_log rest = read_epoch(l, d, k, &o, 1, step);
                     int skip = step * o.batch < second.seqs ? step * o.batch : second.seqs;
@@ -139,8 +139,9 @@ TEST(loader_batches)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A table lists class after class, with texts cut to equal lengths. A step has texts of one class only no
-   more often than by chance: with probability 2^-15 for two classes of equal size and 16 texts a step. */
+/* The table lists all texts of the first class, then all texts of the second, and all texts are cut to one
+   length. Each step has texts of both classes. By chance, the 16 texts of a step would all have one class
+   with probability 2^-15. */
 TEST(loader_mixes_texts_of_the_same_length)
 {
     test_allocator a;
@@ -173,8 +174,8 @@ TEST(loader_mixes_texts_of_the_same_length)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Each micro-batch is full, in sequences or in tokens, or ends its step. Also checks length buckets and
-   seeds. */
+/* Each micro-batch has as many texts or tokens as it may have, or is the last of its step. Loaders with other
+   seeds give the texts in another order, and `window` does not sort the steps of an epoch by length. */
 TEST(loader_micro_batches)
 {
     test_allocator a, b;
@@ -195,13 +196,14 @@ TEST(loader_micro_batches)
     while (more) {
         bool got = tt_loader_next(l, &x), got2 = tt_loader_next(m, &y);
         if (got && got2 && x.seqs && y.seqs) differ += x.index[0] != y.index[0];
-        /* The next text is no longer than this micro-batch's last text, and would have exceeded 100
-           tokens. */
+        /* Texts get shorter within a step. With one more text as long as its last text, the micro-batch would
+           exceed max_tokens, 100. */
         if (got && !x.last_of_step && x.seqs < 7) {
             full_tokens++;
             CHECK(x.rows + (x.seq_start[x.seqs] - x.seq_start[x.seqs - 1]) > 100);
         }
-        /* The four steps that the option `window` puts together are not sorted by length. */
+        /* `window` 4 sorts the texts of four steps together. The four steps then come in random order, so
+           some step has a longer first text than the step before. */
         if (got && first && ++steps % 4 != 1) longer += x.seq_start[1] > longest;
         if (got && first) longest = x.seq_start[1];
         first = got && x.last_of_step;
@@ -261,9 +263,9 @@ TEST(loader_micro_batches)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A step is divided over the groups of the tree of sums. Its micro-batches are equal for any number of data
-   ranks, and no text is lost. Each group gets equally many micro-batches (in a short step, one text per
-   micro-batch), with similar numbers of tokens. */
+/* The loader divides a step over `groups`. The micro-batches of a step are equal for any number of data
+   ranks, and no text is lost. Each group gets equally many micro-batches, with similar numbers of tokens. If
+   a step is too short for that, each of its micro-batches has one text. */
 TEST(loader_deals_out_to_groups)
 {
     test_allocator a;
@@ -318,7 +320,7 @@ TEST(loader_deals_out_to_groups)
                     size_t bytes;
                     int32_t ids[30];
                     const char *text = tt_dataset_text(d, e.index[q], &bytes);
-                    /* The step has equal texts with and without groups. */
+                    /* The step has the same texts with and without groups. */
                     CHECK(in[plain.index[q]] && plain.step_of[q] == e.step_of[q]);
                     tokens[m] += tt_tokenize(k, text, bytes, ids, 30);
                     peak = tokens[m] > peak ? tokens[m] : peak;
@@ -358,7 +360,7 @@ TEST(loader_deals_out_to_groups)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A trainer needs room for the actual texts, not for texts of max_length. */
+/* A trainer needs memory for the actual texts, not for texts of max_length. */
 TEST(loader_capacity_is_that_of_the_texts)
 {
     test_allocator a;

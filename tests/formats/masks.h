@@ -3,7 +3,7 @@
 
 enum { MASK_TEXTS = 60, MASK_LENGTH = 90 };
 
-/* The batches of an epoch, by text: ids after masking and before, and which tokens were chosen. */
+/* An epoch, text by text: ids after and before masking, and which tokens were chosen. */
 typedef struct mask_log {
     int32_t ids[MASK_TEXTS][MASK_LENGTH], plain[MASK_TEXTS][MASK_LENGTH];
     char chosen[MASK_TEXTS][MASK_LENGTH];
@@ -96,8 +96,8 @@ static bool mask_special(const tt_tokenizer *k, int32_t id)
     return special;
 }
 
-/* A share of each text's tokens is chosen, never a special token; of the chosen tokens, 80% are masked,
-   10% are random and 10% stay. What is chosen depends on seed, epoch and text alone. */
+/* The loader chooses a share of each text's tokens, but no special tokens. 80% of the chosen tokens are
+   masked, 10% become random tokens, and 10% stay. The choice depends on seed, epoch and text alone. */
 TEST(loader_masks_tokens)
 {
     static mask_log all, other;
@@ -147,14 +147,16 @@ TEST(loader_masks_tokens)
     if (getenv("TINYTRAIN_TEST_VERBOSE"))
         printf("  of %.0f chosen tokens %.4f were masked, %.4f stayed\n", chosen, masked / chosen,
                same / chosen);
-    /* Four standard deviations. A random token is rarely the old one: about one of 400 to 500. */
+    /* The tolerance is four standard deviations, plus 0.1 / 400: a tenth of the chosen tokens become random
+       tokens, and a random token is the old token, or the mask token, with a probability below 1 / 400. */
     CHECK_NEAR(masked / chosen, 0.8, 4 * sqrt(0.16 / chosen) + 0.1 / 400);
     CHECK_NEAR(same / chosen, 0.1, 4 * sqrt(0.09 / chosen) + 0.1 / 400);
     tt_dataset_free(d);
     TEST_CLOSE(ctx, &a);
 }
 
-/* With whole_words, all tokens of a word are chosen or none; no more tokens than without. */
+/* With whole_words, all tokens of a word are chosen, or none of them. The number of chosen tokens does not
+   exceed the number without whole_words. */
 TEST(loader_masks_whole_words)
 {
     static const struct { const char *kind; const char *begins; } rows[] = {
@@ -164,7 +166,7 @@ TEST(loader_masks_whole_words)
     tt_context *ctx = test_open(&a);
     tt_dataset *d = mask_texts(ctx);
     for (int row = 0; row < TEST_COUNT(rows); row++) {
-        int words = 0, several = 0; /* chosen words; of these, words of several tokens */
+        int words = 0, several = 0; /* chosen words; chosen words of several tokens */
         tt_tokenizer *k = mask_tokenizer(ctx, rows[row].kind);
         tt_loader_options o = tt_loader_options_default();
         o.max_length = MASK_LENGTH;
@@ -193,8 +195,8 @@ TEST(loader_masks_whole_words)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Texts without labels are read from tables, lines of JSON and text files, which are divided as tables are.
-   */
+/* Texts without labels are read from tables, from lines of JSON and from text files. A text file is divided
+   into training and test parts as a table is. */
 TEST(texts_to_mask_are_read)
 {
     static const struct { const char *name, *text; int64_t count; const char *first; } rows[] = {
@@ -253,7 +255,7 @@ TEST(masks_that_are_refused)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A loader that masks tokens leaves nothing behind when any allocation fails. */
+/* A loader that masks tokens leaks no memory when an allocation fails. */
 TEST(masks_without_memory)
 {
     test_allocator a;

@@ -106,7 +106,7 @@ TEST(texts_of_other_encodings_are_refused)
         {"t\0e\0x\0t\0", 8, "4 of the first 8 bytes are control characters, so the file is not text in "
          "UTF-8: if it is text in UTF-16, convert it, for example with iconv -f UTF-16LE"},
         {"\0t\0e\0x\0t", 8, "iconv -f UTF-16BE"},
-        /* Cyrillic: no NUL before the first space */
+        /* Cyrillic letters in UTF-16 have no NUL byte, so the first NUL byte is that of the first space. */
         {"?\4@\4\70\4\62\4\65\4B\4 \0<\4\70\4@\4", 20, "10 of the first 20 bytes are control characters, so "
          "the file is not text in UTF-8: if it is text in UTF-16, convert it, for example with iconv -f "
          "UTF-16LE"},

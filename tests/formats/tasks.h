@@ -55,9 +55,9 @@ TEST(pairs_of_texts)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The bytes that each token comes from equal those of the package `tokenizers` 0.23.3, which counts
-   characters. Normalizers compose, decompose, drop and replace characters, some tokens are bytes, and spaces
-   are put before a text. */
+/* Each token has the span of bytes that the package `tokenizers` 0.23.3 gives, after its spans of characters
+   are converted to bytes. The tokenizers compose, decompose, drop and replace characters, have tokens for
+   single bytes, and put a space before a text. */
 TEST(spans_of_tokens)
 {
     static const char text[] = "E\xCC\x81t\xC3\xA9  \xEF\xAC\x81 \xC4\xB0x \xE4\xB8\xAD\xED\x95\x9C \xC2\xBD";
@@ -95,8 +95,8 @@ TEST(spans_of_tokens)
         if (!CHECK(strcmp(found, rows[k].spans) == 0)) printf("%s: %s\n", rows[k].kind, found);
         CHECK(encode(t, text, sizeof text - 1, true, plain, 64) == rows[k].n &&
               memcmp(ids, plain, sizeof *ids * (size_t)rows[k].n) == 0);
-        /* The spans of a pair's second text are places in that text. Arrays that the caller does not want may
-           be NULL. */
+        /* The spans of a pair's second text count from the begin of the second text. Arrays that the caller
+           does not want may be NULL. */
         const int64_t one = (e.special = false, tt_tokenizer_encode(t, &e));
         e.pair = text, e.pair_bytes = e.bytes, e.ids = NULL, e.spans = pair;
         CHECK(tt_tokenizer_encode(t, &e) == (one <= 32 ? 2 * one : 0));
@@ -107,7 +107,7 @@ TEST(spans_of_tokens)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Spans of mutated texts with invalid bytes are in order, within the text, and whole characters. */
+/* Spans of mutated texts with invalid bytes are in order, lie within the text, and cut no character. */
 TEST(spans_of_any_bytes)
 {
     static const char *const kinds[] = {"wordpiece", "roberta", "llama2", "albert", "t5", "unknown",
@@ -151,7 +151,8 @@ TEST(spans_of_any_bytes)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A template must have the first text and then the second. With other templates pairs are refused. */
+/* A template for pairs must have the first text before the second. With any other template, the library
+   refuses pairs. */
 TEST(templates_without_pairs)
 {
     static const char model[] = "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"c\":2},"
@@ -284,7 +285,9 @@ TEST(tables_of_tasks)
          "9 10 / a b c = 0-1:1 2-3:-1 4-5:0"},
         {{"t.conll", "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\r\n \n\n\xC3\xA9t\xC3\xA9\tx \tO \n",
           TT_TASK_TAGS, 0}, "B-ORG O / EU rejects = 0-2:0 3-10:1 / \xC3\xA9t\xC3\xA9 = 0-5:1"},
-        {{"t.txt", "a X\nb Y\n\nc X", TT_TASK_TAGS, 0}, "X Y / a b = 0-1:0 2-3:1 / c = 0-1:0"}};
+        {{"t.txt", "a X\nb Y\n\nc X", TT_TASK_TAGS, 0}, "X Y / a b = 0-1:0 2-3:1 / c = 0-1:0"},
+        {{"c.conll", "# newdoc\n# text = a b\na X\nb Y\n-DOCSTART- O\n# id 7\tdomain=en\nc X\n# Y\n\n# X\n"
+          "#d Y\n", TT_TASK_TAGS, 0}, "X Y / a b = 0-1:0 2-3:1 / c # = 0-1:0 2-3:1 / # #d = 0-1:0 2-4:1"}};
     test_allocator a;
     tt_context *ctx = test_open(&a);
     for (int k = 0; k < TEST_COUNT(rows); k++) {
@@ -364,6 +367,8 @@ TEST(tables_of_tasks_refused)
         {{"a.jsonl", ROW("\"tokens\":[\"a\"],\"tags\":[]"), TT_TASK_TAGS, 0},
          "line 1: the row has 1 words, but 0 tags"},
         {{"a.jsonl", ROW("\"tokens\":[\"\"],\"tags\":[1]"), TT_TASK_TAGS, 0}, "a word is empty"},
+        {{"a.jsonl", ROW("\"tokens\":[\"a\"],\"tags\":[\"\"]"), TT_TASK_TAGS, 0},
+         "line 1: a tag is empty: write one, or -100 if the word has none"},
         {{"a.jsonl", ROW("\"tokens\":[\"a\"],\"tags\":[[]]"), TT_TASK_TAGS, 0},
          "\"tags\" is an array; expected a string"},
         {{"a.jsonl", ROW("\"tokens\":[\"a\"],\"tags\":[-100]"), TT_TASK_TAGS, 0}, "no word has a tag"},
@@ -411,9 +416,39 @@ TEST(tables_of_pairs_and_triplets)
          "\"negative\" is a number; expected a string"},
         {{"e.jsonl", "{\"text\":\"a\",\"text_pair\":\"b\"}\n"
           "{\"text\":\"a\",\"text_pair\":\"b\",\"negative\":\"n\"}", TT_TASK_EMBED, 0},
-         "line 2: the row has a \"negative\", unlike the rows before: write it in all rows or in none"}};
+         "line 2: the row has a \"negative\", unlike the rows before: write it in all rows or in none"},
+        {{"e.csv", "text,text_pair,score\na,b,1\na,b,x\n", TT_TASK_EMBED, 0},
+         "line 3: the score 'x' is not a number that a float holds, such as 2.5; if this column has no "
+         "scores, set label_column (--label-column) to another name"},
+        {{"e.csv", "text,text_pair,score\na,b,1\na,b,\n", TT_TASK_EMBED, 0},
+         "line 3: the row has no \"score\", unlike the rows before: write it in all rows or in none"},
+        {{"e.csv", "text,text_pair,score\na,b,\na,b,1\n", TT_TASK_EMBED, 0},
+         "line 3: the row has a \"score\", unlike the rows before"},
+        {{"e.jsonl", "{\"text\":\"a\",\"text_pair\":\"b\",\"score\":\"1\"}", TT_TASK_EMBED, 0},
+         "\"score\" is a string; expected a score"},
+        {{"e.jsonl", "{\"text\":\"a\",\"text_pair\":\"b\",\"score\":1e39}", TT_TASK_EMBED, 0},
+         "\"score\" is a number; expected a score"},
+        {{"e.jsonl", "{\"text\":\"a\",\"text_pair\":\"b\",\"score\":1}\n"
+          "{\"text\":\"a\",\"text_pair\":\"b\"}", TT_TASK_EMBED, 0},
+         "line 2: the row has no \"score\", unlike the rows before"}};
+    static const task_file scored[] = {
+        {"e.csv", "score,text,text_pair,split\n,x,y,train\n4.5,a,b,test\n-1,c,d,test\n", TT_TASK_EMBED, 0},
+        {"e.jsonl", "{\"text\":\"x\",\"text_pair\":\"y\",\"score\":null,\"split\":\"train\"}\n"
+         "{\"text\":\"a\",\"text_pair\":\"b\",\"score\":4.5,\"split\":\"test\"}\n"
+         "{\"text\":\"c\",\"text_pair\":\"d\",\"score\":-1,\"split\":\"test\"}\n", TT_TASK_EMBED, 0}};
     test_allocator a;
     tt_context *ctx = test_open(&a);
+    for (int k = 0; k < 2 * TEST_COUNT(scored); k++) { /* rows for training have no scores */
+        const bool test = k % 2;
+        tt_dataset *d = task_table(ctx, &scored[k / 2], test ? "test" : "train", NULL, 0);
+        if (!CHECK(d && tt_dataset_count(d) == 1 + test)) continue;
+        const float *last = tt_dataset_values(d, tt_dataset_count(d) - 1);
+        CHECK(test ? *tt_dataset_values(d, 0) == 4.5f && *last == -1 : !last);
+        tt_dataset *part = test ? tt_dataset_split(d, 1) : NULL;
+        CHECK(!test || (part && *tt_dataset_values(part, 0) + *tt_dataset_values(d, 0) == 3.5f));
+        tt_dataset_free(part);
+        tt_dataset_free(d);
+    }
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         tt_dataset *d = task_table(ctx, &rows[k].file, NULL, NULL, 0);
         if (rows[k].error) {
@@ -443,6 +478,14 @@ TEST(tables_of_pairs_and_triplets)
     texts[1].negative = "";
     CHECK(!tt_dataset_texts(ctx, TT_TASK_EMBED, texts, 2, NULL, 0));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "text 1 has no negative before it");
+    static const float values[] = {1, NAN};
+    texts[1].negative = NULL;
+    texts[0].values = values;
+    CHECK(!tt_dataset_texts(ctx, TT_TASK_EMBED, texts, 2, NULL, 0));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "pair 1 has no score, unlike pair 0: give all pairs a score, or none");
+    texts[1].values = values + 1;
+    CHECK(!tt_dataset_texts(ctx, TT_TASK_EMBED, texts, 2, NULL, 0));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the score of pair 1 is nan; expected a finite number");
     texts[1].pair = NULL;
     CHECK(!tt_dataset_texts(ctx, TT_TASK_EMBED, texts, 2, NULL, 0));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "text 1 has no pair, but TT_TASK_EMBED needs a pair for every text");
@@ -451,7 +494,8 @@ TEST(tables_of_pairs_and_triplets)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Datasets of the caller's values and words are copied, divided, counted and weighted. */
+/* Datasets are made from the caller's values and words, and are divided. The library counts the texts of each
+   class and computes the weights of the classes. */
 TEST(datasets_of_tasks)
 {
     static const char *const names[] = {"p", "q", "r"};

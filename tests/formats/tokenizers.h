@@ -167,7 +167,7 @@ TEST(tokenizer_golden_bpe)
 }
 
 /* Gemma's tokenizer.json splits texts at spaces, after a normalizer has replaced all spaces. The splitter
-   then changes nothing; without the normalizer it is refused. */
+   then changes nothing. Without the normalizer, the library refuses the splitter. */
 TEST(split_at_spaces_that_are_gone)
 {
     static const char split[] = "{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},"
@@ -184,7 +184,7 @@ TEST(split_at_spaces_that_are_gone)
     char *json = test_read(test_path(folder, "tokenizer.json"), &bytes);
     char *at = json ? strstr(json, "\"pre_tokenizer\":null,") : NULL;
     REQUIRE(at != NULL);
-    for (int k = 0; k < 3; k++) { /* the file itself; with the splitter; without the normalizer, too */
+    for (int k = 0; k < 3; k++) { /* k > 0: adds the splitter; k 2: also takes out the normalizer */
         char *to = (char *)malloc(bytes + sizeof split + 32);
         const int used = sprintf(to, "%.*s\"pre_tokenizer\":%s%s", (int)(at - json), json,
                                  k ? split : "null,", at + strlen("\"pre_tokenizer\":null,"));
@@ -343,8 +343,8 @@ TEST(tokenizer_files_are_kept)
     TEST_CLOSE(ctx, &a);
 }
 
-/* tokenizer_config.json names a class that AutoTokenizer of transformers 5 builds anew: the ids equal that
-   class's (golden/compare_bpe.py). */
+/* If tokenizer_config.json names a class, AutoTokenizer of transformers 5 may build that class's tokenizer
+   instead of the tokenizer in tokenizer.json. The ids equal AutoTokenizer's (golden/compare_bpe.py). */
 TEST(tokenizer_classes_of_transformers)
 {
 #define LLAMA "\"tokenizer_class\":\"LlamaTokenizer\""
@@ -394,7 +394,7 @@ TEST(tokenizer_classes_of_transformers)
     }
 }
 
-/* Each normalizer reads the output of the one before it, even if some normalizer changes nothing. */
+/* Each normalizer reads the output of the normalizer before, even if some normalizer changes nothing. */
 TEST(tokenizer_normalizers_in_turn)
 {
     static const char json[] =
@@ -502,8 +502,8 @@ static const char *point_vocabulary(void)
     return path;
 }
 
-/* The library `tokenizers` takes its character classes from several versions of Unicode, and sorts the
-   combining marks of uncased text. */
+/* Compares random strings of all kinds of characters with the library `tokenizers`, which takes its character
+   classes from several versions of Unicode, and sorts the combining marks of uncased text. */
 TEST(tokenizer_nasty_strings)
 {
     const char *vocab = point_vocabulary();
@@ -614,7 +614,8 @@ TEST(wordpiece_of_a_tokenizer_json)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Checks the ids of all 1,112,064 code points by blocks. golden/compare_tokens.py names the wrong ones. */
+/* Checks the ids of all 1,112,064 code points, by checksums of 4096 code points. If a checksum is wrong,
+   golden/compare_tokens.py prints the code points with wrong ids. */
 TEST(tokenizer_code_points)
 {
     test_allocator a;
@@ -751,7 +752,8 @@ TEST(tokenizer_vocabulary)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Checks ids of more than 16 bits, also in the loader's cache, and the slots of the hash table. */
+/* Checks a vocabulary with ids of more than 16 bits: looks up all tokens, and reads a text by a loader, which
+   caches ids. */
 TEST(tokenizer_large_vocabulary)
 {
     test_allocator a;

@@ -43,7 +43,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
             loader.whole = flags & 4;
             tt_token_loader *l = tt_token_loader_new(ctx, s, &loader);
             int64_t rows = 0;
-            /* No conversation may have a token to learn in its window. */
+            /* If `whole`, tt_token_loader_new may fail: perhaps no conversation has a token to learn within
+               its window. */
             if (loader.whole ? fuzz_ok(ctx, l != NULL) : FUZZ_MUST(ctx, l != NULL)) {
                 const tt_source *source = tt_token_loader_source(l);
                 for (bool more = true; more;) {

@@ -256,9 +256,9 @@ static inline void fuzz_close(tt_context *ctx)
     FUZZ_CHECK(--fuzz_contexts > 0 || fuzz_allocated == 0);
 }
 
-/* Returns `ok`, which says whether a call on ctx succeeded. After a failure there must be an error with a
-   text, which is no internal error. With FUZZ_GOOD in the environment, which `make fuzz` sets for seeds named
-   good_*, no call may fail. */
+/* Returns `ok`, which says whether a call on ctx succeeded. After a failure the context must have an error
+   with a text, and the error must not be TT_ERR_INTERNAL. With FUZZ_GOOD in the environment, which
+   `make fuzz` sets for seeds named good_*, no call may fail. */
 static inline bool fuzz_ok(tt_context *ctx, bool ok)
 {
     if (ok) return true;
@@ -271,8 +271,8 @@ static inline bool fuzz_ok(tt_context *ctx, bool ok)
     return false;
 }
 
-/* Returns `ok`. Stops the program if `ok` is false, unless memory is out. The call must succeed because an
-   earlier call succeeded. */
+/* Returns `ok`, which says whether a call on ctx succeeded. The call must succeed because an earlier call
+   succeeded. Stops the program if `ok` is false, unless an allocation was refused. */
 static inline bool fuzz_must(tt_context *ctx, bool ok, const char *what)
 {
     if (ok) return true;

@@ -66,8 +66,9 @@ static void fill_image(const fuzz_input *in, const tt_image *image, uint8_t *pix
     for (size_t k = 0; k < n; k++) pixels[k] = in->left ? in->at[k % in->left] : (uint8_t)(k * 37);
 }
 
-/* Returns by how many grey levels a result may leave the range of its pixels, because each weight of a sum is
-   rounded to 22 bits, as in Pillow. A row of `from` pixels becomes a row of `to`. */
+/* Returns by how many grey levels a resized pixel may exceed the largest pixel of the image, or be below the
+   smallest: each weight of a sum is rounded to 22 bits, as in Pillow. The image is resized from `from` to
+   `to` pixels in one direction. */
 static int slack(int from, int to)
 {
     double weights = 2.0 * (from > to ? from / to + 1 : 1) + 1, max = 255 * weights / (1 << 23);

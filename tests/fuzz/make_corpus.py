@@ -1,8 +1,8 @@
 """Writes tests/fuzz/corpus/TARGET/, the inputs from which fuzzing starts: `python3
 tests/fuzz/make_corpus.py`.
 
-The head of each target describes its input. Inputs named good_* must be accepted whole, which `make fuzz`
-checks, so that a new format that makes inputs useless is noticed."""
+The head of each target describes its input. `make fuzz` checks that the library accepts inputs named good_*
+without an error. So a changed format that makes old inputs useless is noticed."""
 
 import base64
 import json
@@ -398,7 +398,7 @@ def reduced(name, text):
     if model["type"] == "Unigram":
         few = [pair for pair in model["vocab"] if set(pair[0]) <= set(text) | {"\u2581"}][:24]
         model["vocab"], model["unk_id"] = [["<unk>", 0.0], *few], 0
-        # The trie replaces "q" by "kw": one entry is for "q", and the entry beside it has the place of "kw".
+        # The trie replaces "q" by "kw": one entry is for the byte "q", and the next entry says where "kw" is.
         trie = [0] * 120
         trie[ord("q")], trie[ord("q") ^ 1] = 1 << 10 | 1 << 8 | ord("q"), 1 << 31
         rules = struct.pack("<121I", 480, *trie) + b"kw\0"
@@ -505,6 +505,10 @@ more = (
     b"{% for k, v in {'a': 1}.items() %}{{ k ~ v }}{% else %}x{% endfor %}{{ messages|selectattr('role')|first is mapping }}"
 )
 write("chat", "good_more", b"\x1c" + more + PART + CHATS)
+TOOLS = (b'{"tools": [{"function": {"name": "f", "description": "A", "parameters": {"properties": {"x": {"type": "a"}}}}}], '
+         b'"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": [1.5, {"B": null}]}}}]}, '
+         b'{"role": "tool", "content": "1"}, {"role": "assistant", "content": "b", "thinking": "c"}]}\n')
+write("chat", "good_tools", b"\x04" + read("chats", "tools.jinja") + PART + TOOLS)
 
 # ---- runs
 

@@ -49,7 +49,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
         FUZZ_CHECK(csv && csv->n && memcmp(csv->bytes, "step,", 5) == 0 && csv->bytes[csv->n - 1] == '\n' &&
                    lines_of(csv) >= 4); /* the heading, two steps and a validation */
 
-        /* A stopped run that does no step reads the file and writes it unchanged. */
+        /* A run that is stopped before its first step reads metrics.csv and writes the same bytes. */
         fuzz_write("before", csv->bytes, csv->n);
         FUZZ_CHECK(fuzz_run_fit(r, 2, true, &stop, &finished) == TT_OK && !finished &&
                    fuzz_same_files("before", "run/metrics.csv"));

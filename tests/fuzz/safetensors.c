@@ -86,8 +86,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
     return 0;
 }
 
-/* Mutates a file. In three of four cases then sets the header's length, so that the header ends with the last
-   closing brace before the first NUL. */
+/* Mutates a file. Then, in three of four cases, sets the header's length, so that the header ends with the
+   last closing brace before the first NUL. */
 size_t LLVMFuzzerCustomMutator(uint8_t *bytes, size_t n, size_t max, unsigned seed)
 {
     n = LLVMFuzzerMutate(bytes, n, max);

@@ -1,10 +1,10 @@
 /* Fuzzes the state of a run. A state that loads does not change if it is saved and loaded again. A state that
    does not load changes nothing. A run continues from the state or says why not.
 
-   Input: edits of a state that was just saved, so that seeds never age. An edit consists of a number of
-   two bytes (the position of the edit), a byte (the kind of edit: overwrite, insert or delete, and whether
-   the header's length is kept or made to fit again), a byte (how many bytes the edit concerns), and the bytes
-   to write. */
+   Input: edits of a state that was just saved, so that inputs stay useful when the format changes. An edit
+   consists of a number of two bytes (the position of the edit), a byte (the kind of edit: overwrite, insert
+   or delete, and whether the header's length is kept or corrected), a byte (how many bytes are overwritten,
+   inserted or deleted), and the bytes to write. */
 #include "run.h"
 
 static void edit(fuzz_file *f, fuzz_input *in)

@@ -3,8 +3,8 @@
 kind of make_bpe.py, including the kinds that are too large to be committed. Compares
   - ids, offsets and decoded texts of random strings, and of random bytes, which Python decodes with U+FFFD;
   - ids and token types of pairs of strings, whole and cut to some lengths;
-  - many normalizers before each of some splitters, and before a Metaspace that marks the first word, on a
-    tenth of the strings and on texts that begin with characters that normalizers change;
+  - many normalizers, each before several splitters and before a Metaspace that marks the first word. The
+    texts are a tenth of the strings, and texts that begin with characters that normalizers change;
   - folders whose tokenizer_config.json names a class that AutoTokenizer of transformers rebuilds.
 
     python tests/golden/compare_bpe.py [--strings N] [--seed N] [--only KIND]
@@ -75,7 +75,7 @@ class BytePair(Tinytrain):
 
 
 def spans_of(encoding, texts):
-    """Returns the offsets of an encoding of Hugging Face, which count characters, in bytes of UTF-8."""
+    """Converts the offsets in an encoding of Hugging Face from characters to bytes of UTF-8."""
     starts = []
     for text in texts:
         starts.append([0])
@@ -169,7 +169,7 @@ def main():
             for m, options in enumerate(OPTIONS):
                 prefix = options.get("add_prefix_space", "none")
                 allowed = prefix is not None or name.startswith("Llama")
-                # RobertaTokenizer keeps the file's own prefix
+                # without the option, RobertaTokenizer takes add_prefix_space from tokenizer.json
                 if prefix == "none" and name == "RobertaTokenizer":
                     continue
                 if a.only in (None, kind) and allowed:

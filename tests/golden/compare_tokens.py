@@ -3,7 +3,7 @@
 
   - every code point except surrogates: alone, between letters, and before, between and after combining marks;
   - random strings of letters, marks, Chinese, Hangul, controls, spaces, punctuation, special tokens;
-  - random bytes, most of which are not UTF-8, with Python's decoding with U+FFFD for invalid bytes;
+  - random bytes, most of which are not UTF-8: for transformers, Python replaces invalid bytes by U+FFFD;
   - vocab.txt files with lines that end in all kinds of white space.
 
     python tests/golden/compare_tokens.py [--strings N] [--seed N] [--step N]
@@ -76,8 +76,8 @@ def write_vocabulary(path, kind):
 
 
 def compare(what, mine, theirs, texts, show=5):
-    """Compares texts, which are strings or bytes. Prints how many texts differ, and the first of these.
-    Returns how many differ."""
+    """Compares the ids of texts, which are strings or bytes. Prints how many texts have other ids, and the
+    first of these texts. Returns how many texts have other ids."""
     differ = 0
     for begin in range(0, len(texts), 10000):
         chunk = texts[begin:begin + 10000]

@@ -139,8 +139,8 @@ def starcoder():
 
 
 def llama2(split=None, scheme="first"):
-    """Returns a tokenizer like LLaMA 2's: characters, with byte fallback. split None: normalizers replace
-    spaces, as in LLaMA 2's file."""
+    """Returns a tokenizer like LLaMA 2's: characters, with byte fallback. If `split` is None, normalizers
+    replace spaces, as in LLaMA 2's file."""
     t = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     train_pre = pre_tokenizers.Metaspace(prepend_scheme="always")
     t.pre_tokenizer = train_pre
@@ -191,8 +191,8 @@ def unknown():
 
 
 def charsmap(**options):
-    """Returns the normalization rules as SentencePiece compiles them: some rules of NFKC and others, or the
-    rules that the options name."""
+    """Returns normalization rules as SentencePiece compiles them: the rules that the options name, or else
+    some rules of NFKC and some invented rules."""
     rules = {"\r\n": "\n", "\u0001": "", "\u200b": "", "\u3000": " ", "\u00a0": " ", "A\u030a\u0301": "x", "qu": "kw",
              "\u0915\u093c": "q", "\U0001f468": "man", "\u00a9": "(c)", "\u0301": "", "\u1100\u1161": "\uac00"}
     for c in [*range(0xA1, 0x250), *range(0x1E00, 0x1E20), *range(0xFB00, 0xFB07), *range(0xFF01, 0xFF20), 0x2460, 0x2126,
@@ -288,8 +288,8 @@ def wordpiece(size=500, prefix="##", most=100, post="template", **options):
 
 
 def wordpiece_lower():
-    """Returns a tokenizer of lower-case text with accents, which takes Chinese like other letters, words of
-    at most 12 characters, and has another prefix."""
+    """Returns a tokenizer that lower-cases, keeps accents, treats Chinese characters like other letters,
+    accepts words of at most 12 characters, and has the prefix "@@" in place of "##"."""
     return wordpiece(400, "@@", 12, "bert", lowercase=True, strip_accents=False, handle_chinese_chars=False)
 
 

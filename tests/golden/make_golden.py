@@ -221,8 +221,8 @@ def normalised(batch, model):
 
 
 def save_torchvision(model, batch, path):
-    """Saves the weights in torchvision's naming, by a model of torchvision with these weights, whose logits
-    must be equal."""
+    """Loads the weights into torchvision's model, checks that its logits equal those of transformers' model,
+    and saves the weights in torchvision's naming."""
     from torchvision.models.vision_transformer import VisionTransformer
     c, old = model.config, {spelled(n): x for n, x in model.state_dict().items()}
     other = VisionTransformer(c.image_size, c.patch_size, c.num_hidden_layers, c.num_attention_heads, c.hidden_size, c.intermediate_size,
@@ -246,7 +246,7 @@ def save_torchvision(model, batch, path):
 
 
 def add_texts(model, folder, golden):
-    """Adds texts and their logits, computed like those of a user of the folder."""
+    """Adds texts and their logits, computed as a user of the folder would compute them."""
     shutil.copy(os.path.join(HERE, "bpe", "roberta", "tokenizer.json"), folder)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=os.path.join(folder, "tokenizer.json"), model_max_length=19)
     model.eval()
@@ -264,7 +264,7 @@ def stored(x):
 def run(name, folder):
     cls, config, seed, random_types = shapes()[name]
     os.makedirs(folder, exist_ok=True)
-    rng = np.random.RandomState(seed)      # numpy has frozen the stream of this legacy generator
+    rng = np.random.RandomState(seed)      # a legacy generator, with equal numbers in all versions of numpy
     config._attn_implementation = "sdpa" if name == "vit" else "eager"
     model = cls(config)
     initialise(model, rng)

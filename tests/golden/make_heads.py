@@ -82,6 +82,7 @@ HEADS.update(gpt2_classes=("gpt2", "classes", 3), llama_scores=("llama", "scores
              gemma3_classes=("gemma3", "classes", 4))
 HEADS.update(modern_tags=("modern", "tags", 5), modern_classes=("modern", "classes", 4), modern_biases_scores=("modern_biases", "scores", 2))
 HEADS.update({f"{kind}_masked_lm": (kind, "masked_lm", 37) for kind in KINDS})
+HEADS.update({f"{kind}_masked_lm": (kind, "masked_lm", 37) for kind in MODERNS})
 EMBEDDERS = {"embed_mean": ("bert", "mean", True), "embed_cls": ("xlm_roberta", "cls", False)}
 
 
@@ -176,7 +177,8 @@ def head(name, folder):
     with torch.no_grad():
         logits = logits_of(model, batches[0])
         golden["logits"] = stored(logits)
-        newer = kind not in KINDS  # computes in float32 in places, and may have token 1
+        # Models not in KINDS compute some steps in float32. Their texts may have token 1, but not token 0.
+        newer = kind not in KINDS
         theirs = model(**padded(batches[0], 0 if newer else 1, config)).loss
         assert abs(theirs - loss_of(task, logits, batches[0])) < (1e-6 if newer else 1e-12), name
     named = dict(model.named_parameters())

@@ -34,7 +34,8 @@ CASES = [  # (channels, (height, width) before, (height, width) after)
 
 
 def image(rng, channels, height, width):
-    """Returns a gradient with noise, with a black or white part and many values of alpha."""
+    """Returns a gradient with noise, in which the colours of a quarter of the pixels are 0 or 255. Alpha is
+    random."""
     y, x, c = np.mgrid[0:height, 0:width, 0:channels]
     pixels = 255 * (y + (1 + c) * x) / (height + (1 + c) * width) + rng.randint(-60, 61, (height, width, channels))
     extreme = rng.randint(0, 4, (height, width, 1)) == 0
@@ -87,7 +88,7 @@ def make_processed(rng):
 
 def main():
     assert tuple(map(int, pillow.split(".")[:2])) <= (12, 1), f"pillow {pillow} goes another way"
-    rng = np.random.RandomState(5)  # numpy has frozen the stream of this legacy generator
+    rng = np.random.RandomState(5)  # a legacy generator, with equal numbers in all versions of numpy
     golden = {}
     for n, (channels, size, to) in enumerate(CASES):
         pixels = image(rng, channels, *size)

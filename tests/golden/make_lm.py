@@ -14,7 +14,7 @@ starting checkpoint as transformers saves it, and golden.safetensors, the refere
     grad.NAME, step5.NAME              gradient of that loss; parameter after 5 steps, on batches 0..4
     losses (5), grad_norms (5)         of those steps; the norm is over all parameters, before clipping
     greedy.prompt, greedy.ids          a prompt, and the ids that generate() adds to it without sampling
-    long.ids (300), long.logits (8, vocab)   of falcon_alibi_heads: a sequence, and the logits of its end
+    long.ids (300), long.logits (8, vocab)   of falcon_alibi_heads: a sequence, and logits of its last 8 rows
 
 Gradients and parameters have tinytrain's layout: (out, in), and rows of fused query_key_value in the order
 all queries, all keys, all values. The reference runs in float64, except for what transformers computes in
@@ -280,7 +280,7 @@ MODELS = {
         tie_word_embeddings=False,
         attention_bias=True,
     ),
-    # layers with and without a window have other rotary positions
+    # layers with a window and layers without a window have different rotary angles
     "gemma3": dict(
         model_type="gemma3_text",
         vocab_size=37,

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Prints the metrics that scikit-learn, scipy and seqeval compute of small predictions, for the table `given`
+"""Prints the metrics that scikit-learn, scipy, seqeval and sentence-transformers compute of small predictions, for the table `given`
 of tests/trainer/predictions.h.
 
     python tests/golden/make_metrics.py
 
-needs: scikit-learn, scipy, seqeval, numpy. The predictions are those of the functions `mixed` of both files.
+needs: scikit-learn, scipy, seqeval, sentence-transformers, numpy. The function `mixed` computes equal predictions
+in both files.
 """
 import numpy as np
 import scipy.stats
 import seqeval.metrics
+from sentence_transformers import util
 from sklearn.metrics import f1_score
 
 NAMES = ["O", "B-a", "I-a", "B-b", "I-b", "E-a", "S-b"]
@@ -22,7 +24,8 @@ def mixed(k, salt):
 
 
 def classes(rows, n, absent):
-    """Returns labels and predictions, right in half of the rows. If `absent`, no row has class n - 1."""
+    """Returns labels, and predictions of which about half are surely right and the others random. If
+    `absent`, no row has class n - 1."""
     there = n - absent
     labels = [mixed(k, 1) % there for k in range(rows)]
     taken = [labels[k] if mixed(k, 2) % 2 else mixed(k, 3) % there for k in range(rows)]
@@ -49,6 +52,13 @@ for ties in 0, 1:
                           for k in range(rows)]) / 8 - 1000
     print("scores", ties, np.mean([scipy.stats.pearsonr(a[:, c], b[:, c])[0] for c in range(n)]),
           np.mean([scipy.stats.spearmanr(a[:, c], b[:, c])[0] for c in range(n)]))
+
+rows, n = 41, 5
+texts, pairs = (np.array([[mixed(k * n + c, salt) / 65536 - 0.3 for c in range(n)] for k in range(rows)],
+                         np.float32).astype(np.float64) for salt in (13, 14))
+scores = [mixed(k, 15) % 11 / 2 for k in range(rows)]
+cosines = util.pairwise_cos_sim(texts, pairs).numpy()
+print("pairs", scipy.stats.pearsonr(cosines, scores)[0], scipy.stats.spearmanr(cosines, scores)[0])
 
 for seqs in 1, 40:
     truth, guess, k = [], [], 0

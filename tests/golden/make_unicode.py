@@ -125,8 +125,8 @@ def run_table(one):
 
 
 def look_back(runs):
-    """Returns the largest distance, in rows, from the last run with first <= c back to the run that holds c,
-    for any code point c."""
+    """Returns how many runs a search must look back. For a code point c, the search starts at the last run
+    with first <= c, and the run that holds c may be an earlier run."""
     return max(i - min([j for j in range(i) if runs[j][1] > runs[i][0]] or [i]) for i in range(len(runs)))
 
 
@@ -236,9 +236,9 @@ def pair_rows():
     return rows
 
 
-# The classes by which a code point breaks graphemes, as far as their effect can be seen (what Precompiled
-# does to graphemes of less than 6 bytes). The C code has Hangul as ranges, and U+000D and U+000A are controls
-# that stay together.
+# The classes that decide where graphemes end, as far as Precompiled shows them: Precompiled replaces
+# graphemes of less than 6 bytes. Hangul has no class here, because the C code has the ranges of Hangul.
+# U+000D and U+000A are controls, but the C code does not break between the two.
 GRAPHEMES = ["control", "extend", "extend between no consonants", "linker", "joiner", "spacing", "prepend",
              "picture", "consonant"]
 
@@ -270,7 +270,8 @@ def grapheme_classes():
         return len(counter.normalize_str(text))
 
     def joined(before, between, behind):
-        """Returns the code points between which and `behind` there is no break."""
+        """Returns the code points c for which the text of `before`, between[0], c, between[1] and `behind`
+        has no grapheme break before `behind`."""
         apart = [n + one(behind) for n in counts(before + between[0], between[1])]
         return {c for c, n, m in zip(points, counts(before + between[0], between[1] + behind), apart) if n != m}
 
@@ -356,7 +357,7 @@ def main():
     version = importlib.metadata.version("tokenizers")
     print(f"/* Written by tests/golden/make_unicode.py from the package tokenizers {version} of Python. */\n"
           f"enum {{\n    TT__LETTER_ROWS = {letter_rows}, TT__BERT_ROWS = {bert_rows}, "
-          f"TT__CJK_POINTS = {sum(map(len, blocks))}, TT__MARK_ROWS = {mark_rows}, TT__PAIRS = {len(rows)},\n"
+          f"TT__CJK_POINTS = {sum(map(len, blocks))}, TT__MARK_ROWS = {mark_rows}, TT__PAIR_ROWS = {len(rows)},\n"
           f"    TT__COMPOSED_PAIRS = {sum(row[3] for row in rows)}\n}};")
     emit("bert", bert)
     emit("cjk", cjk_numbers(blocks))

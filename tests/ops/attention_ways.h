@@ -28,7 +28,7 @@ TEST(attention_by_warpgroups)
 #ifdef TT_EMULATE
             if (strcmp(emu_build(), "plain") != 0 && !tt__match("rows_*", name) && c % 8 != 0) continue;
 #endif
-            /* in bf16-mixed or 16-mixed, or in both */
+            /* Head sizes above 96 run in bf16-mixed and in 16-mixed, smaller head sizes in one of the two. */
             for (int turn = 0; turn < (head_size > 96 ? 2 : 1); turn++) {
                 const precision_case *p = &precisions[(c + s + turn) % 2 ? 1 : 3];
                 reference_case(&cases[c], &sizes[s], "cuda", p, AS_INPUT, true);
@@ -141,7 +141,7 @@ TEST(attention_window_plan)
         REQUIRE(p != NULL);
         flops[k] = tt_program_plan(p).flops;
         seconds[k] = tt_program_plan(p).compute_seconds;
-        if (k == 1) { /* two products forward and four backward, 2 FLOPs for each number */
+        if (k == 1) { /* the forward has two products, the backward four, each with 2 FLOPs for a term */
             const double saved = 12 * 2 * 16 * (length * length / 2 - seen);
             CHECK_NEAR(flops[0] - flops[1], saved, 1e-9 * saved);
             CHECK_NEAR(seconds[0] - seconds[1], saved / costs.attention_f32, 1e-6 * seconds[0]);
@@ -345,8 +345,8 @@ TEST(biases_of_attention_cuda)
                  packed ? ", packed" : "", listed ? ", listed queries" : "");
         biases_of_attention("portable", precision[c % 4], packed, key_heads, listed, got[0]);
         const int found = biases_of_attention("cuda", precision[c % 4], packed, key_heads, listed, got[1]);
-        /* If queries are listed and the gradient is packed, other gradients are then added to rows of q's
-           gradient, so its columns cannot be summed yet. */
+        /* If queries are listed and the gradient is packed, attention's backward cannot sum the columns of
+           q's gradient: later instructions still add numbers to rows of that gradient. */
         const int expected = c % 4 == 0 || (listed && packed) ? 0 : 3;
         report(found == expected, "attention's backward has %d sums of columns, not %d", found, expected);
         for (int k = 0, from = 0; k < 3; from += k++ ? keys : width) {

@@ -31,7 +31,7 @@
         return add(linear(V(ROWS, D), w, 0), gather_rows(param_value(w), I(ROWS, D)));) \
     X(matmul, MATMUL, return matmul(V(ROWS, D), V(SEQS, D));) \
     X(matmul_wide, MATMUL, return matmul(V(SEQS, D), gelu(V(ROWS, D)));) \
-    X(matmul_fixed, MATMUL, return matmul(gelu(V(ROWS, D)), V(FIXED, D));) \
+    X(matmul_fixed, MATMUL, return matmul(gelu(V(ROWS, D)), V(CONSTANT, D));) \
     X(matmul_self, MATMUL, int x = tanh_(V(ROWS, D)); return matmul(x, x);) \
     X(matmul_scaled, MATMUL, \
         return matmul_of(tanh_(V(PICKED, D)), V(ROWS, D), false, -0.3f, 0.5f);) \
@@ -110,21 +110,21 @@
     X(mul_self, MUL, int x = V(ROWS, D); return mul(x, x);) \
     X(mul_gated, MUL, int x = V(ROWS, D); return mul(silu(linear(x, W(O, D), 0)), linear(x, W(O, D), 0));) \
     X(mul_slices, MUL, int x = gelu(V(ROWS, 2 * D)); return mul(slice(x, 0, D), slice(x, D, D));) \
-    X(mul_row, MUL_BROADCAST, return mul(V(ROWS, D), gelu(V(FIXED, D)));) \
+    X(mul_row, MUL_BROADCAST, return mul(V(ROWS, D), gelu(V(CONSTANT, D)));) \
     X(mul_column, MUL_BROADCAST, return mul(V(ROWS, D), sigmoid(V(ROWS, 1)));) \
-    X(mul_number, MUL_BROADCAST, return mul(gelu(V(ROWS, D)), V(FIXED, 1));) \
+    X(mul_number, MUL_BROADCAST, return mul(gelu(V(ROWS, D)), V(CONSTANT, 1));) \
     X(mul_parameter, MUL_BROADCAST, int w = W(1, D); int x = gelu(V(ROWS, D)); \
         return mul(add(x, mul(x, param_value(w))), param_value(w));) \
     X(mul_gates, MUL_BROADCAST, int x = linear(V(ROWS, D), W(O + 1, D), B(O + 1)); \
         return linear(mul(slice(x, 1, O), slice(x, 0, 1)), W(D, O), 0);) \
     X(mul_column_of_rows, MUL_BROADCAST, int x = gelu(V(ROWS, D)); \
         return gather_rows(mul(x, tanh_(V(ROWS, 1))), I(PICKED, R));) \
-    X(add_row, ADD_ROW, return add_row(V(ROWS, D), gelu(V(FIXED, D)));) \
-    X(add_row_of_value, ADD_ROW, int x = gelu(V(ROWS, D)); return mul(x, add_row(x, gelu(V(FIXED, D))));) \
-    X(add_row_layer, ADD_ROW, int row = linear(V(FIXED, D), W(O, D), 0); \
+    X(add_row, ADD_ROW, return add_row(V(ROWS, D), gelu(V(CONSTANT, D)));) \
+    X(add_row_of_value, ADD_ROW, int x = gelu(V(ROWS, D)); return mul(x, add_row(x, gelu(V(CONSTANT, D))));) \
+    X(add_row_layer, ADD_ROW, int row = linear(V(CONSTANT, D), W(O, D), 0); \
         return linear(add_row(linear(V(ROWS, D), W(O, D), 0), row), W(D, O), B(D));) \
     X(add_row_of_rows, ADD_ROW, int x = gelu(V(ROWS, D)); \
-        return gather_rows(add_row(tanh_(x), V(FIXED, D)), I(PICKED, R));) \
+        return gather_rows(add_row(tanh_(x), V(CONSTANT, D)), I(PICKED, R));) \
     X(swiglu, SWIGLU, return swiglu(V(ROWS, D), V(ROWS, D));) \
     X(swiglu_self, SWIGLU, int x = V(ROWS, D); return swiglu(x, x);) \
     X(swiglu_far, SWIGLU, return swiglu(scale(V(ROWS, D), 20), V(ROWS, D));) \
@@ -354,7 +354,22 @@
     X(rmsnorm_heads_slice, RMSNORM, int x = slice(gelu(V(ROWS, 2 * D + 2)), 1, 2 * D); \
         return rmsnorm_offset(x, B(D), 0.5f, 1e-2f);) \
     X(rmsnorm_heads_of_dropout, RMSNORM, int x = dropout(V(ROWS, 2 * D), 0.3f); \
-        return add(x, dropout(rmsnorm(x, B(D), 1e-2f), 0.3f));)
+        return add(x, dropout(rmsnorm(x, B(D), 1e-2f), 0.3f));) \
+    X(sum_pool, MEAN_POOL, return sum_pool(gelu(V(ROWS, D)));) \
+    X(token_losses, TOKEN_LOSSES, return token_losses(V(ROWS, C), true);) \
+    X(token_losses_of_linear, TOKEN_LOSSES, \
+        return mul(token_losses(linear(gelu(V(ROWS, D)), W(C, D), B(C)), true), input(ROWS, R, 1, 1));) \
+    X(token_losses_of_pairs, TOKEN_LOSSES, int w = W(C, D); int x = linear(V(ROWS, D), W(D, D), 0); \
+        return sum_pool(mul(token_losses(linear(x, w, 0), false), input(ROWS, R, 1, 1)));) \
+    X(rounded_to_int8, ROUND, int w = rounded(W(O, D), TT_ROUND_INT8); return matmul(V(ROWS, D), w);) \
+    X(rounded_to_ternary, ROUND, int w = rounded(W(O, D), TT_ROUND_TERNARY); return matmul(V(ROWS, D), w);) \
+    X(rounded_to_binary, ROUND, int w = rounded(W(O, D), TT_ROUND_BINARY); return matmul(V(ROWS, D), w);) \
+    X(linear_int8, LINEAR, return linear_stored(V(ROWS, D), O, B(O), "int8");) \
+    X(linear_nf4, LINEAR, return linear_stored(V(ROWS, 128), O, 0, "nf4");) \
+    X(linear_int4, LINEAR, return gelu(linear_stored(V(ROWS, 96), O, B(O), "int4"));) \
+    X(linear_stored_with_residual, LINEAR, int x = V(ROWS, 64); \
+        x = add(linear_stored(gelu(linear_stored(x, 64, 0, "int8")), 64, B(64), "int4"), x); \
+        return linear_stored(x, O, 0, "nf4");)
 
 #define CASE_FUNCTION(name, op, ...) \
     static int case_##name(void) \

@@ -98,8 +98,8 @@ static void attention_sums_on_cuda(tt__launch *l, const attention_sums_case *c, 
 }
 
 /* Each kernel of attention's backward leaves the sums of columns of each gradient. Covers queries or keys
-   that fill no tile, empty sequences, few queries, heads that share keys, more partial sums than there is
-   room for, and gradients that are added to. */
+   that fill no tile, empty sequences, few queries, heads that share keys, more partial sums than the
+   workspace can hold, and gradients to which the kernels add. */
 TEST(cuda_column_sums_of_attention)
 {
     static const attention_sums_case cases_of[] = {
@@ -222,7 +222,7 @@ TEST(cuda_backward_by_warpgroups)
         {"two passes", 64, 1, 1, 0, {0, 30, 60, 65, 1190}, false, false},
         {"two passes, causal", 48, 1, 1, 0, {0, 300, 301, 310, 1400}, true, true},
         {"three passes", 64, 1, 1, 0, {0, 30, 60, 65, 1465}, false, true},
-        /* In these cases the kernel visits blocks in another order. */
+        /* In the two cases below the kernel visits blocks in another order. */
         {"columns of blocks", 64, 2, 1, 2, {0, 300, 600, 900, 1200}, true, true},
         {"columns of blocks and a rest", 40, 1, 1, 0, {0, 300, 560, 850, 1500}, true, true},
     };

@@ -11,7 +11,7 @@ typedef struct kept_case {
     bool causal, wgmma, listed; /* listed: every second row is a query */
 } kept_case;
 
-/* Returns how many bits in the workspace, after the sums of dout * out, differ from Philox's. */
+/* Returns how many bits in the workspace, after the sums of `dout * out`, differ from Philox's. */
 static int wrong_bits(const kept_case *c, const tt__instr *i, const tt__step_settings *run,
                       const unsigned char *bits)
 {
@@ -169,10 +169,10 @@ TEST(cuda_dropout_kept_for_keys)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Places of the matrices of one test. The forward runs dropout and then a norm of dropout's result. The
-   backward runs a norm's backward and then dropout of the dx of that norm. One call for both ops must leave
-   the same bits in memory as two calls. The matrices of rows are stored one after another, and each field is
-   the index of a matrix. `shift`: by how many rows the second op's result begins later. */
+/* Indices of the matrices of one test. The matrices of rows are stored one after another, and each field is
+   the index of a matrix. `shift` is the number of rows by which the second op's result begins later. The
+   forward runs dropout and then a norm of dropout's result. The backward runs a norm's backward and then
+   dropout of the dx of that norm. One call for both ops must leave the same bits in memory as two calls. */
 typedef struct norm_places {
     const char *what;
     int from, residual, h, y; /* forward: `h` is dropout's result, `y` is the norm's result */
@@ -303,8 +303,9 @@ TEST(cuda_dropout_with_norms)
 }
 
 /* Trains three blocks with dropout for two steps. Norms follow the dropout's sum (as in BERT) or precede the
-   layer whose result is dropped (as in GPT-2). Writes the parameters and returns the number of launches of
-   both dropout and a norm. apart: every instruction has its own launch, and dead storage is overwritten. */
+   layer whose result is dropped (as in GPT-2). Writes the parameters and returns the number of launches that
+   run dropout together with a norm. apart: every instruction has its own launch, and dead storage is
+   overwritten. */
 enum { NORMED_D = 24, NORMED_BLOCKS = 3, NORMED_PARAMS = 4 * NORMED_BLOCKS };
 static int blocks_with_dropout(const char *precision, bool behind, bool apart, float *to)
 {

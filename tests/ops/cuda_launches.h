@@ -40,7 +40,7 @@ static bool run_on_cpu(tt__launch *l)
 }
 
 /* Checks that the CPU's and CUDA's results differ by at most `units` units in the last place of each result's
-   largest number. Frees the operands. */
+   largest number. Does not compare codes of 8 bits. Frees the operands. */
 static void same_on_both(tt__launch *l, double units, const char *what)
 {
     tt__launch cpu = *l;
@@ -53,7 +53,7 @@ static void same_on_both(tt__launch *l, double units, const char *what)
     const bool ok = report(run_on_cpu(&cpu), "the CPU fails") && run_on_cuda(l, (size_t)1 << 18);
     for (int k = 0; k < TT__MAX_OUT && ok; k++) {
         const tt__mat *m = &l->out[k];
-        const int64_t n = m->data ? m->rows * m->cols : 0;
+        const int64_t n = m->data && m->dtype != TT_U8 ? m->rows * m->cols : 0;
         const double unit = m->dtype == TT_F32 ? 0x1p-23 : m->dtype == TT_F16 ? 0x1p-10 : 0x1p-7;
         float *got = (float *)malloc(sizeof *got * (size_t)(2 * n + 1)), *expected = got + n;
         double max = 0;
@@ -116,8 +116,8 @@ static void attention_on_both(tt__launch *l, tt_dtype dtype, int size, const int
     same_on_both(l, 2 * units, "attention_backward");
 }
 
-/* Prepares a launch for run_on_cpu and run_on_cuda, in a run with a seed. Returns a context whose CPU runs
-   the launch. */
+/* Prepares a launch for run_on_cpu and run_on_cuda, with the settings `run`, which have a seed. Returns a
+   context whose CPU runs the launch. */
 static tt_context *open_for_launches(test_allocator *a, tt__step_settings *run, tt__launch *l)
 {
     tt_context_options co = test_options(a);
@@ -134,8 +134,8 @@ static tt_context *open_for_launches(test_allocator *a, tt__step_settings *run, 
     return ctx;
 }
 
-/* Runs kernels whose threads take several rows one after another, with the next rows in flight. These are the
-   slope of GELU with column sums, and the gradients of tables. */
+/* Runs the kernels whose threads take several rows one after another and load the next rows meanwhile: GELU's
+   derivative with column sums, and the gradients of tables. */
 TEST(cuda_rows_in_flight)
 {
     static const tt_dtype dtype[] = {TT_F32, TT_BF16, TT_F16};
@@ -275,6 +275,81 @@ TEST(cuda_kernels_of_each_dtype)
         l.in[1] = some(TT_F32, 1, 2, 1, 1, &s);
         for (int k = 0; k < 3; k++) l.out[k] = some(norm[t][1], ROWS_, 1000, k == 2 ? 0.1f : -1, 1, &s);
         same_on_both(&l, 2, "adam");
+    }
+    for (int t = 0; t < 8; t++) { /* optimizers with fp32 states, and with states of 8 bits that begin as 0 */
+        static const int op[] = {TT__OP_LION, TT__OP_ADAM, TT__OP_SGD, TT__OP_MUON_MOMENTUM};
+        i = tt__new_instr(op[t % 4]);
+        i.attr.nesterov = true;
+        i.attr.beta1 = 0.9f;
+        i.attr.beta2 = 0.99f;
+        i.attr.eps = 1e-8f;
+        l.in[0] = some(TT_F32, ROWS_, 1000, -1, 1, &s);
+        l.in[1] = some(TT_F32, 1, 2, 1, 1, &s);
+        l.out[0] = some(TT_F32, ROWS_, 1000, -1, 1, &s);
+        for (int k = 0; k < (t % 4 == 1 ? 2 : 1); k++) {
+            l.out[1 + k] = some(TT_F32, ROWS_, 1000, k, 1, &s);
+            if (t < 4) continue;
+            l.out[3 + k] = some(TT_F32, 1, tt__ceil_div(ROWS_ * 1000, TT__STATE_BLOCK), 0, 0, &s);
+            l.out[1 + k].dtype = TT_U8; /* the test states_of_8_bits_of_each_isa compares the states */
+        }
+        same_on_both(&l, 2, tt__ops[op[t % 4]].name);
+    }
+    for (int t = 0; t < 2; t++) {
+        i = tt__new_instr(t ? TT__OP_UNIT : TT__OP_MUON);
+        i.attr.beta2 = 3;
+        i.attr.weight_decay = 0.1f;
+        l.in[0] = some(TT_F32, ROWS_, 1000, -1, 1, &s);
+        l.in[1] = t ? some(TT_F32, 1, 1, 30, 30, &s) : some(TT_F32, 1, 2, 1, 1, &s);
+        l.out[0] = some(TT_F32, ROWS_, 1000, -1, 1, &s);
+        same_on_both(&l, 2, tt__ops[i.op].name);
+    }
+    for (int t = 0; t < 4; t++) { /* Adafactor of a matrix and of a row, in two dtypes */
+        const int rows = t % 2 ? 1 : ROWS_, cols = t % 2 ? 3001 : 333;
+        i = tt__new_instr(TT__OP_ADAFACTOR);
+        i.attr.weight_decay = 0.1f;
+        l.in[0] = some(norm[t / 2][0], rows, cols, -1, 1, &s);
+        l.in[1] = some(TT_F32, 1, 2, 1, 1, &s);
+        l.out[0] = some(norm[t / 2][1], rows, cols, -1, 1, &s);
+        if (rows > 1) l.out[1] = some(TT_F32, 1, rows, 0.1f, 1, &s);
+        l.out[2] = some(TT_F32, 1, cols, 0.1f, 1, &s);
+        same_on_both(&l, 4, "adafactor");
+    }
+    for (int t = 0; t < 4 * TT__COUNT(norm); t++) { /* the dtypes of weights and of their rounded copies */
+        const tt_dtype x = norm[t / 4][0], of_w = norm[t / 4][1];
+        if (t % 4 < 3) {
+            i = tt__new_instr(TT__OP_ROUND);
+            i.attr.rounding = TT_ROUND_INT8 + t % 4;
+            l.in[0] = some(of_w, ROWS_, 1001, -1, 1, &s);
+            l.out[0] = some(x, ROWS_, 1001, 0, 0, &s);
+            same_on_both(&l, 2, "round");
+            continue;
+        }
+        const tt__pruning schedule = {0.7f, 1, 0, 1}; /* equal magnitudes are many in 16 bits */
+        run.step = 1;
+        for (int movement = 0; movement < 2; movement++) {
+            i = tt__new_instr(TT__OP_PRUNE);
+            i.attr.pruning = schedule;
+            l.in[0] = some(TT_F32, 1, 2, 1, 1, &s);
+            l.out[1] = some(of_w, ROWS_, 1001, -1, 1, &s);
+            l.out[0] = some(TT_F32, 1, tt__mask_bytes(ROWS_ * 1001) / 4, 0, 0, &s);
+            l.out[0].dtype = TT_U8;
+            l.out[0].cols *= 4;
+            l.out[0].ld *= 4;
+            if (movement) { /* each second weight is pruned already */
+                memset(l.out[0].data, 0x55, (size_t)l.out[0].cols);
+                l.in[1] = some(TT_F32, ROWS_, 1001, -1, 1, &s);
+            }
+            same_on_both(&l, 0, movement ? "prune by movement" : "prune");
+        }
+        run.step = 0;
+    }
+    for (int t = 0; t < TT__COUNT(norm); t++) {
+        i = tt__new_instr(TT__OP_MOVEMENT);
+        l.in[0] = some(norm[t][0], ROWS_, 1000, -1, 1, &s);
+        l.in[1] = some(TT_F32, 1, 2, 1, 1, &s);
+        l.in[2] = some(norm[t][1], ROWS_, 1000, -1, 1, &s);
+        l.out[0] = some(TT_F32, ROWS_, 1000, -1, 1, &s);
+        same_on_both(&l, 1, "movement");
     }
     i = tt__new_instr(TT__OP_EMA);
     i.attr.beta1 = 0.9f;

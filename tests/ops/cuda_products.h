@@ -3,7 +3,7 @@
 
 #ifdef TINYTRAIN_CUDA
 #ifdef TT_EMULATE
-/* Counts the calls of cuBLASLt in a micro-batch of gelu(second(act(first(gelu(x))))) and its backward. The
+/* Counts the calls of cuBLASLt in a micro-batch of `gelu(second(act(first(gelu(x)))))` and its backward. The
    loss reads a scaled copy, since an operand of a loss is never 16-bit. */
 static bool count_products(int act(int), int width, bool biases, const precision_case *precision,
                            emu_counts *got)
@@ -57,7 +57,7 @@ static int twice(int x) { return scale(x, 2); }
 #endif
 
 /* The epilogues are used where they fit, and only there. GELU by tanh, not by erf, needs rows of a multiple
-   of 8 elements. Where timing finds an epilogue fastest, as on the emulator, it also computes GELU's
+   of 8 elements. If timing finds an epilogue fastest, as on the emulator, the epilogue also computes GELU's
    derivative and the bias gradient, if the bias has the dtype of the result and no other kernel sums dy. The
    emulator counts the epilogues. The results with epilogues are right, also in micro-batches that add to
    gradients. */
@@ -99,7 +99,8 @@ enum { SHARED_LAYERS = 6, SHARED_WIDTH = 40 };
 
 /* Trains a chain of linear layers with biases for two steps. Writes the parameters and returns the number of
    launches of the second update. alone: every instruction has its own launch. */
-static long train_chain(tt_optimizer_kind kind, const char *precision, bool alone, float *to)
+static long train_chain(const char *device, tt_optimizer_kind kind, const char *precision, int bits,
+                        bool alone, float *to)
 {
     test_allocator a;
     tt_context_options co = test_options(&a);
@@ -120,19 +121,20 @@ static long train_chain(tt_optimizer_kind kind, const char *precision, bool alon
     uint64_t s = 1;
     for (int k = 0; k < 2 * SHARED_LAYERS; k++) {
         char name[16];
-        snprintf(name, sizeof name, "p%d", k);
+        snprintf(name, sizeof name, "layer.%d", k);
         params[k] = tt_param_new(ctx, name, k % 2 ? 1 : 2, dims, normal);
         if (k % 2) h = tt_linear(t, h, params[k - 1], params[k]);
     }
     tt_value loss = tt_mean_squared_error(t, h, y, no_weights);
     for (int k = 0; k < 5 * SHARED_WIDTH; k++) values[k] = (float)(test_random(&s) % 1000) / 500 - 1;
     tt_compile_options o = tt_compile_options_default();
-    o.device = "cuda";
+    o.device = device;
     o.precision = precision;
     o.accumulate = true;
     o.optimizer.kind = kind;
     o.optimizer.momentum = 0.9f;
     o.optimizer.nesterov = true;
+    o.optimizer.state_bits = bits;
     tt_program *p = tt_compile(t, loss, &o);
     if (CHECK(p != NULL)) {
         for (int k = 0; k < p->built.t->n_code && alone; k++) p->built.t->code[k].with_next = false;
@@ -219,7 +221,7 @@ static long train_attention(const joined_case *c, bool alone, float *to)
     if (p) p->poison = true;
     for (int step = 0; step < 2 && p; step++) {
         for (int micro = 0; micro <= c->accumulate; micro++) {
-            /* The batch has fewer rows than there is room for, and the second micro-batch has still fewer. */
+            /* Each micro-batch has fewer rows than the axis' capacity, and the second has still fewer. */
             const int64_t n = micro ? 4 : JOINED_ROWS;
             CHECK(tt_set(p, x, values[0], n) == TT_OK && tt_set(p, y, values[1], n) == TT_OK &&
                   tt_set(p, start, starts, micro ? 2 : 4) == TT_OK);
@@ -287,18 +289,30 @@ TEST(cuda_tensors_share_launches)
     static const char *const names[] = {"32-true", "bf16-mixed", "bf16-true", "16-true"};
     float *one = (float *)calloc(N, sizeof(float)), *all = (float *)calloc(N, sizeof(float)),
           *start = (float *)calloc(N, sizeof(float));
-    for (int k = 0; k < 8; k++) {
-        tt_optimizer_kind kind = k % 2 ? TT_SGD : TT_ADAMW;
-        long alone = train_chain(kind, names[k / 2], true, one),
-             together = train_chain(kind, names[k / 2], false, all);
+    for (int k = 0; k < 16; k++) {
+        const int bits = k < 8 ? 32 : 8;
+        const tt_optimizer_kind kind = k % 2 == 0 ? TT_ADAMW : bits == 8 ? TT_LION : TT_SGD;
+        long alone = train_chain("cuda", kind, names[k % 8 / 2], bits, true, one),
+             together = train_chain("cuda", kind, names[k % 8 / 2], bits, false, all);
         CHECK(memcmp(one, all, N * sizeof(float)) == 0 && memcmp(one, start, N * sizeof(float)) != 0);
 /* There are 12 parameters, and a launch takes up to 5 together. Each launch of an update has two launches for
-   the sum of squares before it. Clipping and next_loss_scale add a launch each. */
+   the sum of squares before it. Clipping and next_loss_scale add a launch each. A launch of updates in which
+   states have 8 bits takes up to 3 parameters, here matrices with such states and biases without. */
 #ifdef TT_EMULATE
-        CHECK(alone == 12 * 3 + 1 + (k / 2 == 3) && together == 3 * 3 + 1 + (k / 2 == 3));
+        const int scales = k % 8 / 2 == 3;
+        CHECK(alone == 12 * 3 + 1 + scales && together == 3 * 2 + (bits == 8 ? 4 : 3) + 1 + scales);
 #else
         (void)alone; (void)together;
 #endif
+    }
+    /* Muon's products of matrices are instructions of their own. Adafactor's update is several launches. */
+    for (int kind = 0; kind < 2; kind++) {
+        train_chain("cpu", kind ? TT_ADAFACTOR : TT_MUON, "32-true", 32, false, one);
+        train_chain("cuda", kind ? TT_ADAFACTOR : TT_MUON, "32-true", 32, false, all);
+        double apart = 0;
+        for (int k = 0; k < N; k++) if (!(fabs(one[k] - all[k]) <= apart)) apart = fabs(one[k] - all[k]);
+        report(apart <= 1e-5 && memcmp(one, start, N * sizeof(float)) != 0, "kind %d differs by %g", kind,
+               apart);
     }
     free(one);
     free(all);
@@ -374,7 +388,8 @@ TEST(matmul_in_tf32)
         all += (double)exact[k] * exact[k];
     }
     CHECK(other > N / 2 && far == 0 && far_fp32 == 0);
-    /* Both operands are rounded by up to 2^-11, whose mean square is a third of (2^-11)^2. */
+    /* Each operand is rounded by at most 2^-11 of its size. The mean square of such a rounding is a third of
+       `(2^-11)^2`. */
     CHECK(squares > all * 0x1p-26 && squares < all * 0x1p-20);
 #ifdef TT_EMULATE
     CHECK(without == 0 && with > 0);

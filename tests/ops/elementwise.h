@@ -128,6 +128,40 @@ static int cast(int x) /* only passes record a cast */
     return at;
 }
 
+/* Rounds a weight to few bits. Around the weight the gradient passes straight through: finite differences see
+   the weight plus a constant, the difference between rounded and unrounded weight. Steps are floats, as in
+   kernels, so that numbers halfway between two steps are rounded alike. */
+TEST_PLAIN static void eval_rounded(node *n)
+{
+    const int count = n->rows * n->cols, kind = n->k;
+    if (!n->bytes) n->bytes = (uint8_t *)calloc((size_t)count, sizeof(double));
+    double *apart = (double *)(void *)n->bytes, mean = 0;
+    for (int k = 0; k < count; k++) mean += fabs(IN(0)->v[k]) / count;
+    for (int k = 0; k < count; k++) {
+        const double w = IN(0)->v[k], *row = IN(0)->v + k / n->cols * n->cols;
+        double sum = 0, max = 0;
+        for (int c = 0; c < n->cols; c++) sum += fabs(row[c]) / n->cols, max = fmax(max, fabs(row[c]));
+        const float step = (float)(kind == TT_ROUND_INT8 ? max / 127 : kind == TT_ROUND_BINARY ? sum
+                                   : fmax(mean, 1e-5));
+        const float steps = rintf((float)w * (step > 0 ? 1 / step : 0));
+        const double most = kind == TT_ROUND_INT8 ? 127 : 1;
+        const double y = kind == TT_ROUND_BINARY ? (w < 0 ? -step : step)
+                                                 : fmax(-most, fmin(steps, most)) * (double)step;
+        if (!g->differencing) apart[k] = y - w;
+        n->v[k] = w + apart[k];
+        note(n, y);
+    }
+}
+
+static int rounded(int w, int kind)
+{
+    int at = new_node(eval_rounded, CONSTANT, g->nodes[w].rows, g->nodes[w].cols, w, 0, 0);
+    tt__instr i = tt__new_instr(TT__OP_ROUND);
+    i.attr.rounding = g->nodes[at].k = kind;
+    record(at, tt__record(g->tape, i, "p", g->nodes[w].param));
+    return at;
+}
+
 TEST_PLAIN static void eval_dropout(node *n)
 {
     uint64_t key = node_key(n);

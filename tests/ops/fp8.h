@@ -28,8 +28,8 @@ typedef struct fp8_result {
     float unscale, largest[FP8_TENSORS];
 } fp8_result;
 
-/* Runs QUANTIZE on x (rows, cols), which is tensor 1 of a history of largest numbers. history: the largest
-   known number of each tensor, or NULL, and then the scale comes from x alone. */
+/* Runs QUANTIZE on x (rows, cols). history: the largest known number of each tensor, where x is tensor 1. If
+   `history` is NULL, the scale comes from x alone. */
 static bool quantize_on(bool cuda, const tt__mat *x, bool e5m2, bool plain, bool turned, const float *history,
                         fp8_result *to)
 {
@@ -222,14 +222,14 @@ static int exponent_from(double x, int min)
     return e - 1 > min ? e - 1 : min;
 }
 
-/* Returns a bound of the error of a sum of products a[i] b[i] of fp8 numbers on a tensor core of Hopper. An
-   instruction adds 32 products and the sum so far. The instruction aligns all to the largest exponent (a
-   product's exponent is the sum of its factors' exponents), cuts bits beyond 13 after the binary point, and
-   cuts the new sum there, too (DeepSeek-V3, arXiv 2412.19437, section 3.3.2; Xie et al., MMA-Sim, arXiv
-   2511.10909: FP8 of Hopper's WGMMA). So each number that is not a multiple of the last bit loses less than
-   that bit. cuBLASLt may move the sum to an f32 register after any instruction and restart at 0
-   (CUBLASLT_MATMUL_DESC_FAST_ACCUM): the sum so far is then the sum of any run of instructions that ends
-   there. */
+/* Returns a bound of the error of a sum of products `a[i] b[i]` of fp8 numbers on a tensor core of Hopper. An
+   instruction adds 32 products to the sum so far. The instruction aligns these 33 numbers to the largest
+   exponent (a product's exponent is the sum of its factors' exponents), keeps 13 bits after the binary point,
+   and keeps as many of the new sum (DeepSeek-V3, arXiv 2412.19437, section 3.3.2; Xie et al., MMA-Sim, arXiv
+   2511.10909: FP8 of Hopper's WGMMA). So each number that is not a multiple of the last kept bit loses less
+   than that bit. cuBLASLt may move the sum to an f32 register after any instruction and restart at 0
+   (CUBLASLT_MATMUL_DESC_FAST_ACCUM). So the sum so far may be that of the last instruction alone, of the last
+   two instructions, and so on. */
 static double fp8_sum_error(const double *a, const double *b, int n, bool a_e5m2)
 {
     enum { AT_ONCE = 32, BITS = 13, MAX_RUNS = 8 };

@@ -138,8 +138,8 @@ static void check_accumulated(tt_program *p, const expected *e, int micros, cons
     }
 }
 
-/* Checks the gradients by how much one tt_step of plain SGD, with a large learning rate, changes the
-   parameters. */
+/* Checks the gradients by one tt_step of plain SGD with a large learning rate: each parameter must change by
+   the gradient times the rate. */
 static void check_stepped(tt_program *p, const expected *e, const precision_case *precision)
 {
     const float lr = 1024;
@@ -188,7 +188,7 @@ static void gradient_case(int c, int s, const char *isa, const precision_case *p
         note_ops(p);
         if (sums) check_accumulated(p, e, large ? 1 : 2, precision, "all");
         else tt_program_free(p), p = NULL; /* frees the parameters for the next program */
-        if (steps) { /* `steps` excludes stochastic rounding, which would hide the gradient */
+        if (steps) { /* `steps` is false with stochastic rounding, which would hide the gradient */
             o.accumulate = false;
             o.optimizer.kind = TT_SGD;
             o.optimizer.weight_decay = 0;

@@ -33,6 +33,37 @@ static int linear(int x, int w, int b)
     return at;
 }
 
+/* Records a linear layer of x whose weight, (out, width of x), is stored in few bits. The weight is frozen,
+   so the node of the weight is no parameter of the net. */
+static int linear_stored(int x, int out, int b, const char *format)
+{
+    const int cols = g->nodes[x].cols, w = leaf(CONSTANT, out, cols, sqrt(3.0 / cols));
+    const int64_t dims[2] = {out, cols};
+    const tt_init zeros = {TT_INIT_ZEROS, 0};
+    const size_t n = (size_t)(out * cols);
+    char name[32];
+    snprintf(name, sizeof name, "stored%d", w);
+    tt_param *p = tt_param_new(g->ctx, name, 2, dims, zeros);
+    tt_param_freeze(g->ctx, name, true);
+    float *values = (float *)malloc(n * sizeof *values), *absmax = (float *)malloc(n * sizeof *absmax);
+    for (size_t k = 0; k < n; k++) values[k] = (float)g->nodes[w].v[k];
+    test__check(p && tt_param_store(p, format) == TT_OK && tt_param_set(p, values) == TT_OK, __FILE__,
+                __LINE__, "cannot store a parameter");
+    uint8_t *codes = (uint8_t *)malloc(tt__matrix_bytes(p->form, out, cols));
+    const tt__coding coding = {p->form, out, cols, codes, absmax};
+    for (int r = 0; r < out; r++) tt__encode_row(&coding, r, values + r * cols);
+    tt__encode_end(&coding);
+    const tt__codes coded = tt__codes_at(codes, p->form, out, cols);
+    tt__widen_codes(values, &coded, 0, (int64_t)n);
+    for (size_t k = 0; k < n; k++) g->nodes[w].v[k] = values[k];
+    free(values);
+    free(absmax);
+    free(codes);
+    int at = new_node(eval_linear, g->nodes[x].kind, g->nodes[x].rows, out, x, w, b);
+    record(at, tt_linear(g->tape, g->nodes[x].t, p, g->nodes[b].param));
+    return at;
+}
+
 /* Computes `a b^T`, or `a b` if n->flag. Columns of `a b^T` beyond the actual rows of b hold n->a. */
 TEST_PLAIN static void eval_matmul(node *n)
 {
@@ -52,7 +83,7 @@ TEST_PLAIN static void eval_matmul(node *n)
         }
 }
 
-/* Returns the columns of a b^T: the rows of b or, if the rows are an axis, the axis' capacity. */
+/* Returns the number of columns of `a b^T`: b's number of rows or, if the rows are an axis, its capacity. */
 static int capacity(const node *b) { return b->rows + (g->axes && b->kind ? 3 : 0); }
 
 static int matmul_of(int a, int b, bool untransposed, float scale, float beyond)

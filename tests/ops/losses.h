@@ -30,7 +30,7 @@ static int cross_entropy(int logits, bool ignored, float smoothing, int weighted
     node *x = &g->nodes[logits];
     const int classes = x->eval == eval_matmul ? g->nodes[x->in[1]].rows : x->cols;
     int targets = new_index(x->kind, x->rows, classes),
-        weights = weighted == BY_CLASS ? input(FIXED, 1, x->cols, 1)
+        weights = weighted == BY_CLASS ? input(CONSTANT, 1, x->cols, 1)
                   : weighted ? input(x->kind, x->rows, 1, 1) : 0;
     tt_cross_entropy_options o = tt_cross_entropy_options_default();
     if (ignored) o.ignore_index = -7;
@@ -38,7 +38,7 @@ static int cross_entropy(int logits, bool ignored, float smoothing, int weighted
     for (int r = 0; r < g->nodes[weights].rows * g->nodes[weights].cols && weighted; r++)
         g->nodes[weights].v[r] = (double)(float)fabs(g->nodes[weights].v[r]) +
                                  0.125 * (r == 0 || weighted == BY_CLASS);
-    int at = new_node(eval_cross_entropy, FIXED, 1, 1, logits, targets, weights);
+    int at = new_node(eval_cross_entropy, CONSTANT, 1, 1, logits, targets, weights);
     node *n = &g->nodes[at];
     o.label_smoothing = smoothing;
     if (weighted == BY_CLASS) o.class_weights = g->nodes[weights].t;
@@ -48,6 +48,33 @@ static int cross_entropy(int logits, bool ignored, float smoothing, int weighted
     n->a = smoothing;
     n->loss = true;
     record(at, tt_cross_entropy(g->tape, g->nodes[logits].t, g->nodes[targets].t, &o));
+    return at;
+}
+
+TEST_PLAIN static void eval_token_losses(node *n)
+{
+    const int classes = IN(0)->cols;
+    for (int r = 0; r < n->rows; r++) {
+        const double *x = IN(0)->v + r * classes;
+        double max = x[0], sum = 0;
+        const int target = IN(1)->index[r];
+        n->v[r] = 0;
+        if (target == -100) continue;
+        for (int c = 0; c < classes; c++) max = x[c] > max ? x[c] : max;
+        for (int c = 0; c < classes; c++) sum += exp(x[c] - max);
+        n->v[r] = max + log(sum) - x[target];
+        note(n, fabs(max) + log(sum) + fabs(x[target]));
+    }
+}
+
+/* Records the losses of rows. ignored: every third target is ignored, but not the first. */
+static int token_losses(int logits, bool ignored)
+{
+    const node *x = &g->nodes[logits];
+    const int rows = x->rows, targets = new_index(x->kind, rows, x->cols);
+    for (int r = 2; r < rows && ignored; r += 3) g->nodes[targets].index[r] = -100;
+    const int at = new_node(eval_token_losses, g->nodes[logits].kind, rows, 1, logits, targets, 0);
+    record(at, tt_token_losses(g->tape, g->nodes[logits].t, g->nodes[targets].t));
     return at;
 }
 
@@ -68,7 +95,7 @@ TEST_PLAIN static void eval_soft_cross_entropy(node *n)
         total += w;
     }
     n->v[0] = loss / total;
-    note(n, n->v[0]); /* the loss counts as a term, because with many classes it is larger than each term */
+    note(n, n->v[0]); /* with many classes the loss is larger than each term, so the loss counts as a term */
 }
 
 /* Records a soft cross entropy. Some targets are 0, and a row's targets do not sum to 1. */
@@ -81,7 +108,7 @@ static int soft_cross_entropy(int logits, bool weighted)
         g->nodes[targets].v[k] = k % 3 == 1 ? 0 : (double)(float)fabs(g->nodes[targets].v[k]);
     for (int r = 0; r < rows && weighted; r++)
         g->nodes[weights].v[r] = (double)(float)fabs(g->nodes[weights].v[r]) + 0.125 * (r == 0);
-    const int at = new_node(eval_soft_cross_entropy, FIXED, 1, 1, logits, targets, weights);
+    const int at = new_node(eval_soft_cross_entropy, CONSTANT, 1, 1, logits, targets, weights);
     g->nodes[at].loss = true;
     record(at, tt_soft_cross_entropy(g->tape, g->nodes[logits].t, g->nodes[targets].t, g->nodes[weights].t));
     return at;
@@ -109,7 +136,7 @@ static int squared_error(int x, int target, bool weighted)
     int weights = weighted ? input(g->nodes[x].kind, g->nodes[x].rows, 1, 1) : 0;
     for (int r = 0; r < g->nodes[x].rows && weighted; r++)
         g->nodes[weights].v[r] = fabs(g->nodes[weights].v[r]) + 0.25 * (r == 0);
-    int at = new_node(eval_squared_error, FIXED, 1, 1, x, target, weights);
+    int at = new_node(eval_squared_error, CONSTANT, 1, 1, x, target, weights);
     g->nodes[at].loss = true;
     record(at, tt_mean_squared_error(g->tape, g->nodes[x].t, g->nodes[target].t, g->nodes[weights].t));
     return at;
@@ -141,7 +168,7 @@ static int sigmoid_cross_entropy(int logits, bool weighted, bool positive)
     node *x = &g->nodes[logits];
     const int kind = x->kind, rows = x->rows, cols = x->cols;
     const int targets = input(kind, rows, cols, 1), weights = weighted ? input(kind, rows, 1, 1) : 0;
-    const int labels = positive ? input(FIXED, 1, cols, 1) : 0;
+    const int labels = positive ? input(CONSTANT, 1, cols, 1) : 0;
     tt_sigmoid_cross_entropy_options o = tt_sigmoid_cross_entropy_options_default();
     for (int k = 0; k < rows * cols; k++)
         g->nodes[targets].v[k] = k % 3 == 1 ? 0 : k % 3 ? 1 : (double)(float)fabs(g->nodes[targets].v[k]);
@@ -149,7 +176,7 @@ static int sigmoid_cross_entropy(int logits, bool weighted, bool positive)
         g->nodes[weights].v[r] = r % 3 == 2 ? 0 : (double)(float)fabs(g->nodes[weights].v[r]) + 0.125 * !r;
     for (int c = 0; c < cols && positive; c++)
         g->nodes[labels].v[c] = (double)(float)(3 * fabs(g->nodes[labels].v[c]));
-    const int at = new_node(eval_sigmoid_cross_entropy, FIXED, 1, 1, logits, targets, weights);
+    const int at = new_node(eval_sigmoid_cross_entropy, CONSTANT, 1, 1, logits, targets, weights);
     g->nodes[at].in[3] = labels;
     g->nodes[at].loss = true;
     o.weights = g->nodes[weights].t;

@@ -6,7 +6,7 @@
 #define GRADIENT_F32 2e-5
 
 /* A precision and the dtype of its residual stream. The last two rows of `precisions` differ from earlier
-   rows only in the residual stream; half of the cases run them (`halved`). */
+   rows only in the residual stream. Only half of the cases run these two rows (`halved`). */
 typedef struct precision_case {
     const char *name, *residual;
     tt_dtype half;
@@ -27,7 +27,7 @@ enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
 /* -------------------------------------------------------------------------------------------------- sizes */
 
 /* Kinds of rows of a value: a fixed number, or an axis of the tape. */
-enum { FIXED, ROWS, SEQS, PICKED, KINDS };
+enum { CONSTANT, ROWS, SEQS, PICKED, KINDS };
 
 typedef struct size_set {
     const char *name;
@@ -114,7 +114,7 @@ typedef struct net {
     bool axes, train, round, has_random, differencing;
     int64_t axis[KINDS];
     uint64_t random, seed, step, micro;
-    double upstream, gain; /* largest gradient into the case (0: unknown); gain: product of its scales */
+    double upstream, gain; /* largest gradient into the case (0: unknown); product of the case's scales */
     node nodes[128];
 } net;
 
@@ -171,7 +171,7 @@ static int input(int kind, int rows, int cols, double scale)
 
 static int new_param(int ndim, int rows, int cols, double scale)
 {
-    int at = leaf(FIXED, rows, cols, scale);
+    int at = leaf(CONSTANT, rows, cols, scale);
     node *n = &g->nodes[at];
     char name[32];
     int64_t dims[2] = {rows, cols};
@@ -187,7 +187,7 @@ static int new_param(int ndim, int rows, int cols, double scale)
     return at;
 }
 
-/* Returns a weight matrix whose random values keep the variance of an operand. */
+/* Returns a random weight matrix, scaled so that a product has about the variance of its operand. */
 static int W(int rows, int cols) { return new_param(2, rows, cols, cols > 3 ? sqrt(3.0 / cols) : 1); }
 static int B(int n) { return new_param(1, 1, n, 1); }
 
@@ -238,7 +238,7 @@ static int starts(void) /* returns the input of the sequences' starts, which a n
 {
     int rows = g->count[SEQS] + 1;
     if (g->starts) return g->starts;
-    g->starts = new_node(NULL, FIXED, rows, 1, 0, 0, 0);
+    g->starts = new_node(NULL, CONSTANT, rows, 1, 0, 0, 0);
     node *n = &g->nodes[g->starts];
     n->depth = 0;
     n->index = (int32_t *)calloc((size_t)rows, sizeof(int32_t));

@@ -27,7 +27,7 @@ static int layernorm(int x, int w, int b, float eps)
 
 TEST_PLAIN static void eval_rmsnorm(node *n)
 {
-    const int cols = IN(1)->cols; /* of a group */
+    const int cols = IN(1)->cols; /* number of columns that are normalised together */
     for (int r = 0; r < n->rows * n->cols / cols; r++) {
         const double *x = IN(0)->v + r * cols;
         double squares = 0;

@@ -1,4 +1,5 @@
-/* Tests of single ops: exact numbers, numbers far from zero, rounded numbers, and others. */
+/* Tests of single ops: exact numbers, numbers far from zero, rounded numbers, rotary embeddings and dropout.
+   Also tests of inputs that a program does not need, and of tt_device_text. */
 #pragma once
 
 /* Every op with a backward has a case, and the gradient tests have run every op. */
@@ -26,7 +27,10 @@ TEST(every_op_has_a_case)
         const bool of_caller = op == TT__OP_CUSTOM || op == TT__OP_CUSTOM_BACKWARD ||
                                /* test_program.c tests these ops */
                                op == TT__OP_CUSTOM_UPDATE || op == TT__OP_EMA;
-        report(ran[op] || of_caller || streams || of_ranks || caches || fp8,
+        const bool update = op == TT__OP_LION || op == TT__OP_MUON_MOMENTUM || op == TT__OP_UNIT ||
+                            op == TT__OP_MUON || op == TT__OP_ADAFACTOR ||
+                            op == TT__OP_MOVEMENT || op == TT__OP_PRUNE; /* test_optim.c tests these ops */
+        report(ran[op] || of_caller || streams || of_ranks || caches || fp8 || update,
                "was in no program of the gradient tests");
     }
 }
@@ -140,8 +144,9 @@ TEST(matmul_ignores_columns_beyond)
 
 /* ------------------------------------------------------------------------------------------------- rotary */
 
-/* Each scaling has the frequencies and magnitudes of ROPE_INIT_FUNCTIONS of transformers 5.23. Rows (1, 0)
-   are rotated by position 1, and by so large a position that the angle needs care in floats. */
+/* Each scaling has the frequencies and magnitudes of ROPE_INIT_FUNCTIONS of transformers 5.23. One row (1, 0)
+   is rotated by position 1, another by position 100003, where an angle computed in fp32 may have a large
+   error. */
 TEST(rotary_scaling)
 {
     static const struct {
@@ -325,8 +330,8 @@ TEST(products_exact)
     }
 }
 
-/* tt_swiglu saves at least one value of (rows, hidden) that the separate ops need: silu(gate) or its
-   gradient. */
+/* With tt_swiglu, fewer activations are in memory at the peak than with separate ops: at least one value of
+   shape (rows, hidden) is missing, `silu(gate)` or its gradient. */
 TEST(swiglu_keeps_less)
 {
     enum { ROWS_ = 256, WIDTH = 16, HIDDEN = 512 };
@@ -421,15 +426,15 @@ TEST(f16_conversions)
         tt_tape_free(t);
         TEST_CLOSE(ctx, &a);
     }
-    /* Stochastic rounding gives one of the two neighbours, and rounds up with a probability proportional to
-       the distance. */
+    /* Stochastic rounding gives one of the two neighbours. Its probability of the upper neighbour is
+       proportional to the distance from the lower neighbour. */
     for (int k = 0; k < 2 * PATTERNS; k++) {
         float x = wide[2 * k];
         uint32_t ups = 0, draws = 64;
         int pattern = k / 2;
         if ((pattern & 0x7fff) > 0x7bfe) continue;
-        /* f16 drops 13 bits of x, so the lower 13 random bits decide. `r * 1024` gives them 8 values, evenly.
-           */
+        /* f16 drops 13 bits of x, so the lower 13 random bits decide. In `r * 1024` these 13 bits have 8
+           values, each equally often. */
         for (uint32_t r = 0; r < draws; r++) {
             uint16_t y = f16_stochastic(x, r * 1024);
             CHECK(y == pattern || y == pattern + 1);

@@ -9,11 +9,11 @@ static uint16_t bf16_stochastic(float x, uint32_t r)
     return (uint16_t)((u + (r & 0xffff)) >> 16);
 }
 
-/* Rounds x to f16 with a probability as in bf16_stochastic, unless rounding to nearest overflows. */
+/* Rounds x to f16 with a probability as in bf16_stochastic. Numbers from 65504 on are rounded to nearest. */
 static uint16_t f16_stochastic(float x, uint32_t r)
 {
     uint32_t u = tt__bits(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
-    if (magnitude >= 0x477fe000u) return tt__to_f16(x); /* 65504 and larger numbers */
+    if (magnitude >= 0x477fe000u) return tt__to_f16(x); /* 0x477fe000: the bits of 65504 */
     if (magnitude >= 0x38800000u) return (uint16_t)(sign | ((magnitude - 0x38000000u + (r & 0x1fff)) >> 13));
     float units = tt__float(magnitude) * 0x1p24f; /* exact, in units of the subnormals */
     return (uint16_t)(sign | ((uint32_t)units +
@@ -69,8 +69,8 @@ TEST(stochastic_rounding_is_unbiased)
 }
 
 #ifdef TINYTRAIN_CUDA
-/* Runs an instruction with operands in host memory on a GPU. workspace_after: NULL, or where to copy the
-   workspace afterwards. */
+/* Runs an instruction with operands in the host's memory on a GPU. workspace_after: NULL, or where to copy
+   the workspace afterwards. */
 static void *workspace_after;
 static bool run_on_cuda(const tt__launch *host, size_t workspace)
 {
@@ -250,6 +250,160 @@ TEST(pieces_are_updated_as_the_whole)
         snprintf(where, sizeof where, "%s, %s, %s", on, tt__ops[i.op].name, tt_dtype_name(type));
         report(memcmp(made[1], made[0], sizeof made[0]) == 0, "pieces have other bits than the whole");
         free(l.workspace);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* Reads bitsandbytes' signed and unsigned map from tests/golden/maps8.txt. */
+static bool read_maps(float map[2][256])
+{
+    FILE *f = fopen("tests/golden/maps8.txt", "r");
+    bool ok = f != NULL;
+    for (int k = 0; k < 512 && ok; k++) ok = fscanf(f, "%f", &map[k / 256][k % 256]) == 1;
+    if (f) fclose(f);
+    return CHECK(ok);
+}
+
+/* The numbers differ from bitsandbytes' by at most 2 units in the last place: see tt__map8_magnitude. */
+TEST(maps_of_8_bits_are_those_of_bitsandbytes)
+{
+    static float map[2][256];
+    static tt__map8 ours;
+    REQUIRE(read_maps(map));
+    for (int k = 0; k < 2; k++) {
+        tt__make_map8(&ours, k == 0);
+        for (int c = 0; c < 256; c++) {
+            const double unit = map[k][c] != 0 ? ldexp(1, ilogb(map[k][c]) - 23) : 0;
+            CHECK_NEAR(ours.number[c], map[k][c], 2 * unit);
+        }
+        CHECK(ours.number[ours.zero] == 0 && !signbit(ours.number[ours.zero]) && ours.number[255] == 1);
+    }
+}
+
+enum { SMALL_N = 2 * TT__CHUNK + 1237, SMALL_BLOCKS = (SMALL_N + TT__STATE_BLOCK - 1) / TT__STATE_BLOCK };
+typedef struct small_states { /* a parameter with states of 8 bits */
+    float g[SMALL_N], p[SMALL_N];
+    uint8_t code[2][SMALL_N];
+    float scale[2][SMALL_BLOCKS];
+} small_states;
+
+/* Updates elements of the parameter on an instruction set: those of shard r of three or, if r is -1, all. */
+static bool update_small(tt_context *ctx, const char *isa, tt__instr *i, small_states *x, int step, int r)
+{
+    float clip[2] = {1, 0.5f};
+    tt__step_settings run;
+    tt__launch l;
+    memset(&run, 0, sizeof run);
+    memset(&l, 0, sizeof l);
+    run.step = step;
+    run.lr = 0.1f;
+    l.device = (tt__device *)(void *)&ctx->cpu;
+    l.instr = i;
+    const int64_t n = tt__shard(SMALL_N, TT__CHUNK, false, r < 0 ? 0 : r, r < 0 ? 1 : 3, &l.first);
+    const int64_t blocks = tt__ceil_div(n, TT__STATE_BLOCK), block = l.first / TT__STATE_BLOCK;
+    const tt__mat of_run = {&run, TT_U8, 1, sizeof run, sizeof run}, of_clip = {clip, TT_F32, 1, 2, 2},
+                  g = {x->g + l.first, TT_F32, 1, n, n}, p = {x->p + l.first, TT_F32, 1, n, n};
+    l.in[TT__RUN_IN] = of_run;
+    l.in[0] = g;
+    l.in[1] = of_clip;
+    l.out[0] = p;
+    for (int k = 0; k < (i->op == TT__OP_ADAM ? 2 : 1); k++) {
+        const tt__mat code = {x->code[k] + l.first, TT_U8, 1, n, n},
+                      scale = {x->scale[k] + block, TT_F32, 1, blocks, blocks};
+        l.out[1 + k] = code;
+        l.out[1 + TT__STATES + k] = scale;
+    }
+    l.workspace = calloc(1, tt__maps8_bytes() + tt__buffer_bytes(ctx->cpu.pool->threads, TT__CHUNK));
+    const bool ok = is_cuda(isa) ? run_on_cuda(&l, 0) : ctx->cpu.isa->run[i->op](&l) == TT_OK;
+    free(l.workspace);
+    return ok;
+}
+
+/* Checks that state k after an update has, for each block, the largest magnitude of the exact states as its
+   scale, and for each number the nearest number of the map. */
+static void check_small_state(const small_states *x, int k, const double *exact, const float map[256])
+{
+    int wrong = 0, wrong_scales = 0;
+    for (int b = 0; b < SMALL_BLOCKS; b++) {
+        const int end = (b + 1) * TT__STATE_BLOCK < SMALL_N ? (b + 1) * TT__STATE_BLOCK : SMALL_N;
+        const float scale = x->scale[k][b];
+        double most = 0;
+        for (int e = b * TT__STATE_BLOCK; e < end; e++) most = fmax(most, fabs(exact[e]));
+        wrong_scales += !(fabs(scale - most) <= 2e-6 * most);
+        for (int e = b * TT__STATE_BLOCK; e < end; e++) {
+            double best = INFINITY;
+            for (int c = k && exact[e] > 0; c < 256; c++) best = fmin(best, fabs(map[c] * most - exact[e]));
+            const double stored = (double)map[x->code[k][e]] * scale;
+            const double rounding = 2e-6 * (fabs(exact[e]) + fabs(stored)) + (k ? 0 : 2e-7 * most);
+            wrong += !(fabs(stored - exact[e]) <= best + rounding);
+            wrong += k && exact[e] > 0 && !x->code[k][e];
+        }
+    }
+    report(!wrong && !wrong_scales, "state %d: %d numbers and %d scales are wrong", k, wrong, wrong_scales);
+}
+
+/* Updates with states of 8 bits are compared, step by step, with a loop in double precision that reads and
+   writes the states by bitsandbytes' maps. Any number of threads, and shards, give equal bits. The gradients
+   of each block have a size of their own, and some are 0. */
+TEST(states_of_8_bits_of_each_isa)
+{
+    static const char *const isa[] = {"portable", "avx2", "avx512", "neon", "cuda"};
+    static const int op[] = {TT__OP_ADAM, TT__OP_SGD, TT__OP_LION};
+    static float map[2][256];
+    static small_states x, before, shards;
+    static double m[SMALL_N], v[SMALL_N];
+    REQUIRE(read_maps(map));
+    for (int c = 0; c < TT__COUNT(isa) * TT__COUNT(op); c++) {
+        const char *on = isa[c / TT__COUNT(op)];
+        test_allocator a;
+        uint64_t s = 77;
+        if (!has_isa(on)) continue;
+        tt_context_options co = test_options(&a);
+        co.threads = 2;
+        tt_context *ctx = open_isa(co, on);
+        tt__instr i = tt__new_instr(op[c % TT__COUNT(op)]);
+        const double b1 = i.attr.beta1 = 0.9f, b2 = i.attr.beta2 = 0.99f, eps = i.attr.eps = 1e-6f;
+        const double lr = 0.1f, decay = i.attr.weight_decay = 0.01f;
+        i.attr.decoupled = true;
+        memset(&x, 0, sizeof x);
+        for (int e = 0; e < SMALL_N; e++) x.p[e] = (float)test_random(&s) * 0x1p-32f;
+        shards = x;
+        for (int step = 0; step < 3; step++) {
+            double error = 0;
+            for (int e = 0; e < SMALL_N; e++)
+                x.g[e] = e % 7 == step ? 0 : ldexpf((float)test_random(&s) * 0x1p-31f - 1,
+                                                    -(e / TT__STATE_BLOCK) % 30 - (e % 11 == 3 ? 12 : 0));
+            memcpy(shards.g, x.g, sizeof x.g);
+            before = x;
+            snprintf(where, sizeof where, "%s, %s, step %d", on, tt__ops[i.op].name, step);
+            if (!CHECK(update_small(ctx, on, &i, &x, step, -1))) break;
+            for (int r = 0; r < 3; r++) CHECK(update_small(ctx, on, &i, &shards, step, r));
+            report(memcmp(&x, &shards, sizeof x) == 0, "shards have other bits than the whole");
+            for (int e = 0; e < SMALL_N; e++) {
+                const double g = 0.5 * x.g[e], p = before.p[e];
+                double after = p;
+                m[e] = (double)map[0][before.code[0][e]] * before.scale[0][e / TT__STATE_BLOCK];
+                v[e] = (double)map[1][before.code[1][e]] * before.scale[1][e / TT__STATE_BLOCK];
+                if (i.op == TT__OP_SGD) {
+                    m[e] = b1 * m[e] + g + decay * p;
+                    after -= lr * m[e];
+                } else if (i.op == TT__OP_LION) {
+                    const double blend = b1 * m[e] + (1 - b1) * g;
+                    after = p * (1 - lr * decay) - lr * ((blend > 0) - (blend < 0));
+                    m[e] = b2 * m[e] + (1 - b2) * g;
+                } else {
+                    m[e] = b1 * m[e] + (1 - b1) * g;
+                    v[e] = b2 * v[e] + (1 - b2) * g * g;
+                    after = p * (1 - lr * decay) - lr * (m[e] / (1 - pow(b1, step + 1))) /
+                            (sqrt(v[e] / (1 - pow(b2, step + 1))) + eps);
+                }
+                const double wrong = fabs(x.p[e] - after) / (1 + fabs(after));
+                if (!(wrong <= error)) error = wrong;
+            }
+            report(error <= 1e-5, "parameters differ by %g", error);
+            check_small_state(&x, 0, m, map[0]);
+            if (i.op == TT__OP_ADAM) check_small_state(&x, 1, v, map[1]);
+        }
         TEST_CLOSE(ctx, &a);
     }
 }

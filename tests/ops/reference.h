@@ -46,7 +46,7 @@ static void net_open(net *to, const op_case *c, const size_set *size, const char
     o.verify = true;
     o.logger.log = test__no_log;
     g->seed = o.seed;
-#ifdef TT_EMULATE /* a new device for each case, with another order of all that CUDA leaves open */
+#ifdef TT_EMULATE /* a new device for each case, with another order of the work that CUDA does not order */
     static uint64_t seed;
     if (is_cuda(isa)) emu_configure(1, (size_t)64 << 20, 1, ++seed);
 #endif
@@ -62,7 +62,7 @@ static void net_open(net *to, const op_case *c, const size_set *size, const char
         g->count[ROWS] += size->length[s];
         g->count[SEQS] += size->length[s] > 0;
     }
-    g->count[FIXED] = 1;
+    g->count[CONSTANT] = 1;
     g->count[PICKED] = size->picked;
     for (int k = 1; k < KINDS && axes; k++) g->axis[k] = tt_axis(g->tape, names[k], g->count[k] + 3);
     g->random = tt__hash(c->name) ^ tt__hash(size->name) ^ (uint64_t)mode;
@@ -91,8 +91,8 @@ TEST_PLAIN static void evaluate(void)
 }
 
 /* Makes the loss of a case: its result, or the squared error of its result, directly or through a linear
-   layer to one column. Targets are far from the results, so that the difference of both, a factor of all
-   gradients, adds no rounding error. */
+   layer to one column. All gradients have the factor `result - target`. Targets are far from the results, so
+   that the relative rounding error of this factor is small. */
 static int loss_of(int result, bool projected)
 {
     node *n = &g->nodes[result];
@@ -211,8 +211,9 @@ static void ask_for_a_case(void)
 }
 
 /* Tells whether this build of the emulator leaves a combination out. The emulator is slow: each of three
-   builds takes a part of all combinations, and the fastest build takes the largest part. For sizes "whole_*"
-   only build asan runs just a part. With TT_TEST_CASE but not TT_TEST_SHARE every build takes all. */
+   builds takes a part of all combinations, and the fastest build takes the largest part. Combinations of
+   sizes "whole_*" are left out in build asan alone. With TT_TEST_CASE but not TT_TEST_SHARE, no build leaves
+   a combination out. */
 static bool left_out(const char *isa, const size_set *size, int combination)
 {
 #ifdef TT_EMULATE
@@ -237,8 +238,8 @@ static bool leaves_to_others(const char *isa, int combination, int times)
     return TEST_SWEEP > 1 && !is_cuda(isa) && (combination + (int)strlen(isa) / 2) % every != 0;
 }
 
-/* Tells whether each gradient case makes only one of its kinds of runs. The emulator's slow builds do so; its
-   fast build makes all kinds. */
+/* Tells whether each gradient case makes only one of its kinds of runs. Slow builds of the emulator make one
+   kind; the fast build makes all kinds. */
 static bool takes_turns(const char *isa)
 {
 #ifdef TT_EMULATE
@@ -250,7 +251,7 @@ static bool takes_turns(const char *isa)
 #endif
 }
 
-/* Tells whether the size is for the case. Thousands of rows of attention would take the emulator minutes. */
+/* Tells whether the case runs at the size. Thousands of rows of attention would take the emulator minutes. */
 static bool fits_case(const size_set *size, const op_case *c, const char *isa)
 {
     int rows = 0;
@@ -278,7 +279,7 @@ static void reference_case(const op_case *c, const size_set *size, const char *i
     bool used = false;
     for (int k = 0; k < g->tape->n_code; k++) used |= g->tape->code[k].op == c->op;
     const bool broadcasts = c->op == TT__OP_ADD_ROW || c->op == TT__OP_MUL_BROADCAST;
-    used |= broadcasts && g->count[ROWS] == 1 && !axes; /* operands of one shape record ADD or MUL */
+    used |= broadcasts && g->count[ROWS] == 1 && !axes; /* for equal shapes, records ADD or MUL */
     used |= c->op == TT__OP_MUL_BROADCAST && (g->d == 1 || g->size->out == 1);
     report(used, "the case does not record the op that it is for");
     o.train = o.accumulate = g->train = train;

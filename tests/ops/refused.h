@@ -1,7 +1,8 @@
 /* Tests of errors: wrong operands, and batches with bad indices or with numbers that are not finite. */
 #pragma once
 
-/* A kernel that maps rows refuses operands of other widths than its result. No model can record them. */
+/* A kernel that maps rows refuses operands of other widths than its result. No model can record such
+   operands, so the test makes the launch itself. */
 TEST(rows_of_other_widths_are_not_mapped)
 {
     test_allocator a;
@@ -150,6 +151,10 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(reshape_elements, TT_ERR_SHAPE, "reshape", "'z'", tt_reshape(t, z, 5, 5)) \
     X(reshape_axis, TT_ERR_SHAPE, "reshape", "'x'", tt_reshape(t, x, 16, 3)) \
     X(reshape_of_slice, TT_ERR_SHAPE, "reshape", "'z'", tt_reshape(t, tt_slice(t, z, 0, 2), 2, 4)) \
+    X(sum_pool_starts, TT_ERR_SHAPE, "mean_pool", "'y'", tt_sum_pool(t, x, y)) \
+    X(token_losses_rows, TT_ERR_SHAPE, "token_losses", "'few'", tt_token_losses(t, x, few)) \
+    X(token_losses_targets, TT_ERR_SHAPE, "token_losses", "'y'", tt_token_losses(t, x, y)) \
+    X(token_losses_logits, TT_ERR_SHAPE, "token_losses", "'i'", tt_token_losses(t, i, i)) \
     X(cross_entropy_rows, TT_ERR_SHAPE, "cross_entropy", "'few'", tt_cross_entropy(t, x, few, NULL)) \
     X(cross_entropy_targets, TT_ERR_SHAPE, "cross_entropy", "'y'", tt_cross_entropy(t, x, y, NULL)) \
     X(cross_entropy_logits, TT_ERR_SHAPE, "cross_entropy", "'i'", tt_cross_entropy(t, i, i, NULL)) \

@@ -39,9 +39,18 @@ TEST_PLAIN static void eval_mean_pool(node *n)
         for (int c = 0; c < n->cols; c++) {
             double sum = 0;
             for (int r = start[s]; r < start[s + 1]; r++) sum += IN(0)->v[r * n->cols + c];
-            n->v[s * n->cols + c] = sum / (start[s + 1] - start[s]);
+            n->v[s * n->cols + c] = n->flag ? sum : sum / (start[s + 1] - start[s]);
+            if (n->flag) note(n, sum); /* a sum is larger than its terms */
         }
     note(n, IN(0)->magnitude);
+}
+
+static int sum_pool(int x)
+{
+    int from = starts(), at = new_node(eval_mean_pool, SEQS, g->count[SEQS], g->nodes[x].cols, x, 0, 0);
+    g->nodes[at].flag = true;
+    record(at, tt_sum_pool(g->tape, g->nodes[x].t, g->nodes[from].t));
+    return at;
 }
 
 static int mean_pool(int x)
@@ -128,7 +137,7 @@ static int reshape(int x, int rows, int cols) /* rows of an axis can only be res
 {
     bool axis = g->axes && g->nodes[x].kind;
     if (axis) { rows = g->nodes[x].rows; cols = g->nodes[x].cols; }
-    int at = new_node(eval_reshape, axis ? g->nodes[x].kind : FIXED, rows, cols, x, 0, 0);
+    int at = new_node(eval_reshape, axis ? g->nodes[x].kind : CONSTANT, rows, cols, x, 0, 0);
     g->nodes[at].depth--;
     g->nodes[at].t = tt_reshape(g->tape, g->nodes[x].t, code(g->nodes[at].kind, rows), cols);
     return at;
@@ -136,7 +145,7 @@ static int reshape(int x, int rows, int cols) /* rows of an axis can only be res
 
 static int param_value(int w)
 {
-    int at = new_node(eval_reshape, FIXED, g->nodes[w].rows, g->nodes[w].cols, w, 0, 0);
+    int at = new_node(eval_reshape, CONSTANT, g->nodes[w].rows, g->nodes[w].cols, w, 0, 0);
     g->nodes[at].depth = 0;
     g->nodes[at].t = tt_param_value(g->tape, g->nodes[w].param);
     return at;

@@ -1,4 +1,5 @@
-/* Several losses in one program: each is divided by its own total over the whole step. */
+/* Several losses in one program. Each loss is divided by its own number of targets in the whole step, or by
+   their total weight. */
 #pragma once
 
 enum { SEVERAL_MICROS = 3, SEVERAL_ROWS = 9, SEVERAL_D = 5, SEVERAL_C = 7 };
@@ -26,7 +27,7 @@ static void several_batches(several_batch *b)
             b[m].z[k] = (float)((int)(test_random(&random) % 65) - 32) / 16;
             b[m].labels[k] = (float)(test_random(&random) % 2);
         }
-        for (int r = 0; r < SEVERAL_ROWS; r++) { /* the losses count different parts of each micro-batch */
+        for (int r = 0; r < SEVERAL_ROWS; r++) { /* a loss skips rows of weight 0, or rows without a class */
             b[m].weights[r] = (float)(test_random(&random) % 4) / 4;
             b[m].classes[r] = (r + m) % 3 ? (int32_t)(test_random(&random) % SEVERAL_C) : -100;
         }

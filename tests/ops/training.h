@@ -227,8 +227,8 @@ TEST(mixed_precision_without_copies)
         }
 }
 
-/* Trains a deep pre-norm stack, each layer of which adds little to the stream, for one micro-batch. Writes
-   the result of the last norm and the gradient of the first weight. */
+/* Trains a deep pre-norm stack for one micro-batch. Each layer adds only small numbers to the residual
+   stream. Writes the result of the last norm and the gradient of the first weight. */
 enum { DEEP_LAYERS = 24, DEEP_ROWS = 40, DEEP_WIDTH = 32 };
 
 static void deep_stack(const char *precision, const char *residual, float *result, float *gradient_of)
@@ -377,8 +377,8 @@ static double distance(const float *a, const float *b, size_t n)
     return max;
 }
 
-/* A batch of 16 sequences equals micro-batches of any sizes, with any number of targets in each, up to the
-   rounding of sums: 1e-6. */
+/* A batch of 16 sequences gives the results of micro-batches of any sizes, with any number of targets in each
+   of them, up to the rounding of sums: 1e-6. */
 TEST(micro_batches_equal_a_batch)
 {
     static const int whole[] = {16, 0}, fours[] = {4, 4, 4, 4, 0}, uneven[] = {1, 7, 3, 5, 0};
@@ -403,7 +403,7 @@ TEST(micro_batches_equal_a_batch)
                                  : ignored == 1 ? 12
                                  : ignored == 2 ? 10
                                  : 8));
-#ifndef TINYTRAIN_CBLAS /* the tolerance is about two bits of a loss of 4 */
+#ifndef TINYTRAIN_CBLAS /* the tolerance is about two units in the last place of a loss of 4 */
             CHECK_NEAR(s1.loss, s0.loss, 1e-6);
             CHECK_NEAR(s1.loss, s2.loss, 1e-6);
             CHECK_NEAR(s1.loss, s3.loss, 1e-6);
@@ -477,7 +477,7 @@ TEST(parameters_begin_on_the_device)
                     }
                     CHECK(wrong == 0);
                     /* The memory ends right after the last element, so that the emulator reports a write
-                       beyond. */
+                       beyond the memory. */
                     const tt__backend *b = w->owner->kind->backend;
                     tt__device *d = w->owner->group->device[0];
                     void *exact = b->allocate(d, (size_t)n * tt_dtype_bytes(dtype));

@@ -62,8 +62,8 @@ static void build_menu(const net *n, const tt_compile_options *o, int max, menu 
                 tt__choice choice = c.base;
                 choice.ahead = pace % (c.base.ahead + 1);
                 choice.halved = halvings[pace / (c.base.ahead + 1)];
-                /* Only choices without room for the next inputs count, because giving up that room comes
-                   first and costs no FLOPs. */
+                /* The menu has only choices without memory for the inputs of the next run, because the
+                   library gives up that memory first, which costs no FLOPs. */
                 choice.arrivals = false;
                 choice.activations = k % (blocks + 1);
                 choice.offload = (unsigned)(k / (blocks + 1) % outs) | (choice.activations ? 8u : 0);
@@ -195,7 +195,8 @@ TEST(budgets_against_brute_force)
     CHECK(dropped * 60 > 50 * most_programs);
 }
 
-/* Recomputation, offload and sharding may all change: the chosen seconds are within 1% of the best. */
+/* The library may choose recomputation, offload and sharding. The chosen plan takes at most 1% longer than
+   the best plan. */
 TEST(seconds_within_a_budget_against_brute_force)
 {
     const int most_programs = 60 / (2 * TEST_SWEEP - 1);
@@ -351,8 +352,8 @@ static size_t needs(const net *n, tt_compile_options c)
     return bytes;
 }
 
-/* No combination of the options that a message names gives a plan smaller than the smallest possible plan
-   that the message names. A program with exactly these bytes and options compiles. */
+/* An error names some options and the bytes of the smallest possible plan. No combination of these options
+   gives a smaller plan. A program with exactly these bytes and options compiles. */
 TEST(the_smallest_possible_is_the_smallest)
 {
     static const char *const policies[] = {"none", "cheap", "attention", "blocks"};
@@ -442,7 +443,7 @@ TEST(what_is_refused_names_what_fits)
         "budget", NULL, "optimizer,gradients,parameters,activations"};
     const int most_programs = 6 / test_every(3);
     int refused = 0, advised = 0, sets = 0;
-    test_estimates = 60000; /* some networks try all candidate sets, others search */
+    test_estimates = 60000; /* lets small networks try all candidate sets, while larger ones search */
     for (int seed = 0; seed < most_programs; seed++) {
         test_allocator a;
         net n;
@@ -587,7 +588,7 @@ TEST(candidates_against_all_sets)
         size_t min = SIZE_MAX;
         for (int k = 0; k < c[0].n_list; k++)
             if (c[0].list[k].bytes < min) min = c[0].list[k].bytes;
-        /* a budget for which set k is best; the tightest is skipped */
+        /* The budget is the bytes of set k, which is then the best set. Skips budgets near the minimum. */
         for (int k = 0; k < c[0].n_list; k++) {
             const tt__candidate *x = &c[0].list[k];
             double best = INFINITY;
@@ -662,7 +663,7 @@ TEST(budgets_of_a_deep_network)
     c.memory_budget = plan[0].persistent_bytes;
     CHECK(!tt_compile(t, loss, &c));
     snprintf(text, sizeof text, "the plan needs %zu bytes, but memory_budget is %zu: recompute \"cheap\" "
-             "makes it %zu (+0.0%% FLOPs), then recompute \"", plan[0].bytes, c.memory_budget, plan[1].bytes);
+             "needs %zu (+0.0%% FLOPs), then recompute \"", plan[0].bytes, c.memory_budget, plan[1].bytes);
     CHECK_ERROR(ctx, TT_ERR_BUDGET, text);
     static const tt_option_name names[] = {{"memory_budget", "--budget"}, {"recompute", "--again"},
                                            {"offload", "--offload"}, {"update", "--update"},
@@ -671,7 +672,7 @@ TEST(budgets_of_a_deep_network)
     const tt_wording flags = {names, say_kilobytes, NULL};
     ctx->options.wording = flags;
     CHECK(!tt_compile(t, loss, &c));
-    snprintf(text, sizeof text, "the plan needs %zu kB, but --budget is %zu kB: --again cheap makes it "
+    snprintf(text, sizeof text, "the plan needs %zu kB, but --budget is %zu kB: --again cheap needs "
              "%zu kB (+0.0%% FLOPs), then --again ", plan[0].bytes / 1000, c.memory_budget / 1000,
              plan[1].bytes / 1000);
     CHECK_ERROR(ctx, TT_ERR_BUDGET, text);
@@ -712,8 +713,8 @@ TEST(no_fixed_options_beat_a_budget)
         o.compile.offload = offloads[k / 2];
         REQUIRE(tt_vit_new(ctx, &m, &c) == TT_OK);
         const tt_model model = tt_vit_classifier(&m);
-        for (int chosen = 0; chosen < 3; chosen++) { /* values of `chosen`: nothing is chosen;
-                                                        recomputation is; all is */
+        for (int chosen = 0; chosen < 3; chosen++) { /* 0: all options are fixed; 1: recomputation is
+                                                        chosen; 2: offload and ZeRO are chosen, too */
             if (chosen) o.compile.recompute = "budget";
             if (chosen == 2) o.compile.offload = "budget";
             if (chosen == 2 && k % 2) o.compile.parallel.zero = TT_ZERO_BUDGET;
@@ -789,7 +790,7 @@ TEST(choices_count_micro_batches)
     tt_context_options co = test_options(&a);
     co.verify = false;
     tt_context *ctx = open_apart(&co);
-    tt_plan plan[3]; /* one micro-batch a step; many; many with nothing moved or recomputed */
+    tt_plan plan[3]; /* 0: one micro-batch a step; 1: MANY; 2: MANY, without recomputation and offload */
     tt_vit m;
     tt_vit_config c = tt_vit_config_default("S/16");
     tt_train_options o = tt_train_options_default();

@@ -66,7 +66,7 @@ TEST(a_plan_has_a_budget_too)
     p = tt_compile(n.t, n.loss, &c);
     CHECK(p != NULL);
     tt_program_free(p);
-    c.memory_budget--; /* room for the next run's inputs is given up first */
+    c.memory_budget--; /* the library first gives up the memory for the next run's inputs */
     p = tt_compile(n.t, n.loss, &c);
     REQUIRE(p != NULL && tt_program_plan(p).bytes <= c.memory_budget);
     c.memory_budget = tt_program_plan(p).bytes - 1;
@@ -88,7 +88,7 @@ TEST(seconds_of_a_plan_by_costs)
     net n;
     tt_context *ctx = test_open(&a);
     tt_compile_options c = tt_compile_options_default();
-    tt_costs costs[3]; /* costs: the default; four times slower; wrong */
+    tt_costs costs[3]; /* 0: the default costs; 1: four times slower; 2: wrong costs */
     double rates[COUNT];
     c.device = "cuda";
     c.offload = "gradients";

@@ -66,9 +66,10 @@ static tt_value encoder(tt_tape *t, const shape *e, tt_value *logits)
     return tt_cross_entropy(t, *logits, tt_input(t, "labels", TT_I32, seqs, 1), NULL);
 }
 
-/* Checks that in 16-bit precisions, among the values that have all rows and are no statistics, only `sums`
-   values of the residual stream and their gradients are f32. The stream has three values at its beginning and
-   two per layer; the last layer does not count, as it computes only [CLS]. */
+/* Checks the f32 values of 16-bit precisions. Only `sums` values of the residual stream and the
+   gradients of these values may be f32, apart from statistics and values that do not have all rows. The
+   stream has three values at its beginning and two in each layer. The last layer does not count, as it
+   computes only [CLS]. */
 static void check_f32_values(const tt_program *p, int64_t rows, int sums)
 {
     const tt_tape *t = p->built.t;

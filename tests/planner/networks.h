@@ -70,7 +70,7 @@ static void scatter(tt_program *p)
     p->built.transient = p->arena->transient = at;
 }
 
-static void poison(tt_program *p) /* overwrites transient memory now, and storage that dies in each run */
+static void poison(tt_program *p) /* overwrites transient memory now, and later each storage that is dead */
 {
     p->poison = true;
     char *const *memory = p->arena->memory;

@@ -48,7 +48,7 @@ TEST(marked_values_go_to_the_hosts_memory)
     static char text[20000];
     float x[40 * 4] = {1, -2, 3};
     const tt_value none = {0};
-    for (int marked = 0; marked < 3; marked++) { /* marked: nothing, the activation, the parameter */
+    for (int marked = 0; marked < 3; marked++) { /* marks 0: nothing; 1: the activation; 2: the parameter */
         test_allocator a;
         const int64_t dims[2] = {4, 4};
         tt_context *ctx = test_open(&a);
@@ -230,7 +230,7 @@ TEST(updates_in_the_hosts_memory)
     together = 5 * WIDE * WIDE * 4; /* groups of two parameters and their gradients */
     for (int k = 0; k < 2 * TEST_COUNT(lists); k++) {
         tt_compile_options o = tt_compile_options_default();
-        o.optimizer.kind = k % 4 < 2 ? TT_SGD : k % 4 == 2 ? TT_ADAM : TT_ADAMW;
+        o.optimizer.kind = k == 8 ? TT_ADAFACTOR : k % 4 < 2 ? TT_SGD : k % 4 == 2 ? TT_ADAM : TT_ADAMW;
         o.optimizer.momentum = k % 4 == 1 ? 0.9f : 0;
         o.optimizer.clip_norm = k % 3 ? 0.5f : 0;
         perceptron_run(&o, false, -1, expected);
@@ -249,8 +249,9 @@ TEST(updates_in_the_hosts_memory)
 }
 
 /* Checks the bytes that updates in the host's memory free on the device, copy, and need on the host. The
-   host has room for the group that is updated, two groups that arrive, and parameters that go back. Only the
-   copies of the first group to the host and of the last group back are waited for. */
+   host's memory holds the group that is updated, two groups that are being copied to the host, and parameters
+   that are being copied back. Only the copies of the first group to the host and of the last group back take
+   time that no other work hides. */
 TEST(plans_of_updates_in_the_hosts_memory)
 {
     static char text[40000];

@@ -135,9 +135,9 @@ TEST(instructions_that_run_together)
 
 /* ---------------------------------------------------------------------------------------------- placement */
 
-/* Returns the smallest height of any placement, by trying every order in which each storage gets the lowest
-   place that fits. The order of the places in a best placement reaches the smallest height, because each
-   storage then gets the place of the best placement or a lower one. */
+/* Returns the smallest height of any placement. Tries every order of the storages; each storage in turn gets
+   the lowest place that fits. One of the orders reaches the smallest height: in the order of the places of a
+   best placement, each storage gets its place in the best placement or a lower place. */
 static size_t best_height(tt__box *box, int *order, int n, int fixed, size_t best, tt__taken *taken)
 {
     if (fixed == n) {
@@ -302,7 +302,7 @@ TEST(elementwise_chains_work_in_place)
     tt_compile_options c = tt_compile_options_default();
     size_t buffer = 640 * 48 * 4, workspace = 0;
     c.train = false;
-    for (int kind = 0; kind < 3; kind++) { /* kind: a chain, a chain that begins at an output, branches */
+    for (int kind = 0; kind < 3; kind++) { /* 0: a chain; 1: a chain that begins at an output; 2: branches */
         tt_tape *t = tt_tape_new(ctx);
         tt_value x = tt_input(t, "x", TT_F32, 640, 48), h = x;
         if (kind == 1) tt_output(t, x);
@@ -448,7 +448,7 @@ TEST(sizes_beyond_64_bits)
         t = copies(ctx, (int64_t)1 << 23, ((int64_t)1 << 24) - 1, 1 << 14, &root);
         CHECK(!tt_compile(t, root, &o));
         CHECK_ERROR(ctx, TT_ERR_SHAPE, "the tensors of the program need 2^62 bytes or more, which is too "
-                    "many; the largest is 'x' f32 (8388608, 16777215)");
+                    "many: make them smaller, first of all 'x' f32 (8388608, 16777215)");
         tt_tape_free(t);
     }
     TEST_CLOSE(ctx, &a);

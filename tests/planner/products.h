@@ -24,8 +24,9 @@ static int products_for_the_fallback(const tt_tape *t, int *products)
 
 /* On CUDA, in every precision, cuBLASLt accepts all products of a model: the fallback kernel is some fifty
    times slower on an H200. A language model's loss is computed in chunks. In each of two layers, kernels
-   before the products sum the columns for three bias gradients (projection and feed-forward), in 16-bit
-   precisions also for the biases of q, k and v, and in a BERT's head for one more bias. */
+   before the products also sum the columns for three bias gradients: of the projection and of the
+   feed-forward layers. In 16-bit precisions these kernels also sum the columns for the biases of q, k and v.
+   BERT's head has one more such sum. */
 TEST(products_of_models_suit_cublaslt)
 {
     static const char *const kinds[] = {"vit", "bert", "distilbert", "gpt2", "llama"};
@@ -315,7 +316,7 @@ TEST(products_that_meet)
 
 enum { SAME_X = 36 }; /* number of reasons why two products of one operand are not joined */
 
-/* Records two products of one operand, and the reason `way` not to join them. */
+/* Records two products of one operand, and reason number `way` why the products are not joined. */
 static bool may_not_join(tt_context *ctx, int way, int *pairs)
 {
     tt_tape *t = tt_tape_new(ctx);
@@ -470,8 +471,8 @@ TEST(launches_that_become_one)
         tt__launch l[N];
         tt__instr i = tt__new_instr(c % 2 ? TT__OP_LINEAR_DW : TT__OP_LINEAR);
         const bool sums = i.op == TT__OP_LINEAR_DW;
-        /* How launch 2 differs. `odd` 1: another x; 2: a weight stored elsewhere; 3: no bias; 4: fewer rows;
-           5: another dtype; 6: a larger row stride. */
+        /* The difference of launch 2. `odd` 1: another x; 2: a weight stored elsewhere; 3: no bias; 4: fewer
+           rows; 5: another dtype; 6: a larger row stride. */
         const int odd = c / 2;
         memset(l, 0, sizeof l);
         for (int k = 0; k < N; k++) {
@@ -493,8 +494,8 @@ TEST(launches_that_become_one)
         const int left = tt__join_launches(l, N);
         CHECK(left == (odd ? 3 : 1));
         for (int k = 0; k < left; k++) {
-            /* without an odd launch all become one; else 0 and 1 become one, 2 stays, and 3 and 4 become
-               one */
+            /* Without an odd launch, all launches become one. Otherwise launches 0 and 1 become one, launch 2
+               stays, and launches 3 and 4 become one. */
             const int many = !odd ? N : k == 1 ? 1 : 2, at = odd && k ? k + 1 : 0;
             const tt__mat *of_y = sums ? &l[k].in[0] : &l[k].out[0];
             const tt__mat *of_w = sums ? &l[k].out[0] : &l[k].in[1];

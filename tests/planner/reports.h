@@ -3,7 +3,7 @@
 
 /* ------------------------------------------------------------------------------------------------ reports */
 
-/* Tells whether some value of that name is written before, and read after, the peak. Looks at the
+/* Tells whether some value of that name is written before the peak and read after the peak. Looks at the
    instructions, not at the planner's boxes. */
 static bool lives_at_peak(const tt_program *p, const char *name, int peak)
 {
@@ -25,8 +25,8 @@ static bool lives_at_peak(const tt_program *p, const char *name, int peak)
     return false;
 }
 
-/* Checks a plan's values: largest first, alive at the peak, with the plan's bytes in total; a smaller
-   capacity gets the first of these values. */
+/* Checks a plan's values: they come largest first, are alive at the peak, and their bytes sum to the plan's
+   bytes at the peak. An array for fewer values gets the first values. */
 static void check_values(const tt_program *p)
 {
     tt_plan plan = tt_program_plan(p);
@@ -131,8 +131,9 @@ static void check_picture(const tt_program *p, const char *svg)
 
 typedef size_t (*report)(const tt_program *p, char *to, size_t capacity);
 
-/* Checks that a report of any capacity is the beginning of the whole report, ends with 0, and is not
-   exceeded. Returns the whole report, which the caller frees. */
+/* Writes a report to buffers of many sizes. Checks that each buffer gets the beginning of the whole report
+   and a 0 byte, and that nothing is written beyond a buffer. Returns the whole report, which the caller
+   frees. */
 static char *check_report(const tt_program *p, report write, size_t every)
 {
     size_t length = write(p, NULL, 0);

@@ -151,7 +151,7 @@ TEST(verifier_finds_bad_places)
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_OK);
     box[2].first = 3;
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_ERR_INTERNAL);
-    box[2].merged = 0; /* box 2 takes over box 0's place: no check */
+    box[2].merged = 0; /* box 2 may take the place of box 0: the verifier accepts it */
     box[2].place = 0;
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_OK);
     tt_tape_free(d.t);

@@ -41,7 +41,7 @@ static tt_status sign_backward(void *user, const tt_custom_array *in, int n, con
 
 enum { SIGN_ROWS = 11, SIGN_WIDTH = 7 };
 
-/* A program whose loss is mean((custom(x W^T, slice or other) - y)^2). */
+/* A program whose loss is `mean((custom(a, b) - y)^2)`. The comment of signed_open says what a and b are. */
 typedef struct signed_net {
     test_allocator a;
     tt_context *ctx;
@@ -53,8 +53,8 @@ typedef struct signed_net {
     tt_custom_op op;
 } signed_net;
 
-/* Opens a program whose op reads, by kind: 0: two slices of one product; 1: the same value twice; 2: a
-   product and a parameter, with integers; 3: values that other ops read as well. */
+/* Opens a program with an op of the caller. For kind 0 the op reads two slices of one product, for kind 1 one
+   value twice, for kind 2 a product, a parameter and integers, for kind 3 values that other ops read, too. */
 static bool signed_open(signed_net *n, int kind, const tt_compile_options *o)
 {
     memset(n, 0, sizeof *n);
@@ -252,8 +252,9 @@ static tt_status own_update(void *user, const tt_custom_update *u)
     return TT_OK;
 }
 
-/* AdamW that a function of the caller computes trains like the library's AdamW, with clipping, decay and
-   rules for learning rates, wherever the states lie. These states are saved and loaded. */
+/* An AdamW that the caller's function computes trains like the library's AdamW, with clipping, decay and
+   rules for learning rates, wherever the optimizer state is stored. The optimizer state is saved and
+   loaded. */
 TEST(an_optimizer_of_the_caller)
 {
     static const struct { const char *device, *precision, *offload, *update; int zero; } rows[] = {

@@ -51,7 +51,8 @@ static void averaged_step(averaged *x, int step, double decay)
                                     : x->now[k][i];
 }
 
-/* Returns the largest error of the averages. Checks that the parameters get back their bits. */
+/* Swaps parameters and averages, and returns the largest error of the averages. Swaps them back, and checks
+   that the parameters have their old bits. */
 static double averaged_error(averaged *x)
 {
     static float before[EMA_PARAMS][EMA_MAX];
@@ -71,8 +72,8 @@ static double averaged_error(averaged *x)
     return wrong;
 }
 
-/* The averages equal those of a float64 loop wherever the states lie, change no bit of the training, and
-   are saved and loaded. */
+/* The averages equal those of a float64 loop, wherever they are stored. They change no bit of the training,
+   and are saved and loaded. */
 TEST(moving_averages)
 {
     static const struct {

@@ -157,6 +157,7 @@ TEST(pool_runs_each_task_once)
     }
 }
 
+#ifndef _WIN32 /* Windows sends no signals */
 static volatile sig_atomic_t handled;
 static void handle(int number) { (void)number; handled++; }
 
@@ -209,6 +210,9 @@ TEST(threads_leave_signals_to_the_host)
     sigaction(SIGUSR1, &before, NULL);
     TEST_CLOSE(ctx, &a);
 }
+#else
+TEST(threads_leave_signals_to_the_host) { SKIP("Windows has no signals of POSIX"); }
+#endif
 
 #if defined(__x86_64__) || defined(__aarch64__)
 /* Returns a mode that flushes subnormals to 0, as another library's -ffast-math does, and rounds up. */
@@ -372,6 +376,7 @@ TEST(quotas_of_control_groups)
 #endif
 }
 
+#if defined(__linux__)
 /* Writes a file below root, and makes the folders on its path. */
 static void write_below(const char *root, const char *file, const char *content)
 {
@@ -385,6 +390,7 @@ static void write_below(const char *root, const char *file, const char *content)
     }
     test_write(path, content, strlen(content));
 }
+#endif
 
 TEST(memory_of_control_groups)
 {

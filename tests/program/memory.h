@@ -230,7 +230,7 @@ TEST(inputs_overwritten_by_an_update)
             const double loss = loss_after_update(true, hidden, rows);
             CHECK(isfinite(after) && (isnan(loss) || loss == after));
             kept += !isnan(loss);
-            refused += isnan(loss);
+            refused += isnan(loss) != 0;
         }
     CHECK(kept > 0 && refused > 0);
 }
@@ -300,7 +300,7 @@ TEST(options_are_the_callers_again)
     free(device);
     free(recompute);
     free(update);
-    tt_program_free(first); /* gives up the parameter's place, for which no memory was allocated */
+    tt_program_free(first); /* the parameter's place is free again, as no memory was allocated for it */
     o = tt_compile_options_default();
     o.train = false;
     o.precision = "bf16-true";

@@ -21,8 +21,8 @@ TEST(initial_values)
     enum { N = 100003 };
     float *first = (float *)malloc(N * sizeof(float)), *other = (float *)malloc(N * sizeof(float));
     double mean, deviation, max;
-    /* The values of `run`: 0: before allocation; 1, 2: allocated, with 1 and 3 threads; 3: bf16; 4: another
-       seed; 5: another name; 6: f16. */
+    /* Run 0 reads the values before they are allocated, runs 1 to 6 after. Run 2 has 3 threads, run 3 bf16,
+       run 4 another seed, run 5 another name, and run 6 f16. */
     for (int run = 0; run < 7; run++) {
         test_allocator a;
         tt_context_options o = test_options(&a);
@@ -78,8 +78,8 @@ TEST(initial_values)
     free(other);
 }
 
-/* An initial value too large for f16 is refused, however many values come before. A value just below the
-   limit is accepted. */
+/* A parameter is refused if only a few of its initial values are too large for f16. Values just below the
+   limit are accepted. */
 TEST(initial_values_too_large_for_f16)
 {
     static const struct { tt_init_kind kind; float scale; bool fits; } cases[] = {

@@ -1,148 +1,6 @@
 /* Training of embeddings by the contrastive loss, with the negatives of a micro-batch or of a step. */
 #pragma once
-
-enum { EMBED_PAIRS = 23, EMBED_WIDTH = 24, EMBED_STEPS = 3 };
-
-/* A small encoder and pairs or triplets of texts to train it on. */
-typedef struct embed {
-    test_allocator a;
-    tt_context *ctx;
-    tt_tokenizer *k;
-    tt_dataset *d;
-    tt_loader *l;
-    tt_bert m;
-    tt_trainer *r;
-    float *gradient;      /* of the first layer's query weights in the last step */
-} embed;
-
-typedef struct embed_setup {
-    bool triplets, cached;   /* cached: sets step_seqs */
-    int batch, accumulate, data;
-    float dropout;
-    const char *precision;
-    bool shuffle;
-} embed_setup;
-
-/* Records a failed check and prints the message, unless `ok`. Returns ok. */
-TT_PRINTF(2, 3)
-static bool embed_check(bool ok, const char *format, ...)
-{
-    va_list args;
-    if (CHECK(ok)) return true;
-    va_start(args, format);
-    vprintf(format, args);
-    va_end(args);
-    printf("\n");
-    return false;
-}
-
-static tt_dataset *embed_texts(tt_context *ctx, bool triplets)
-{
-    static const char *const words[] = {"good", "great", "love",  "happy", "best",  "cafe",  "bad",
-                                        "worst", "never", "noir",  "film",  "movie", "plot",  "story",
-                                        "acting", "watched", "play"};
-    static char text[EMBED_PAIRS][3][120];
-    tt_text pairs[EMBED_PAIRS];
-    uint64_t random = 99;
-    memset(pairs, 0, sizeof pairs);
-    for (int k = 0; k < EMBED_PAIRS; k++) {
-        for (int part = 0; part < 3; part++) {
-            const int n = 1 + (int)(test_random(&random) % 9);
-            text[k][part][0] = 0;
-            for (int w = 0; w < n; w++) {
-                const char *word = words[w ? test_random(&random) % 17 : (unsigned)(k + part / 2 * 5) % 17];
-                snprintf(text[k][part] + strlen(text[k][part]), 20, "%s ", word);
-            }
-        }
-        pairs[k].text = text[k][0];
-        pairs[k].bytes = strlen(text[k][0]);
-        pairs[k].pair = text[k][1];
-        pairs[k].pair_bytes = strlen(text[k][1]);
-        pairs[k].negative = triplets ? text[k][2] : NULL;
-        pairs[k].negative_bytes = strlen(text[k][2]);
-    }
-    return tt_dataset_texts(ctx, TT_TASK_EMBED, pairs, EMBED_PAIRS, NULL, 0);
-}
-
-static tt_status embed_gradient(void *user, tt_program *p, int64_t step)
-{
-    embed *w = (embed *)user;
-    (void)step;
-    return tt_get_gradient(p, w->m.layer[0].q_w, w->gradient);
-}
-
-static bool embed_open(embed *w, const embed_setup *s)
-{
-    memset(w, 0, sizeof *w);
-    tt_context_options o = test_options(&w->a);
-    o.threads = s->data;
-    o.seed = 5;
-    w->ctx = tt_open(&o);
-    w->k = tt_tokenizer_open(w->ctx, TEST_GOLDEN("vocab_uncased.txt"), true);
-    w->d = embed_texts(w->ctx, s->triplets);
-    if (!CHECK(w->k && w->d)) return false;
-    tt_bert_config c = tt_bert_config_default(TT_DISTILBERT);
-    c.task = TT_TASK_EMBED;
-    c.classes = 0;
-    c.vocab_size = tt_tokenizer_size(w->k);
-    c.layers = 2;
-    c.hidden_size = EMBED_WIDTH;
-    c.heads = 3;
-    c.intermediate_size = 40;
-    c.max_positions = 16;
-    c.initializer_range = 0.3f; /* so that the embeddings differ */
-    c.dropout = c.attention_dropout = s->dropout;
-    tt_loader_options lo = tt_loader_options_default();
-    lo.batch = s->batch;
-    lo.accumulate = s->accumulate;
-    lo.max_length = 16;
-    lo.shuffle = s->shuffle;
-    lo.parallel = tt_parallel_default();
-    lo.parallel.data = lo.parallel.groups = s->data;
-    w->l = tt_loader_new(w->ctx, w->d, w->k, &lo);
-    if (!CHECK(w->l && tt_bert_new(w->ctx, &w->m, &c) == TT_OK)) return false;
-    w->gradient = (float *)calloc(EMBED_WIDTH * EMBED_WIDTH, sizeof *w->gradient);
-    const tt_model model = tt_bert_model(&w->m);
-    tt_train_options t = tt_train_options_default();
-    tt_train_options_make_room(&t, tt_loader_source(w->l), NULL);
-    t.compile.precision = s->precision;
-    t.compile.device = s->data > 1 ? "cpu*2" : "cpu";
-    t.compile.parallel.data = t.compile.parallel.groups = s->data;
-    t.compile.before_update = embed_gradient;
-    t.compile.user = w;
-    t.compile.optimizer.kind = TT_SGD;
-    t.compile.optimizer.clip_norm = 0;
-    t.schedule.kind = TT_CONSTANT;
-    t.schedule.lr = strcmp(s->precision, "32-true") == 0 ? 0.02f : 0; /* 0: rounding does not add up */
-    if (s->cached) t.step_seqs = (s->triplets ? 3 : 2) * s->batch;
-    w->r = tt_trainer_new(w->ctx, &model, &t);
-    return embed_check(w->r != NULL, "%s", tt_error(w->ctx));
-}
-
-static void embed_close(embed *w)
-{
-    free(w->gradient);
-    tt_trainer_free(w->r);
-    tt_loader_free(w->l);
-    tt_bert_free(&w->m);
-    tt_dataset_free(w->d);
-    tt_tokenizer_free(w->k);
-    TEST_CLOSE(w->ctx, &w->a);
-}
-
-/* Trains a step. Writes the statistics of its last micro-batch to *stats. */
-static bool embed_step(embed *w, tt_stats *stats)
-{
-    tt_batch b;
-    bool updated = false;
-    while (!updated) {
-        const bool more = tt_loader_next(w->l, &b) ||
-                          (tt_loader_seek(w->l, 1, 0) == TT_OK && tt_loader_next(w->l, &b));
-        const bool ok = more && tt_train_batch(w->r, &b, stats, &updated) == TT_OK;
-        if (!embed_check(ok, "%s", tt_error(w->ctx))) return false;
-    }
-    return true;
-}
+#include "embedder.h"
 
 static double embed_cosine(const float *x, const float *y)
 {
@@ -221,9 +79,67 @@ TEST(contrastive_loss_by_loops)
     }
 }
 
-/* With step_seqs, micro-batches have the gradients of one micro-batch of the whole step; so do micro-batches
-   of two data ranks. With dropout, a step of one micro-batch has the gradients of a step without step_seqs,
-   as both have the same dropout. */
+/* Pairs with scores are evaluated but not trained on: every sequence of a batch has the score of its pair,
+   and the correlations are those of plain loops over the embeddings. */
+TEST(pairs_with_scores)
+{
+    const embed_setup s = {false, false, 6, 1, 1, 0, "32-true", false};
+    tt_text pairs[EMBED_PAIRS];
+    float scores[EMBED_PAIRS];
+    embed w;
+    tt_batch b;
+    tt_stats stats;
+    bool updated, finished = false;
+    if (!embed_open(&w, &s)) return;
+    memset(pairs, 0, sizeof pairs);
+    for (int k = 0; k < EMBED_PAIRS; k++) {
+        scores[k] = (float)(k * 7 % 5);
+        pairs[k].text = tt_dataset_text(w.d, k, &pairs[k].bytes);
+        pairs[k].pair = tt_dataset_pair(w.d, k, &pairs[k].pair_bytes);
+        pairs[k].values = &scores[k];
+    }
+    tt_dataset *d = tt_dataset_texts(w.ctx, TT_TASK_EMBED, pairs, EMBED_PAIRS, NULL, 0);
+    tt_loader_options o = tt_loader_options_default();
+    o.batch = 6;
+    o.max_length = 16;
+    o.shuffle = false;
+    tt_loader *l = tt_loader_new(w.ctx, d, w.k, &o);
+    REQUIRE(l && tt_loader_next(l, &b));
+    for (int k = 0; k < b.seqs; k++) CHECK(b.values == 1 && b.label_values[k] == scores[k % 6]);
+    CHECK(tt_train_batch(w.r, &b, &stats, &updated) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the batch has pairs with scores, but the contrastive loss trains");
+    tt_predictions *p = tt_predictions_new(w.r, tt_loader_source(l), &stats);
+    REQUIRE(p);
+    double x[EMBED_PAIRS], y[EMBED_PAIRS], mean[2] = {0, 0}, xx = 0, yy = 0, xy = 0;
+    for (int k = 0, row = 0; k < EMBED_PAIRS; k++, row++) {
+        const int micro = k - k % 6 + 6 > EMBED_PAIRS ? EMBED_PAIRS % 6 : 6; /* pairs of the micro-batch */
+        if (k && k % 6 == 0) row += 6; /* the pairs of the last micro-batch */
+        x[k] = scores[k];
+        y[k] = embed_cosine(p->outputs + row * EMBED_WIDTH, p->outputs + (row + micro) * EMBED_WIDTH);
+        mean[0] += x[k] / EMBED_PAIRS;
+        mean[1] += y[k] / EMBED_PAIRS;
+    }
+    for (int k = 0; k < EMBED_PAIRS; k++) {
+        xx += (x[k] - mean[0]) * (x[k] - mean[0]);
+        yy += (y[k] - mean[1]) * (y[k] - mean[1]);
+        xy += (x[k] - mean[0]) * (y[k] - mean[1]);
+    }
+    const tt_metric pearson = tt_pearson(), spearman = tt_spearman();
+    CHECK_NEAR(tt_metric_value(&pearson, NULL, p), xy / sqrt(xx * yy), 1e-12);
+    CHECK(fabs(tt_metric_value(&spearman, NULL, p)) <= 1);
+    tt_predictions_free(p);
+    tt_fit_options f = tt_fit_options_default();
+    f.best_by = "spearman";
+    const tt_status status = tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(l), &f, &finished);
+    embed_check(status == TT_OK && finished, "%s", tt_error(w.ctx));
+    tt_loader_free(l);
+    tt_dataset_free(d);
+    embed_close(&w);
+}
+
+/* With step_seqs, micro-batches have the gradients of one micro-batch of the whole step, and so have an
+   evaluation's losses; so do micro-batches of two data ranks. With dropout, a step of one micro-batch has the
+   gradients of a step without step_seqs, as both have the same dropout. */
 TEST(step_negatives_have_the_gradients_of_one_micro_batch)
 {
     static const embed_setup whole[] = {
@@ -253,6 +169,12 @@ TEST(step_negatives_have_the_gradients_of_one_micro_batch)
                    y.targets, x.loss, x.targets);
             CHECK(y.step == step + 1 && (tolerance > 1e-3 || x.correct == y.correct));
         }
+        CHECK(tt_evaluate(a.r, tt_loader_source(a.l), &x) == TT_OK);
+        CHECK(tt_evaluate(b.r, tt_loader_source(b.l), &y) == TT_OK);
+        embed_check(fabs(x.loss - y.loss) <= tolerance * x.loss && y.targets == EMBED_PAIRS,
+                    "case %d: the loss of the evaluation is %g of %g pairs, expected %g of %g", k, y.loss,
+                    y.targets, x.loss, x.targets);
+        CHECK(x.targets == y.targets && (tolerance > 1e-3 || x.correct == y.correct) && x.step == y.step);
         embed_close(&a);
         embed_close(&b);
     }
@@ -275,8 +197,13 @@ TEST(step_negatives_resume)
     CHECK(tt_loader_seek(rest.l, 0, 2) == TT_OK && tt_loader_next(rest.l, &b) && !b.last_of_step);
     CHECK(tt_train_batch(rest.r, &b, &y, &updated) == TT_OK && !updated && y.targets == 0);
     CHECK(tt_evaluate_batch(rest.r, &b, &y) == TT_OK && y.targets == 2);
+    CHECK(tt_evaluate(rest.r, tt_loader_source(rest.l), &y) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(rest.ctx, TT_ERR_ARGUMENT, "step_seqs: 1 micro-batches wait for the end of their step");
     CHECK(tt_trainer_load(rest.r, state, NULL) == TT_OK && tt_loader_seek(rest.l, 0, 2) == TT_OK);
-    for (int step = 2; step < 4; step++) if (!embed_step(&rest, &y)) return;
+    for (int step = 2; step < 4; step++) {
+        CHECK(tt_evaluate(rest.r, tt_loader_source(whole.l), &y) == TT_OK && y.targets == EMBED_PAIRS);
+        if (!embed_step(&rest, &y)) return;
+    }
     CHECK(x.loss == y.loss && x.step == 4 && y.step == 4);
     CHECK(memcmp(whole.gradient, rest.gradient, sizeof(float) * EMBED_WIDTH * EMBED_WIDTH) == 0);
     embed_close(&whole);
@@ -360,7 +287,7 @@ TEST(step_negatives_out_of_memory) /* allocations of the trainer and of its step
         CHECK(n ? status == TT_ERR_MEMORY && w.a.failed : status == TT_OK && calls > 50);
         if (n) CHECK_ERROR(w.ctx, TT_ERR_MEMORY, "out of memory");
         tt_stats stats;
-        /* Memory is back. The rest of a failed step is refused. */
+        /* Allocations succeed again. The remaining micro-batches of a failed step are refused. */
         if (w.r && n && !b.last_of_step)
             CHECK(tt_loader_next(w.l, &b) && tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_ARGUMENT);
         if (w.r) CHECK(tt_loader_seek(w.l, 0, 0) == TT_OK && embed_step(&w, &stats));

@@ -267,12 +267,15 @@ TEST(probabilities)
 
 TEST(planned_bytes_are_allocated_bytes)
 {
-    for (int k = 0; k < 10; k++) {
+    for (int k = 0; k < 15; k++) {
         setup s = small();
         rank_group w;
         static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
         s.precision = precisions[k % 5];
         s.accumulate = k < 5 ? 1 : 2;
+        s.optimizer.state_bits = k < 10 || k == 14 ? 32 : k % 2 ? 8 : 16;
+        if (k > 11) s.optimizer.kind = k == 14 ? TT_ADAFACTOR : TT_MUON;
+        s.optimizer.momentum = 0.95f;
         if (!open_world(&w, &s)) return;
         tt_plan plan = tt_program_plan(tt_trainer_program(w.r));
         size_t before = tt_allocated_bytes(w.ctx);

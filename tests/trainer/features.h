@@ -103,7 +103,7 @@ static tt_status fit_frozen(rank_group *w, int epochs, double *loss, fitting *f)
     return status;
 }
 
-/* Returns the largest difference of the parameters of two runs that match a pattern, relative to 1. */
+/* Returns the largest absolute difference between two runs' parameters whose names match a pattern. */
 static double apart(const rank_group *a, const rank_group *b, const char *pattern)
 {
     double most = 0;
@@ -165,7 +165,8 @@ TEST(features_once_train_the_head_of_a_frozen_encoder)
     }
 }
 
-/* Features may lie within the encoder, have a row for each token, and come to any number of data ranks. */
+/* Features may be values within the encoder, may have a row for each token, and may be divided over any
+   number of data ranks. */
 TEST(features_once_of_the_first_layers_and_on_ranks)
 {
     for (int k = 0; k < 6; k++) {
@@ -228,7 +229,7 @@ TEST(features_once_resumed)
         CHECK(fit_frozen(&a, 3, NULL, &whole) == TT_OK);
         parts.stop_at = stop_at[k];
         CHECK(fit_frozen(&b, 3, NULL, &parts) == TT_OK && tt_trainer_steps(b.r) == stop_at[k]);
-        parts.stop = 0, parts.kept = 1; /* to resume */
+        parts.stop = 0, parts.kept = 1; /* with `kept` 1, fit_frozen resumes the run */
         CHECK(fit_frozen(&c, 3, NULL, &parts) == TT_OK && tt_trainer_steps(c.r) == 21);
         CHECK(apart(&a, &c, "*") == 0);
         snprintf(x, sizeof x, "%s/state.safetensors", first);

@@ -5,8 +5,8 @@
 
 typedef struct fitting {
     rank_group *w;
-    /* Numbers of events so far; stop_at: the step after which to stop; poison_at: the step after which to
-       spoil a parameter. */
+    /* Numbers of events so far; stop_at: the step after which to stop; poison_at: the step after which a
+       parameter becomes NaN. */
     int steps, validations, kept, stop_at, poison_at;
     bool stop_in_validation;
     volatile int stop;
@@ -265,7 +265,7 @@ TEST(fit_refuses)
     CHECK(tt_fit(v.r, tt_loader_source(v.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT,
                 "has done 3 epochs and 0 steps, but this run has only 1 epochs of 7 steps");
-    w.progress.epoch = INT64_MAX; /* the number is not multiplied, which would overflow */
+    w.progress.epoch = INT64_MAX; /* times the steps of an epoch, this number would overflow */
     CHECK(tt_trainer_save(w.r, test_path(folder, "state.safetensors"), &w.progress) == TT_OK);
     CHECK(tt_fit(v.r, tt_loader_source(v.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT,
@@ -512,6 +512,7 @@ TEST(fit_takes_no_unreadable_file_for_absent)
     close_world(&w);
 }
 
+#ifndef _WIN32
 static bool close_below(void *arg, const char *name) { (void)name; close(*(int *)arg); return true; }
 
 TEST(a_folder_that_breaks_off_is_not_listed) /* closes the folder's descriptor while names are read */
@@ -524,6 +525,9 @@ TEST(a_folder_that_breaks_off_is_not_listed) /* closes the folder's descriptor w
     CHECK(!files.list(files.user, folder, close_below, &next));
     CHECK(strcmp(files.reason(files.user), strerror(EBADF)) == 0);
 }
+#else
+TEST(a_folder_that_breaks_off_is_not_listed) { SKIP("Windows lists folders without descriptors"); }
+#endif
 
 TEST(fit_says_from_where_a_resumed_run_goes_on)
 {

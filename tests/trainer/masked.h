@@ -91,7 +91,7 @@ TEST(masked_words_are_learned)
     CHECK(first > 4 && last[0] < 0.7 * first && last[0] == last[1]);
 }
 
-/* Less room for masked tokens makes a smaller plan; a source that needs more is refused. */
+/* A smaller max_masked makes a smaller plan. A source with more masked tokens is refused. */
 TEST(room_for_masked_words)
 {
     masked w, more;

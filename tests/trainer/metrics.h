@@ -199,7 +199,7 @@ static char *drawn(const tt__fit_run *f)
         if (*at == '<' || !strchr("-0123456789", at[1])) continue;
         char *next;
         long x = strtol(at + 1, &next, 10), y = *next == ' ' ? strtol(next, NULL, 10) : 0;
-        CHECK(x >= -2320 && x <= 6900 && y >= -2320 && y <= 2 * 2320); /* points are near their panel */
+        CHECK(x >= -2320 && x <= 6900 && y >= -2320 && y <= 2 * 2320); /* points are near their diagram */
     }
     return text.to;
 }
@@ -244,8 +244,8 @@ TEST(pictures_of_a_training)
           strstr(svg, ">training, running mean</text>"));
     free(svg);
 
-    /* Draws one step alone, and losses that are constant, huge, tiny, 0, far apart, NaN, with a spike,
-       negative, or alternating between huge and its negative; steps near 2^63 or in reverse order. */
+    /* Draws one step alone; losses that are constant, huge, tiny, 0, far apart, NaN, with a spike, negative,
+       or huge with alternating signs; and steps whose numbers are near 2^63 or decrease. */
     for (int k = 0; k < 12; k++) {
         static const double losses[12] = {0.7, 2.302585, 3e38, 1e-44, 0, 1e-9, NAN, 0.7, -1, 3e38, 1e5, 0.7};
         f.points = 0;

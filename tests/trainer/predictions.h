@@ -121,6 +121,40 @@ TEST(correlations_as_in_scipy)
     TEST_CLOSE(ctx, &a);
 }
 
+/* The correlations of pairs' scores with the cosines of embeddings equal those of scipy 1.17.1, whose inputs
+   are cosines of sentence-transformers 6.2.0 (pairwise_cos_sim, as in EmbeddingSimilarityEvaluator). The
+   source has three micro-batches, each with texts, pairs and negatives. */
+TEST(correlations_of_pairs)
+{
+    enum { PAIRS = 41, WIDTH = 5 };
+    static const int ends[] = {20, 40, PAIRS};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    predicted x;
+    float embeddings[3 * PAIRS * WIDTH];
+    int row = 0;
+    predict_begin(&x, ctx, TT_TASK_EMBED, 3 * PAIRS, WIDTH);
+    x.p.outputs = embeddings;
+    for (int micro = 0, first = 0; micro < 3; first = ends[micro++])
+        for (int role = 0; role < 3; role++)
+            for (int k = first; k < ends[micro]; k++, row++) {
+                x.labels[row] = role;
+                x.values[row] = (float)(mixed(k, 15) % 11) / 2;
+                for (int c = 0; c < WIDTH; c++)
+                    embeddings[row * WIDTH + c] =
+                        (float)(mixed(k * WIDTH + c, 13u + (unsigned)role) / 65536.0 - 0.3);
+            }
+    CHECK_NEAR(metric_of(tt_pearson(), &x), -0.24835167926773052, 1e-9);
+    CHECK_NEAR(metric_of(tt_spearman(), &x), -0.23510389274468244, 1e-12);
+    CHECK(isnan(metric_of(tt_recall_at_1(), &x)) && isnan(metric_of(tt_recall_at_10(), &x)));
+    x.labels[20] = x.labels[60 + 20] = 0; /* two texts without a pair */
+    CHECK(isnan(metric_of(tt_spearman(), &x)));
+    for (int k = 0; k < x.p.rows; k++) x.values[k] = NAN; /* pairs without scores */
+    CHECK(isnan(metric_of(tt_pearson(), &x)) && isnan(metric_of(tt_spearman(), &x)));
+    CHECK(!isnan(metric_of(tt_recall_at_1(), &x)));
+    TEST_CLOSE(ctx, &a);
+}
+
 /* F1 of entities equals that of seqeval 1.2.2. */
 TEST(entities_as_in_seqeval)
 {

@@ -48,6 +48,19 @@ TEST(resume_in_every_precision_with_every_optimizer)
         s.optimizer.nesterov = k / 5 == 4;
         resume(&s, &s, 4, 5);
     }
+    for (int k = 0; k < 12; k++) {
+        static const tt_optimizer_kind kinds[] = {TT_ADAMW, TT_LION, TT_SGD, TT_MUON};
+        setup s = small();
+        s.precision = precisions[k % 5];
+        s.optimizer.kind = k < 10 ? kinds[k % 4] : TT_ADAFACTOR;
+        s.optimizer.momentum = 0.9f;
+        s.optimizer.state_bits = k < 4 ? 8 : k < 7 ? 16 : 32;
+        s.optimizer.prune = k % 3 == 0 ? 0.6f : 0;
+        s.optimizer.prune_end = 7;
+        s.optimizer.prune_every = 2;
+        s.optimizer.prune_by_movement = k % 6 == 0;
+        resume(&s, &s, 4, 5);
+    }
 }
 
 /* The loss scale begins so large that steps overflow, and grows after every second good step. The state holds
@@ -203,7 +216,7 @@ TEST(states_of_other_runs)
     static const char *const what[] = {"seed",     "optimizer", "optimizer too", "no momentum",
                                        "momentum", "precision", "precision too", "mixed",
                                        "hidden",   "layers",    "fewer layers",  "classes",
-                                       "f16"};
+                                       "f16",      "state bits"};
     static const char *const errors[] = {
         "was made with seed 8, but this run has 7: open the context with the same seed",
         "was made with another optimizer",
@@ -217,7 +230,8 @@ TEST(states_of_other_runs)
         "tensors, but this run has",
         "has no tensor 'distilbert.transformer.layer.2.",
         "'classifier.weight' is F32 of",
-        "was made with another precision than '16-mixed'"};
+        "was made with another precision than '16-mixed'",
+        "is U8 of 576 bytes, but this run has F32 of 2304, or another shape: resume with the same model"};
     for (int k = 0; k < TEST_COUNT(what); k++) {
         setup s = small(), other;
         rank_group w, v;
@@ -242,6 +256,7 @@ TEST(states_of_other_runs)
         if (k == 8) other.hidden = 30;
         if (k == 9) other.layers = 3;
         if (k == 10) other.layers = 2;
+        if (k == 13) other.optimizer.state_bits = 8;
         if (!open_world(&w, &s) || !open_world(&v, &other)) return;
         if (k == 11) { /* a model of three classes */
             tt_bert_config c = v.m.config;
@@ -403,7 +418,7 @@ TEST(resume_warns_of_other_pixel_means)
 
 TEST(damaged_states)
 {
-    /* Before the first step nothing need be allocated. */
+    /* allocated 0: a new trainer, before its first step, refuses the damaged states. */
     for (int allocated = 1; allocated >= 0; allocated--) {
         setup s = small();
         rank_group w;

@@ -172,7 +172,7 @@ TEST(fit_keeps_states)
     char *bytes = test_read(test_path(second, "state-9.safetensors"), &n);
     test_write(test_path(second, "state.safetensors"), bytes, n);
     free(bytes);
-    y.stop_at = y.steps + 9; /* steps 10 to 18 */
+    y.stop_at = y.steps + 9; /* the run takes steps 10 to 18 */
     CHECK(steered_fit(&y, &c, second, true, &finished) == TT_OK && !finished && tt_trainer_steps(c.r) == 18);
     CHECK(has_kept(second, 15) && has_kept(second, 14) && !has_kept(second, 12) && has_kept(second, 21));
     y.stop_at = 0;

@@ -216,7 +216,8 @@ TEST(loaders_that_do_not_fit)
     close_world(&w);
 }
 
-/* The data gives the names of classes, and the room that micro-batches need. */
+/* A dataset gives the names of the classes. The sources of training and of validation give max_seqs,
+   max_tokens and accumulate of a trainer's options. */
 TEST(names_and_room_from_the_data)
 {
     setup s = small();
@@ -281,7 +282,8 @@ TEST(predictions_without_labels_and_of_nan)
     if (!open_world(&w, &s)) return;
     REQUIRE(tt_allocate(w.r->train) == TT_OK);
     size_t untouched = 0;
-    /* Only parameters are touched before the first step. */
+    /* Before the first step the optimizer state still has the bytes 0xA5 with which the test's allocator
+       fills new memory. */
     for (int32_t v = 1, seen = 0; v < w.r->train->built.t->n_values && seen < 3; v++) {
         const tt__tape_value *x = &w.r->train->built.t->values[v];
         const unsigned char *memory = (const unsigned char *)tt__resolve(w.r->train, 0, v).data;

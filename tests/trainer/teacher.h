@@ -16,7 +16,7 @@ typedef struct taught {
     int64_t index[TAUGHT];
     float batch_x[TAUGHT][TAUGHT_WIDTH], batch_values[TAUGHT][TAUGHT_CLASSES];
     int32_t batch_labels[TAUGHT];
-    int at, micro, count;  /* next example; examples of a micro-batch; of the source */
+    int at, micro, count;  /* next example; `micro`, `count`: examples of a micro-batch, of the source */
     tt_array array;
     tt_source source;
 } taught;
@@ -29,7 +29,7 @@ static tt_status taught_seek(void *self, int64_t epoch, int64_t step)
     return TT_OK;
 }
 
-/* Gives the examples from the last to the first, so that places differ from indices. */
+/* Gives the examples from the last to the first, so that an example's place in a batch is not its index. */
 static tt_status taught_next(void *self, tt_batch *b, bool *more)
 {
     taught *t = (taught *)self;
@@ -173,10 +173,10 @@ static double taught_log_softmax(const double *z, double heat, int c)
 
 static double taught_softplus(double x) { return x > 0 ? x + log1p(exp(-x)) : log1p(exp(x)); }
 
-/* Computes the loss in doubles from weights w (classes, width). With TT_TASK_CLASS the teacher's part is T^2
-   * KLDivLoss(log_softmax(z / T), softmax(teacher / T)) of PyTorch with reduction "batchmean", which differs
-   from the cross-entropy by the teacher's entropy, a constant. hard: receives the part without the teacher.
-   */
+/* Computes the loss in doubles from weights w (classes, width). With TT_TASK_CLASS the teacher's term is
+   `T^2 * KLDivLoss(log_softmax(z / T), softmax(teacher / T))` of PyTorch with reduction "batchmean", where T
+   is `heat`. This term differs from the cross-entropy by the teacher's entropy, a constant. *hard receives
+   the loss without the teacher. */
 static double taught_loss(const taught *t, const double *w, const float *class_weights, double share,
                           double heat, double *hard)
 {
@@ -247,7 +247,7 @@ TEST(teacher_as_in_loops_of_doubles)
         {TT_TASK_LABELS, 0.3f, 3, false},   {TT_TASK_SCORES, 0.6f, 2, false}};
     double worst = 0;
     for (int k = 0; k < TEST_COUNT(rows) * 3; k++) {
-        const int row = k / 3, way = k % 3; /* one micro-batch, three, or three on two ranks */
+        const int row = k / 3, way = k % 3; /* way 0: one micro-batch; 1: three; 2: three, on two ranks */
         static taught t;
         taught_open(&t, rows[row].task, way == 2 ? 2 : 1);
         const char *device = way == 2 ? "cpu*2" : "cpu";
@@ -311,7 +311,7 @@ TEST(teacher_as_in_loops_of_doubles)
     CHECK_NEAR(worst, 0, 2e-6);
 }
 
-/* Options and batches that do not fit a teacher are refused by name, and nothing is left behind. */
+/* Options and batches that do not fit a teacher are refused by name, and no memory leaks. */
 TEST(teachers_that_are_refused)
 {
     static taught t;
@@ -346,7 +346,7 @@ TEST(teachers_that_are_refused)
     memset(&b, 0, sizeof b);
     t.micro = TAUGHT;
     CHECK(taught_seek(&t, 0, 0) == TT_OK && taught_next(&t, &b, &more) == TT_OK);
-    t.index[2] = 1; /* lies in a gap */
+    t.index[2] = 1; /* no example has the index 1 */
     CHECK(tt_train_batch(r, &b, &stats, NULL) == TT_ERR_ARGUMENT);
     CHECK_ERROR(t.ctx, TT_ERR_ARGUMENT, "the teacher has not seen the example with index 1: make it");
     b.index = NULL;
@@ -356,6 +356,20 @@ TEST(teachers_that_are_refused)
     b.index = t.index;
     t.index[2] = 0;
     CHECK(tt_train_batch(r, &b, &stats, NULL) == TT_OK);
+    /* A state belongs to one teacher, also if the logits are computed once. */
+    char path[1024];
+    snprintf(path, sizeof path, "%s", test_path(test_folder(), "logits.safetensors"));
+    CHECK(tt_trainer_save(r, path, NULL) == TT_OK && tt_trainer_load(r, path, NULL) == TT_OK);
+    t.weights[1][3] += 1;
+    CHECK(tt_param_set(t.w_teacher, t.weights[1]) == TT_OK);
+    tt_teacher *second = taught_make_teacher(&t, "cpu");
+    o.teacher = second;
+    tt_trainer *other = tt_trainer_new(t.ctx, &m, &o);
+    REQUIRE(other);
+    CHECK(tt_trainer_load(other, path, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(t.ctx, TT_ERR_ARGUMENT, "a run with the logits of another teacher: give the teacher");
+    tt_trainer_free(other);
+    tt_teacher_free(second);
     /* Each allocation of a teacher fails in turn. The first teacher allocates what the trainer keeps. */
     tt_teacher_free(tt_teacher_new(r, &t.source));
     const size_t before = tt_allocated_bytes(t.ctx);

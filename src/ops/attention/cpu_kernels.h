@@ -79,7 +79,8 @@ TT__INLINE TT__K(attention_fall) TT__K(attention_fall_of)(const TT__K(attention_
     const tt__attention_args *a = t->a;
     TT__K(attention_fall) fall = {0, 0};
     if (!a->alibi_heads) return fall;
-    fall.slope = exp2f((float)tt__alibi_exponent(a->first_head + t->head, a->alibi_heads));
+    const double exponent_of_2 = tt__alibi_exponent(a->first_head + t->head, a->alibi_heads);
+    fall.slope = (float)tt__exp(0.69314718055994531 * exponent_of_2);
     if (a->alibi_rounded) {
         int exponent;
         fall.digits = 2 * frexpf(tt__from_bf16(tt__to_bf16(fall.slope)), &exponent);
@@ -133,7 +134,7 @@ TT__FN void TT__K(attention_put)(const TT__K(attention_task) *t, int64_t query, 
         int64_t number = t->x.first + query + i, row = a->query_at ? a->query_at[number] : number;
         TT__K(attention_unpack)(&a->out, NULL, row, 1, t->head * d, d, t->call->keep_scale / b->sum[i],
                                 b->out + i * stride, stride, false);
-        a->lse[row * a->heads + t->head] = b->max[i] * 0.693147180559945309f + logf(b->sum[i]);
+        a->lse[row * a->heads + t->head] = b->max[i] * 0.693147180559945309f + tt__lnf(b->sum[i]);
     }
 }
 

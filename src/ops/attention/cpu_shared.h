@@ -102,8 +102,8 @@ static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__att
 
 /* Takes the next tile of keys from `[*at, end)`. Sets *keys to the tile's number of keys and returns the
    tile's first key. The first key is *at, rounded down to a multiple of 16, because random numbers and tiles
-   are in groups of 16 keys. Sets x->from to the old *at, as the keys before it are not seen, and *at to the
-   tile's end. */
+   are in groups of 16 keys. Sets x->from to the old *at, because no key before the old *at is seen, and *at
+   to the tile's end. */
 static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, int64_t end, int64_t *keys)
 {
     const int64_t first = *at & ~(int64_t)15;
@@ -142,7 +142,8 @@ static int64_t tt__attention_longest(const tt__attention_args *a)
     return longest;
 }
 
-/* Returns the buffers of a thread. Their addresses depend on the thread, the numbers in them do not. */
+/* Returns the buffers of a thread. The buffers' addresses depend on the thread, but not the numbers in the
+   buffers. */
 static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_args *a, int64_t longest,
                                                           bool backward, int thread)
 {
@@ -153,9 +154,9 @@ static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_ar
     return b;
 }
 
-/* Returns the number of the first group of queries of sequence s: query_start[s] / GROUP + s. This numbering
-   leaves room for all groups of a sequence without counting the groups of earlier sequences; some numbers
-   have no group. */
+/* Returns the number of the first group of queries of sequence s: `query_start[s] / TT__ATTENTION_GROUP + s`.
+   This numbering leaves enough numbers for all groups of a sequence without counting the groups of earlier
+   sequences. Some numbers have no group. */
 static int64_t tt__attention_first_group(const tt__attention_args *a, int64_t s)
 {
     return a->query_start[s] / TT__ATTENTION_GROUP + s;

@@ -134,8 +134,8 @@ TT__INLINE float TT__K(attention_rounded)(float digits, int64_t row)
     return tt__from_bf16(tt__to_bf16(digits * tt__from_bf16(tt__to_bf16((float)row))));
 }
 
-/* Subtracts slope * (the distance of query and key) from the scores of a vector of queries. tile: the first
-   of the vector's columns in the tile of scores; begin: the sequence's first row of the batch. */
+/* Subtracts `slope` times the distance of query and key from the scores of a vector of queries. tile: the
+   first of the vector's columns in the tile of scores; begin: the sequence's first row of the batch. */
 TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t begin,
                                        const TT__K(attention_fall) *fall, float *tile)
 {

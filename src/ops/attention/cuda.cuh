@@ -216,9 +216,9 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
-    // attention_find_span gives blocks the span numbers in the order of the columns of a matrix. If all
-    // sequences have the max length, every (spans + 1)-th number begins a sequence; column 0 then has the
-    // first span of each sequence.
+    // attention_find_span puts the span numbers into the rows of a matrix with span_cols columns, and blocks
+    // take the numbers column by column. If all sequences have the max length, every (spans + 1)-th number
+    // begins a sequence. Column 0 then has the first span of each sequence.
     p->span_cols = p->causal && !whole && spans < p->parts_k ? spans + 1 : 1;
     p->span_rows = p->parts_k / p->span_cols;
     p->slots = tt__cuda_attention_slots(p->causal, p->longest);

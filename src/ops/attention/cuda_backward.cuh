@@ -182,7 +182,7 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
 }
 
 // Copies bits of dropout (attention_bits), asynchronously, to `to`: the bits of the queries from `from` on
-// and the keys from t.at on, as (KEYS / 16, QUERIES, 16). Bits after the sequence's end become zeros. Where
+// and the keys from t.at on, as (KEYS / 16, QUERIES, 16). Bits after the sequence's end become zeros. If
 // no query of a tile of QUERIES x QUERIES sees a key, the kernel of dq writes no bits, and the copied bits
 // become zeros, too. begin: the sequence's attention_bits_begin.
 template <int KEYS, int QUERIES>

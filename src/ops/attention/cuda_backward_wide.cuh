@@ -206,7 +206,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
 // sequence in tiles of 64 keys. One group has the even tiles, the other the odd tiles, with dk and dv in
 // registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
 // to shared memory. The groups take turns: one multiplies these gradients by the keys, while the other
-// begins the next tile. The product is the block's part of dq. Where no sequence has more than 256 keys
+// begins the next tile. The product is the block's part of dq. If no sequence has more than 256 keys
 // (p.parts is NULL), this part is the whole of dq. Otherwise the block writes the part in f32 to a slot of
 // p.parts. The first launch runs the first p.slots blocks of each sequence, one for each slot. Each later
 // launch runs the next p.slots blocks, which add to the slots. Finally attention_sum_parts sums the slots.

@@ -250,8 +250,9 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
 
 // Draws which of the warp's weights for keys `key` to `key + KEYS - 1` dropout keeps; attention_kept reads
 // the result. The draw comes before the scores, which need the registers. The four threads of a row draw 16
-// bits each: together for 64 keys of the row or, if KEYS is 32, for 32 keys of the row and of the row 8 rows
-// on. to: attention_bits of the warp's first query and of key `key`; NULL: the bits are not written.
+// bits each: together for 64 keys of the row or, if KEYS is 32, for 32 keys of this row and 32 keys of the
+// row that is 8 rows below. to: attention_bits of the warp's first query and of key `key`; NULL: the bits are
+// not written.
 template <int MT, int KEYS>
 __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
                                                     uint64_t random, const int (&row)[MT][2], int key,

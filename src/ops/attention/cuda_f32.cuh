@@ -79,9 +79,8 @@ __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage,
     }
 }
 
-// Adds the product of tile (64, ATTENTION_PITCH) and y to `to`, for the columns [column, min(column + 64,
-// columns)) of y, which has `columns` columns. Has a barrier before the tile is read, and none after the last
-// read.
+// Adds the product of tile (64, ATTENTION_PITCH) and y to `to`. Multiplies up to 64 of y's `columns` columns,
+// beginning with column `column`. Has a barrier before the tile is read, and none after the last read.
 __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage,
                                               const attention_rows &y, int64_t column, int columns)
 {
@@ -106,7 +105,8 @@ __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *ti
     }
 }
 
-// Writes scale * from to the thread's four columns of a row of m or, if `add`, adds scale * from.
+// Multiplies `from` by `scale`, and writes the results to the thread's four columns of a row of m or, if
+// `add`, adds them to these columns.
 __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns,
                                                 const float (&from)[4], float scale, bool add)
 {

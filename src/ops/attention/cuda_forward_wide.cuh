@@ -13,18 +13,18 @@ namespace {
 // dropout keeps. The other GROUPS warpgroups compute the products of 64 queries each. Warpgroups wait for one
 // another at barriers of phases. As many blocks run as the device holds; each takes one tile of queries after
 // another, so that the copies for the next tile run during the products of the current tile. For heads of 64
-// columns, a multiprocessor has two blocks, and one computes while the other waits. For heads of 128 columns
-// it has one block, which multiplies a tile's weights by values while it computes the next tile's scores
-// (OVERLAPS).
+// columns, a multiprocessor has two blocks, and one block computes while the other waits. For heads of 128
+// columns, a multiprocessor has one block, which multiplies a tile's weights by values while it computes the
+// next tile's scores (OVERLAPS).
 template <int D> struct attention_wide_sizes {
     enum { GROUPS = 2, QUERIES = 64 * GROUPS, KEYS = D, BLOCKS = D > 64 ? 1 : 2, STAGES = D > 64 ? 2 : 4,
            // GIVEN: number of registers that each thread has at the launch.
            OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 };
 };
 
-// An item of work: a tile of up to QUERIES queries of one head. It has `count` queries, beginning with number
-// `first`, which is row `at` of a sequence. The sequence has rows begin ... begin + length - 1 of the batch.
-// count < 0: there are no more items.
+// An item of work: a tile of up to QUERIES queries of one head. The tile has `count` queries, beginning with
+// number `first`, which is row `at` of a sequence. The sequence has rows begin ... begin + length - 1 of the
+// batch. count < 0: there are no more items.
 struct attention_item { int begin, length, at, first, count, head; };
 
 // A block's shared memory. keep: bit i of keep[stage][k][query] tells whether dropout keeps the weight for
@@ -36,7 +36,7 @@ template <class T, int D, bool DROPS> struct attention_wide_tiles {
     uint32_t keep[DROPS ? STAGES : 1][DROPS ? KEYS / 32 : 1][DROPS ? 64 * GROUPS : 1];
 };
 
-// Computes s (64, KEYS) = a b^T, where a is (64, D) and b is (KEYS, D). Both are stored as parts of 64
+// Computes s (64, KEYS) = a b^T, where a is (64, D) and b is (KEYS, D). a and b are stored as parts of 64
 // columns, one part after another.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], const T *a, const T *b)
@@ -83,9 +83,9 @@ __device__ __forceinline__ attention_item attention_item_of(const attention_args
     return item;
 }
 
-// Return the first key (rounded down to a multiple of KEYS) and the end of the keys that an item's queries
-// see; see attention_window_begin and attention_window_end. at: the item's first row; after: the row after
-// its last row.
+// attention_item_begin returns the first key that an item's queries see, rounded down to a multiple of KEYS;
+// attention_item_end returns the end of the keys that they see (see attention_window_begin and
+// attention_window_end). at: the item's first row; after: the row after the item's last row.
 template <int KEYS> __device__ __forceinline__ int attention_item_begin(const attention_args &p, int at)
 {
     return p.window && !p.query_row ? max(0, at - p.window + 1) / KEYS * KEYS : 0;

@@ -12,7 +12,7 @@ namespace {
 // (or queries). The backward is two kernels. In one, a block owns a tile of queries and makes dq and the sums
 // of dout * out of each row and head; in the other, a block owns a tile of keys and makes dk and dv. The
 // scores are thus computed twice, with seven products instead of five, but no two blocks add to one number,
-// so that neither atomics nor a dq in fp32 are needed. Where a block holds all keys of a sequence, one kernel
+// so that neither atomics nor a dq in fp32 are needed. If a block holds all keys of a sequence, one kernel
 // makes dq, dk and dv with five products; bench/results/NOTES.md has the arithmetic. A separate kernel makes
 // the sums of dout * out before that kernel, and where no dq is wanted or the rows of out are not aligned.
 // The tiles of SIZE rows of sequence s are numbered from start[s] / SIZE + s on. These numbers leave room for
@@ -37,11 +37,11 @@ struct attention_args {
     int alibi_heads;                        // number of heads of all ranks; 0: no ALiBi
     float alibi;
     bool alibi_rounded;                     // rounds as transformers' Falcon does (tt_attention_options)
-    // Options of block-sparse attention (tt_attention_options); block is 0 without it.
+    // Options of block-sparse attention (tt_attention_options). Without block-sparse attention, `block` is 0.
     int block, dense, listed, list_rows;
     const uint16_t *lists;                  // copy of tt__launch.lists in the device's memory
-    // scale: factor of the scores; factor: the same for exp2, scale * log2 e; keep_scale: factor of the
-    // weights that dropout keeps.
+    // scale: factor of the scores; factor: `scale * log2 e`, for exp2; keep_scale: factor of the weights that
+    // dropout keeps.
     float scale, factor, keep_scale;
     // Partial column sums of dq (parts_q rows), dk and dv (parts_k rows). Each row has the sums over one
     // tile of rows, written by the thread blocks that own the tile. NULL: the sums are not wanted.
@@ -105,7 +105,7 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
                                                          int number)
 {
     const int lane = threadIdx.x % 32;
-    int s = 0, n = p.seqs; // the sequence is one of n, from s on; each pass tests 32 of the n
+    int s = 0, n = p.seqs; // the sequence is one of the n sequences from s on; each pass tests 32 of these n
     while (n > 1) {
         int step = (n + 31) / 32, probe = s + lane * step;
         bool before = lane * step < n && start[probe] / SIZE + probe <= number;
@@ -150,8 +150,8 @@ __device__ __forceinline__ int attention_end(const attention_args &p, const atte
     return p.causal && !p.query_row ? min(t.length, t.at + count) : t.length;
 }
 
-// Return the end and the first of the keys that any of a tile's `count` queries sees, with or without a
-// window. Listed queries count as seeing all keys.
+// attention_window_end returns the end of the keys that any of a tile's `count` queries sees, with or without
+// a window; attention_window_begin returns the first of these keys. Listed queries count as seeing all keys.
 __device__ __forceinline__ int attention_window_end(const attention_args &p, const attention_tile &t,
                                                     int count)
 {
@@ -163,7 +163,8 @@ __device__ __forceinline__ int attention_window_begin(const attention_args &p, c
     return p.window && !p.query_row ? max(0, t.at - p.window + 1) : 0;
 }
 
-// Return the first and the end of the queries that see any of a tile's `count` keys.
+// attention_queries_begin returns the first query that sees any of a tile's `count` keys;
+// attention_queries_end returns the end of these queries.
 __device__ __forceinline__ int attention_queries_begin(const attention_args &p, const attention_tile &t)
 {
     return p.query_row ? 0 : p.causal ? t.at : attention_window_begin(p, t);

@@ -18,7 +18,7 @@ tt_attention_options tt_attention_options_default(int heads)
     return o;
 }
 
-#define TT__MAX_HEAD 65536 /* max columns of a head; kernels keep blocks of queries and keys in scratch */
+#define TT__MAX_HEAD 65536 /* max columns of a head; bounds the scratch for blocks of queries and keys */
 
 /* Fails if the options of block-sparse attention are invalid. */
 static bool tt__blocks_in(tt_tape *t, const tt__attr *a)
@@ -106,7 +106,8 @@ static bool tt__take_lists(tt_tape *t, const tt_attention_options *o, tt__attr *
     for (int64_t k = 0; k < n; k++) {
         const uint16_t block = (uint16_t)o->lists[k];
         if (!TT__GROW(t->ctx, t->lists, t->n_lists, t->cap_lists))
-            return tt__tape_fail(t, TT_ERR_MEMORY, "attention: out of memory for the lists of blocks");
+            return tt__tape_fail(t, TT_ERR_MEMORY, "attention: out of memory for the lists of blocks: free "
+                                 "memory");
         t->lists[t->n_lists++] = block;
         hash = (hash ^ block) * 16777619u;
     }

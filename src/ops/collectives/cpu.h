@@ -9,8 +9,8 @@
 #include "../cpu_rows.h"
 
 /* ----------------------------------------------------------------------------------------------- collectives
-   Each member reads the memory of the other members. Between the phases of a collective, all members wait at
-   a barrier (src/run/). */
+   A member is a rank that takes part in a collective. Each member reads the memory of the other members.
+   Between the phases of a collective, all members wait at a barrier (src/run/). */
 
 /* Returns the floats x rounded to a dtype. */
 TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
@@ -50,7 +50,8 @@ TT__INLINE tt__vf TT__K(two_leaves)(const tt__leaves *t, int k, int64_t c, int64
 }
 
 /* Computes a vector of n sums over all members by the tree of sums (src/ranks/threads.h), beginning with
-   element c. count: t->present if t->present is 2 or 4, otherwise 0. */
+   element c. count: t->present if t->present is 2 or 4, otherwise 0; as a constant, `count` lets the compiler
+   unroll the loops. */
 TT__INLINE tt__vf TT__K(tree)(const tt__leaves *t, int64_t c, int64_t n, const tt__reduce how,
                               const tt_dtype dtype, const int count)
 {

@@ -276,7 +276,7 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
         return p.sums ? add_sum(b, l, p, part, to)
             : part.n ? add_copy(b, to, operand_of(l, p, p.only, part), part.n * item) : e;
     }
-    // In a broadcast, the result of member 0 may be its operand.
+    // In a broadcast, the result of member 0 may be its operand; then there is nothing to copy.
     if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e;
     for (int k = 0; k < l->members && e == cudaSuccess; k++) {
         const shard_part part = part_of(l, p, k);

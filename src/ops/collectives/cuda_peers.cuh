@@ -61,7 +61,8 @@ tt_status open_probe(peer_probe *p)
         check(from, TT__LAUNCH(fill_probe, p->BLOCKS, 256, 0, from->stream, (uint4 *)p->source, p->WORDS),
               "launch of a probe") != TT_OK || cuda_wait(from) != TT_OK)
         return fail(d, TT_ERR_DEVICE, "%s", from->error);
-    return make_arguments(d) && make_arguments(from) ? TT_OK : fail(d, TT_ERR_MEMORY, "out of memory");
+    const bool made = make_arguments(d) && make_arguments(from);
+    return made ? TT_OK : fail(d, TT_ERR_MEMORY, "out of memory: free memory");
 }
 
 void close_probe(peer_probe *p)

@@ -155,11 +155,11 @@ static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t 
     tt__grad_pass(b, own, f->in[0], false);
 }
 
-/* Returns the number of elements that a member must load if each of n members has an n-th of the tensor. In a
-   sum, a member loads its own n-th from the n - 1 others; in a gather, it loads the n-ths of the n - 1
-   others. No algorithm moves less (Patarasuk, Yuan: "Bandwidth optimal all-reduce algorithms for clusters of
-   workstations", 2009). With a root, this does not hold: member 0 alone sums, and each other member loads the
-   whole tensor. */
+/* Returns the number of elements that a member must load if the tensor is divided into n equal shards, one
+   for each of n members. In a sum, a member loads its own shard from the n - 1 other members; in a gather, it
+   loads the shards of the n - 1 other members. No algorithm moves less (Patarasuk, Yuan: "Bandwidth optimal
+   all-reduce algorithms for clusters of workstations", 2009). With a root, this does not hold: member 0 alone
+   sums, and each other member loads the whole tensor. */
 
 static double tt__share(int64_t elements, int members)
 {

@@ -124,7 +124,8 @@ struct rotary_args {
     bool add, vector;
     int heads, head_size, pairs, neighbours;
     float sign, magnitude;
-    int64_t groups, spans, all; // groups of pairs in a head, groups of heads in a row, tasks of all rows
+    // groups: groups of pairs in a head; spans: groups of heads in a row; all: tasks of all rows.
+    int64_t groups, spans, all;
     float frequency[TT__MAX_PAIRS];
 };
 
@@ -241,7 +242,8 @@ cudaError_t run_fill(const tt__launch *l)
 }
 TT__RUN_BY(FILL, run_fill)
 
-// Computes y = act(x); op_act_backward computes dx = dy * act'(saved). Both read and write matrices once.
+// Computes y = act(x); op_act_backward computes dx = dy * act'(saved). op_act and op_act_backward read and
+// write each matrix once.
 template <int ACT> struct op_act {
     static constexpr int KIND = ACT == TT__ACT_GELU || ACT == TT__ACT_GELU_TANH ? HOT : RARE;
     __device__ void begin() {}

@@ -89,8 +89,8 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
     tt__grad_pass(b, g, f->in[take], true);
 }
 
-/* Merges addition k with the instruction that computes one of its operands and then adds the other
-   operand. */
+/* Merges addition k with the instruction that computes one operand of the addition. The merged instruction
+   then adds the other operand to its result. */
 static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
 {
     for (int side = 0; side < 2; side++) {
@@ -151,7 +151,8 @@ static const tt__rules tt__rules_SUM_ROWS = {tt__shape_SUM_ROWS, tt__layout_SUM_
 
 /* ---------------------------------------------------------------------------------------------------- mul */
 
-/* Returns whether b differs in shape from a, and every row, column or element of a can be multiplied by b. */
+/* Returns whether b has another shape than a and can be broadcast over a, as a row, a column or one
+   number. */
 static bool tt__broadcasts(const tt__shape *a, const tt__shape *b)
 {
     const bool same_rows = tt__same_rows(a, b), one_row = b->rows == 1 && !b->axis;
@@ -297,7 +298,7 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
         to->high = o->scaling == TT_ROTARY_YARN ? 32 : 4;
     }
     if (o->scaling != TT_ROTARY_YARN) to->magnitude = 1;
-    else if (o->magnitude == 0) to->magnitude = 0.1f * logf(o->factor) + 1;
+    else if (o->magnitude == 0) to->magnitude = 0.1f * tt__lnf(o->factor) + 1;
     i.attr.heads = o->heads;
     i.attr.scale = 1;
     return tt__record(t, i, "vv", x, positions);
@@ -338,7 +339,8 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s)
     return tt__record(t, i, "v", x);
 }
 
-/* Records a scale that transformers keeps in the dtype of the model's weights. */
+/* Records a scale by s. If weights have 16 bits, s is rounded to the dtype of the weights, as in
+   transformers. */
 static tt_value tt__scale_as_weights(tt_tape *t, tt_value x, float s)
 {
     tt__instr i = tt__new_instr(TT__OP_SCALE);

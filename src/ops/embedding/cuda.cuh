@@ -157,7 +157,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
         const int32_t largest = id + (at < from);
         TT__UNROLL for (int k = 0; k < 32; k += 4) {
             const int4 of = *(const int4 *)(all + at + k);
-            // The sign of a difference costs less than a comparison; the numbers are not negative.
+            // The sign of a difference costs less than a comparison. The numbers are not negative, so no
+            // difference overflows.
             count += (unsigned)(of.x - largest) >> 31;
             count += (unsigned)(of.y - largest) >> 31;
             count += (unsigned)(of.z - largest) >> 31;
@@ -213,7 +214,7 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     TT__ROLLED for (int64_t k = from; k < end; k += largest) {
         const int count = (int)min(end - k, (int64_t)largest);
         __syncthreads();
-        if (t < count + 2) id[t] = k + t > 0 && k + t <= n ? ids[k + t - 1] : -1; // ids are at least 0
+        if (t < count + 2) id[t] = k + t > 0 && k + t <= n ? ids[k + t - 1] : -1; // -1: no row; ids are >= 0
         if (t < count) row[t] = rows[k + t];
         __syncthreads();
         TT__ROLLED for (int u = 0; u < count && copies; u++) {

@@ -171,7 +171,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
         transpose_bytes(q[0].x, q[1].x, q[2].x, q[3].x);
         transpose_bytes(q[0].y, q[1].y, q[2].y, q[3].y);
         __syncthreads(); // waits, because threads may still read the previous tile
-        TT__UNROLL for (int k = 0; k < 8; k++) // column k of the four rows
+        TT__UNROLL for (int k = 0; k < 8; k++) // stores column k of the four rows
             ((uint32_t *)turned[8 * part + k])[four ^ 4 * part] = k < 4 ? q[k].x : q[k - 4].y;
         __syncthreads();
         TT__UNROLL for (int k = 0; k < COLS * PIECES; k += 256) {

@@ -8,12 +8,12 @@
 /* ---------------------------------------------------------------------------------------------------- fp8
    QUANTIZE rounds x once, for all products that read x, to an fp8 dtype, TT__E4M3 or TT__E5M2 (Micikevicius
    et al.: "FP8 formats for deep learning", 2022). cuBLASLt needs operands that are contiguous along the
-   summed dimension, so out[0] stores x row by row and out[1] stores x column by column. Both have the shape
-   of x. Their `ld`, the distance of two rows or two columns, is a multiple of 16 elements, with zeros after
-   the elements of x. With a history, the scale is known before x is read (delayed scaling, as in NVIDIA's
-   Transformer Engine): in[1] has the largest magnitudes of x in earlier steps, and at the end of the step the
-   history gets this step's largest magnitude from out[3]. Without a history, or while it has no magnitude,
-   QUANTIZE first finds the largest magnitude of x. */
+   summed dimension, so out[0] stores x row by row and out[1] stores x column by column. out[0] and out[1]
+   have the shape of x. The `ld` of each, the distance of two rows or two columns, is a multiple of 16
+   elements, with zeros after the elements of x. With a history, the scale is known before x is read (delayed
+   scaling, as in NVIDIA's Transformer Engine): in[1] has the largest magnitudes of x in earlier steps, and at
+   the end of the step the history gets this step's largest magnitude from out[3]. Without a history, or while
+   the history has no magnitude, QUANTIZE first finds the largest magnitude of x. */
 
 static bool tt__shape_QUANTIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {

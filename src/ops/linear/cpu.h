@@ -35,7 +35,7 @@ TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l, int64_t k, const 
 TT__FN tt_status TT__K(run_LINEAR)(const tt__launch *l)
 {
     tt__gemm_args g = TT__K(gemm_args)(l, l->in[0].cols, &l->in[0], false, &l->in[1], false);
-    g.b_narrow = l->instr->attr.narrow;
+    g.b_narrow = tt__is_coded(g.b.dtype) ? g.a.dtype : l->instr->attr.narrow;
     g.bias = l->in[2];
     g.act = l->instr->attr.act;
     g.pre = l->out[1];
@@ -47,7 +47,7 @@ TT__FN tt_status TT__K(run_LINEAR)(const tt__launch *l)
 TT__FN tt_status TT__K(run_LINEAR_DX)(const tt__launch *l)
 {
     tt__gemm_args g = TT__K(gemm_args)(l, l->in[0].cols, &l->in[0], false, &l->in[1], true);
-    g.b_narrow = l->instr->attr.narrow;
+    g.b_narrow = tt__is_coded(g.b.dtype) ? g.a.dtype : l->instr->attr.narrow;
     g.act = l->instr->attr.act;
     g.saved = l->in[2];
     TT__K(gemm)(tt__cpu_of(l)->pool, &g);

@@ -14,8 +14,8 @@
 typedef tt__vf TT__K(micro_sums)[12][4]; /* [rows][vectors] of the largest block; the part in use is in
                                             registers */
 
-/* A microkernel computes a block of C. Its numbers of rows and vectors (nv) are constants, so that sums stay
-   in registers. */
+/* A microkernel computes a block of C. The numbers of rows and of vectors (nv) of the block are constants, so
+   that sums stay in registers. */
 typedef void (*TT__K(micro_fn))(int64_t rows, int64_t cols, const tt__product *p);
 
 TT__INLINE void TT__K(micro_begin)(const int rows, const int nv, TT__K(micro_sums) sum)
@@ -53,7 +53,8 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
         TT__EACH(v, nv) row[v] = TT__K(load)(b + v * TT__LANES);
-#ifdef TT__NEON /* multiplies by lanes of A: loads of single floats of A would take most of the registers */
+#ifdef TT__NEON /* loads A as vectors and multiplies by single lanes: loads of single floats of A would take
+                   most registers */
         tt__vf column[12 / TT__LANES];
         const bool lanes = __builtin_constant_p(a_row) && a_row == 1 && rows % TT__LANES == 0;
         const int whole = lanes ? rows / TT__LANES : 0;
@@ -218,8 +219,8 @@ TT__TILES_FN void TT__K(tiles_begin)(int64_t rows)
 TT__TILES_FN void TT__K(tiles_end)(void) { _tile_release(); }
 
 /* Computes a block of C with tiles. The block has 32 rows (or the number given to tiles_begin) and 32
-   columns; where 16 rows or 16 columns are enough, only 16 are computed. p->k must be a multiple of 16 units,
-   and p->base_row must be p->c_row. */
+   columns; where 16 rows or 16 columns are enough, only 16 are computed. p->k, the length of each sum, counts
+   pairs of bf16 and must be a multiple of 16. p->base_row must be p->c_row. */
 TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     const bool below = rows > 16, beside = cols > 16;

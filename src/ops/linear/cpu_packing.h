@@ -1,5 +1,6 @@
 #pragma once
 #include "../../base/base.h"
+#include "../../base/codes.h"
 #include "../../cpu/variants.h"
 #include "../../cpu/kernels.h"
 #include "../../cpu/vectors.h"
@@ -52,6 +53,245 @@ TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dty
         TT__K(row_narrow)(half, (const float *)from + at + c, narrow, some);
         TT__K(row_widen)(to + c, half, narrow, some);
     }
+}
+
+/* ---- coded matrices (src/backend/launch.h) ---- */
+
+#define TT__CODED_MOST 512 /* max elements of a coded matrix that are converted at a time */
+#define TT__CODED_SCALES (TT__CODED_MOST / TT__INT4_GROUP + 1) /* max blocks that these elements lie in */
+
+/* Returns TT__LANES codes of 4 bits, which begin at a whole byte. Only the lowest 4 bits of a lane are the
+   code. */
+TT__INLINE tt__vu TT__K(load_codes)(const uint8_t *codes)
+{
+#if TT__LANES == 4
+    static const uint32_t shift[4] = {4, 0, 12, 8};
+    uint16_t word;
+#else
+    static const uint32_t shift[16] = {4, 0, 12, 8, 20, 16, 28, 24, 4, 0, 12, 8, 20, 16, 28, 24};
+    uint32_t word;
+#endif
+    tt__vu by;
+    memcpy(&by, shift, sizeof by);
+    memcpy(&word, codes, sizeof word);
+#if TT__LANES == 16
+    uint32_t next;
+    memcpy(&next, codes + 4, sizeof next);
+    const tt__vu words = {word, word, word, word, word, word, word, word,
+                          next, next, next, next, next, next, next, next};
+    return words >> by;
+#else
+    return TT__K(splat_u)(word) >> by;
+#endif
+}
+
+/* Returns numbers of a table of 16. code: index of the number in the lane's lowest 4 bits. */
+TT__INLINE tt__vf TT__K(look_up)(const tt__vf table[16 / TT__LANES], tt__vu code)
+{
+#if TT__LANES == 16
+    return (tt__vf)_mm512_maskz_permutexvar_ps((__mmask16)-1, (__m512i)code, (__m512)table[0]);
+#elif TT__LANES == 8
+    const __m256 low = _mm256_permutevar8x32_ps((__m256)table[0], (__m256i)code);
+    const __m256 high = _mm256_permutevar8x32_ps((__m256)table[1], (__m256i)code);
+    return (tt__vf)_mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32((__m256i)code, 28));
+#elif defined(TT__NEON) /* bytes 4 * code to 4 * code + 3 of the table */
+    const uint8x16x4_t bytes = {{(uint8x16_t)table[0], (uint8x16_t)table[1], (uint8x16_t)table[2],
+                                 (uint8x16_t)table[3]}};
+    const tt__vu at = (code & 15) * 0x04040404u + 0x03020100u;
+    return (tt__vf)vqtbl4q_u8(bytes, (uint8x16_t)at);
+#else
+    float numbers[16];
+    tt__vf v = TT__K(zero)();
+    memcpy(numbers, table, sizeof numbers);
+    TT__EACH(i, TT__LANES) v[i] = numbers[code[i] & 15];
+    return v;
+#endif
+}
+
+/* Returns TT__LANES codes of 8 bits, beginning at `codes`, as floats. */
+TT__INLINE tt__vf TT__K(load_int8)(const uint8_t *codes)
+{
+#if TT__LANES == 8
+    const __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)codes);
+    return (tt__vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+#else
+    int8_t byte[TT__LANES];
+    tt__vi v = (tt__vi)TT__K(zero)();
+    memcpy(byte, codes, sizeof byte);
+    TT__EACH(i, TT__LANES) v[i] = byte[i];
+    return __builtin_convertvector(v, tt__vf);
+#endif
+}
+
+/* Computes the scales of n blocks that are `step` blocks apart, beginning with number `block`, as
+   tt__code_scale does; n <= TT__CODED_SCALES. Each instruction set has this function, because calls between
+   code with and without AVX are slow. */
+TT__INLINE void TT__K(code_scales)(float *to, const tt__codes *c, int64_t block, int64_t step, int64_t n)
+{
+    uint16_t half[TT__CODED_SCALES];
+    if (c->dtype == TT__INT4) {
+        for (int64_t k = 0; k < n; k++) memcpy(half + k, c->scales + (block + k * step) * 2, sizeof *half);
+        TT__K(row_widen)(to, half, TT_F16, n);
+    } else if (c->dtype == TT__NF4) {
+        for (int64_t k = 0; k < n; k++) to[k] = tt__nf4_scale(c, block + k * step);
+    } else for (int64_t k = 0; k < n; k++) {
+        memcpy(to + k, c->scales + (block + k * step) * 4, sizeof *to);
+        to[k] /= 127;
+    }
+}
+
+/* A coded matrix, and its table of 16 numbers in vectors. AVX2 looks up bytes: number[p] has byte p of the 16
+   numbers, in both halves of a vector. */
+typedef struct TT__K(decoder) {
+    const tt__codes *c;
+#if TT__LANES == 8
+    __m256i number[4];
+#else
+    tt__vf number[16 / TT__LANES];
+#endif
+} TT__K(decoder);
+
+TT__INLINE TT__K(decoder) TT__K(decoder_of)(const tt__codes *c)
+{
+    TT__K(decoder) d;
+    d.c = c;
+#if TT__LANES == 8
+    TT__EACH(p, 4) {
+        const __m128i *from = (const __m128i *)(const void *)c->bytes[p];
+        d.number[p] = _mm256_broadcastsi128_si256(_mm_loadu_si128(from));
+    }
+#else
+    TT__EACH(i, 16 / TT__LANES)
+        d.number[i] = c->numbers ? TT__K(load)(c->numbers + i * TT__LANES) : TT__K(zero)();
+#endif
+    return d;
+}
+
+#if TT__LANES == 8
+/* Looks up the numbers of 32 codes of 4 bits, which are bytes: one byte of all numbers at a time. Two
+   interleavings put the four bytes of a number side by side; they work within the halves of a vector, so that
+   to[i] has the numbers of bytes 4 i to 4 i + 3 of both halves. This takes fewer instructions than look-ups
+   among eight floats. */
+TT__INLINE void TT__K(look_up_32)(tt__vf to[4], const TT__K(decoder) *d, __m256i code)
+{
+    const __m256i b0 = _mm256_shuffle_epi8(d->number[0], code), b1 = _mm256_shuffle_epi8(d->number[1], code),
+                  b2 = _mm256_shuffle_epi8(d->number[2], code), b3 = _mm256_shuffle_epi8(d->number[3], code);
+    const __m256i low0 = _mm256_unpacklo_epi8(b0, b1), low1 = _mm256_unpackhi_epi8(b0, b1),
+                  high0 = _mm256_unpacklo_epi8(b2, b3), high1 = _mm256_unpackhi_epi8(b2, b3);
+    to[0] = (tt__vf)_mm256_unpacklo_epi16(low0, high0);
+    to[1] = (tt__vf)_mm256_unpackhi_epi16(low0, high0);
+    to[2] = (tt__vf)_mm256_unpacklo_epi16(low1, high1);
+    to[3] = (tt__vf)_mm256_unpackhi_epi16(low1, high1);
+}
+#endif
+
+/* Converts 32 codes to floats that are not multiplied by a scale yet. Codes of 4 bits begin at a whole byte.
+   bytes: whether a code has 8 bits. */
+TT__INLINE void TT__K(decode_32)(tt__vf to[32 / TT__LANES], const TT__K(decoder) *d, const uint8_t *codes,
+                                 const bool bytes)
+{
+    if (bytes) {
+        TT__EACH(i, 32 / TT__LANES) to[i] = TT__K(load_int8)(codes + i * TT__LANES);
+        return;
+    }
+#if TT__LANES == 8
+    /* The lower half of a vector gets codes 0 to 3, 8 to 11, 16 to 19 and 24 to 27. */
+    const __m256i order = _mm256_setr_epi8(0, 0, 1, 1, 4, 4, 5, 5, 8, 8, 9, 9, 12, 12, 13, 13,
+                                           2, 2, 3, 3, 6, 6, 7, 7, 10, 10, 11, 11, 14, 14, 15, 15);
+    const __m128i packed = _mm_loadu_si128((const __m128i *)(const void *)codes);
+    const __m256i twice = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(packed), order);
+    TT__K(look_up_32)(to, d, _mm256_or_si256(
+        _mm256_and_si256(_mm256_srli_epi16(twice, 4), _mm256_set1_epi16(0x000f)),
+        _mm256_and_si256(twice, _mm256_set1_epi16(0x0f00))));
+#else
+    TT__EACH(i, 32 / TT__LANES)
+        to[i] = TT__K(look_up)(d->number, TT__K(load_codes)(codes + i * TT__LANES / 2));
+#endif
+}
+
+/* Converts the codes in the lanes of a vector to floats that are not multiplied by a scale yet: to[i] gets
+   code i of each lane, which has 4 codes of 8 bits or 8 codes of 4 bits. */
+TT__INLINE void TT__K(decode_lanes)(tt__vf *to, const TT__K(decoder) *d, tt__vu codes, const bool bytes)
+{
+    if (bytes) {
+        TT__EACH(i, 4) {
+            const tt__vi code = (tt__vi)(codes << (24 - 8 * i)) >> 24;
+            to[i] = __builtin_convertvector(code, tt__vf);
+        }
+        return;
+    }
+#if TT__LANES == 8
+    const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,
+                                           0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m256i pairs = _mm256_shuffle_epi8((__m256i)codes, order), low = _mm256_set1_epi8(15);
+    tt__vf half[4];
+    TT__UNROLL(2)
+    for (int odd = 0; odd < 2; odd++) {
+        TT__K(look_up_32)(half, d, _mm256_and_si256(odd ? pairs : _mm256_srli_epi16(pairs, 4), low));
+        TT__EACH(i, 4) to[2 * i + odd] = half[i];
+    }
+#else
+    TT__EACH(i, 8) to[i] = TT__K(look_up)(d->number, codes >> 4 * (i ^ 1));
+#endif
+}
+
+/* Converts n <= TT__CODED_MOST elements of a row of a coded matrix to floats, beginning with element `at`.
+   bytes: whether a code has 8 bits; then the row has a single scale. Otherwise `at` is a multiple of
+   TT__LANES, so that the elements of a vector have one scale. */
+TT__INLINE void TT__K(decode_row)(float *to, const TT__K(decoder) *d, int64_t at, int64_t n, const bool bytes)
+{
+    const tt__codes *c = d->c;
+    const uint8_t *codes = c->codes + (bytes ? at : at / 2);
+    const int64_t first = tt__block_at(c, at), last = bytes ? first : tt__block_at(c, at + n - 1);
+    const int shift = bytes ? 16 : c->shift;
+    const int64_t skipped = bytes ? 0 : at - first * c->block; /* elements from the block's first to `at` */
+    float scale[TT__CODED_SCALES];
+    tt__vf v[32 / TT__LANES];
+    int64_t k = 0;
+    TT__K(code_scales)(scale, c, first, 1, last - first + 1);
+    for (; k + 32 <= n; k += 32) {
+        TT__K(decode_32)(v, d, codes + (bytes ? k : k / 2), bytes);
+        TT__EACH(i, 32 / TT__LANES)
+            TT__K(store)(to + k + i * TT__LANES, v[i] * scale[(skipped + k + i * TT__LANES) >> shift]);
+    }
+    if (k == n) return;
+    uint8_t rest[32] = {0};
+    memcpy(rest, codes + (bytes ? k : k / 2), (size_t)(bytes ? n - k : (n - k + 1) / 2));
+    TT__K(decode_32)(v, d, rest, bytes);
+    TT__EACH(i, 32 / TT__LANES) {
+        const int64_t done = k + i * TT__LANES;
+        if (done < n) TT__K(store_n)(to + done, v[i] * scale[(skipped + done) >> shift], n - done);
+    }
+}
+
+/* Rounds n floats to dtype `narrow`, unless `narrow` is TT_F32. */
+TT__INLINE void TT__K(gemm_round)(float *x, tt_dtype narrow, int64_t n)
+{
+    uint16_t half[64];
+    for (int64_t some, r = 0; r < n && narrow != TT_F32; r += some) {
+        some = tt__min(TT__COUNT(half), n - r);
+        TT__K(row_narrow)(half, x + r, narrow, some);
+        TT__K(row_widen)(x + r, half, narrow, some);
+    }
+}
+
+/* Converts elements of a coded matrix to floats, as decode_row does; the elements of a matrix with one column
+   may lie in several rows. Rounds the floats to dtype `narrow`, unless `narrow` is TT_F32. Prefetches the n
+   elements that begin `ahead` elements later. */
+TT__OUTLINE void TT__K(gemm_decode)(float *to, const tt__codes *c, tt_dtype narrow, int64_t at, int64_t n,
+                                    int64_t ahead)
+{
+    const TT__K(decoder) d = TT__K(decoder_of)(c);
+    if (c->block == 1) {
+        tt__widen_codes(to, c, at, n);
+    } else if (c->numbers) {
+        for (int64_t k = 0; k < n; k += 128) __builtin_prefetch(c->codes + (at + ahead + k) / 2);
+        TT__K(decode_row)(to, &d, at, n, false);
+    } else {
+        for (int64_t k = 0; k < n; k += 64) __builtin_prefetch(c->codes + at + ahead + k);
+        TT__K(decode_row)(to, &d, at, n, true);
+    }
+    TT__K(gemm_round)(to, narrow, n);
 }
 
 /* Writes n pairs of bf16, each in the place of a float: even[i] in the lower half, odd[i] in the upper half.
@@ -146,21 +386,28 @@ typedef struct TT__K(gemm_operand) {
     tt_dtype dtype, narrow; /* narrow: dtype to which f32 elements are rounded; TT_F32: not rounded */
     bool pairs;
     int64_t lines, line_step, k_step, elements; /* elements: number of elements of a line */
+    tt__codes codes; /* of a coded matrix; then `data` is not read */
 } TT__K(gemm_operand);
 
-/* Reads n units of a line, beginning with unit k, of an operand with k_step 1. */
-TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n)
+#define TT__GEMM_CHUNK 128   /* units of a line that are widened or transposed at a time                 */
+#define TT__GEMM_STRAIGHT 96 /* lines that are copied at a time if line_step is 1: whole panels          */
+
+/* Reads n units of a line (at most TT__GEMM_CHUNK), beginning with unit k, of an operand with k_step 1. */
+TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n,
+                               int64_t ahead)
 {
     if (!x->pairs) { TT__K(gemm_read)(to, x->data, x->dtype, x->narrow, line * x->line_step + k, n); return; }
     int64_t present = tt__min(2 * n, x->elements - 2 * k);
     if (present < 2 * n) memset(to + present / 2, 0, (size_t)(n - present / 2) * sizeof *to);
-    if (x->dtype == TT_F32)
+    if (tt__is_coded(x->dtype)) {
+        float wide[2 * TT__GEMM_CHUNK];
+        TT__K(gemm_decode)(wide, &x->codes, TT_F32, line * x->line_step + 2 * k, present,
+                           ahead * x->line_step);
+        TT__K(row_narrow)(to, wide, x->narrow, present);
+    } else if (x->dtype == TT_F32)
         TT__K(row_narrow)(to, (const float *)x->data + line * x->line_step + 2 * k, x->narrow, present);
     else memcpy(to, (const uint16_t *)x->data + line * x->line_step + 2 * k, (size_t)present * 2);
 }
-
-#define TT__GEMM_CHUNK 32    /* units of a line that are widened or transposed at a time                 */
-#define TT__GEMM_STRAIGHT 96 /* lines that are copied at a time if line_step is 1: whole panels          */
 
 /* Reads unit k of n lines (at most TT__GEMM_STRAIGHT) of an operand with line_step 1. */
 TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k,
@@ -171,7 +418,14 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     bool odd = 2 * k + 1 < x->elements;
     if (!x->pairs) { TT__K(gemm_read)(to, x->data, x->dtype, x->narrow, k * x->k_step + line, n); return; }
     if (2 * k >= x->elements) { memset(to, 0, (size_t)n * sizeof *to); return; }
-    if (x->dtype == TT_F32) {
+    if (tt__is_coded(x->dtype)) {
+        float wide[TT__GEMM_STRAIGHT];
+        for (int r = 0; r <= odd; r++) {
+            TT__K(gemm_decode)(wide, &x->codes, TT_F32, at + r * x->k_step, n, 4 * x->k_step);
+            TT__K(row_narrow)(half[r], wide, x->narrow, n);
+        }
+        TT__K(gemm_interleave)(to, half[0], odd ? half[1] : NULL, n);
+    } else if (x->dtype == TT_F32) {
         for (int r = 0; r <= odd; r++)
             TT__K(row_narrow)(half[r], (const float *)x->data + at + r * x->k_step, x->narrow, n);
         TT__K(gemm_interleave)(to, half[0], odd ? half[1] : NULL, n);
@@ -181,8 +435,8 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     }
 }
 
-/* Packs `lines` lines of an operand with k_step 1, beginning with number `line`. Of each line, packs k
-   units, beginning with unit k0. Writes panels [k][width] that begin `panel` floats apart; lines missing
+/* Packs `lines` lines of an operand with k_step 1, beginning with number `line`. Packs k units of
+   each line, beginning with unit k0. Writes panels [k][width] that begin `panel` floats apart; lines missing
    from the last panel become 0. If a vector is several panels wide, one transposition packs several times
    TT__LANES units. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width,
@@ -209,7 +463,7 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int 
                 if (!whole) memset(copy, 0, sizeof copy);
                 step = TT__GEMM_CHUNK;
                 for (int64_t i = 0; i < present; i++)
-                    TT__K(gemm_line)(copy + i * step, x, line + done + i, k0 + kk, some);
+                    TT__K(gemm_line)(copy + i * step, x, line + done + i, k0 + kk, some, width);
             }
             TT__UNROLL(4)
             for (int first = 0; first < width; first += L) {
@@ -270,6 +524,102 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int wi
     }
 }
 
+/* Packs the panels of gemm_pack_transposed, TT__GEMM_NR wide, from a coded matrix. Four bytes of a line,
+   which hold several codes, are transposed as if they were a float, and then converted: this moves fewer
+   bytes than a transposition of floats. */
+TT__INLINE void TT__K(gemm_pack_codes)(float *to, int64_t panel, const TT__K(gemm_operand) *x, int64_t line,
+                                       int64_t lines, int64_t k0, int64_t k, const bool bytes)
+{
+    enum { L = TT__LANES, NR = TT__GEMM_NR };
+    const TT__K(decoder) d = TT__K(decoder_of)(&x->codes);
+    const int each = bytes ? 4 : 8, shift = bytes ? 62 : x->codes.shift; /* each: elements in 4 bytes */
+    const int64_t blocks = x->line_step / x->codes.block, end = k0 + k; /* blocks: of a line */
+    float scale[8 * L / TT__INT4_GROUP][L];
+    for (int64_t done = 0; done < tt__ceil_div(lines, NR) * NR; done += L) {
+        const int64_t present = tt__max(0, tt__min(L, lines - done)), first = line + done;
+        float *out = to + done / NR * panel + done % NR;
+        memset(scale, 0, sizeof scale);
+        if (bytes) TT__K(code_scales)(scale[0], &x->codes, first, 1, present);
+        for (int64_t at = k0 / (each * L) * each * L; at < end; at += each * L) {
+            const int64_t some = tt__min(4 * L, (x->elements - at) * 4 / each), block = at >> shift;
+            const uint8_t *codes = x->codes.codes + (first * x->line_step + at) * 4 / each;
+            tt__vf r[L];
+            if (some < 4 * L || present < L) memset(r, 0, sizeof r);
+            for (int64_t i = 0; i < present; i++) {
+                const uint8_t *from = codes + i * x->line_step * 4 / each;
+                if (some == 4 * L) memcpy(r + i, from, sizeof *r);
+                else memcpy(r + i, from, (size_t)some);
+                __builtin_prefetch(from + L * x->line_step * 4 / each);
+            }
+            TT__K(transpose)(r);
+            for (int64_t b = block; !bytes && b <= (tt__min(at + each * L, end) - 1) >> shift; b++)
+                TT__K(code_scales)(scale[b - block], &x->codes, first * blocks + b, blocks, present);
+            for (int j = 0; j < L; j++) {
+                const int64_t unit = at + each * j;
+                tt__vf v[8];
+                if (unit < k0 || unit >= end) continue;
+                const tt__vf by = TT__K(load)(scale[(unit >> shift) - block]);
+                TT__K(decode_lanes)(v, &d, (tt__vu)r[j], bytes);
+                if (unit + each <= end) {
+                    TT__EACH(e, each) TT__K(store)(out + (unit - k0 + e) * NR, v[e] * by);
+                } else for (int e = 0; e < end - unit; e++) {
+                    TT__K(store)(out + (unit - k0 + e) * NR, v[e] * by);
+                }
+            }
+        }
+    }
+}
+
+/* Packs the panels of gemm_pack_straight, TT__GEMM_NR wide, from a coded matrix. */
+TT__INLINE void TT__K(gemm_pack_coded_rows)(float *to, int64_t panel, const TT__K(gemm_operand) *x,
+                                            int64_t line, int64_t lines, int64_t k0, int64_t k,
+                                            const bool bytes)
+{
+    enum { L = TT__LANES, NR = TT__GEMM_NR };
+    const TT__K(decoder) d = TT__K(decoder_of)(&x->codes);
+    const int each = bytes ? 1 : 2, shift = bytes ? 62 : x->codes.shift; /* each: elements of a byte */
+    const int64_t blocks = x->k_step / x->codes.block, padded = tt__ceil_div(lines, NR) * NR;
+    float scale[TT__CODED_SCALES];
+    for (int64_t kk = 0; kk < k; kk++, to += NR) {
+        const uint8_t *codes = x->codes.codes + ((k0 + kk) * x->k_step + line) / each;
+        for (int64_t strip = 0; strip < padded; strip += TT__CODED_MOST) {
+            const int64_t end = tt__min(lines, strip + TT__CODED_MOST), block = (line + strip) >> shift;
+            TT__K(code_scales)(scale, &x->codes, (k0 + kk) * blocks + block, 1,
+                               ((line + end - 1) >> shift) - block + 1);
+            for (int64_t at = strip; at < tt__min(padded, strip + TT__CODED_MOST); at += 32) {
+                const int64_t present = tt__max(0, lines - at);
+                const uint8_t *from = codes + at / each;
+                uint8_t rest[32] = {0};
+                tt__vf v[32 / L];
+                __builtin_prefetch(from + 4 * x->k_step / each);
+                if (present < 32) from = (const uint8_t *)memcpy(rest, from, (size_t)(present / each));
+                TT__K(decode_32)(v, &d, from, bytes);
+                TT__EACH(i, 32 / L) {
+                    const int64_t l = at + i * L;
+                    if (l < lines) v[i] *= scale[((line + l) >> shift) - block];
+                    else v[i] = TT__K(zero)();
+                    if (l < padded) TT__K(store)(to + l / NR * panel + l % NR, v[i]);
+                }
+            }
+        }
+    }
+}
+
+/* Packs a coded matrix, whose units are floats, into panels that are TT__GEMM_NR wide. */
+TT__FN void TT__K(gemm_pack_coded)(float *to, int64_t panel, const TT__K(gemm_operand) *x, int64_t line,
+                                   int64_t lines, int64_t k0, int64_t k)
+{
+    const bool bytes = !x->codes.numbers;
+    /* column: whether the line is a matrix of one column, whose elements have a scale each */
+    const bool column = x->codes.block == 1 && x->lines == 1;
+    if (x->k_step == 1 && bytes && !column) TT__K(gemm_pack_codes)(to, panel, x, line, lines, k0, k, true);
+    else if (x->k_step == 1 && !bytes) TT__K(gemm_pack_codes)(to, panel, x, line, lines, k0, k, false);
+    else if (bytes) TT__K(gemm_pack_coded_rows)(to, panel, x, line, lines, k0, k, true);
+    else TT__K(gemm_pack_coded_rows)(to, panel, x, line, lines, k0, k, false);
+    for (int64_t done = 0; done < lines; done += TT__GEMM_NR, to += panel)
+        TT__K(gemm_round)(to, x->narrow, k * TT__GEMM_NR);
+}
+
 #if defined(TT__DOT) && TT__DOT_DEPTH == 4
 /* Turns panels [k][width] into [k / 2][width][2], with each two units of a line side by side; k is even. */
 TT__INLINE void TT__K(gemm_regroup)(float *panels, int64_t panel, const int width, int64_t lines, int64_t k)
@@ -299,7 +649,7 @@ TT__FN void TT__K(gemm_pack_tiles)(float *to, const TT__K(gemm_operand) *x, int6
             float *tile = to + done * k + kk * 32;
             if (x->k_step == 1) {
                 for (int64_t i = 0; i < present; i++)
-                    TT__K(gemm_line)(tile + i * 16, x, line + done + i, k0 + kk, 16);
+                    TT__K(gemm_line)(tile + i * 16, x, line + done + i, k0 + kk, 16, 32);
                 continue;
             }
             tt__vf r[16];
@@ -320,7 +670,8 @@ TT__FN void TT__K(gemm_pack)(float *to, int64_t panel, int width, const TT__K(ge
                              int64_t lines, int64_t k0, int64_t k)
 {
     const bool straight = x->k_step != 1;
-    if (width == TT__GEMM_MR && straight)
+    if (tt__is_coded(x->dtype) && !x->pairs) TT__K(gemm_pack_coded)(to, panel, x, line, lines, k0, k);
+    else if (width == TT__GEMM_MR && straight)
         TT__K(gemm_pack_straight)(to, panel, TT__GEMM_MR, x, line, lines, k0, k);
     else if (width == TT__GEMM_MR) TT__K(gemm_pack_transposed)(to, panel, TT__GEMM_MR, x, line, lines, k0, k);
     else if (width == TT__GEMM_NR && straight)

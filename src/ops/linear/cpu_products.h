@@ -70,7 +70,8 @@ TT__FN void TT__K(gemm_pack_task)(void *arg, int64_t task, int thread)
     TT__K(gemm_pack_some)(w, a, w->a_panels, w->mr, &w->a, w->row, w->rows);
 }
 
-/* Prefetches a part of m, unless m is absent, so that the part is in the cache when its sums are ready. */
+/* Prefetches the part of m that belongs to a block of C, unless m is absent, so that the part is in the cache
+   when the sums of the block are ready. */
 TT__INLINE void TT__K(gemm_prefetch)(const tt__mat *m, int64_t row, int64_t col, int64_t rows, int64_t cols)
 {
     const int64_t item = (int64_t)tt_dtype_bytes(m->dtype), step = m->ld * item, last = (cols - 1) * item;
@@ -204,8 +205,11 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
 {
     const bool halves = g->a.dtype == TT_BF16 && (g->b.dtype == TT_BF16 || g->b_narrow == TT_BF16);
     const bool pairs = halves && g->bf16 != TT__BF16_CONVERT;
-    const TT__K(gemm_operand) a = {g->a.data, g->a.dtype, TT_F32, pairs, g->m, g->a_row, g->a_col, g->k};
-    const TT__K(gemm_operand) b = {g->b.data, g->b.dtype, g->b_narrow, pairs, g->n, g->b_col, g->b_row, g->k};
+    const tt__codes codes = tt__codes_of(&g->b), none = tt__codes_like(TT_F32, 1);
+    const TT__K(gemm_operand) a = {g->a.data, g->a.dtype, TT_F32, pairs, g->m, g->a_row, g->a_col, g->k,
+                                   none};
+    const TT__K(gemm_operand) b = {g->b.data, g->b.dtype, g->b_narrow, pairs, g->n, g->b_col, g->b_row, g->k,
+                                   codes};
     TT__K(gemm_block) w;
     memset(&w, 0, sizeof w);
     tt__task_function tile_task = TT__K(gemm_tile_task);
@@ -270,13 +274,29 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
 
 /* ---- the product with few rows ---- */
 
-#define TT__GEMM_DEPTH 1024 /* elements of a 16-bit column of B that are widened at a time */
-
 typedef struct TT__K(gemm_few) {
     const tt__gemm_args *args;
+    tt__codes codes; /* of a coded B */
     const float *a; /* A as floats */
     int64_t a_row;
 } TT__K(gemm_few);
+
+/* Adds the lanes of each of the first n of 8 vectors. Transposes the vectors first, so that adding vectors
+   adds the lanes of all at once. */
+TT__INLINE void TT__K(gemm_totals)(const tt__vf sum[8], const int n, float total[16])
+{
+    TT__UNROLL(2)
+    for (int first = 0; first < 8; first += TT__LANES) {
+        tt__vf r[TT__LANES];
+        TT__EACH(i, TT__LANES) r[i] = first + i < n ? sum[(first + i) & 7] : TT__K(zero)();
+        TT__K(transpose)(r);
+        TT__UNROLL(4)
+        for (int half = TT__LANES / 2; half; half /= 2) {
+            TT__EACH(i, half) r[i] += r[i + half];
+        }
+        TT__K(store)(total + first, r[0]);
+    }
+}
 
 /* Adds the dot product of row i of A and column j of b, over k elements, to `sums[i * TT__GEMM_STRIP + j]`.
    Works on up to 4 rows and 2 columns at once, so that there are fewer loads than multiplications. */
@@ -300,55 +320,144 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
         TT__EACH(i, rows)
             TT__EACH(j, cols) sum[2 * i + j] = TT__K(fma)(x[i], y[j], sum[2 * i + j]);
     }
-    /* Transposes the sums, so that adding vectors adds the lanes of all sums at once. */
-    TT__UNROLL(2)
-    for (int first = 0; first < 8; first += TT__LANES) {
-        tt__vf r[TT__LANES];
-        TT__EACH(i, TT__LANES)
-            r[i] = first + i < 2 * rows ? sum[(first + i) & 7] : TT__K(zero)();
-        TT__K(transpose)(r);
-        TT__UNROLL(4)
-        for (int half = TT__LANES / 2; half; half /= 2) {
-            TT__EACH(i, half) r[i] += r[i + half];
-        }
-        TT__K(store)(total + first, r[0]);
-    }
+    TT__K(gemm_totals)(sum, 2 * rows, total);
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < cols; j++) sums[i * TT__GEMM_STRIP + j] += total[2 * i + j];
 }
 
-/* Computes the sums of `cols` columns, from `col` on, by dot products. The columns of B are contiguous. */
+/* Computes the sums of `cols` columns, from `col` on, by dot products. The columns of B are contiguous
+   and have floats. */
 TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
-    const bool in_place = g->b.dtype == TT_F32 && g->b_narrow == TT_F32;
-    float wide[2 * TT__GEMM_DEPTH];
+    const int64_t step = g->b_col;
     for (int64_t j = 0; j < cols; j += 2) {
-        int64_t pair = tt__min(2, cols - j);
+        const int64_t pair = tt__min(2, cols - j);
+        const float *b = (const float *)g->b.data + (col + j) * step;
+        for (int64_t i = 0; i < g->m; i += 4) {
+            const float *a = w->a + i * w->a_row;
+            float *out = sums + i * TT__GEMM_STRIP + j;
+            if (g->m - i >= 4 && pair == 2) {
+                TT__K(gemm_dots)(4, 2, a, w->a_row, b, step, g->k, out);
+                continue;
+            }
+            for (int64_t r = 0; r < tt__min(4, g->m - i); r++, a += w->a_row, out += TT__GEMM_STRIP) {
+                if (pair == 2) TT__K(gemm_dots)(1, 2, a, w->a_row, b, step, g->k, out);
+                else TT__K(gemm_dots)(1, 1, a, w->a_row, b, step, g->k, out);
+            }
+        }
+    }
+}
+
+#define TT__CODED_COLS 4    /* columns of B that are widened together */
+/* Rows of A that are multiplied by these columns together. 12 sums, and elements of 3 rows and of a column,
+   fill 16 registers; the portable code needs more. */
+#define TT__CODED_ROWS (TT__GEMM_MR == 4 ? 2 : 3)
+
+/* Adds, to the vectors `sum[i][j]`, the products of k elements of row i of A and of column j of b. */
+TT__INLINE void TT__K(gemm_coded_sums)(const int rows, const float *a, int64_t a_row, const float *b,
+                                       int64_t k, tt__vf (*sum)[TT__CODED_COLS])
+{
+    tt__vf s[TT__CODED_ROWS][TT__CODED_COLS], x[TT__CODED_ROWS];
+    TT__EACH(i, rows)
+        TT__EACH(j, TT__CODED_COLS) s[i][j] = sum[i][j];
+    for (int64_t kk = 0; kk < k; kk += TT__LANES) {
+        if (kk + TT__LANES <= k) {
+            TT__EACH(i, rows) x[i] = TT__K(load)(a + i * a_row + kk);
+        } else {
+            TT__EACH(i, rows) x[i] = TT__K(load_some)(a + i * a_row + kk, k - kk);
+        }
+        TT__EACH(j, TT__CODED_COLS) {
+            const tt__vf y = TT__K(load)(b + j * TT__CODED_MOST + kk);
+            TT__EACH(i, rows) s[i][j] = TT__K(fma)(x[i], y, s[i][j]);
+        }
+    }
+    TT__EACH(i, rows)
+        TT__EACH(j, TT__CODED_COLS) sum[i][j] = s[i][j];
+}
+
+/* Adds, to the vectors sum[j], the products of the first k elements of a, k a multiple of 32, and of column j
+   of a coded B, whose elements begin with number at[j]. Each number is used as soon as it is converted. */
+TT__INLINE void TT__K(gemm_coded_row)(const TT__K(decoder) *d, const float *a, const int64_t *at, int64_t k,
+                                      int64_t ahead, tt__vf *sum, const bool bytes)
+{
+    const tt__codes *c = d->c;
+    const int shift = bytes ? 16 : c->shift;
+    float scale[TT__CODED_COLS][TT__CODED_SCALES];
+    const uint8_t *codes[TT__CODED_COLS];
+    tt__vf s[TT__CODED_COLS];
+    TT__EACH(j, TT__CODED_COLS) {
+        const int64_t first = tt__block_at(c, at[j]);
+        TT__K(code_scales)(scale[j], c, first, 1, bytes ? 1 : (k + c->block - 1) >> shift);
+        codes[j] = c->codes + (bytes ? at[j] : at[j] / 2);
+        s[j] = sum[j];
+    }
+    ahead = bytes ? ahead : ahead / 2;
+    for (int64_t kk = 0; kk < k; kk += 32) {
+        const int64_t from = bytes ? kk : kk / 2;
+        TT__EACH(j, TT__CODED_COLS) {
+            tt__vf v[32 / TT__LANES];
+            __builtin_prefetch(codes[j] + from + ahead);
+            TT__K(decode_32)(v, d, codes[j] + from, bytes);
+            TT__EACH(i, 32 / TT__LANES)
+                s[j] = TT__K(fma)(TT__K(load)(a + kk + i * TT__LANES), v[i] * scale[j][kk >> shift], s[j]);
+        }
+    }
+    TT__EACH(j, TT__CODED_COLS) sum[j] = s[j];
+}
+
+/* Computes gemm_coded_row for the whole groups of 32 elements among k. Returns the number of elements. */
+TT__FN int64_t TT__K(gemm_coded_groups)(const TT__K(gemm_few) *w, const int64_t *at, int64_t k0, int64_t k,
+                                        tt__vf *sum)
+{
+    const TT__K(decoder) d = TT__K(decoder_of)(&w->codes);
+    const int64_t ahead = TT__CODED_COLS * w->args->b_col;
+    if (w->codes.numbers) TT__K(gemm_coded_row)(&d, w->a + k0, at, k / 32 * 32, ahead, sum, false);
+    else TT__K(gemm_coded_row)(&d, w->a + k0, at, k / 32 * 32, ahead, sum, true);
+    return k / 32 * 32;
+}
+
+/* Computes the sums of gemm_few_dots for a B that is not f32, or is rounded. The sums of all rows stay in
+   vectors while columns are widened piece by piece, so that each sum adds the same numbers in the same order
+   as gemm_few_dots. */
+TT__FN void TT__K(gemm_few_widened)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
+{
+    const tt__gemm_args *g = w->args;
+    const bool coded = w->codes.codes != NULL;
+    const bool one = g->m == 1 && coded && g->b_narrow == TT_F32 && w->codes.block > 1;
+    float wide[TT__CODED_COLS * TT__CODED_MOST];
+    tt__vf sum[TT__GEMM_FEW_ROWS][TT__CODED_COLS];
+    memset(wide, 0, sizeof wide);
+    for (int64_t j = 0; j < cols; j += TT__CODED_COLS) {
+        int64_t at[TT__CODED_COLS];
+        memset(sum, 0, sizeof *sum * (size_t)(g->m + g->m % 2));
         for (int64_t k0 = 0, k; k0 < g->k; k0 += k) {
-            k = in_place ? g->k : tt__min(TT__GEMM_DEPTH, g->k - k0);
-            int64_t at = (col + j) * g->b_col + k0, step = g->b_col;
-            const float *b = wide;
-            if (in_place) {
-                b = (const float *)g->b.data + at;
-            } else {
-                for (int64_t c = 0; c < pair; c++)
-                    TT__K(gemm_read)(wide + c * TT__GEMM_DEPTH, g->b.data, g->b.dtype, g->b_narrow,
-                                     at + c * step, k);
-                step = TT__GEMM_DEPTH;
+            k = tt__min(TT__CODED_MOST, g->k - k0);
+            for (int c = 0; c < TT__CODED_COLS; c++) /* beyond the last column, the last column again */
+                at[c] = tt__min(col + j + c, col + cols - 1) * g->b_col + k0;
+            const int64_t done = one ? TT__K(gemm_coded_groups)(w, at, k0, k, sum[0]) : 0, left = k - done;
+            if (!left) continue;
+            if (left % TT__LANES) memset(wide, 0, sizeof wide);
+            for (int64_t c = 0; c < TT__CODED_COLS; c++) {
+                float *to = wide + c * TT__CODED_MOST;
+                if (coded) TT__K(gemm_decode)(to, &w->codes, g->b_narrow, at[c] + done, left,
+                                              TT__CODED_COLS * g->b_col);
+                else TT__K(gemm_read)(to, g->b.data, g->b.dtype, g->b_narrow, at[c], left);
             }
-            for (int64_t i = 0; i < g->m; i += 4) {
-                const float *a = w->a + i * w->a_row + k0;
-                float *out = sums + i * TT__GEMM_STRIP + j;
-                if (g->m - i >= 4 && pair == 2) {
-                    TT__K(gemm_dots)(4, 2, a, w->a_row, b, step, k, out);
-                    continue;
-                }
-                for (int64_t r = 0; r < tt__min(4, g->m - i); r++, a += w->a_row, out += TT__GEMM_STRIP) {
-                    if (pair == 2) TT__K(gemm_dots)(1, 2, a, w->a_row, b, step, k, out);
-                    else TT__K(gemm_dots)(1, 1, a, w->a_row, b, step, k, out);
-                }
+            const float *a = w->a + k0 + done;
+            for (int64_t i = 0; i < g->m; i += TT__CODED_ROWS, a += TT__CODED_ROWS * w->a_row) {
+                if (g->m - i >= TT__CODED_ROWS)
+                    TT__K(gemm_coded_sums)(TT__CODED_ROWS, a, w->a_row, wide, left, sum + i);
+                else if (g->m - i == 2) TT__K(gemm_coded_sums)(2, a, w->a_row, wide, left, sum + i);
+                else TT__K(gemm_coded_sums)(1, a, w->a_row, wide, left, sum + i);
             }
+        }
+        for (int64_t i = 0; i < g->m; i += 2) { /* two rows have 8 sums */
+            float total[16];
+            TT__K(gemm_totals)(sum[i], 8, total);
+            for (int64_t r = 0; r < tt__min(2, g->m - i); r++)
+                for (int64_t c = 0; c < tt__min(TT__CODED_COLS, cols - j); c++)
+                    sums[(i + r) * TT__GEMM_STRIP + j + c] += total[r * TT__CODED_COLS + c];
         }
     }
 }
@@ -367,9 +476,12 @@ TT__FN void TT__K(gemm_few_rows)(const TT__K(gemm_few) *w, int64_t col, int64_t 
             b = (const float *)g->b.data + at;
         } else {
             if (k < 4) memset(wide, 0, sizeof wide);
-            for (int64_t r = 0; r < k; r++)
-                TT__K(gemm_read)(wide + r * TT__GEMM_STRIP, g->b.data, g->b.dtype, g->b_narrow, at + r * step,
-                                 cols);
+            for (int64_t r = 0; r < k; r++) {
+                float *to = wide + r * TT__GEMM_STRIP;
+                if (w->codes.codes)
+                    TT__K(gemm_decode)(to, &w->codes, g->b_narrow, at + r * step, cols, 8 * step);
+                else TT__K(gemm_read)(to, g->b.data, g->b.dtype, g->b_narrow, at + r * step, cols);
+            }
             step = TT__GEMM_STRIP;
         }
         for (int64_t i = 0; i < g->m; i++) {
@@ -394,7 +506,9 @@ TT__FN void TT__K(gemm_few_task)(void *arg, int64_t task, int thread)
     float sums[TT__GEMM_FEW_ROWS * TT__GEMM_STRIP];
     (void)thread;
     memset(sums, 0, sizeof sums);
-    if (g->k && g->b_row == 1) TT__K(gemm_few_dots)(w, col, cols, sums);
+    const bool in_place = g->b.dtype == TT_F32 && g->b_narrow == TT_F32;
+    if (g->k && g->b_row == 1 && !in_place) TT__K(gemm_few_widened)(w, col, cols, sums);
+    else if (g->k && g->b_row == 1) TT__K(gemm_few_dots)(w, col, cols, sums);
     else if (g->k) TT__K(gemm_few_rows)(w, col, cols, sums);
     TT__K(gemm_finish)(g, 0, col, g->m, cols, sums, NULL, TT__GEMM_STRIP);
 }
@@ -403,6 +517,7 @@ TT__FN void TT__K(gemm_few_go)(tt__pool *pool, const tt__gemm_args *g)
 {
     TT__K(gemm_few) w;
     w.args = g;
+    w.codes = tt__codes_of(&g->b);
     w.a = (const float *)g->a.data;
     w.a_row = g->a_row;
     if (g->a.dtype != TT_F32 || g->a_col != 1) {

@@ -6,6 +6,7 @@
 #include "../../cuda/kernels.cuh"
 #include "../losses/cuda.cuh"
 #include "cuda_products.cuh"
+#include "cuda_coded.cuh"
 
 namespace {
 
@@ -86,21 +87,25 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
 
 cudaError_t run_linear(const tt__launch *l)
 {
-    const tt__mat *x = &l->in[0], *w = &l->in[1];
-    product g = linear_of(x, w, &l->in[2], &l->out[0]);
+    tt__mat w;
+    const cudaError_t e = widened(l, &w);
+    if (e != cudaSuccess) return e;
+    product g = linear_of(&l->in[0], &w, &l->in[2], &l->out[0]);
     read_fp8(l, &g);
     g.act = l->instr->attr.act;
     g.pre = l->out[1];
     g.residual = l->in[3];
     g.accumulate = l->add[0];
-    return matmul(l, &g);
+    return is_few(l) ? run_coded_few(l, &g) : matmul(l, &g);
 }
 TT__RUN_BY(LINEAR, run_linear)
 
 cudaError_t run_linear_dx(const tt__launch *l)
 {
-    const tt__mat *dy = &l->in[0], *w = &l->in[1];
-    product g = linear_dx_of(dy, w, &l->out[0], l->add[0]);
+    tt__mat w;
+    const cudaError_t e = widened(l, &w);
+    if (e != cudaSuccess) return e;
+    product g = linear_dx_of(&l->in[0], &w, &l->out[0], l->add[0]);
     read_fp8(l, &g);
     g.act = l->instr->attr.act;
     g.saved = l->in[2];

@@ -12,7 +12,7 @@ namespace {
 
 // ================================================================================================== matmuls
 // cuBLASLt makes the products. Its epilogues finish the sums where they fit; otherwise kernels of our own
-// sweep over the result. Where cuBLASLt has no algorithm (operands of different dtypes), a kernel of our own
+// sweep over the result. If cuBLASLt has no algorithm (operands of different dtypes), a kernel of our own
 // makes the product. A linear layer computes y (rows, out) from x (rows, in) and w (out, in).
 
 // A product C = A B of A (m, k) and B (k, n). Element (i, j) of A is a[i * a_row + j * a_col], element (i, j)
@@ -61,7 +61,7 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
 }
 
 // Makes a product by tiles of 64 x 64 elements of C: 256 threads have 4 x 4 sums each and add 16 products to
-// each sum at a time. It serves small or rare products for which cuBLASLt has no algorithm.
+// each sum at a time. The kernel serves small or rare products for which cuBLASLt has no algorithm.
 template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
 {
     tt__begin_kernel();
@@ -155,9 +155,9 @@ uint16_t alignment_of(const void *p)
     return (uintptr_t)p % 4 ? 2 : k;
 }
 
-// Returns the number of rows for which an algorithm is chosen: `rows` if `exact`, otherwise the next
-// multiple of 128 if there are more than 128 rows. Both numbers of rows make equally many tiles. The lengths
-// of texts always vary; with multiples of 128, their batches seldom need a new choice. The number must not
+// Returns the number of rows for which an algorithm is chosen: `rows` if `exact`, otherwise the next multiple
+// of 128 if there are more than 128 rows. The rounded number makes as many tiles as `rows`. Batches of texts
+// differ in their number of rows; with multiples of 128, they seldom need a new choice. The number must not
 // depend on earlier products, because the bits of a product may depend on its algorithm.
 int64_t rows_to_choose_for(int64_t rows, bool exact)
 {
@@ -167,7 +167,7 @@ int64_t rows_to_choose_for(int64_t rows, bool exact)
 product_key key_of(const lt_product &p, bool exact, bool tuned)
 {
     product_key key;
-    memset(&key, 0, sizeof key); // clears also the padding between fields
+    memset(&key, 0, sizeof key); // clears the padding, too, because memcmp compares keys
     key.m = p.g->sums_rows ? p.g->m : rows_to_choose_for(p.g->m, exact);
     key.n = p.g->n;
     key.k = p.g->sums_rows ? rows_to_choose_for(p.g->k, exact) : p.g->k;
@@ -349,7 +349,7 @@ enum product_way {
 // The trial of one way to make a product. `algo` has the algorithms to be timed: all that cuBLASLt offers or,
 // if a tuned entry is known, only the algorithm of the entry.
 struct way_trial {
-    bool asked;     // whether the way suits the product, so that lt_try has run in it
+    bool asked;     // whether lt_try has run in this way, as it does if the way suits the product
     product_key key;
     tuned_product *known;
     cublasLtMatmulAlgo_t algo[LT_OFFERS];
@@ -474,8 +474,8 @@ cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
     if (s == CUBLAS_STATUS_SUCCESS) return cudaSuccess;
     const cudaError_t cause = cudaPeekAtLastError();
     if (ends_all(cause)) return cause;
-    fail(l->device, TT_ERR_DEVICE, "cuBLASLt, product of %lld x %lld x %lld: status %d", (long long)g->m,
-         (long long)g->n, (long long)g->k, (int)s);
+    fail(l->device, TT_ERR_DEVICE, "cuBLASLt failed with status %d in a product of %lld x %lld x %lld: "
+         "update CUDA and the driver", (int)s, (long long)g->m, (long long)g->n, (long long)g->k);
     return cudaErrorUnknown;
 }
 
@@ -505,7 +505,8 @@ cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, co
     return run_finish_sums(l->device, apart, 1, sums->cols, sums, true);
 }
 
-// Return A and B of a product as matrices with contiguous rows: the matrix itself or its transpose.
+// operand_a and operand_b return A and B of a product as matrices with contiguous rows: the matrix itself or
+// its transpose.
 tt__mat operand_a(const product *g)
 {
     return g->sums_rows ? tt__mat{(void *)g->a, g->a_type, g->k, g->m, g->a_col}

@@ -300,7 +300,7 @@ void tuned_device(const tt__device *d, char to[512])
 enum { TUNED_NUMBERS = 23 };
 typedef char algorithm_is_64_bytes[sizeof(cublasLtMatmulAlgo_t) == 64 ? 1 : -1];
 
-// Sets n to the fields of a key, in the order of the text.
+// Sets n to the fields of a key, in the order in which a line of the text has them.
 void numbers_of(const product_key &k, int64_t (&n)[TUNED_NUMBERS])
 {
     const int64_t all[TUNED_NUMBERS] = {
@@ -413,7 +413,7 @@ tt_status cuda_learn(tt__device *d, const char *text, int *line)
         } else if (*line > 2) {
             wrong = read_tuned(now, &x);
             if (!wrong && tuned_of(d, x.key)) wrong = "an earlier line has the same product";
-            if (!wrong && !add_tuned(d, x)) status = fail(d, TT_ERR_MEMORY, "out of memory");
+            if (!wrong && !add_tuned(d, x)) status = fail(d, TT_ERR_MEMORY, "out of memory: free memory");
         }
     }
     if (wrong) status = fail(d, TT_ERR_FORMAT, "%s: the file is damaged; remove it, or use another", wrong);

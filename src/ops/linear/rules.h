@@ -49,7 +49,7 @@ static tt_dtype tt__product_dtype(const tt_tape *t, const tt__instr *i)
 static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 1);
-    if (!tt__factor_in(t, i, 0) || !tt__factor_in(t, i, 1)) return false;
+    if (!tt__factor_in(t, i, 0) || !(tt__is_coded(w->dtype) || tt__factor_in(t, i, 1))) return false;
     if (w->axis || w->cols != x->cols)
         return tt__bad(t, i, 1, "(out, %lld): the width of x is %lld", (long long)x->cols,
                        (long long)x->cols);
@@ -74,6 +74,7 @@ static bool tt__layout_LINEAR(const tt_tape *t, const tt__instr *i, const tt__sp
 
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b)
 {
+    if (w && w->low_a) x = tt_linear(t, x, w->low_a, NULL), w = w->low_b;
     return tt__record(t, tt__new_instr(TT__OP_LINEAR), "vpP", x, w, b);
 }
 
@@ -113,9 +114,16 @@ static tt__mat tt__at_capacity(const tt_tape *t, int32_t id);
    gradients. fp8 operands need no scratch, because they are padded when they are rounded. */
 static size_t tt__cuda_product(const tt_tape *t, const tt__instr *i, int32_t x, int32_t w, int32_t y)
 {
-    const tt__mat of_x = tt__at_capacity(t, x), of_w = tt__at_capacity(t, w), of_y = tt__at_capacity(t, y);
+    const tt__mat of_x = tt__at_capacity(t, x), of_y = tt__at_capacity(t, y);
+    tt__mat of_w = tt__at_capacity(t, w);
     const tt__mat *result = i->out[0] == x ? &of_x : i->out[0] == w ? &of_w : &of_y;
-    return tt__reads_fp8(t, i) || !i->out[0] ? 0 : (size_t)tt__cuda_padded_bytes(&of_x, &of_w, &of_y, result);
+    size_t widened = 0;
+    if (tt__reads_fp8(t, i) || !i->out[0]) return 0;
+    if (tt__is_coded(of_w.dtype)) { /* the matrix in operand 0's dtype */
+        of_w.dtype = tt__in(t, i, 0)->dtype;
+        widened = tt__align_to(tt__matrix_bytes(of_w.dtype, of_w.rows, of_w.cols), TT__CUDA_ALIGN);
+    }
+    return widened + (size_t)tt__cuda_padded_bytes(&of_x, &of_w, &of_y, result);
 }
 static size_t tt__cuda_LINEAR(const tt_tape *t, const tt__instr *i)
 {
@@ -330,8 +338,8 @@ static size_t tt__cuda_MATMUL(const tt_tape *t, const tt__instr *i)
 static const tt__rules tt__rules_MATMUL = {tt__shape_MATMUL, NULL, {tt__backward_MATMUL}, tt__product_bytes,
     tt__cuda_MATMUL};
 
-/* The shape rule of MATMUL_DB. The result is the gradient of the forward's operand b: it has as many rows as
-   b, which is the number of columns of operand 0. */
+/* The shape rule of MATMUL_DB. The result is the gradient of the forward's operand b. The number of rows is
+   that of b, and equals the number of columns of operand 0. */
 static bool tt__shape_MATMUL_DB(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1), *to = &t->values[i->out[0]].shape;
@@ -372,6 +380,7 @@ static bool tt__is_one_product(const tt_tape *t, const tt__instr *i, const tt__i
     const bool joins = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DW;
     const int x = tt__shared_role(i);
     if (!joins || i->op != j->op || i->in[x] != j->in[x] || i->in[3] || j->in[3]) return false;
+    if (tt__is_coded(t->values[i->in[1]].shape.dtype)) return false;
     if (tt__reads_fp8(t, i) || i->attr.act || j->attr.act || i->attr.narrow != j->attr.narrow) return false;
     for (int role = 0; role < TT__ROLES; role++) {
         const int32_t a = tt__in_role(i, role), b = tt__in_role(j, role);
@@ -396,6 +405,7 @@ static bool tt__lies_after(const tt__mat *a, const tt__mat *b, bool below)
     const bool alike = below ? a->cols == b->cols && a->ld == b->ld
                              : a->rows == b->rows && (a->ld == b->ld || a->rows == 1);
     if (!a->data || !b->data) return !a->data && !b->data;
+    if (tt__is_coded(a->dtype)) return false;
     return alike && a->dtype == b->dtype && (char *)a->data + apart == (char *)b->data;
 }
 

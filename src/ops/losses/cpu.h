@@ -42,9 +42,9 @@ TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *max, float
     }
     float sum = TT__K(sum)(s);
     *sum_x = TT__K(sum)(sx);
-    for (; c < n; c++) { sum += expf(x[c] - m); *sum_x += x[c]; }
+    for (; c < n; c++) { sum += tt__expf(x[c] - m); *sum_x += x[c]; }
     *max = m;
-    return m + logf(sum);
+    return m + tt__lnf(sum);
 }
 
 TT__ROWS_FN(cross_entropy_rows)
@@ -100,12 +100,24 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
     return TT_OK;
 }
 
+/* Computes the loss of each row of logits. */
+TT__FN tt_status TT__K(run_TOKEN_LOSSES)(const tt__launch *l)
+{
+    tt__launch loss = *l;
+    loss.in[2].data = NULL;
+    tt__for_rows(&loss, &l->in[0], tt__align_up((size_t)l->in[0].rows * 8), TT__K(cross_entropy_rows));
+    memcpy(l->out[0].data, l->workspace, (size_t)l->in[0].rows * 4);
+    return TT_OK;
+}
+
 /* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm of the step's
-   settings. Without the settings, the divisor is the total of tt_loss_total or, if the loss has no total, the
-   sum of the targets' weights. */
+   settings; 1 if operand 0 is absent, because rows then have gradients of their own. Without the settings,
+   the divisor is the total of tt_loss_total or, if the loss has no total, the sum of the targets'
+   weights. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
     const int divisor = l->instr->attr.by_total ? 3 : 1;
+    if (!l->in[0].data) return 1;
     double norm = TT__RUN_OF(l) ? TT__RUN_OF(l)->loss_norm : ((const float *)counts->data)[divisor];
     return norm > 0 ? (float)(*(const float *)l->in[0].data / norm) : 0.0f;
 }
@@ -118,7 +130,8 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
     if (target == l->instr->attr.ignore_index) { memset(y, 0, (size_t)n * 4); return; }
     if (weights) {
         const float factor = TT__K(loss_factor)(l, &l->in[5]), each = smoothing / (float)n;
-        float all = (1 - smoothing) * weights[target]; /* sum of the weights in the smoothed target */
+        float all = (1 - smoothing) * weights[target]; /* sum over the classes of weight times share in the
+                                                          smoothed target */
         for (int64_t c = 0; c < n && smoothing > 0; c++) all += each * weights[c];
         for (int64_t c = 0; c < n; c += TT__LANES) {
             tt__vf p = TT__K(exp)(TT__K(load_n)(x[0] + c, n - c) - lse);
@@ -137,23 +150,23 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
 
 TT__RUN_MAP(CROSS_ENTROPY_BACKWARD, 1, 1)
 
+TT__FN tt_status TT__K(run_TOKEN_LOSSES_BACKWARD)(const tt__launch *l)
+{
+    return TT__K(run_CROSS_ENTROPY_BACKWARD)(l);
+}
+
 /* Computes the forward and backward of a linear layer and its cross-entropy, one chunk of rows after another
    (see tt__fuse_CROSS_ENTROPY), with the kernels of these two ops. The gradients of the logits have the dtype
-   of x and replace the logits in memory. */
-TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
+   of x and replace the logits in memory. The workspace then begins with the loss of each row. */
+TT__FN void TT__K(linear_losses)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *dx = &l->out[1];
-    const int32_t *targets = (const int32_t *)l->in[1].data;
     const int64_t rows = x->rows, classes = w->rows,
                   chunk = tt__ceil_div(rows, tt__ceil_div(rows, TT__LOSS_CHUNK));
     float *row_loss = (float *)l->workspace, *row_right = row_loss + rows,
           *lse = row_loss + tt__align_up((size_t)rows * 8) / 4;
     float *logits = lse + tt__align_up((size_t)chunk * 4) / 4; /* tt__loss_bytes is the sum of these parts */
-    double total = 0;
     tt__launch forward = *l, loss = *l, back = *l, part = *l;
-    for (int64_t r = 0; r < rows; r++)
-        if (targets[r] != l->instr->attr.ignore_index) total += TT__K(row_weight)(l, 2, r);
-    ((float *)l->out[2].data)[1] = (float)total;
     forward.workspace = tt__workspace_at(l, tt__loss_bytes(rows, classes));
     loss.workspace = back.workspace = part.workspace = forward.workspace;
     forward.in[1] = *w;
@@ -198,7 +211,24 @@ TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
         part.add[1] = l->add[4] || r > 0;
         TT__K(run_LINEAR_DW)(&part);
     }
+}
+
+TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
+{
+    const int32_t *targets = (const int32_t *)l->in[1].data;
+    double total = 0;
+    for (int64_t r = 0; r < l->in[0].rows; r++)
+        if (targets[r] != l->instr->attr.ignore_index) total += TT__K(row_weight)(l, 2, r);
+    ((float *)l->out[2].data)[1] = (float)total;
+    TT__K(linear_losses)(l);
     TT__K(sum_losses)(l, targets);
+    return TT_OK;
+}
+
+TT__FN tt_status TT__K(run_LINEAR_TOKEN_LOSSES)(const tt__launch *l)
+{
+    TT__K(linear_losses)(l);
+    if (l->out[0].data) memcpy(l->out[0].data, l->workspace, (size_t)l->in[0].rows * 4);
     return TT_OK;
 }
 
@@ -290,7 +320,7 @@ TT__ROWS_FN(sigmoid_cross_entropy_rows)
         double sum = 0;
         bool right = true;
         for (int64_t c = 0; c < n; c++) {
-            const float tail = log1pf(expf(-fabsf(x[c]))), above = x[c] > 0 ? x[c] : 0;
+            const float tail = (float)tt__ln1p(tt__exp(-fabsf(x[c]))), above = x[c] > 0 ? x[c] : 0;
             sum += (p ? p[c] : 1) * target[c] * (above - x[c] + tail) + (1 - target[c]) * (above + tail);
             right = right && (x[c] > 0) == (target[c] > 0.5f);
         }

@@ -25,24 +25,28 @@ __device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
 }
 
 // Returns the number, among a loss's counts, by which the loss is divided: the total of tt_loss_total, or the
-// sum of the targets' weights. k: the operand with the counts.
+// sum of the targets' weights. k: the operand with the counts; NULL if it is absent.
 const float *divisor_of(const tt__launch *l, int k)
 {
-    return (const float *)l->in[k].data + (l->instr->attr.by_total ? 3 : 1);
+    const float *counts = (const float *)l->in[k].data;
+    return counts ? counts + (l->instr->attr.by_total ? 3 : 1) : NULL;
 }
 
 // Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, without the
-// step's settings, by *divisor.
+// step's settings, by *divisor. If dloss is NULL, the factor is 1, because rows have gradients of their own.
 __device__ __forceinline__ float loss_factor(const tt__step_settings *run, const float *dloss,
                                              const float *divisor)
 {
+    if (!dloss) return 1.0f;
     double norm = run ? run->loss_norm : *divisor;
     return norm > 0 ? (float)(*dloss / norm) : 0.0f;
 }
 
-// Adds up a block's sums, and stores the counts and the loss. total: the total of tt_loss_total, or NULL.
+// Adds up a block's sums, and stores the counts and the loss. total: the fourth count; NULL: 0. by_total: the
+// total is that of tt_loss_total, by which the loss is divided.
 template <int THREADS>
-__device__ __forceinline__ void store_counts(loss_sums sums, const float *total, float *counts, float *loss)
+__device__ __forceinline__ void store_counts(loss_sums sums, const float *total, bool by_total, float *counts,
+                                             float *loss)
 {
     sums.loss = block_sum<THREADS>(sums.loss);
     sums.weight = block_sum<THREADS>(sums.weight);
@@ -50,7 +54,7 @@ __device__ __forceinline__ void store_counts(loss_sums sums, const float *total,
     if (threadIdx.x) return;
     counts[0] = (float)sums.loss; counts[1] = (float)sums.weight; counts[2] = (float)sums.right;
     counts[3] = total ? *total : 0;
-    *loss = (float)(sums.loss / (total ? *total : sums.weight));
+    *loss = (float)(sums.loss / (by_total ? *total : sums.weight));
 }
 
 template <int THREADS> __device__ __forceinline__ void store_partial(loss_sums sums, loss_sums *partial)
@@ -62,7 +66,7 @@ template <int THREADS> __device__ __forceinline__ void store_partial(loss_sums s
 }
 
 __global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int n, const float *total,
-                                                   float *counts, float *loss)
+                                                   bool by_total, float *counts, float *loss)
 {
     tt__begin_kernel();
     loss_sums sums = {0, 0, 0};
@@ -71,15 +75,15 @@ __global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int
         sums.weight += partial[k].weight;
         sums.right += partial[k].right;
     }
-    store_counts<256>(sums, total, counts, loss);
+    store_counts<256>(sums, total, by_total, counts, loss);
 }
 
 // Computes the counts of a loss from the partial counts of `blocks` blocks.
 cudaError_t run_loss_counts(const tt__launch *l, int blocks)
 {
     return TT__LAUNCH(loss_counts, 1, 256, 0, l->device->stream, resident_of(l)->losses, blocks,
-                      (const float *)l->in[TT__LOSS_TOTAL].data, (float *)l->out[2].data,
-                      (float *)l->out[0].data);
+                      (const float *)l->in[TT__LOSS_TOTAL].data, l->instr->attr.by_total,
+                      (float *)l->out[2].data, (float *)l->out[0].data);
 }
 
 // The result of a row of logits: log-sum-exp, loss, and whether the prediction is right. Every thread that
@@ -315,6 +319,33 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
 TT__RUN_BY(CROSS_ENTROPY_BACKWARD, run_cross_entropy_backward)
+TT__RUN_BY(TOKEN_LOSSES_BACKWARD, run_cross_entropy_backward)
+
+// Computes the loss and the log-sum-exp of each row of logits x (rows, n). A block works on a row, because n
+// is a vocabulary. Reads each row once.
+__global__ void __launch_bounds__(256) token_losses(tt__mat x, const int32_t *targets, tt__mat loss,
+                                                    tt__mat lse, int ignore, bool wide)
+{
+    tt__begin_kernel();
+    for (int64_t r = blockIdx.x; r < x.rows; r += gridDim.x) {
+        const int32_t target = targets[r];
+        const row_result row = row_cross_entropy<256>(row_at(x, r), x.dtype, x.cols, wide,
+                                                      target == ignore ? -1 : target, 0);
+        if (threadIdx.x) continue;
+        ((float *)lse.data)[r * lse.ld] = row.lse;
+        ((float *)loss.data)[r * loss.ld] = target == ignore ? 0 : row.loss;
+    }
+}
+
+cudaError_t run_token_losses(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[0];
+    const unsigned blocks = grid_for(x->rows, 1, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(token_losses, blocks, 256, 0, d->stream, *x, (const int32_t *)l->in[1].data,
+                      l->out[0], l->out[1], l->instr->attr.ignore_index, is_wide(x));
+}
+TT__RUN_BY(TOKEN_LOSSES, run_token_losses)
 
 // Computes the statistics (lse, sum of p) of each row and the partial counts, for logits x and probabilities
 // p of all classes. GROUP threads work on a row, as in cross_entropy. Reads the logits twice and p once.
@@ -566,7 +597,7 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
         sums.weight += w;
         sums.right += w * row.y;
     }
-    store_counts<1024>(sums, NULL, counts, loss);
+    store_counts<1024>(sums, NULL, false, counts, loss);
 }
 
 // Computes the loss and the hit (1: the prediction is right) of each row of a chunk's logits z (rows, n),
@@ -667,7 +698,7 @@ __global__ void __launch_bounds__(1024, 1)
                     ((uint2 *)to)[place] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
                                                       pack_as(dz.dtype, v[2], v[3]));
                 }
-                // must come after the store above, for which the logits in this place were read
+                // must come after the store above, whose numbers were computed from the logits in this place
                 if (x) tt__cp_async_16(logits + c, x + c);
             }
             tt__cp_async_commit();
@@ -712,9 +743,9 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 
 // The tail: the classes after the last multiple of 64, if the number of classes is not a multiple of 8.
 // cuBLASLt has only slow kernels for a product with such a size (1.68 ms instead of 0.26 ms for 2,048 x
-// 50,257 x 768 on an H200). The tail therefore has its own products. They read copies of the weight's rows
+// 50,257 x 768 on an H200). The tail therefore has its own products, which read copies of the weight's rows
 // and the bias's elements, padded with zeros to a multiple of 8. Padding w itself would need room after w
-// wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
+// wherever w is stored: as the parameter, as shards, gathered, offloaded and cast.
 struct class_tail {
     int64_t first, count; // the first class, and the number of classes; 0: there is no tail
     // Shapes: w and dw (rows, in), b and db (1, rows), where rows is `count`, padded to a multiple of 8. dw
@@ -811,13 +842,15 @@ struct loss_products {
     }
 };
 
-// Computes, for a chunk's logits z, the loss and hit of each row and the gradients dz.
+// Computes, for a chunk's logits z, each row's loss and whether the row's prediction is right, and the
+// gradients dz.
 cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *dz, const int32_t *targets,
                           tt__mat weights, float2 *row_loss)
 {
     tt__device *d = l->device;
     const tt__attr *a = &l->instr->attr;
-    const float *divisor = (const float *)l->out[2].data + 1, *dloss = (const float *)l->in[5].data;
+    const float *dloss = (const float *)l->in[5].data, *counts = (const float *)l->out[2].data;
+    const float *divisor = counts ? counts + 1 : NULL;
     const size_t cache = (size_t)tt__align_to((size_t)z->cols, 8) * sizeof(float), spare = 2048;
     if (!dz->data || cache + spare > d->properties.sharedMemPerBlockOptin || cache > TT__LOSS_CACHE)
         return TT__LAUNCH(linear_cross_entropy, (unsigned)z->rows, 1024, 0, d->stream, *z, *dz, targets,
@@ -845,8 +878,17 @@ int64_t loss_products_bytes(const tt__launch *l)
                max(tt__cuda_padded_bytes(x, w, &z, x), tt__cuda_padded_bytes(x, w, &z, w)));
 }
 
+// Computes loss[r], the first of the two numbers of each row of row_loss.
+__global__ void __launch_bounds__(256) losses_of_rows(const float2 *row_loss, int64_t rows, tt__mat loss)
+{
+    tt__begin_kernel();
+    const int64_t r = blockIdx.x * (int64_t)256 + threadIdx.x;
+    if (r < rows) ((float *)loss.data)[r * loss.ld] = row_loss[r].x;
+}
+
 // Computes a linear layer, its cross-entropy and their gradients, one chunk of rows after another, as the CPU
-// does. tt__cuda_LINEAR_CROSS_ENTROPY describes the layout of the workspace.
+// does. tt__cuda_LINEAR_CROSS_ENTROPY describes the layout of the workspace. LINEAR_TOKEN_LOSSES has no
+// counts: its result is each row's loss, or its rows have gradients of their own.
 cudaError_t run_linear_cross_entropy(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -870,7 +912,7 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
     const int64_t chunks = (rows + largest - 1) / largest;
     float2 *row_loss = (float2 *)l->workspace;
     float *counts = (float *)l->out[2].data, *loss = (float *)l->out[0].data;
-    if (e == cudaSuccess)
+    if (e == cudaSuccess && counts)
         e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, (const float2 *)NULL, rows, targets,
                        *weights, a->ignore_index, counts, loss);
     for (int64_t r = 0, n; r < rows && e == cudaSuccess; r += n) {
@@ -891,11 +933,14 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
         e = run_groups(d, to_w, no_operand, *dw, l->add[3], false, op_scale{1.0f});
     if (e == cudaSuccess && sums_b)
         e = run_groups(d, to_b, no_operand, *db, l->add[4], false, op_scale{1.0f});
-    if (e == cudaSuccess)
+    if (e == cudaSuccess && counts)
         e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, row_loss, rows, targets, *weights,
                        a->ignore_index, counts, loss);
+    if (e == cudaSuccess && !counts && loss)
+        e = TT__LAUNCH(losses_of_rows, blocks_for(rows, 256), 256, 0, d->stream, row_loss, rows, l->out[0]);
     return e;
 }
 TT__RUN_BY(LINEAR_CROSS_ENTROPY, run_linear_cross_entropy)
+TT__RUN_BY(LINEAR_TOKEN_LOSSES, run_linear_cross_entropy)
 
 } // namespace

@@ -29,8 +29,9 @@ void tt_loss_total(tt_tape *t, tt_value loss, tt_value total)
     tt__weights_in(t, &t->code[at], TT__LOSS_TOTAL, &one, 1);
 }
 
-/* Leaves a loss out of the step's counts. While micro-batches accumulate, its gradient is then divided by the
-   number of targets of the other losses, which must be its own number in each run. */
+/* Leaves a loss out of the step's counts. While micro-batches accumulate, the gradient of this loss is then
+   divided by the number of targets of the other losses. The loss must therefore have the same number of
+   targets as the other losses in each run. */
 static void tt__uncounted_loss(tt_tape *t, tt_value loss)
 {
     for (int k = 0; k < t->n_code; k++)
@@ -103,18 +104,16 @@ typedef struct tt__loss_head {
     tt__instr fused;
 } tt__loss_head;
 
-/* Finds the instructions after instruction k, a loss, that compute the backward of the loss and of the
-   linear layer, and sets the fields of *h for the backward. Returns false if these instructions cannot be
-   fused. */
-static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__loss_head *h)
+/* Finds the instructions after instruction k, a loss, that compute the backward of the loss, which has the op
+   `op`, and of the linear layer, and sets the fields of *h for the backward. Returns false if these
+   instructions cannot be fused. */
+static bool tt__fuse_head_backward(const tt_tape *t, int32_t logits, int op, tt__loss_head *h)
 {
-    int32_t loss = t->code[k].out[0];
     h->back = t->values[logits].reader;
     const tt__instr *back = &t->code[h->back];
-    if (back->op != TT__OP_CROSS_ENTROPY_BACKWARD || back->in[1] != logits) return false;
+    if (back->op != op || back->in[1] != logits) return false;
     int32_t d = t->code[h->back].out[0];
     h->fused.backward = true;
-    h->fused.in[5] = t->code[h->back].in[0];
     for (h->last = h->back; h->last + 1 < t->n_code; h->last++) {
         const tt__instr *i = &t->code[h->last + 1];
         const bool fill = i->op == TT__OP_FILL && !h->fill && h->last + 2 < t->n_code;
@@ -133,8 +132,6 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
             h->fused.add_later |= (i->add_later >> o & 1) << to;
         }
     }
-    for (int b = k + 1; b <= h->last && tt__uses(t, loss); b++)
-        if (tt__reads(t, &t->code[b], loss)) return false;
     const int products = h->last - h->back - (h->fill != 0);
     return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
 }
@@ -145,6 +142,26 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
 
+/* Finds the linear layer of a loss, instruction k, whose many logits need not exist as a whole, and sets the
+   fields of *h for it. Returns false if there is none. */
+static bool tt__find_loss_head(const tt_tape *t, int k, int32_t root, tt__loss_head *h)
+{
+    const int32_t logits = t->code[k].in[0];
+    const tt__tape_value *v = &t->values[logits];
+    const tt__loss_head found = {tt__producer(t, logits), -1, k, 0, t->code[k]};
+    *h = found;
+    if (h->linear < 0 || v->base != logits || v->keep || logits == root) return false;
+    if (v->shape.rows <= TT__LOSS_CHUNK) return false;
+    const tt__instr *linear = &t->code[h->linear];
+    if (linear->op != TT__OP_LINEAR || linear->out[0] != logits || linear->attr.act || linear->in[3])
+        return false;
+    h->fused.in[0] = linear->in[0];
+    h->fused.in[3] = linear->in[1];
+    h->fused.in[4] = linear->in[2];
+    h->fused.out[1] = 0;
+    return v->shape.rows * v->shape.cols * (int64_t)sizeof(float) >= TT__LOSS_WHOLE;
+}
+
 /* Fuses linear + cross_entropy of many logits, and their backward, into one instruction. The instruction
    computes loss and gradients one chunk of rows after another, so that only a chunk's logits exist at a time,
    as in Liger Kernel (Hsu et al., arXiv 2410.10989). The fused instruction takes the place of the last
@@ -153,22 +170,16 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
    them once more. On CUDA the workspace holds sums of these gradients in f32. */
 static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
-    int32_t logits = t->code[k].in[0];
-    const tt__tape_value *v = &t->values[logits];
-    tt__loss_head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
-    if (h.linear < 0 || v->base != logits || v->keep || logits == root) return;
+    const int32_t logits = t->code[k].in[0], loss = t->code[k].out[0];
     const tt__attr *a = &t->code[k].attr;
-    if (v->shape.rows <= TT__LOSS_CHUNK || a->by_class || a->by_total) return;
-    const tt__instr *linear = &t->code[h.linear];
-    if (linear->op != TT__OP_LINEAR || linear->out[0] != logits || linear->attr.act || linear->in[3]) return;
-    if (v->shape.rows * v->shape.cols * (int64_t)sizeof(float) < TT__LOSS_WHOLE) return;
+    tt__loss_head h;
+    if (a->by_class || a->by_total || !tt__find_loss_head(t, k, root, &h)) return;
     h.fused.op = TT__OP_LINEAR_CROSS_ENTROPY;
-    h.fused.in[0] = linear->in[0];
-    h.fused.in[3] = linear->in[1];
-    h.fused.in[4] = linear->in[2];
-    h.fused.out[1] = 0;
-    int uses = tt__uses(t, logits);
-    if (uses != 1 && (uses != 2 || !tt__fuse_head_backward(t, k, logits, &h))) return;
+    const int uses = tt__uses(t, logits), op = TT__OP_CROSS_ENTROPY_BACKWARD;
+    if (uses != 1 && (uses != 2 || !tt__fuse_head_backward(t, logits, op, &h))) return;
+    for (int b = k + 1; b <= h.last && tt__uses(t, loss); b++)
+        if (tt__reads(t, &t->code[b], loss)) return;
+    if (h.back >= 0) h.fused.in[5] = t->code[h.back].in[0];
     for (int b = h.back; b >= 0 && b < h.last; b++) if (b != h.fill) tt__drop(t, b);
     if (h.last != k) tt__drop(t, k);
     tt__drop(t, h.linear);
@@ -177,7 +188,9 @@ static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 
 static tt_status tt__check_CROSS_ENTROPY(const tt__launch *l)
 {
-    int64_t classes = l->instr->op == TT__OP_CROSS_ENTROPY ? l->in[0].cols : l->in[3].rows;
+    const int op = l->instr->op;
+    const bool linear = op == TT__OP_LINEAR_CROSS_ENTROPY || op == TT__OP_LINEAR_TOKEN_LOSSES;
+    const int64_t classes = linear ? l->in[3].rows : l->in[0].cols;
     const int32_t *ignored = &l->instr->attr.ignore_index;
     return tt__check_indices(l, TT__LOSS_TARGETS, classes, ignored, "classes of the logits");
 }
@@ -264,12 +277,12 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
     return (size_t)tt__max(of_y, tt__max(of_x, of_w));
 }
 
-/* Returns the bytes of scratch on CUDA. The scratch begins with the loss and hit of each row. If the number
-   of classes is not a multiple of 8, there follow, for the classes after the last multiple of 64, copies of
-   the weight's rows and of the bias's elements, and f32 sums of their gradients, all padded to a multiple of
-   8 classes. If weight and bias have 16-bit gradients and there are several chunks, there follow f32 sums of
-   these gradients. Then come a chunk's logits, in rows of a multiple of 8, and at the end the scratch of the
-   products. */
+/* Returns the bytes of scratch on CUDA. The scratch begins with each row's loss and whether the row's
+   prediction is right. If the number of classes is not a multiple of 8, there follow, for the classes after
+   the last multiple of 64, copies of the weight's rows and of the bias's elements, and f32 sums of their
+   gradients, all padded to a multiple of 8 classes. If weight and bias have 16-bit gradients and there are
+   several chunks, there follow f32 sums of these gradients. Then come a chunk's logits, in rows of a multiple
+   of 8, and at the end the scratch of the products. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);
@@ -294,6 +307,101 @@ static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i
 
 static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY,
     tt__layout_LINEAR_CROSS_ENTROPY, {NULL}, tt__cpu_LINEAR_CROSS_ENTROPY, tt__cuda_LINEAR_CROSS_ENTROPY,
+    tt__check_CROSS_ENTROPY, NULL, NULL, tt__flops_LINEAR_CROSS_ENTROPY};
+
+/* ------------------------------------------------------------------------------------------- token_losses */
+
+static bool tt__shape_TOKEN_LOSSES(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *logits = tt__in(t, i, 0);
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
+    if (!tt__same_rows(logits, tt__in(t, i, 1))) return tt__bad(t, i, 1, "as many rows as the logits");
+    tt__set_shape(&out[0], TT_F32, logits, 1);
+    tt__set_shape(&out[1], TT_F32, logits, 1);
+    return true;
+}
+
+tt_value tt_token_losses(tt_tape *t, tt_value logits, tt_value targets)
+{
+    tt__instr i = tt__new_instr(TT__OP_TOKEN_LOSSES);
+    i.attr.ignore_index = -100;
+    const tt_value losses = tt__record(t, i, "vv", logits, targets);
+    if (!losses.id) return losses;
+    tt__tape_value *x = &t->values[t->values[logits.id].base];
+    t->values[losses.id].pinned_f32 = true;
+    if (x->storage == TT__TRANSIENT) x->pinned_f32 = true;
+    return losses;
+}
+
+/* Fuses linear + token_losses of many logits, and fuses their backward. The backward computes the logits of a
+   chunk of rows again, because the gradients of the rows are known only after all rows' losses. */
+static void tt__fuse_TOKEN_LOSSES(tt_tape *t, int k, int32_t root)
+{
+    const int32_t logits = t->code[k].in[0];
+    tt__loss_head h;
+    if (!tt__find_loss_head(t, k, root, &h)) return;
+    h.fused.op = TT__OP_LINEAR_TOKEN_LOSSES;
+    h.fused.in[2] = 0;
+    const tt__instr forward = h.fused;
+    const int uses = tt__uses(t, logits), op = TT__OP_TOKEN_LOSSES_BACKWARD;
+    if (uses != 1 && (uses != 2 || !tt__fuse_head_backward(t, logits, op, &h))) return;
+    if (h.back >= 0) {
+        h.fused.in[2] = t->code[h.back].in[3];
+        h.fused.out[0] = 0;
+        for (int b = h.back; b < h.last; b++) if (b != h.fill) tt__drop(t, b);
+        tt__put(t, h.last, &h.fused);
+    }
+    tt__drop(t, h.linear);
+    tt__put(t, k, &forward);
+}
+
+static const tt__rules tt__rules_TOKEN_LOSSES = {tt__shape_TOKEN_LOSSES, tt__layout_of_whole_rows,
+    {NULL, "-01gB", "0", TT__OP_TOKEN_LOSSES_BACKWARD}, tt__row_pairs_bytes, NULL, tt__check_CROSS_ENTROPY,
+    NULL, tt__fuse_TOKEN_LOSSES};
+
+static bool tt__shape_TOKEN_LOSSES_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    out[0] = *tt__in(t, i, 1);
+    return tt__float_in(t, i, 1) && tt__shape_in(t, i, 3, &out[0], 1);
+}
+
+static bool tt__layout_TOKEN_LOSSES_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
+                                             tt__split *out)
+{
+    (void)t;
+    out[0] = in[1];
+    return in[1] <= TT__ROWS && tt__laid_out(i, in, 2, in[1]) && tt__laid_out(i, in, 3, in[1]) &&
+           tt__laid_out(i, in, 4, in[1]);
+}
+
+static const tt__rules tt__rules_TOKEN_LOSSES_BACKWARD = {tt__shape_TOKEN_LOSSES_BACKWARD,
+    tt__layout_TOKEN_LOSSES_BACKWARD};
+
+static bool tt__shape_LINEAR_TOKEN_LOSSES(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 3);
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
+    if (i->in[2] && !tt__shape_in(t, i, 2, x, 1)) return false;
+    tt__set_shape(&out[0], TT_F32, x, 1);
+    out[1] = *x;
+    tt__set_fixed(&out[3], TT_F32, w->rows, w->cols);
+    tt__set_fixed(&out[4], TT_F32, 1, w->rows);
+    return tt__fixed_in(t, i, 3, w->rows, x->cols) && tt__fixed_in(t, i, 4, 1, w->rows);
+}
+
+static bool tt__layout_LINEAR_TOKEN_LOSSES(const tt_tape *t, const tt__instr *i, const tt__split *in,
+                                           tt__split *out)
+{
+    bool fits = in[0] <= TT__ROWS;
+    (void)t;
+    for (int k = 1; k < 5; k++) fits = fits && tt__laid_out(i, in, k, k < 3 ? in[0] : TT__WHOLE);
+    out[0] = out[1] = in[0];
+    out[3] = out[4] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
+    return fits;
+}
+
+static const tt__rules tt__rules_LINEAR_TOKEN_LOSSES = {tt__shape_LINEAR_TOKEN_LOSSES,
+    tt__layout_LINEAR_TOKEN_LOSSES, {NULL}, tt__cpu_LINEAR_CROSS_ENTROPY, tt__cuda_LINEAR_CROSS_ENTROPY,
     tt__check_CROSS_ENTROPY, NULL, NULL, tt__flops_LINEAR_CROSS_ENTROPY};
 
 /* ------------------------------------------------------------------------------------- soft_cross_entropy */

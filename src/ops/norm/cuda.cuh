@@ -340,8 +340,9 @@ cudaError_t run_rmsnorm(const tt__launch *l)
 }
 TT__RUN_BY(RMSNORM, run_rmsnorm)
 
-// Stores a block's sums over its rows: dw and db to `to` (2, cols) or, if `sums`, dw, db and ds to `to`
-// (3, cols). memory: shared memory (TEAMS, 4, threads of a row), if the block has several teams.
+// Stores a block's sums over its rows: dw and db to `to` (2, cols) or, if `sums`, dw, db and ds (the column
+// sums of dx) to `to` (3, cols). memory: shared memory (TEAMS, 4, threads of a row), if the block has several
+// teams.
 template <int TEAMS>
 __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const row_thread &t, int team,
                                                   float4 *memory, const float (&dw)[8], const float (&db)[8],
@@ -418,7 +419,8 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     tt__begin_kernel();
     typedef backward_block<NARROW, X> B;
     constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
-    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // used by turns: bit TURN (a power of 2) of `left`
+    // There are two copies, used in alternate turns: bit TURN (a power of 2) of `left` chooses the copy.
+    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]);
     TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
@@ -441,7 +443,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MAX, 1)
     const int64_t from = (int64_t)blockIdx.x * rows_each;
     const int64_t end = min(x.rows, from + rows_each);
     int left = (int)(end - from) - team;
-    // Bytes from dy to x. Both have the same ld, so that one pointer serves both.
+    // Bytes from dy to x. dy and x have the same ld, so that one pointer serves both.
     const int64_t beside = X != ANY ? (char *)x.data - (char *)dy.data : 0;
     const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to drop.to
     move_rows(from + team, dy, dx, stats);
@@ -619,7 +621,7 @@ cudaError_t run_rmsnorm_backward(const tt__launch *l)
     tt__launch part;
     cudaError_t e = cudaSuccess;
     for (int k = 0; e == cudaSuccess && tt__norm_launch(l, 1, k, &part); k++) {
-        part.out[2].data = NULL; // the column sums of dx, which are those of all groups
+        part.out[2].data = NULL; // the column sums of dx are computed below, for all groups at once
         e = run_layernorm_backward(&part);
     }
     return e == cudaSuccess && l->out[2].data ? run_column_sums(l, &l->out[0], &l->out[2], l->add[2]) : e;
@@ -716,8 +718,8 @@ __global__ void __launch_bounds__(256) softmax(tt__mat x, tt__mat y, bool add, b
     }
 }
 
-// Computes y = x / max(norm, eps), and stores the factor to `inverse` unless its data is NULL. Reads a row
-// twice.
+// Computes y = x / max(norm, eps), and stores 1 / max(norm, eps) to `inverse` unless inverse.data is NULL.
+// Reads a row twice.
 template <int GROUP>
 __global__ void __launch_bounds__(256) normalize(tt__mat x, tt__mat y, tt__mat inverse, float eps, bool add,
                                                  bool wide)

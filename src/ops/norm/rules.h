@@ -9,7 +9,7 @@
 
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
-/* Returns how many groups of columns a norm's row has, each with a mean of its own: 1 but for rmsnorm. */
+/* Returns how many groups of columns a norm's row has, each with a mean of its own: 1, except for rmsnorm. */
 static int64_t tt__norm_groups(const tt__instr *i) { return tt__max(1, i->attr.heads); }
 
 /* The shape rule of norms: reads x, w and maybe b; makes y and statistics. A group of columns has as many
@@ -30,7 +30,8 @@ static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out)
                                      tt__instr_name(i), eps);
 }
 
-/* Returns the last layout that a norm's rows may have: groups of columns may be on different ranks. */
+/* Returns the last value of tt__split that the layout of a norm's rows may have. With groups, the columns may
+   be divided too, because whole groups may be on different ranks. */
 static tt__split tt__norm_split(const tt__instr *i) { return i->attr.heads ? TT__COLS : TT__ROWS; }
 
 static bool tt__layout_of_norm(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)

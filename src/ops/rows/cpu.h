@@ -104,6 +104,12 @@ TT__ROWS_FN(patches_rows)
 
 TT__RUN_ROWS(PATCHES, TT__K(patches_rows)(l, from, to, scratch))
 
+/* Returns the factor of the sum of a sequence of n rows. */
+TT__INLINE float TT__K(pool_factor)(const tt__launch *l, int32_t n)
+{
+    return l->instr->attr.sums ? 1.0f : 1.0f / (float)n;
+}
+
 TT__ROWS_FN(mean_pool_rows)
 {
     const int32_t *start = (const int32_t *)l->in[1].data;
@@ -116,7 +122,7 @@ TT__ROWS_FN(mean_pool_rows)
             TT__K(axpby)(sum, 1, sum, 1, x, n);
         }
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], s, TT__K(scratch_row)(scratch, n, 2));
-        TT__K(axpby)(y, 1.0f / (float)(start[s + 1] - start[s]), sum, 0, NULL, n);
+        TT__K(axpby)(y, TT__K(pool_factor)(l, start[s + 1] - start[s]), sum, 0, NULL, n);
         TT__K(row_end)(&l->out[0], l->add[0], s, y, scratch, 3);
     }
 }
@@ -134,7 +140,7 @@ TT__ROWS_FN(mean_pool_backward_rows) /* [from, to) counts sequences, not rows */
         const float *dy = TT__K(row_in)(&l->in[0], s, scratch, 1);
         for (int64_t r = start[s]; r < start[s + 1]; r++) {
             float *dx = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
-            TT__K(axpby)(dx, 1.0f / (float)(start[s + 1] - start[s]), dy, 0, NULL, n);
+            TT__K(axpby)(dx, TT__K(pool_factor)(l, start[s + 1] - start[s]), dy, 0, NULL, n);
             TT__K(row_end)(&l->out[0], l->add[0], r, dx, scratch, 2);
         }
     }

@@ -48,16 +48,18 @@ __device__ __forceinline__ int64_t sequence_of(const int32_t *start, int64_t seq
     return low;
 }
 
-// Computes dx[r] = dy[s] / (number of rows of sequence s), where s is the sequence of row r. Writes dx once.
+// Computes dx[r] = dy[s] / (number of rows of sequence s) or, if `sums`, dx[r] = dy[s], where s is the
+// sequence of row r. Writes dx once.
 struct op_mean_pool_backward {
     static constexpr int KIND = RARE;
     const int32_t *start;
     int64_t seqs;
+    bool sums;
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         const int64_t s = sequence_of(start, seqs, r);
-        const float scale = 1.0f / (float)(start[s + 1] - start[s]);
+        const float scale = sums ? 1.0f : 1.0f / (float)(start[s + 1] - start[s]);
         load_group(v, g.a, s, c, n, g.vector);
         TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
         return true;
@@ -66,7 +68,7 @@ struct op_mean_pool_backward {
 
 cudaError_t run_mean_pool_backward(const tt__launch *l)
 {
-    const op_mean_pool_backward op = {(const int32_t *)l->in[1].data, l->in[0].rows};
+    const op_mean_pool_backward op = {(const int32_t *)l->in[1].data, l->in[0].rows, l->instr->attr.sums};
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], true, op);
 }
 TT__RUN_BY(MEAN_POOL_BACKWARD, run_mean_pool_backward)
@@ -178,10 +180,10 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
     }
 }
 
-// Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence; each warp of the
-// block sums every eighth row. Reads x once.
+// Sets y[s] to the mean or, if `sums`, to the sum of the rows of sequence s. A block sums 256 columns of a
+// sequence; each warp of the block sums every eighth row. Reads x once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
-                                                             bool add, bool vector)
+                                                             bool add, bool sums, bool vector)
 {
     tt__begin_kernel();
     const int64_t s = blockIdx.x, from = start[s], to = start[s + 1], column = (int64_t)blockIdx.y * 256;
@@ -195,7 +197,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const in
         TT__UNROLL for (int k = 0; k < 4; k++)
             TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[k][j];
     }
-    float mean = sum_warps(sum) * (1.0f / (float)(to - from));
+    float mean = sum_warps(sum) * (sums ? 1.0f : 1.0f / (float)(to - from));
     const int64_t at = s * y.ld + column + threadIdx.x;
     if (column + threadIdx.x >= y.cols) return;
     if (add) mean += load_any(y.data, y.dtype, at);
@@ -208,7 +210,8 @@ cudaError_t run_mean_pool(const tt__launch *l)
     const tt__mat *y = &l->out[0];
     if (!y->rows) return cudaSuccess;
     return TT__LAUNCH(mean_pool, dim3((unsigned)y->rows, blocks_for(y->cols, 256)), TT__ROW_THREADS, 0,
-                      d->stream, l->in[0], (const int32_t *)l->in[1].data, *y, l->add[0], is_wide(&l->in[0]));
+                      d->stream, l->in[0], (const int32_t *)l->in[1].data, *y, l->add[0], l->instr->attr.sums,
+                      is_wide(&l->in[0]));
 }
 TT__RUN_BY(MEAN_POOL, run_mean_pool)
 

@@ -55,6 +55,13 @@ tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start)
     return tt__record(t, tt__new_instr(TT__OP_MEAN_POOL), "vv", x, seq_start);
 }
 
+tt_value tt_sum_pool(tt_tape *t, tt_value x, tt_value seq_start)
+{
+    tt__instr i = tt__new_instr(TT__OP_MEAN_POOL);
+    i.attr.sums = true;
+    return tt__record(t, i, "vv", x, seq_start);
+}
+
 static tt_status tt__check_MEAN_POOL(const tt__launch *l) { return tt__check_starts(l, 1, l->in[0].rows); }
 
 static const tt__rules tt__rules_MEAN_POOL = {tt__shape_MEAN_POOL, tt__layout_by_columns,
