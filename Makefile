@@ -48,6 +48,12 @@ JOINED   := tinytrain.h tinytrain_cuda.cu
 PRODUCTS ?= $(shell $(PYTHON) -c '' 2> /dev/null || echo 1)
 JOINED_IN := $(if $(PRODUCTS),.,$(B)/lines)
 
+# Tests and benchmarks call private functions. So that each does not compile the library anew, join.py writes
+# the header in two parts: PARTS/tinytrain.h, which is compiled once, and PARTS/declared/tinytrain.h, which the
+# programs include.
+PARTS    := $(B)/parts
+DECLARED := -I$(PARTS)/declared -DTT__KERNELS_ELSEWHERE
+
 # Beside each object, compilers write a file *.d with the headers of this repository that the object needs.
 LIBS    := -lm -lpthread
 STRICT  := -std=c99 -Wall -Wextra -Wpedantic
@@ -73,7 +79,8 @@ $(JOINED): $(B)/joined
 $(B)/joined: FORCE
 	@mkdir -p $(B)/lines
 	@if $(PYTHON) -c '' 2> /dev/null; then \
-	    $(PYTHON) tools/join.py && $(PYTHON) tools/join.py --lines --out $(B)/lines; \
+	    $(PYTHON) tools/join.py && $(PYTHON) tools/join.py --lines --out $(B)/lines && \
+	    $(PYTHON) tools/join.py --parts $(PARTS) $(if $(PRODUCTS),,--lines); \
 	elif [ -e $@ ] && [ -z "$$(find $(JOINED) -newer $@)" ] && [ -n "$$(find src -type f -newer $@)" ]; then \
 	    echo 'src/ has changed, but $(PYTHON) is not there: $(JOINED) are as they were' >&2; fi
 	@[ -e $@ ] && [ -z "$$(find $(JOINED) $(B)/lines -type f -newer $@)" ] || touch $@
@@ -106,6 +113,11 @@ endif
 $(B)/kernels.o: tinytrain.h $(B)/flags
 	$(call compile,$(CFLAGS) $(KERNELS_CFLAGS) -DTINYTRAIN_IMPLEMENTATION -DTT__KERNELS_ONLY -x c)
 
+# The library for programs that include PARTS/declared/tinytrain.h. kernels.o follows, since the linker takes
+# the first of two definitions.
+$(B)/part.o: tinytrain.h $(B)/flags
+	$(CC) $(CPPFLAGS) $(STRICT) $(CFLAGS) $(SHARED) -Wno-unused-function -DTINYTRAIN_IMPLEMENTATION \
+	    $(DEPENDS) -x c -c $(PARTS)/tinytrain.h -o $@
 # The examples use only the public API, so tinytrain.h is compiled once for all of them. -Wno-unused-function:
 # clang does not treat the file that it compiles as a header, and warns of unused inline functions.
 $(B)/tinytrain.o: tinytrain.h $(B)/flags
@@ -116,7 +128,7 @@ $(B)/stb: FORCE
 	@{ echo '#include <stb/stb_image.h>' | $(CC) $(CPPFLAGS) $(CFLAGS) -M -x c - 2> /dev/null | \
 	    grep -o '[^ ]*stb_image.h' || echo none; } > $@.now
 	@cmp -s $@.now $@ || cp $@.now $@
-$(B)/vit_l16.o $(B)/mpi_vit_l16 $(B)/cuda/vit_l16.c.o: $(B)/stb
+$(B)/vit_l16.o $(B)/mpi_vit_l16.o $(B)/cuda/vit_l16.c.o: $(B)/stb
 $(EXAMPLES:%=%.o): $(B)/%.o: examples/%.c tinytrain.h $(B)/flags
 	$(call compile,$(CFLAGS) -DTT__ELSEWHERE)
 $(EXAMPLES): $(B)/%: $(B)/%.o $(B)/tinytrain.o $(KERNELS)
@@ -161,6 +173,11 @@ $(B)/cuda/tinytrain_cuda.o: tinytrain_cuda.cu tinytrain.h $(B)/flags
 	@! grep -B 1 -E '[1-9][0-9]* bytes spill' $@.txt || { echo 'registers are spilled' >&2; rm $@; exit 1; }
 $(B)/cuda/%.c.o: %.c tinytrain.h $(B)/flags
 	$(call compile,$(CFLAGS) -DTINYTRAIN_CUDA)
+$(B)/cuda/test_%.c.o: tests/test_%.c tinytrain.h $(B)/flags
+	$(call compile,$(CFLAGS) -DTINYTRAIN_CUDA $(if $(filter test_$*,$(OWN)),,$(DECLARED)))
+$(B)/cuda/part.o: tinytrain.h $(B)/flags
+	$(CC) $(CPPFLAGS) $(STRICT) $(CFLAGS) -Wno-unused-function -DTINYTRAIN_IMPLEMENTATION -DTINYTRAIN_CUDA \
+	    $(DEPENDS) -x c -c $(PARTS)/tinytrain.h -o $@
 $(B)/cuda/%: $(B)/cuda/%.c.o $(B)/cuda/tinytrain_cuda.o
 	$(CC) $(CFLAGS) $(filter %.o,$^) -o $@ $(LDFLAGS) $(CUDA_LIBS) $(LIBS)
 

@@ -9516,7 +9516,7 @@ static bool tt__fuse_head_backward(const tt_tape *t, int32_t logits, int op, tt_
 
 /* The min bytes of logits for which linear + cross_entropy are fused. Logits of fewer bytes are stored
    whole. */
-#ifndef TT__LOSS_WHOLE
+#ifndef TT__LOSS_WHOLE /* tests set a smaller number */
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
 
@@ -22769,7 +22769,7 @@ static int tt__process_of(const tt__device_group *c, int rank) { return rank / c
 
 /* Bytes of staging memory: max bytes that a rank copies to the host at once, for other ranks that cannot load
    from the rank's memory. */
-#ifndef TT__STAGE /* tests set a smaller number */
+#ifndef TT__STAGE /* tests define a smaller number */
 #define TT__STAGE ((size_t)4 << 20)
 #endif
 /* Max number of batches of messages in flight between processes. The batches divide the TT__STAGE bytes of
@@ -22779,7 +22779,7 @@ enum { TT__NET_FLIGHTS = 8 };
 /* Max bytes of a message. With MPI's header, a message stays below the size from which MPI asks the receiver
    before it sends (Open MPI over TCP: 65536 bytes). The answer would queue behind the data that the receiver
    sends, so the two directions of a link would run in turn, not at once. */
-#ifndef TT__NET_MESSAGE /* tests set a smaller number */
+#ifndef TT__NET_MESSAGE /* tests define a smaller number */
 #define TT__NET_MESSAGE ((size_t)61440)
 #endif
 /* Max number of requests, one for each message, to send `bytes` bytes to all processes and receive `bytes`
@@ -26849,7 +26849,7 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
    is built. The cost is the simulated seconds of a step or, if only recomputation may change, FLOPs. */
 
 /* Max total number of instructions that the estimates of one choice process, about 0.3 us per instruction. */
-#ifndef TT__ESTIMATES /* tests make it smaller */
+#ifndef TT__ESTIMATES /* tests set a smaller number */
 #define TT__ESTIMATES 1200000
 #endif
 #define TT__FOR_CONFIGURATIONS (TT__ESTIMATES / 4 * 3)

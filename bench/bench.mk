@@ -16,10 +16,10 @@ bench: $(BENCHES)
 	@for b in $(MEASURED); do echo "== $$b" >&2; $$b $(A) || exit 1; done
 
 $(BENCHES:%=%.o): $(B)/%.o: bench/%.c tinytrain.h $(B)/flags
-	$(call compile,$(CFLAGS) $(SHARED))
+	$(call compile,$(CFLAGS) $(DECLARED))
 $(B)/gpt2_step.o: bench/peers/gpt2_step.c tinytrain.h $(B)/flags
-	$(call compile,$(CFLAGS) $(SHARED))
-$(BENCHES) $(B)/gpt2_step: $(B)/%: $(B)/%.o $(KERNELS)
+	$(call compile,$(CFLAGS) $(DECLARED))
+$(BENCHES) $(B)/gpt2_step: $(B)/%: $(B)/%.o $(B)/part.o $(KERNELS)
 	$(link)
 
 # Programs that need no library but tinytrain. gemm_openblas also needs OpenBLAS, and gemm_onednn oneDNN.

@@ -6,9 +6,6 @@
 #define _GNU_SOURCE
 #endif
 #include <sys/resource.h>
-#define TINYTRAIN_MPI
-#define TT__TENSOR_LEAST 1 /* tensor ranks divide small layers too */
-#define TT__NET_MESSAGE ((size_t)1000) /* most collectives need several messages */
 #define main ranks_of_one_process
 #include "test_parallel.c"
 #undef main
@@ -428,6 +425,8 @@ int main(int argc, char **argv)
     int level, status;
     (void)ranks_of_one_process;
     if (argc < 3) return 2;
+    set_limits();
+    tt__limit_tensor_least = 1; /* tensor ranks divide small layers too */
     shared_folder = argv[1];
     local = atoi(argv[2]);
     if (argc > 5 && strcmp(argv[3], "open") == 0) { /* arguments: FOLDER LOCAL open TIMEOUT KIND */

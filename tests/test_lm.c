@@ -4,7 +4,6 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#define TT__TENSOR_LEAST 1 /* tensor ranks divide these small layers, too */
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
@@ -2038,4 +2037,8 @@ static const test_case tests[] = {
     TEST_CASE(refused_merges_change_nothing), TEST_CASE(adapters_beside_factors),
 };
 
-int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
+int main(int argc, char **argv)
+{
+    tt__limit_tensor_least = 1; /* tensor ranks divide these small layers, too */
+    return test_main(argc, argv, tests, TEST_COUNT(tests));
+}

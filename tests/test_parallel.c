@@ -8,12 +8,6 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-/* options of the header, as variables that tests set */
-static long pieces_from = 1, update_from = 1, loss_whole = 16L << 20, together = 1L << 16;
-#define TT__PIECES_FROM pieces_from
-#define TT__UPDATE_FROM update_from
-#define TT__LOSS_WHOLE loss_whole
-#define TT__OFFLOAD_TOGETHER ((size_t)together)
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
@@ -515,9 +509,9 @@ TEST(ranks_split_large_tensors_only)
 {
     setup s = setup_of(ones[0], "bf16-mixed", 4, 2);
     s.vocab = 65536 / WIDTH; /* the table is just large enough to be divided */
-    pieces_from = 65536;
+    tt__limit_pieces_from = 65536;
     same_bits(s, some, TEST_COUNT(some));
-    pieces_from = 1;
+    tt__limit_pieces_from = 1;
 }
 
 TEST(ranks_with_a_loss_in_chunks) /* the forward of a loss in chunks computes the loss's gradient, too */
@@ -525,7 +519,7 @@ TEST(ranks_with_a_loss_in_chunks) /* the forward of a loss in chunks computes th
     static char text[1 << 18];
     setup s = setup_of(some[0], "32-true", 4, 2);
     net n;
-    loss_whole = 1;
+    tt__limit_loss_whole = 1;
     s.capacity = 600;
     s.poison = true;
     if (open_net(&n, &s, false)) {
@@ -536,7 +530,7 @@ TEST(ranks_with_a_loss_in_chunks) /* the forward of a loss in chunks computes th
     same_bits(s, some, TEST_COUNT(some));
     s.precision = "16-mixed";
     same_bits(s, some, TEST_COUNT(some));
-    loss_whole = 16L << 20;
+    tt__limit_loss_whole = 16L << 20;
 }
 
 TEST(ranks_step_at_once)
@@ -941,8 +935,8 @@ TEST(updates_in_the_backward)
             s.on = on[k];
             s.offload = (k + p) % 3 == 1 ? "optimizer,parameters" : NULL;
             s.late = (k + p) % 2;
-            update_from = from[(k + p) % 3];
-            pieces_from = k == 2 ? 5000 : 1; /* smaller tensors are summed at the end */
+            tt__limit_update_from = from[(k + p) % 3];
+            tt__limit_pieces_from = k == 2 ? 5000 : 1; /* smaller tensors are summed at the end */
             if (train(&s, &many)) same_outcome(&s, &one[sums_micros(s.on)], &many, true, __LINE__);
             free_outcome(&many);
         }
@@ -950,7 +944,7 @@ TEST(updates_in_the_backward)
         free_outcome(&one[0]);
         free_outcome(&one[1]);
     }
-    update_from = pieces_from = 1;
+    tt__limit_update_from = tt__limit_pieces_from = 1;
 }
 
 TEST(states_resume_on_other_ranks)
@@ -1594,14 +1588,14 @@ TEST(vit_l16_on_four_ranks)
     o.compile.device = "cpu*4";
     o.compile.parallel.zero = 3;
     o.compile.recompute = "blocks";
-    pieces_from = 65536;
+    tt__limit_pieces_from = 65536;
     REQUIRE(tt_vit_new(ctx, &v, &c) == TT_OK);
     const tt_model model = tt_vit_classifier(&v);
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         o.compile.offload = rows[k].offload;
         o.max_seqs = rows[k].images;
         o.compile.accumulate = rows[k].images < 64;
-        together = k ? 32L << 20 : together;
+        tt__limit_offload_together = k ? 32L << 20 : tt__limit_offload_together;
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         if (CHECK(t != NULL)) {
             const tt_plan plan = tt_program_plan(tt_trainer_program(t));
@@ -1610,8 +1604,8 @@ TEST(vit_l16_on_four_ranks)
         }
         tt_trainer_free(t);
     }
-    together = 1L << 16;
-    pieces_from = 1;
+    tt__limit_offload_together = 1L << 16;
+    tt__limit_pieces_from = 1;
     tt_vit_free(&v);
     TEST_CLOSE(ctx, &a);
 }
@@ -1644,4 +1638,16 @@ static const test_case tests[] = {
     TEST_CASE(vit_l16_on_four_ranks),
 };
 
-int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
+/* Lets ranks and offload divide the small tensors of these tests. */
+static void set_limits(void)
+{
+    tt__limit_pieces_from = 1;
+    tt__limit_update_from = 1;
+    tt__limit_offload_together = 1L << 16;
+}
+
+int main(int argc, char **argv)
+{
+    set_limits();
+    return test_main(argc, argv, tests, TEST_COUNT(tests));
+}

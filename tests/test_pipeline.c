@@ -6,11 +6,6 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-/* options of the header, as variables that tests set */
-static long pieces_from = 1, together = 1L << 14, tensor_least = 1000000;
-#define TT__PIECES_FROM pieces_from
-#define TT__OFFLOAD_TOGETHER ((size_t)together)
-#define TT__TENSOR_LEAST tensor_least
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
@@ -532,7 +527,7 @@ TEST(the_copies_of_a_tied_table_stay_alike)
 
 TEST(stages_of_split_layers)
 {
-    tensor_least = 1000;
+    tt__limit_tensor_least = 1000;
     setup s = setup_of("cpu*4", 2, "1f1b", 3), alone = setup_of("cpu*2", 1, NULL, 3);
     s.tensor = alone.tensor = 2;
     for (int sequence = 0; sequence < 2; sequence++) {
@@ -542,7 +537,7 @@ TEST(stages_of_split_layers)
         free_outcome(&a);
         free_outcome(&b);
     }
-    tensor_least = 1000000;
+    tt__limit_tensor_least = 1000000;
 }
 
 /* A run that stops, is saved, and resumes with another number of stages equals an uninterrupted run. */
@@ -958,4 +953,9 @@ static const test_case tests[] = {
     TEST_CASE(stages_that_are_apart_are_refused),
 };
 
-int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
+int main(int argc, char **argv)
+{
+    tt__limit_pieces_from = 1;
+    tt__limit_offload_together = 1L << 14;
+    return test_main(argc, argv, tests, TEST_COUNT(tests));
+}

@@ -3,13 +3,6 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-/* options of the header, as variables that tests set */
-static long pieces_from = 1, update_from = 65536, together = 4096;
-#define TT__PIECES_FROM pieces_from
-#define TT__UPDATE_FROM update_from
-#define TT__OFFLOAD_TOGETHER ((size_t)together)
-static int test_estimates = 400000;
-#define TT__ESTIMATES test_estimates
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
@@ -61,4 +54,10 @@ static const test_case tests[] = {
     TEST_CASE(allocation_failures),
 };
 
-int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
+int main(int argc, char **argv)
+{
+    tt__limit_pieces_from = 1;
+    tt__limit_offload_together = 4096;
+    tt__limit_estimates = 400000;
+    return test_main(argc, argv, tests, TEST_COUNT(tests));
+}

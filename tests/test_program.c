@@ -2,7 +2,6 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#define TT__PIECES_FROM 1 /* small tensors, too, can be kept in the host's memory */
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
@@ -50,4 +49,8 @@ static const test_case tests[] = {
     TEST_CASE(an_optimizer_of_the_caller),
 };
 
-int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
+int main(int argc, char **argv)
+{
+    tt__limit_pieces_from = 1; /* small tensors, too, can be kept in the host's memory */
+    return test_main(argc, argv, tests, TEST_COUNT(tests));
+}

@@ -3,15 +3,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include <stdint.h>
-static int64_t tensor_least = 1, loss_whole = 0; /* tiny layers and losses are divided, too */
-static int64_t state_small = 4096;
 #define TINYTRAIN_IMPLEMENTATION
-#define TT__TENSOR_LEAST tensor_least
-#define TT__LOSS_WHOLE loss_whole
-#define TT__STATE_SMALL state_small
-#define TT__PIECES_FROM 256
-#define TT__UPDATE_FROM 1
 #include "tinytrain.h"
 #include "test.h"
 
@@ -587,8 +579,8 @@ static int regions(bool vit, const char *size, int ranks, double *millions)
 TEST(regions_of_real_architectures)
 {
     double millions;
-    tensor_least = 1000000;
-    loss_whole = (int64_t)16 << 20;
+    tt__limit_tensor_least = 1000000;
+    tt__limit_loss_whole = (int64_t)16 << 20;
     CHECK(regions(false, NULL, 2, &millions) == 12 + 1); /* the table of words is one more region */
     CHECK_NEAR(millions, 42.5 + 23.44, 0.05);
     CHECK(regions(false, NULL, 4, &millions) == 12); /* 4 does not divide the rows of the table */
@@ -597,10 +589,10 @@ TEST(regions_of_real_architectures)
     CHECK(regions(true, "L/16", 4, &millions) == 48);
     CHECK(regions(true, "S/16", 4, &millions) == 12); /* 4 ranks cannot divide the 6 heads of S/16 */
     CHECK(regions(true, "Ti/16", 2, &millions) == 0); /* the layers are too small to be divided */
-    tensor_least = 1;
+    tt__limit_tensor_least = 1;
     CHECK(regions(true, "S/16", 4, &millions) == 12);
     CHECK(regions(true, "S/16", 2, &millions) == 24);
-    loss_whole = 0;
+    tt__limit_loss_whole = 0;
 }
 
 /* Rows that are gathered for the forward are gathered a second time for the backward, unless recompute is
@@ -814,7 +806,7 @@ TEST(data_and_tensor_ranks)
 TEST(states_of_8_bits)
 {
     static trained first;
-    state_small = 256;
+    tt__limit_state_small = 256;
     for (int kind = 0; kind < NETS; kind++)
         for (int k = 0; k < 6; k++) {
             tt_compile_options o = options_of(k ? "cpu*4" : "cpu*2", 2, kind % 2);
@@ -832,7 +824,7 @@ TEST(states_of_8_bits)
             CHECK(memcmp(one.value, many.value, sizeof one.value) != 0);
             CHECK_NEAR(many.loss, one.loss, 1e-2 * fabs(one.loss));
         }
-    state_small = 4096;
+    tt__limit_state_small = 4096;
 }
 
 /* A state of 8 bits resumes with equal bits, but not with another number of tensor ranks. */
@@ -843,7 +835,7 @@ TEST(states_of_8_bits_resume)
         {"cpu*2", 2, 1, true}, {"cpu*4", 2, 1, true}, {"cpu*4", 2, 3, true}, {"cpu", 1, 1, false},
         {"cpu*2", 1, 1, false}};
     const char *path = test_path(test_folder(), "state");
-    state_small = 256;
+    tt__limit_state_small = 256;
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         net n;
         tt_stats s;
@@ -869,7 +861,7 @@ TEST(states_of_8_bits_resume)
         if (k && rows[k].fits && rows[k].zero < 2) CHECK(memcmp(value[0], value[1], sizeof value[0]) == 0);
         close_net(&n);
     }
-    state_small = 4096;
+    tt__limit_state_small = 4096;
 }
 
 /* Updates in the backward change no bits, for shards over tensor ranks, also if data ranks divide the shards
@@ -1071,10 +1063,10 @@ TEST(plans_say_what_is_split)
         memset(&log, 0, sizeof log);
         n.ctx->options.logger.log = test__keep_log;
         n.ctx->options.logger.user = &log;
-        tensor_least = split ? 1 : 1000000;
+        tt__limit_tensor_least = split ? 1 : 1000000;
         tt_compile_options o = options_of("cpu*2", 2, false);
         n.p = tt_compile(n.t, n.loss, &o);
-        tensor_least = 1;
+        tt__limit_tensor_least = 1;
         REQUIRE(n.p != NULL);
         const tt_plan plan = tt_program_plan(n.p);
         for (int k = 0; k < n.ctx->n_params; k++) {
@@ -1101,4 +1093,11 @@ static const test_case tests[] = {TEST_CASE(gradients_of_ranks), TEST_CASE(gradi
     TEST_CASE(updates_in_the_backward), TEST_CASE(programs_split_alike), TEST_CASE(programs_share_tables),
     TEST_CASE(rounding_of_parts), TEST_CASE(plans_say_what_is_split)};
 
-int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
+int main(int argc, char **argv)
+{
+    tt__limit_tensor_least = 1; /* tiny layers and losses are divided, too */
+    tt__limit_loss_whole = 0;
+    tt__limit_pieces_from = 256;
+    tt__limit_update_from = 1;
+    return test_main(argc, argv, tests, TEST_COUNT(tests));
+}

@@ -2,7 +2,6 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#define TT__STATE_SMALL 60 /* an option of the header: the matrices of small models may have 8-bit states */
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
@@ -101,4 +100,8 @@ static const test_case tests[] = {
     TEST_CASE(features_once_without_memory),
 };
 
-int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
+int main(int argc, char **argv)
+{
+    tt__limit_state_small = 60; /* the matrices of small models may have 8-bit states */
+    return test_main(argc, argv, tests, TEST_COUNT(tests));
+}

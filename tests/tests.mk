@@ -1,35 +1,51 @@
 # Tests. Each test program and each check writes a log, B/NAME.log (see run.sh).
 
-TESTS    ?= $(wildcard tests/test_*.c)
+# test_cuda and test_peers need a GPU or the emulator of CUDA.
+TESTS    ?= $(filter-out tests/test_cuda.c tests/test_peers.c,$(wildcard tests/test_*.c))
 CHECKS   ?= $(wildcard tests/check_*.py)
 PROGRAMS := $(TESTS:tests/%.c=$(B)/%)
-# Programs are optimised as follows, unless the caller gives CFLAGS. Without optimisation, code other than
-# kernels compiles in half of the time of -O1. Only the tests named here run so long that optimising them
-# pays. WHOLE, which tests the kernels, is built from one file, as users build their programs.
+# Test programs call private functions of part.o, but for OWN, which change constants of the library, so that
+# each compiles a library of its own. Unless the caller gives CFLAGS, tests themselves are not optimised, and
+# part.o is. WHOLE, which tests the kernels, is built from one file, as users build their programs.
+OWN          := test_ops test_cuda test_peers
 WHOLE        ?= test_ops
-OPTIMIZED_O2 := test_planner
-OPTIMIZED_O1 := test_lm test_parallel test_ranks test_tensor test_trainer
-optimized    = $(if $(filter $(OPTIMIZED_O2),$*),-O2,$(if $(filter $(OPTIMIZED_O1),$*),-O1,-O0))
-TEST_CFLAGS  = $(if $(filter file,$(origin CFLAGS)),$(optimized),$(CFLAGS)) $(SHARED)
-$(PROGRAMS:%=%.o): $(B)/%.o: tests/%.c tinytrain.h $(B)/flags
+TEST_CFLAGS  := $(if $(filter file,$(origin CFLAGS)),-O0,$(CFLAGS)) $(SHARED)
+OWN_PROGRAMS := $(filter $(OWN:%=$(B)/%),$(PROGRAMS))
+$(OWN_PROGRAMS:%=%.o): $(B)/%.o: tests/%.c tinytrain.h $(B)/flags
 	$(call compile,$(if $(filter $(WHOLE),$*),$(CFLAGS),$(TEST_CFLAGS)) -Werror)
+$(patsubst %,%.o,$(filter-out $(OWN_PROGRAMS),$(PROGRAMS))): $(B)/%.o: tests/%.c tinytrain.h $(B)/flags
+	$(call compile,$(DECLARED) $(TEST_CFLAGS) -Werror)
 $(PROGRAMS): $(B)/%: $(B)/%.o
 	$(link)
+$(filter-out $(OWN_PROGRAMS),$(PROGRAMS)): $(B)/part.o
 $(filter-out $(WHOLE:%=$(B)/%),$(PROGRAMS)): $(KERNELS)
+$(patsubst %,$(B)/cuda/%,$(filter-out $(OWN),$(CUDA_TESTS))): $(B)/cuda/part.o
 
 # The programs that check_mpi.py starts in several processes, if MPI is installed.
 HAVE_MPI := $(if $(MPI),,$(if $(filter %check_mpi.py,$(CHECKS)),$(shell command -v $(MPICC))))
 mpicc     = OMPI_CC='$(1)' MPICH_CC='$(1)' $(MPICC)
-mpi_program = $(call mpicc,$(CC)) $(CPPFLAGS) $(STRICT) $(1) $(TEST_CFLAGS) -I$(JOINED_IN) -I. $< \
-              $(filter %.o,$^) -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
-MPI_NEEDS := $(wildcard examples/*.h tests/test*.h) tests/test_parallel.c tests/trainer/embedder.h tinytrain.h $(B)/flags
-$(B)/mpi_ranks: tests/mpi.c $(MPI_NEEDS) $(KERNELS)
-	$(mpi_program)
-$(B)/mpi_vit_l16 $(B)/mpi_gpt: $(B)/mpi_%: examples/%.c $(MPI_NEEDS) $(KERNELS)
-	$(call mpi_program,-DTINYTRAIN_MPI)
-$(EMU)/mpi_ranks: tests/mpi.c $(MPI_NEEDS) $(call emu_with,tinytrain_cuda,plain) $(EMU_SHARED)
-	$(call mpicc,$(CC)) $(CPPFLAGS) $(STRICT) -I$(JOINED_IN) $(EMU_C) $(SHARED) -O0 -g1 -c $< -o $@.o
-	$(call mpicc,$(CXX)) $@.o $(filter %.o,$^) -o $@ $(LINKED) $(LIBS)
+mpi       = $(call mpicc,$(CC)) $(CPPFLAGS) $(STRICT) -DTINYTRAIN_MPI $(TEST_CFLAGS)
+mpi_link  = $(call mpicc,$(1)) $(filter %.o,$^) -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
+# Most collectives need several messages of 1,000 bytes.
+MPI_PART := -DTT__NET_MESSAGE='((size_t)1000)' -DTINYTRAIN_IMPLEMENTATION -Wno-unused-function
+$(B)/mpi_part.o: tinytrain.h $(B)/flags
+	$(mpi) $(MPI_PART) $(DEPENDS) -x c -c $(PARTS)/tinytrain.h -o $@
+$(B)/mpi_ranks.o: tests/mpi.c tinytrain.h $(B)/flags
+	$(mpi) $(DECLARED) -Wno-unused-variable $(DEPENDS) -I. -c $< -o $@
+$(B)/mpi_ranks: $(B)/mpi_ranks.o $(B)/mpi_part.o $(KERNELS)
+	$(call mpi_link,$(CC))
+$(B)/mpi_tinytrain.o: tinytrain.h $(B)/flags
+	$(mpi) -Wno-unused-function -DTINYTRAIN_IMPLEMENTATION $(DEPENDS) -x c -c $(source) -o $@
+$(B)/mpi_vit_l16.o $(B)/mpi_gpt.o: $(B)/mpi_%.o: examples/%.c tinytrain.h $(B)/flags
+	$(mpi) -DTT__ELSEWHERE $(DEPENDS) -I$(JOINED_IN) -c $< -o $@
+$(B)/mpi_vit_l16 $(B)/mpi_gpt: %: %.o $(B)/mpi_tinytrain.o $(KERNELS)
+	$(call mpi_link,$(CC))
+$(EMU)/mpi_part.o: tinytrain.h $(B)/flags
+	$(mpi) $(MPI_PART) $(EMU_C) $(DEPENDS) -x c -c $(PARTS)/tinytrain.h -o $@
+$(EMU)/mpi_ranks.o: tests/mpi.c tinytrain.h $(B)/flags
+	$(mpi) $(DECLARED) -Wno-unused-variable $(EMU_C) $(DEPENDS) -c $< -o $@
+$(EMU)/mpi_ranks: $(EMU)/mpi_ranks.o $(EMU)/mpi_part.o $(call emu_with,tinytrain_cuda,plain) $(EMU_SHARED)
+	$(call mpi_link,$(CXX))
 ifneq ($(HAVE_MPI),)
 $(B)/check_mpi.log: $(B)/mpi_ranks $(B)/mpi_vit_l16 $(B)/mpi_gpt $(if $(HAVE_EMU),$(EMU)/mpi_ranks)
 endif
@@ -71,6 +87,7 @@ test: start $(LOGS)
 export TEST_PROGRESS := $(B)/progress
 $(LOGS): | start
 start:
+	@$(PYTHON) -c '' || { echo 'the tests need Python 3' >&2; exit 1; }
 	@mkdir -p $(B)
 	@sh tests/run.sh start $(TEST_PROGRESS) $(words $(LOGS)) '$(TEST_TIME)'
 

@@ -4,6 +4,9 @@
     tools/join.py                     writes tinytrain.h and tinytrain_cuda.cu
     tools/join.py --check             compares them with src/ and fails if they differ
     tools/join.py --lines --out DIR   writes them into DIR with #line: compilers name the files of src/
+    tools/join.py --parts DIR         writes DIR/tinytrain.h, whose private functions other objects can call,
+                                      and DIR/declared/tinytrain.h, which only declares all functions; with
+                                      --lines they have #line, too. See tests/tests.mk
 
 src/tinytrain.h and src/tinytrain_cuda.cu are the roots. join.py replaces each `#include "folder/file"` of a
 root by a line with the file's name and the file without its head; an empty line separates two files. The head
@@ -114,15 +117,64 @@ def join(root, joined, with_lines):
     return "\n".join(out) + "\n"
 
 
+def parts(text):
+    """Returns the header in two parts for the tests: functions and limits that every object can use, and their
+    declarations. Line numbers stay the same. Functions lose `static`, but for those that are inline, stand on
+    one line, or are declared by macros (the CPU's kernels). A limit is a macro beside whose #ifndef stands
+    "tests set"; TT__NAME becomes a variable tt__limit_name, which tests set."""
+    text = text.replace("#define TT__TABLE static", "#define TT__TABLE")
+    lines, ends, names = text.split("\n"), {}, set() # of a function: the lines of its { and }, its name
+    for brace in [k for k, line in enumerate(lines) if line == "{"]:
+        begin = brace - 1
+        while lines[begin].startswith(" "):
+            begin -= 1
+        declared = re.match(r"(static )?(?!TT__)[^(]*?(\w+)\(", lines[begin])
+        if declared and "inline" not in lines[begin]:
+            ends[brace] = lines.index("}", brace)
+            names.add(declared.group(2))
+    for k, line in enumerate(lines):
+        declared = re.match(r"static (?!inline)[^=(]*?(\w+)\(", line)
+        if declared and declared.group(1) in names:
+            lines[k] = line.removeprefix("static ")
+    shared, declared = lines, lines[:]
+    for k, line in enumerate(lines):
+        limit = re.match(r"#ifndef (TT__(\w+)) /\* tests set\b", line)
+        if limit:
+            value, comment = re.match(r"#define \w+ (.*?)( /\*.*)?$", lines[k + 1]).groups("")
+            name = "tt__limit_" + limit.group(2).lower()
+            kind = "size_t" if "size_t" in value else "double" if "." in value else "int64_t"
+            shared[k] = declared[k] = f"#define {limit.group(1)} {name}"
+            shared[k + 1], declared[k + 1] = f"{kind} {name} = {value}{comment}", f"extern {kind} {name}{comment}"
+            end = lines.index("#endif", k)
+            shared[end] = declared[end] = ";"
+    for brace, end in ends.items():
+        declared[brace - 1] += ";"
+        declared[brace:end + 1] = [""] * (end + 1 - brace)
+    return "\n".join(shared), "\n".join(declared)
+
+
+def write(path, text):
+    """Writes a file, if the text is not what the file has."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if not os.path.isfile(path) or open(path, encoding="utf-8", newline="").read() != text:
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+
+
 def main():
     parser = argparse.ArgumentParser(description="Joins src/ into tinytrain.h and tinytrain_cuda.cu.")
     parser.add_argument("--check", action="store_true", help="compare, and fail if they differ")
     parser.add_argument("--lines", action="store_true", help="write #line, for a developer's build")
     parser.add_argument("--out", default=".", metavar="DIR", help="the folder of the two files")
+    parser.add_argument("--parts", metavar="DIR", help="write tinytrain.h in parts, for the tests")
     options = parser.parse_args()
     joined, differ = set(), []
     texts = [join(root, joined, options.lines) for root in ROOTS]
     check_all_joined(joined)
+    if options.parts:
+        for folder, text in zip(("", "declared"), parts(texts[0])):
+            write(os.path.join(options.parts, folder, "tinytrain.h"), text)
+        return
     for root, text in zip(ROOTS, texts):
         path = os.path.join(options.out, root)
         old = open(path, encoding="utf-8", newline="").read() if os.path.isfile(path) else None

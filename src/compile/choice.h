@@ -24,7 +24,7 @@
    is built. The cost is the simulated seconds of a step or, if only recomputation may change, FLOPs. */
 
 /* Max total number of instructions that the estimates of one choice process, about 0.3 us per instruction. */
-#ifndef TT__ESTIMATES /* tests make it smaller */
+#ifndef TT__ESTIMATES /* tests set a smaller number */
 #define TT__ESTIMATES 1200000
 #endif
 #define TT__FOR_CONFIGURATIONS (TT__ESTIMATES / 4 * 3)

@@ -42,7 +42,7 @@ static int tt__process_of(const tt__device_group *c, int rank) { return rank / c
 
 /* Bytes of staging memory: max bytes that a rank copies to the host at once, for other ranks that cannot load
    from the rank's memory. */
-#ifndef TT__STAGE /* tests set a smaller number */
+#ifndef TT__STAGE /* tests define a smaller number */
 #define TT__STAGE ((size_t)4 << 20)
 #endif
 /* Max number of batches of messages in flight between processes. The batches divide the TT__STAGE bytes of
@@ -52,7 +52,7 @@ enum { TT__NET_FLIGHTS = 8 };
 /* Max bytes of a message. With MPI's header, a message stays below the size from which MPI asks the receiver
    before it sends (Open MPI over TCP: 65536 bytes). The answer would queue behind the data that the receiver
    sends, so the two directions of a link would run in turn, not at once. */
-#ifndef TT__NET_MESSAGE /* tests set a smaller number */
+#ifndef TT__NET_MESSAGE /* tests define a smaller number */
 #define TT__NET_MESSAGE ((size_t)61440)
 #endif
 /* Max number of requests, one for each message, to send `bytes` bytes to all processes and receive `bytes`

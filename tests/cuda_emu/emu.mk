@@ -93,7 +93,10 @@ $(EMU)/%.o: tests/cuda_emu/$$(name).cpp $(B)/flags
 $(EMU)/%.o: $$(name).cu tinytrain.h $(B)/flags
 	$(call emu_cxx,$(EMU_FLAGS_$(build)) $(EMU_DEFINES) -x c++)
 $(EMU)/%.c.o: $$(name).c tinytrain.h $(B)/flags
-	$(call compile,-Werror $(EMU_C) $(SHARED) $(EMU_C_FLAGS_$(build)))
+	$(call compile,-Werror $(EMU_C) $(SHARED) $(EMU_C_FLAGS_$(build)) $(if $(filter $(OWN),$(name)),,$(DECLARED)))
+$(EMU)/part.%.c.o: tinytrain.h $(B)/flags
+	$(CC) $(CPPFLAGS) $(STRICT) $(EMU_C) $(SHARED) $(EMU_C_FLAGS_$*) -Wno-unused-function \
+	    -DTINYTRAIN_IMPLEMENTATION $(DEPENDS) -x c -c $(PARTS)/tinytrain.h -o $@
 $(EMU)/kernels.o: tinytrain.h $(B)/flags
 	$(call compile,$(EMU_C) -O1 -g1 -DTT__LOSS_CHUNK=5 -DTINYTRAIN_IMPLEMENTATION -DTT__KERNELS_ONLY -x c)
 
@@ -107,6 +110,7 @@ EMU_SHARED := $(KERNELS:$(B)/%=$(EMU)/%)
 $(EMU_OF_CU): $(EMU)/%: $$(call emu_with,$$(name),$$(build))
 	$(emu_link)
 $(EMU_OF_C): $(EMU)/%: $(EMU)/$$(name).$$(build:trace=plain).c.o \
+                       $$(if $$(filter $$(OWN),$$(name)),,$(EMU)/part.$$(build:trace=plain).c.o) \
                        $$(call emu_with,tinytrain_cuda,$$(build)) $(EMU_SHARED)
 	$(emu_link)
 $(EMU)/step.plain: $(EMU)/gpu.plain.o

@@ -294,7 +294,7 @@ TEST(budgets_near_the_smallest)
             tried++;
             for (int few = 0; few < 2; few++) {
                 char what[400];
-                test_estimates = few ? 20000 : 400000;
+                tt__limit_estimates = few ? 20000 : 400000;
                 c.memory_budget = m.bytes[k];
                 tt_program *p = tt_compile(n.t, n.loss, &c);
                 snprintf(what, sizeof what, "network %d, %d items, device %s, recompute %s, offload %s, "
@@ -306,7 +306,7 @@ TEST(budgets_near_the_smallest)
                 tt_program_free(p);
             }
         }
-        test_estimates = 400000;
+        tt__limit_estimates = 400000;
         free_menu(&m);
         tt_tape_free(n.t);
         TEST_CLOSE(ctx, &a);
@@ -443,7 +443,7 @@ TEST(what_is_refused_names_what_fits)
         "budget", NULL, "optimizer,gradients,parameters,activations"};
     const int most_programs = 6 / test_every(3);
     int refused = 0, advised = 0, sets = 0;
-    test_estimates = 60000; /* lets small networks try all candidate sets, while larger ones search */
+    tt__limit_estimates = 60000; /* lets small networks try all candidate sets, while larger ones search */
     for (int seed = 0; seed < most_programs; seed++) {
         test_allocator a;
         net n;
@@ -511,7 +511,7 @@ TEST(what_is_refused_names_what_fits)
         tt_tape_free(n.t);
         TEST_CLOSE(ctx, &a);
     }
-    test_estimates = 400000;
+    tt__limit_estimates = 400000;
     const bool all = refused >= most_programs && advised >= most_programs / 4 && sets >= most_programs / 4;
     CHECK(all || TEST_SWEEP > 1);
 }
@@ -525,7 +525,7 @@ TEST(groups_that_fit_a_budget)
         perceptron n;
         tt_compile_options o = tt_compile_options_default();
         size_t bytes[2];
-        together = 0; /* groups of one parameter at a time */
+        tt__limit_offload_together = 0; /* groups of one parameter at a time */
         for (int large = 0; large < 2; large++) {
             REQUIRE(perceptron_new(&n));
             o.device = k ? "cpu" : "cuda";
@@ -537,7 +537,7 @@ TEST(groups_that_fit_a_budget)
             CHECK(p->chosen.halved == 0);
             tt_program_free(p);
             if (!large) perceptron_free(&n);
-            together = 32L << 20;
+            tt__limit_offload_together = 32L << 20;
         }
         CHECK(bytes[0] + each <= bytes[1]);
         for (int budget = 0; budget < 3; budget++) {
@@ -552,7 +552,7 @@ TEST(groups_that_fit_a_budget)
             }
         }
         perceptron_free(&n);
-        together = 4096;
+        tt__limit_offload_together = 4096;
     }
 }
 
@@ -580,8 +580,8 @@ TEST(candidates_against_all_sets)
         const int items = c[1].n, sets = 1 << (items < 12 ? items : 0);
         const bool some = items >= 8 && items <= 10;
         for (int k = 0; k < 2 && some; k++) {
-            test_estimates = (k ? 1 : 4) * sets * (t->n_code + 1);
-            c[k].left = test_estimates;
+            tt__limit_estimates = (k ? 1 : 4) * sets * (t->n_code + 1);
+            c[k].left = tt__limit_estimates;
             CHECK(tt__list_candidates(&c[k]) == TT_OK);
             CHECK(k ? c[k].n_list <= sets / 2 : c[k].n_list > sets);
         }
@@ -607,7 +607,7 @@ TEST(candidates_against_all_sets)
         TEST_CLOSE(ctx, &a);
     }
     CHECK(compared > 40);
-    test_estimates = 400000;
+    tt__limit_estimates = 400000;
 }
 
 static void say_kilobytes(void *user, size_t bytes, char *to, size_t capacity)
@@ -630,7 +630,7 @@ TEST(budgets_of_a_deep_network)
     tt_plan plan[4];
     char text[512], choice[128];
     const char *const policies[] = {"none", "cheap", "attention", "blocks"};
-    test_estimates = 50000;
+    tt__limit_estimates = 50000;
     for (int k = 0; k < 4; k++) {
         for (int32_t v = 1, sums = 0; v < t->n_values && k == 0; v++)
             if (strncmp(t->values[v].name, "add.", 4) == 0 && sums++ % 2 == 0)
@@ -679,7 +679,7 @@ TEST(budgets_of_a_deep_network)
     CHECK_ERROR(ctx, TT_ERR_BUDGET, ". A micro-batch of fewer rows (--batch) needs less; "
                 "--precision bf16-true ");
     CHECK(!strchr(tt_error(ctx), '"') && !strstr(tt_error(ctx), "bytes"));
-    test_estimates = 400000;
+    tt__limit_estimates = 400000;
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);
 }
@@ -694,7 +694,7 @@ TEST(no_fixed_options_beat_a_budget)
     test_allocator a;
     tt_context_options co = test_options(&a);
     co.verify = false;
-    test_estimates = 1200000; /* the library's default */
+    tt__limit_estimates = 1200000; /* the library's default */
     for (int k = 0; k < 2 * TEST_COUNT(offloads); k++) {
         if (TEST_SWEEP > 1 && k != 1) continue; /* thinned sweeps run only k 1, which takes a second */
         tt_context *ctx = open_apart(&co);
@@ -735,7 +735,7 @@ TEST(no_fixed_options_beat_a_budget)
         tt_vit_free(&m);
         TEST_CLOSE(ctx, &a);
     }
-    test_estimates = 400000;
+    tt__limit_estimates = 400000;
 }
 
 /* For ViT-L/16 a refusal names the smallest plan that the search reaches with larger budgets: exactly the
@@ -746,7 +746,7 @@ TEST(what_a_large_model_reaches_is_named)
     test_allocator a;
     tt_context_options co = test_options(&a);
     co.verify = false;
-    test_estimates = 1200000; /* the library's default */
+    tt__limit_estimates = 1200000; /* the library's default */
     tt_context *ctx = open_apart(&co);
     tt_vit m;
     tt_vit_config c = tt_vit_config_default("L/16");
@@ -772,7 +772,7 @@ TEST(what_a_large_model_reaches_is_named)
     }
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
-    test_estimates = 400000;
+    tt__limit_estimates = 400000;
 }
 
 /* Returns the seconds of a step of `micros` micro-batches. */
@@ -799,7 +799,7 @@ TEST(choices_count_micro_batches)
     o.compile.device = "cuda";
     o.max_seqs = 16;
     o.compile.accumulate = true;
-    test_estimates = 1200000; /* the library's default */
+    tt__limit_estimates = 1200000; /* the library's default */
     REQUIRE(tt_vit_new(ctx, &m, &c) == TT_OK);
     const tt_model model = tt_vit_classifier(&m);
     for (int k = 2; k >= 0; k--) {
@@ -819,7 +819,7 @@ TEST(choices_count_micro_batches)
     CHECK(seconds_on(&plan[1], MANY) < seconds_on(&plan[0], MANY));
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
-    test_estimates = 400000;
+    tt__limit_estimates = 400000;
 }
 
 /* The tape that estimates a plan shares the lists of block-sparse attention with the tape that is planned. */

@@ -134,7 +134,7 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
     }
     if (how >= EARLY) c.update = "backward";
     if (how == ON_HOST) c.update = "host";
-    update_from = seed % 4 == 1 ? 1 : 200;
+    tt__limit_update_from = seed % 4 == 1 ? 1 : 200;
     c.recompute = how == KEEPING ? "none"
                   : how == ATTENTION ? "attention"
                   : how == BLOCKS ? "blocks"

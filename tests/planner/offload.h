@@ -17,7 +17,7 @@ TEST(gradients_updated_in_the_backward)
     vc.classes = 10;
     REQUIRE(tt_vit_new(ctx, &v, &vc) == TT_OK);
     const tt_model model = tt_vit_classifier(&v);
-    update_from = 65536;
+    tt__limit_update_from = 65536;
     for (int k = 0; k < 2 * TEST_COUNT(expected); k++) {
         tt_train_options o = tt_train_options_default();
         o.schedule.kind = TT_CONSTANT;
@@ -97,8 +97,8 @@ TEST(vit_l16_with_the_host)
     o.compile.recompute = "blocks";
     o.compile.device = "cuda";
     o.compile.accumulate = true;
-    pieces_from = 65536;
-    together = 32L << 20;
+    tt__limit_pieces_from = 65536;
+    tt__limit_offload_together = 32L << 20;
     REQUIRE(tt_vit_new(ctx, &v, &c) == TT_OK);
     const tt_model model = tt_vit_classifier(&v);
     for (int k = 0; k < TEST_COUNT(rows); k++) {
@@ -110,8 +110,8 @@ TEST(vit_l16_with_the_host)
         if (CHECK(t != NULL)) CHECK(tt_program_plan(tt_trainer_program(t)).bytes <= rows[k].max);
         tt_trainer_free(t);
     }
-    pieces_from = 1;
-    together = 4096;
+    tt__limit_pieces_from = 1;
+    tt__limit_offload_together = 4096;
     tt_vit_free(&v);
     TEST_CLOSE(ctx, &a);
 }
@@ -227,7 +227,7 @@ TEST(updates_in_the_hosts_memory)
     static float expected[DEEP][WIDE * WIDE], got[DEEP][WIDE * WIDE];
     static const char *const lists[] = {NULL, "optimizer", "gradients", "optimizer,parameters",
                                         "gradients,parameters"};
-    together = 5 * WIDE * WIDE * 4; /* groups of two parameters and their gradients */
+    tt__limit_offload_together = 5 * WIDE * WIDE * 4; /* groups of two parameters and their gradients */
     for (int k = 0; k < 2 * TEST_COUNT(lists); k++) {
         tt_compile_options o = tt_compile_options_default();
         o.optimizer.kind = k == 8 ? TT_ADAFACTOR : k % 4 < 2 ? TT_SGD : k % 4 == 2 ? TT_ADAM : TT_ADAMW;
@@ -245,7 +245,7 @@ TEST(updates_in_the_hosts_memory)
             CHECK(memcmp(got, expected, sizeof got) != 0);
         }
     }
-    together = 4096;
+    tt__limit_offload_together = 4096;
 }
 
 /* Checks the bytes that updates in the host's memory free on the device, copy, and need on the host. The
@@ -265,7 +265,7 @@ TEST(plans_of_updates_in_the_hosts_memory)
     tt_costs slow = tt_costs_default();
     slow.update_host = 1e8;
     slow.launch = 0;
-    together = 5 * (long)each;
+    tt__limit_offload_together = 5 * (long)each;
     for (int on_cpu = 0; on_cpu < 2; on_cpu++) {
         tt_plan plan[TEST_COUNT(rows)];
         for (int k = 0; k < TEST_COUNT(rows); k++) {
@@ -302,7 +302,7 @@ TEST(plans_of_updates_in_the_hosts_memory)
             perceptron_free(&n);
         }
     }
-    together = 4096;
+    tt__limit_offload_together = 4096;
 }
 
 /* No choice includes an update in the host's memory, but if nothing fits, the error tells how much the update

@@ -138,7 +138,7 @@ static bool tt__fuse_head_backward(const tt_tape *t, int32_t logits, int op, tt_
 
 /* The min bytes of logits for which linear + cross_entropy are fused. Logits of fewer bytes are stored
    whole. */
-#ifndef TT__LOSS_WHOLE
+#ifndef TT__LOSS_WHOLE /* tests set a smaller number */
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
 
